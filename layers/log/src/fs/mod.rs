@@ -1,14 +1,31 @@
 //! The file system of the contract: names, nodes and handles.
+//!
+//! `file_system` implements the contract in short methods. Each operation is a module of functions
+//! that get the state of the mount (`mount`) as an argument. A module uses only those before it:
+//! `nodes`, `open_files`, `open_dirs`, `mount`, `search` (finds names in the stores), `files` (opens
+//! the files of nodes), `attributes`, `lookup`, `listing`, `remove`, `create`, `rename`.
 
+mod attributes;
+mod create;
 mod file_system;
+mod files;
 mod flatten_queue;
 mod handle;
+mod listing;
+mod lookup;
+mod mount;
 mod nodes;
+mod open_dirs;
 mod open_files;
 #[cfg(test)]
-mod others_test;
+mod ownership_test;
+mod remove;
+mod rename;
 #[cfg(test)]
 mod requests_test;
+mod search;
+#[cfg(test)]
+mod served_users_test;
 mod store_dirs;
 mod tree;
 

@@ -21,14 +21,16 @@ const USER: u32 = 1234;
 const OTHER: u32 = 4321;
 const SECRET: &[u8] = b"of root alone, and longer than the head of a log, which has 64 bytes";
 
-struct Scene {
+/// A store of user `USER`, and a file of root that must not change.
+struct UserStore {
     _temp: tempfile::TempDir,
     store: PathBuf,
     secret: PathBuf,
 }
 
-impl Scene {
-    fn new() -> Option<Scene> {
+impl UserStore {
+    /// Returns `None` without root, which is needed to act as several users.
+    fn new() -> Option<UserStore> {
         if !quell_posix::has_root_power() {
             println!("SKIPPED: only root can be two users");
             return None;
@@ -40,7 +42,7 @@ impl Scene {
         chown(&store, Some(USER), Some(USER)).unwrap();
         fs::write(&secret, SECRET).unwrap();
         fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
-        Some(Scene { _temp: temp, store, secret })
+        Some(UserStore { _temp: temp, store, secret })
     }
 
     /// Mounts the store. `made` is called with each number of a writer, file or container before
@@ -63,7 +65,7 @@ impl Scene {
     }
 
     #[track_caller]
-    fn expect_secret(&self) {
+    fn check_secret(&self) {
         assert_eq!(fs::read(&self.secret).unwrap(), SECRET);
         assert_eq!(owner_and_mode(&self.secret), (0, 0o600));
     }
@@ -99,10 +101,10 @@ fn owners(uid: u32) -> Change {
 
 #[test]
 fn new_objects_belong_to_the_served_user_and_need_its_permissions() {
-    let Some(scene) = Scene::new() else { return };
-    let fs = scene.mount(|_| {});
+    let Some(user_store) = UserStore::new() else { return };
+    let fs = user_store.mount(|_| {});
     write_as_user(&fs, 0o640);
-    crate::test_stores::walk(&scene.store, &mut |path| {
+    crate::test_stores::walk(&user_store.store, &mut |path| {
         assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
     });
     let other = user(OTHER);
@@ -115,8 +117,8 @@ fn new_objects_belong_to_the_served_user_and_need_its_permissions() {
 
 #[test]
 fn a_file_that_a_user_puts_in_place_of_access_is_not_changed() {
-    let Some(scene) = Scene::new() else { return };
-    let (access, kept) = (scene.container().join("access"), scene.container().join("kept"));
+    let Some(user_store) = UserStore::new() else { return };
+    let (access, kept) = (user_store.container().join("access"), user_store.container().join("kept"));
     type Swap = fn(&Path, &Path);
     let swaps: [(&str, Swap); 3] = [
         ("hard link", |secret, access| fs::hard_link(secret, access).unwrap()),
@@ -124,17 +126,17 @@ fn a_file_that_a_user_puts_in_place_of_access_is_not_changed() {
         ("root's file", |_, access| fs::write(access, b"root's").unwrap()),
     ];
     for caller in [None, Some(user(USER))] {
-        let fs = scene.mount(|_| {});
+        let fs = user_store.mount(|_| {});
         let node = write_as_user(&fs, 0o640);
         for (what, swap) in swaps {
             fs::rename(&access, &kept).unwrap();
-            swap(&scene.secret, &access);
+            swap(&user_store.secret, &access);
             let before = owner_and_mode(&access);
             for change in [modes(0o666), modes(0o4755)] {
                 let context = Context { caller: caller.as_ref(), ..Context::OWN };
                 // The result for the file does not matter.
                 let _ = fs.change(&context, node, &change);
-                scene.expect_secret();
+                user_store.check_secret();
                 assert_eq!(owner_and_mode(&access), before, "{what}");
             }
             fs::remove_file(&access).unwrap();
@@ -146,11 +148,11 @@ fn a_file_that_a_user_puts_in_place_of_access_is_not_changed() {
 
 #[test]
 fn an_open_file_does_not_become_a_set_id_program_of_the_new_owner() {
-    let Some(scene) = Scene::new() else { return };
-    let fs = scene.mount(|_| {});
+    let Some(user_store) = UserStore::new() else { return };
+    let fs = user_store.mount(|_| {});
     let node = write_as_user(&fs, 0o640);
-    let access = scene.container().join("access");
-    let (evil, also) = (scene.store.join("evil"), scene.store.join("also"));
+    let access = user_store.container().join("access");
+    let (evil, also) = (user_store.store.join("evil"), user_store.store.join("also"));
     fs::write(&evil, b"#!/bin/sh").unwrap();
     chown(&evil, Some(USER), Some(USER)).unwrap();
     fs::hard_link(&evil, &also).unwrap();
@@ -170,21 +172,21 @@ fn an_open_file_does_not_become_a_set_id_program_of_the_new_owner() {
 
 #[test]
 fn a_foreign_file_with_the_name_of_a_new_log_is_not_changed() {
-    for way in [
+    for link in [
         |from: &Path, to: &Path| drop(fs::hard_link(from, to)),
         |from: &Path, to: &Path| drop(symlink(from, to)),
     ] {
-        let Some(scene) = Scene::new() else { return };
-        let (container, secret) = (scene.container(), scene.secret.clone());
+        let Some(user_store) = UserStore::new() else { return };
+        let (container, secret) = (user_store.container(), user_store.secret.clone());
         let linked = Arc::new(Mutex::new(0));
         let count = Arc::clone(&linked);
-        let fs = scene.mount(move |number| {
+        let fs = user_store.mount(move |number| {
             let logs = container.join(format!("logs-{:x}", number % 4));
             if container.exists() {
                 let _ = fs::DirBuilder::new().mode(0o755).create(&logs);
                 let _ = chown(&logs, Some(USER), Some(USER));
-                way(&secret, &logs.join(format!("{number:016x}.data")));
-                way(&secret, &logs.join(format!("{number:016x}.index")));
+                link(&secret, &logs.join(format!("{number:016x}.data")));
+                link(&secret, &logs.join(format!("{number:016x}.index")));
                 *count.lock().unwrap() += 1;
             }
         });
@@ -196,21 +198,24 @@ fn a_foreign_file_with_the_name_of_a_new_log_is_not_changed() {
         for writer in &writers {
             let written = writer.write_at(b"bytes of the file", 0).and_then(|()| writer.sync());
             refused += u32::from(written.is_err());
-            scene.expect_secret();
+            user_store.check_secret();
         }
-        assert!(*linked.lock().unwrap() > 0 && refused > 0, "the links were made, and in the way");
+        assert!(
+            *linked.lock().unwrap() > 0 && refused > 0,
+            "links were created, and an open of a log failed"
+        );
         drop(writers);
-        scene.expect_secret();
+        user_store.check_secret();
     }
 }
 
 #[test]
 fn a_directory_of_another_user_in_the_trash_keeps_its_content() {
-    let Some(scene) = Scene::new() else { return };
-    let fs = scene.mount(|_| {});
+    let Some(user_store) = UserStore::new() else { return };
+    let fs = user_store.mount(|_| {});
     write_as_user(&fs, 0o640);
-    fs::DirBuilder::new().mode(0o777).create(scene.container().join("logs-9")).unwrap();
-    let theirs = scene.container().join("logs-9/their work");
+    fs::DirBuilder::new().mode(0o777).create(user_store.container().join("logs-9")).unwrap();
+    let theirs = user_store.container().join("logs-9/their work");
     fs::write(&theirs, b"x").unwrap();
     for path in [theirs.parent().unwrap(), &theirs] {
         chown(path, Some(OTHER), Some(OTHER)).unwrap();
@@ -218,16 +223,16 @@ fn a_directory_of_another_user_in_the_trash_keeps_its_content() {
     fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
     drop(fs);
     let mut left = Vec::new();
-    crate::test_stores::walk(&scene.store.join(".quell/trash"), &mut |path| left.push(path.to_owned()));
+    crate::test_stores::walk(&user_store.store.join(".quell/trash"), &mut |path| left.push(path.to_owned()));
     assert!(left.iter().any(|path| path.ends_with("logs-9/their work")), "{left:?}");
 }
 
 #[test]
 fn a_check_removes_nothing_from_a_foreign_directory_in_new_or_trash() {
-    let Some(scene) = Scene::new() else { return };
-    drop(scene.mount(|_| {}));
+    let Some(user_store) = UserStore::new() else { return };
+    drop(user_store.mount(|_| {}));
     for area in ["new", "trash"] {
-        let theirs = scene.store.join(".quell").join(area).join("0123456789abcdef0123456789abcdef");
+        let theirs = user_store.store.join(".quell").join(area).join("0123456789abcdef0123456789abcdef");
         fs::DirBuilder::new().mode(0o1777).create(&theirs).unwrap();
         let names = ["thesis", "d41d8cd98f00b204e9800998ecf8427e"].map(|name| theirs.join(name));
         names.iter().for_each(|name| fs::write(name, b"x").unwrap());
@@ -235,7 +240,7 @@ fn a_check_removes_nothing_from_a_foreign_directory_in_new_or_trash() {
             chown(path, Some(OTHER), Some(OTHER)).unwrap();
         }
         fs::set_permissions(&theirs, fs::Permissions::from_mode(0o1777)).unwrap();
-        let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&scene.store).unwrap());
+        let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&user_store.store).unwrap());
         {
             let _user = quell_posix::assume(Some(Arc::new(user(OTHER)))).unwrap();
             let own = root.open_writable_dir(b".quell").unwrap();

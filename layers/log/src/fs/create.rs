@@ -1,0 +1,179 @@
+//! Creates files, directories and symbolic links.
+
+use std::sync::Arc;
+
+use quell_posix::{Acting, WritableDir, assume, assumed};
+use quell_threads::lock;
+use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NewEntry, OpenMode, Result, check_name};
+
+use crate::container::Container;
+use crate::format::{container_name, other_name};
+use crate::fs::attributes::attributes_from;
+use crate::fs::handle::Handle;
+use crate::fs::mount::{EntryName, Mount};
+use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
+use crate::fs::store_dirs::Dirs;
+use crate::session::LogFile;
+use crate::stores::{Host, StoreList};
+
+/// Creates a file, opens it for `process`, and adds a reference to its node.
+pub(crate) fn create_file(
+    mount: &Mount,
+    at: EntryName<'_>,
+    new: NewEntry,
+    mode: OpenMode,
+    process: u32,
+) -> Result<(Attributes, Handle)> {
+    let (container, dirs) = create_container(mount, at, new)?;
+    let home = container.home();
+    let file = LogFile::created(
+        container,
+        Some(Arc::clone(&dirs[home])),
+        mount.choices,
+        Arc::clone(&mount.descriptors),
+    );
+    let node = {
+        let mut nodes = lock(&mount.nodes);
+        // Another node may have removed the file with this name.
+        nodes.removed(at.dir, at.name);
+        nodes.refer(at.dir, at.name, Kind::File)
+    };
+    let shared = mount.files.add(node, file);
+    let opened = shared.file.attributes(node).and_then(|attributes| {
+        let mode = OpenMode { truncate: false, ..mode };
+        Ok((attributes, Handle::open(shared, node, mode, process, mount.choices.flattens_later)?))
+    });
+    opened.inspect_err(|_| mount.forget(node, 1))
+}
+
+/// Creates the container of a file in its home. Returns the directory in all stores, too.
+fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Result<(Container, Dirs)> {
+    let stored = container_name(at.name)?;
+    loop {
+        let (dirs, store_list) = free_name(mount, at)?;
+        let new = inherit(&*dirs[0], new, false)?;
+        // As in any directory with the set-group-ID bit, a file gets the group of the directory even
+        // if the user does not belong to it; but the container is first created in another
+        // directory.
+        let _group = with_group(new.gid)?;
+        let home = store_list.home(at.name);
+        let Some(stored_dir) = dirs.get(home) else {
+            // The directory was removed.
+            return Err(Error::new(ErrorKind::NotFound, "make", at.name));
+        };
+        match Container::create(&mount.stores, home, &**stored_dir, &stored, new) {
+            // The store is being drained, and this mount did not know it.
+            Err(error) if error.kind == ErrorKind::NotFound && mount.stores.has_changed(&store_list)? => {}
+            created => return Ok((created?, dirs)),
+        }
+    }
+}
+
+/// Creates a directory in all stores, and adds a reference to its node.
+pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Result<Attributes> {
+    let (dirs, _) = free_name(mount, at)?;
+    let stored = other_name(at.name)?;
+    let new = inherit(&*dirs[0], new, true)?;
+    // The first store decides which of several mounts that create the same directory succeeds.
+    let mut created: Vec<&dyn WritableDir> = Vec::with_capacity(dirs.len());
+    for (store, stored_dir) in dirs.iter().enumerate() {
+        let done = match stored_dir.make_dir(&stored, new.permissions) {
+            // Another mount created the directory here because it was missing, or it remained after
+            // a removal.
+            Err(error) if error.kind == ErrorKind::Exists && store > 0 => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => {
+                created.push(&**stored_dir);
+                Ok(())
+            }
+        };
+        if let Err(error) = done.and_then(|()| set_owner(mount.stores.host(), &**stored_dir, &stored, new)) {
+            // Only the directories of this call, and only if they are empty.
+            for dir in created.iter().rev() {
+                let _ = dir.remove_dir(&stored);
+            }
+            return Err(error);
+        }
+    }
+    let stat = dirs[0].stat(&stored)?;
+    let node = lock(&mount.nodes).refer(at.dir, at.name, Kind::Dir);
+    Ok(attributes_from(node, Kind::Dir, &stat))
+}
+
+/// Creates a symbolic link in the first store, and adds a reference to its node.
+pub(crate) fn make_symlink(
+    mount: &Mount,
+    at: EntryName<'_>,
+    target: &[u8],
+    new: NewEntry,
+) -> Result<Attributes> {
+    let (dirs, _) = free_name(mount, at)?;
+    let stored = other_name(at.name)?;
+    let new = inherit(&*dirs[0], new, false)?;
+    dirs[0].make_symlink(&stored, target)?;
+    set_owner(mount.stores.host(), &*dirs[0], &stored, new).inspect_err(|error| {
+        // If it is gone, the name now belongs to another mount's object.
+        if error.kind != ErrorKind::NotFound {
+            let _ = dirs[0].remove(&stored);
+        }
+    })?;
+    let stat = dirs[0].stat(&stored)?;
+    let node = lock(&mount.nodes).refer(at.dir, at.name, Kind::Symlink);
+    Ok(attributes_from(node, Kind::Symlink, &stat))
+}
+
+/// Checks that a name is free, and returns the directory and the stores for which this holds.
+fn free_name(mount: &Mount, at: EntryName<'_>) -> Result<(Dirs, Arc<StoreList>)> {
+    check_name(at.name)?;
+    if mount.is_hidden(at) {
+        return Err(Error::new(ErrorKind::PermissionDenied, "make", at.name));
+    }
+    let SearchResult { dirs, store_list, found } = search(mount, at)?;
+    match found {
+        // An empty directory with the name of a container and without a record is replaced. A
+        // container that was just moved is not.
+        Some(found @ FoundEntry { store, kind: Kind::File, .. })
+            if Container::open(&mount.stores, store, &*dirs[store], &container_name(at.name)?)
+                .is_err_and(|error| error.kind == ErrorKind::NotFound)
+                && !has_moved(mount, at, &found)? =>
+        {
+            Ok((dirs, store_list))
+        }
+        Some(_) => Err(Error::new(ErrorKind::Exists, "make", at.name)),
+        None => Ok((dirs, store_list)),
+    }
+}
+
+/// Returns `new` with the group of a directory that has the set-group-ID bit.
+fn inherit(dir: &dyn WritableDir, new: NewEntry, is_dir: bool) -> Result<NewEntry> {
+    let parent = dir.stat_self()?;
+    Ok(if parent.mode & 0o2000 != 0 {
+        let bit = if is_dir { 0o2000 } else { 0 };
+        NewEntry { gid: parent.gid, permissions: new.permissions | bit, ..new }
+    } else {
+        new
+    })
+}
+
+/// Adds `gid` as the group of new files, if a user is served, until the result is dropped.
+fn with_group(gid: u32) -> Result<Option<Acting>> {
+    match assumed() {
+        Some(caller) if caller.gid != gid => {
+            let groups = caller.groups.iter().copied().chain([caller.gid]).collect();
+            assume(Some(Arc::new(Caller { gid, groups, uid: caller.uid }))).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Gives a new object to the intended user and group, if it does not already belong to them.
+fn set_owner(host: &Host, dir: &dyn WritableDir, stored: &[u8], new: NewEntry) -> Result<()> {
+    let (uid, gid) = match host.uid {
+        0 => dir.stat(stored).map(|stat| (stat.uid, stat.gid))?,
+        _ => (host.uid, host.gid),
+    };
+    if (uid, gid) == (new.uid, new.gid) {
+        return Ok(());
+    }
+    dir.change(stored, &Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() })
+}

@@ -1,0 +1,101 @@
+//! Opens the files of nodes.
+
+use std::sync::Arc;
+
+use quell_posix::WritableDir;
+use quell_vfs::{Error, ErrorKind, Kind, NodeId, OpenMode, Result};
+
+use crate::container::Container;
+use crate::format::container_name;
+use crate::fs::handle::Handle;
+use crate::fs::mount::{EntryName, Mount};
+use crate::fs::nodes::Node;
+use crate::fs::open_files::SharedFile;
+use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
+use crate::not_found::none_if_not_found;
+use crate::session::LogFile;
+
+/// Returns the file of a node, and opens it if it is not open.
+///
+/// # Errors
+///
+/// `IsADirectory`, `InvalidInput` for other kinds, and `Stale` if the file was removed.
+pub(crate) fn file(mount: &Mount, node: NodeId) -> Result<Arc<SharedFile>> {
+    if let Some(shared) = mount.files.get(node) {
+        return Ok(shared);
+    }
+    let Node { parent, name, kind, is_removed, .. } = mount.node(node)?;
+    match kind {
+        Kind::File => {}
+        Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", name)),
+        _ => return Err(Error::new(ErrorKind::InvalidInput, "open", name)),
+    }
+    if is_removed {
+        return Err(Error::new(ErrorKind::Stale, "open", name));
+    }
+    let at = EntryName { dir: parent, name: &name };
+    loop {
+        let SearchResult { dirs, found, .. } = search(mount, at)?;
+        let Some(found) = found.filter(|found| found.kind == Kind::File) else {
+            return Err(Error::new(ErrorKind::NotFound, "open", &name));
+        };
+        let dir = &dirs[found.store];
+        match Container::open(&mount.stores, found.store, &**dir, &container_name(&name)?) {
+            Err(error) if error.kind == ErrorKind::NotFound && has_moved(mount, at, &found)? => {}
+            container => return Ok(add_file(mount, node, container?, dir)),
+        }
+    }
+}
+
+/// Makes a container in `dir` the file of a node, unless the node has one.
+fn add_file(
+    mount: &Mount,
+    node: NodeId,
+    container: Container,
+    dir: &Arc<dyn WritableDir>,
+) -> Arc<SharedFile> {
+    let descriptors = Arc::clone(&mount.descriptors);
+    mount.files.add(node, LogFile::new(container, Some(Arc::clone(dir)), mount.choices, descriptors))
+}
+
+/// Opens the file of a node that was just found, so that `file` does not search for it again. Does
+/// nothing if the file is open, or is no longer where it was found.
+pub(crate) fn open_found(mount: &Mount, node: NodeId, found: &FoundEntry) -> Result<()> {
+    if mount.files.get(node).is_some() {
+        return Ok(());
+    }
+    let Node { parent, name, .. } = mount.node(node)?;
+    let dirs = mount.open_dir(parent)?;
+    let Some(dir) = dirs.get(found.store) else { return Ok(()) };
+    let opened = Container::open(&mount.stores, found.store, &**dir, &container_name(&name)?);
+    if let Some(container) = none_if_not_found(opened)? {
+        add_file(mount, node, container, dir);
+    }
+    Ok(())
+}
+
+/// Calls `act` with the file of a node. If another process has moved the file to another store,
+/// calls it again with the file there.
+pub(crate) fn with_file<T>(
+    mount: &Mount,
+    node: NodeId,
+    act: impl Fn(Arc<SharedFile>) -> Result<T>,
+) -> Result<T> {
+    let shared = file(mount, node)?;
+    match act(Arc::clone(&shared)) {
+        Err(error)
+            if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale)
+                && !mount.node(node)?.is_removed
+                && shared.file.container().is_gone()? =>
+        {
+            drop((mount.files.forget(node), shared));
+            act(file(mount, node)?)
+        }
+        done => done,
+    }
+}
+
+/// Opens a file as `mode` requests, for a process of this node.
+pub(crate) fn open_file(mount: &Mount, node: NodeId, mode: OpenMode, process: u32) -> Result<Handle> {
+    with_file(mount, node, |shared| Handle::open(shared, node, mode, process, mount.choices.flattens_later))
+}

@@ -1,0 +1,136 @@
+//! Looks up names: finds them in the stores, and gives them nodes.
+
+use quell_threads::lock;
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, check_name};
+
+use crate::container::Container;
+use crate::format::{container_name, other_name};
+use crate::fs::attributes::attributes_from;
+use crate::fs::files::{open_found, with_file};
+use crate::fs::mount::{EntryName, Mount};
+use crate::fs::nodes::Node;
+use crate::fs::search::{FoundEntry, SearchResult, search};
+use crate::fs::store_dirs::Dirs;
+use crate::not_found::none_if_not_found;
+
+/// Looks up a name, and adds a reference to its node. Returns `None` if it is missing.
+///
+/// # Errors
+///
+/// `Damaged` if parts of the file were lost.
+pub(crate) fn lookup(mount: &Mount, at: EntryName<'_>) -> Result<Option<Attributes>> {
+    check_name(at.name)?;
+    let SearchResult { dirs, found, .. } = search(mount, at)?;
+    let Some(found) = found else {
+        // Another node may have removed the name.
+        lock(&mount.nodes).removed(at.dir, at.name);
+        return Ok(None);
+    };
+    note_replaced_node(mount, at, &dirs, &found);
+    let node = lock(&mount.nodes).refer(at.dir, at.name, found.kind);
+    match attributes_of_found(mount, node, &found) {
+        Ok(attributes) => Ok(Some(attributes)),
+        Err(error) => {
+            mount.forget(node, 1);
+            // A directory with the name of a container and without a record is not a file.
+            match error.kind == ErrorKind::NotFound && !is_incomplete(mount, &dirs, at.name, &found)? {
+                true => Ok(None),
+                false => Err(error_of_incomplete(error, at.name)),
+            }
+        }
+    }
+}
+
+fn attributes_of_found(mount: &Mount, node: NodeId, found: &FoundEntry) -> Result<Attributes> {
+    match found.kind {
+        Kind::File => {
+            open_found(mount, node, found)?;
+            with_file(mount, node, |shared| shared.file.attributes(node))
+        }
+        kind => Ok(attributes_from(node, kind, &found.stat)),
+    }
+}
+
+/// Marks the known node as removed if another node has replaced it under this name.
+fn note_replaced_node(mount: &Mount, at: EntryName<'_>, dirs: &Dirs, found: &FoundEntry) {
+    let Some(node) = mount.named(at) else { return };
+    let is_another = match found.kind {
+        Kind::File => {
+            let shared = mount.files.peek(node);
+            let now = (found.store, found.stat.identity());
+            let known = shared.as_ref().map(|shared| shared.file.container());
+            let is_another = known.is_some_and(|known| known.identity() != now);
+            if is_another
+                && let Some(known) = known
+                && container_name(at.name)
+                    .and_then(|stored| {
+                        Container::open(&mount.stores, found.store, &*dirs[found.store], &stored)
+                    })
+                    .is_ok_and(|found| found.number() == known.number())
+            {
+                // The same file, moved to another store.
+                drop((mount.files.forget(node), shared));
+                return;
+            }
+            is_another
+        }
+        _ => {
+            let known = mount.dirs.peek(node).and_then(|dirs| dirs[0].stat_self().ok());
+            known.is_some_and(|known| known.identity() != found.stat.identity())
+        }
+    };
+    if is_another {
+        lock(&mount.nodes).removed(at.dir, at.name);
+    }
+}
+
+/// Returns true if the container of `name` has a record, but lacks `access` or `meta`, after a power
+/// failure or an interrupted removal. A new file with this name can be created only after it was
+/// removed.
+fn is_incomplete(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) -> Result<bool> {
+    if found.kind != Kind::File {
+        return Ok(false);
+    }
+    let stored = container_name(name)?;
+    let open =
+        || none_if_not_found(Container::open(&mount.stores, found.store, &*dirs[found.store], &stored));
+    let Some(container) = open()? else { return Ok(false) };
+    if container.is_complete()? {
+        return Ok(false); // another one that was created meanwhile
+    }
+    // A container that is being removed has already lost its name.
+    Ok(open()?.is_some_and(|now| now.identity() == container.identity()))
+}
+
+/// Returns the error of `lookup` for an incomplete container (see `is_incomplete`). Other errors are
+/// unchanged.
+fn error_of_incomplete(error: Error, name: &[u8]) -> Error {
+    match error.kind {
+        ErrorKind::NotFound => Error {
+            source: Some(
+                "parts of the file were lost before it was synced, or while it was removed; remove it".into(),
+            ),
+            ..Error::new(ErrorKind::Damaged, "read", name)
+        },
+        _ => error,
+    }
+}
+
+/// Returns the target of a symbolic link.
+pub(crate) fn read_link(mount: &Mount, node: NodeId) -> Result<Vec<u8>> {
+    let Node { parent, name, kind, .. } = mount.node(node)?;
+    if kind != Kind::Symlink {
+        return Err(Error::new(ErrorKind::InvalidInput, "read link", name));
+    }
+    if let Some(removed) = lock(&mount.removed_links).get(&node) {
+        return Ok(removed.target.clone());
+    }
+    mount.open_dir(parent)?[0].read_link(&other_name(&name)?)
+}
+
+/// Returns the path of a node from the root.
+pub(crate) fn path(mount: &Mount, node: NodeId) -> Result<Vec<u8>> {
+    let path = lock(&mount.nodes).path_to(node)?;
+    let names: Vec<&[u8]> = path.iter().map(|(_, name)| &name[..]).collect();
+    Ok(names.join(&b'/'))
+}

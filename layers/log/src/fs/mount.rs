@@ -1,0 +1,107 @@
+//! The state of a log mount, which the modules of its operations share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use quell_posix::{Acting, assume};
+use quell_threads::lock;
+use quell_vfs::{Attributes, Context, NodeId, Result};
+
+use crate::container::Descriptors;
+use crate::format::is_own;
+use crate::fs::nodes::{Node, Nodes, ROOT};
+use crate::fs::open_dirs::OpenDirs;
+use crate::fs::open_files::OpenFiles;
+use crate::fs::store_dirs::Dirs;
+use crate::session::Choices;
+use crate::stores::Stores;
+
+/// The state of a mount.
+pub(crate) struct Mount {
+    pub stores: Arc<Stores>,
+    pub choices: Choices,
+    pub descriptors: Arc<Descriptors>,
+    pub nodes: Mutex<Nodes>,
+    pub dirs: OpenDirs,
+    pub files: OpenFiles,
+    /// Removed symbolic links that are still referenced.
+    pub removed_links: Mutex<HashMap<NodeId, RemovedLink>>,
+}
+
+/// A symbolic link that was removed while it is still referenced.
+pub(crate) struct RemovedLink {
+    pub attributes: Attributes,
+    pub target: Vec<u8>,
+}
+
+/// A name in a directory of the mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EntryName<'a> {
+    pub dir: NodeId,
+    pub name: &'a [u8],
+}
+
+impl Mount {
+    pub fn new(stores: Stores, choices: Choices) -> Mount {
+        let stores = Arc::new(stores);
+        Mount {
+            dirs: OpenDirs::new(Arc::clone(&stores)),
+            files: OpenFiles::new(Arc::clone(&stores)),
+            stores,
+            choices,
+            descriptors: Arc::default(),
+            nodes: Mutex::new(Nodes::new()),
+            removed_links: Mutex::default(),
+        }
+    }
+
+    /// Makes this thread work with the permissions of the caller, until the result is dropped. An
+    /// ordinary user's mount has that user's permissions for all callers. Root's mount works with
+    /// those of the users whose directories it changes: see `PosixDir::open_shared`.
+    pub fn assume_caller(&self, context: &Context<'_>) -> Result<Option<Acting>> {
+        match context.caller {
+            Some(caller) if self.stores.host().uid == 0 && caller.uid != 0 => {
+                Ok(Some(assume(Some(Arc::new(caller.clone())))?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    pub fn node(&self, node: NodeId) -> Result<Node> {
+        lock(&self.nodes).get(node).cloned()
+    }
+
+    /// Returns the node with this name, if it is referenced.
+    pub fn named(&self, at: EntryName<'_>) -> Option<NodeId> {
+        lock(&self.nodes).named(at.dir, at.name)
+    }
+
+    /// Opens the directory `node` in all stores.
+    pub fn open_dir(&self, node: NodeId) -> Result<Dirs> {
+        self.dirs.open(&self.nodes, node)
+    }
+
+    /// Returns true for a name that a store uses itself, and that the mount does not show.
+    pub fn is_hidden(&self, at: EntryName<'_>) -> bool {
+        at.dir == ROOT && is_own(at.name)
+    }
+
+    /// Drops `references` references to `node`.
+    pub fn forget(&self, node: NodeId, references: u64) {
+        lock(&self.nodes).forget(node, references);
+        self.forget_unused();
+    }
+
+    /// Drops everything that is kept for nodes without references.
+    pub fn forget_unused(&self) {
+        let forgotten = lock(&self.nodes).take_forgotten();
+        for node in forgotten {
+            // Dropped without a lock, because the last close may delete the file.
+            let file = self.files.forget(node);
+            drop(file);
+            self.dirs.forget(node);
+            let link = lock(&self.removed_links).remove(&node);
+            drop(link);
+        }
+    }
+}

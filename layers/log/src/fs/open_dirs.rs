@@ -1,0 +1,91 @@
+//! Directories that stay open in all stores, so that a path is not resolved from the root again.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+
+use lru::LruCache;
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Kind, NodeId, Result};
+
+use crate::format::other_name;
+use crate::fs::nodes::Nodes;
+use crate::fs::store_dirs::Dirs;
+use crate::stores::{Stores, open_in_all_stores};
+
+/// Number of directories that stay open to resolve paths from.
+const DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
+
+/// The open directories of a mount. Directories are dropped without a lock, because this closes
+/// them in the stores.
+pub(crate) struct OpenDirs {
+    stores: Arc<Stores>,
+    open: Mutex<LruCache<NodeId, Dirs>>,
+    /// Removed directories that are still referenced.
+    removed: Mutex<HashMap<NodeId, Dirs>>,
+}
+
+impl OpenDirs {
+    pub fn new(stores: Arc<Stores>) -> OpenDirs {
+        OpenDirs { stores, open: Mutex::new(LruCache::new(DIRS_OPEN)), removed: Mutex::default() }
+    }
+
+    /// Opens the directory `node` in all stores, starting at its nearest open ancestor.
+    ///
+    /// # Errors
+    ///
+    /// `NotADirectory`, and the errors of the stores.
+    pub fn open(&self, nodes: &Mutex<Nodes>, node: NodeId) -> Result<Dirs> {
+        if let Some(dirs) = lock(&self.removed).get(&node) {
+            return Ok(Arc::clone(dirs));
+        }
+        let (path, kind) = {
+            let nodes = lock(nodes);
+            (nodes.path_to(node)?, nodes.get(node)?.kind)
+        };
+        if kind != Kind::Dir {
+            let name = path.last().map_or(&b""[..], |(_, name)| name);
+            return Err(Error::new(ErrorKind::NotADirectory, "look into", name));
+        }
+        let roots = self.stores.roots();
+        let mut from = 0;
+        let mut at: Option<Dirs> = None;
+        for (index, (node, _)) in path.iter().enumerate().rev() {
+            // If a store was added since it was opened, it is opened again, in that store, too.
+            if let Some(dirs) = lock(&self.open).get(node).filter(|dirs| dirs.len() == roots.len()) {
+                (from, at) = (index + 1, Some(Arc::clone(dirs)));
+                break;
+            }
+        }
+        let mut at = at.unwrap_or_else(|| Arc::new(roots));
+        for (node, name) in &path[from..] {
+            at = Arc::new(open_in_all_stores(&at, &other_name(name)?, self.stores.host())?);
+            let evicted = lock(&self.open).push(*node, Arc::clone(&at));
+            drop(evicted);
+        }
+        Ok(at)
+    }
+
+    /// Returns the directory `node`, if it is open.
+    pub fn peek(&self, node: NodeId) -> Option<Dirs> {
+        lock(&self.open).get(&node).cloned()
+    }
+
+    /// Closes a directory that has lost its name.
+    pub fn close(&self, node: NodeId) {
+        let closed = lock(&self.open).pop(&node);
+        drop(closed);
+    }
+
+    /// Keeps a removed directory as long as its node is referenced.
+    pub fn keep_removed(&self, node: NodeId, dirs: Dirs) {
+        let before = lock(&self.removed).insert(node, dirs);
+        drop(before);
+    }
+
+    /// Closes the directory of a node that is no longer referenced.
+    pub fn forget(&self, node: NodeId) {
+        let (open, removed) = (lock(&self.open).pop(&node), lock(&self.removed).remove(&node));
+        drop((open, removed));
+    }
+}

@@ -1,0 +1,156 @@
+//! Removes files, directories and symbolic links. A node that is still referenced keeps what is
+//! needed to serve it.
+
+use quell_posix::{WritableDir, assume};
+use quell_threads::lock;
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Rename, Result};
+
+use crate::container::{Container, delete_container};
+use crate::format::{container_name, number_name, other_name};
+use crate::fs::attributes::attributes_from;
+use crate::fs::files::file;
+use crate::fs::mount::{EntryName, Mount, RemovedLink};
+use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
+use crate::fs::store_dirs::{Dirs, check_empty, remove_everywhere};
+use crate::stores::StoreNumber;
+
+/// A directory or symbolic link that is about to lose its name, and its referenced node.
+pub(crate) struct RemovedNode {
+    node: NodeId,
+    state: RemovedState,
+}
+
+enum RemovedState {
+    Dir(Dirs),
+    Link(RemovedLink),
+}
+
+impl RemovedNode {
+    /// Returns the state of a directory or symbolic link that is about to be removed, if it is
+    /// referenced, because it cannot be found by name afterwards.
+    pub fn before_removal(mount: &Mount, at: EntryName<'_>, dirs: &Dirs) -> Result<Option<RemovedNode>> {
+        let Some(node) = mount.named(at) else { return Ok(None) };
+        let state = match mount.node(node)?.kind {
+            Kind::File => return Ok(None),
+            Kind::Dir => RemovedState::Dir(mount.open_dir(node)?),
+            kind => {
+                let stored = other_name(at.name)?;
+                let attributes = attributes_from(node, kind, &dirs[0].stat(&stored)?);
+                RemovedState::Link(RemovedLink {
+                    attributes: Attributes { nlink: 0, ..attributes },
+                    target: dirs[0].read_link(&stored)?,
+                })
+            }
+        };
+        Ok(Some(RemovedNode { node, state }))
+    }
+
+    /// Keeps the state until the node is forgotten.
+    pub fn keep(self, mount: &Mount) {
+        match self.state {
+            RemovedState::Dir(dirs) => mount.dirs.keep_removed(self.node, dirs),
+            RemovedState::Link(link) => drop(lock(&mount.removed_links).insert(self.node, link)),
+        }
+    }
+}
+
+/// Removes a file or a symbolic link.
+pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
+    loop {
+        let SearchResult { dirs, found, .. } = search(mount, at)?;
+        match found {
+            None => return Err(Error::new(ErrorKind::NotFound, "remove", at.name)),
+            Some(FoundEntry { kind: Kind::Dir, .. }) => {
+                return Err(Error::new(ErrorKind::IsADirectory, "remove", at.name));
+            }
+            Some(found @ FoundEntry { store, kind: Kind::File, .. }) => {
+                let node = mount.named(at);
+                match discard(mount, &*dirs[store], store, &container_name(at.name)?, node) {
+                    Err(error) if error.kind == ErrorKind::NotFound && has_moved(mount, at, &found)? => {
+                        continue;
+                    }
+                    discarded => discarded?,
+                }
+            }
+            Some(FoundEntry { store, .. }) => {
+                let removed = RemovedNode::before_removal(mount, at, &dirs)?;
+                dirs[store].remove(&other_name(at.name)?)?;
+                if let Some(removed) = removed {
+                    removed.keep(mount);
+                }
+            }
+        }
+        lock(&mount.nodes).removed(at.dir, at.name);
+        return Ok(());
+    }
+}
+
+/// Removes an empty directory from all stores.
+pub(crate) fn remove_dir(mount: &Mount, at: EntryName<'_>) -> Result<()> {
+    let dirs = loop {
+        let SearchResult { dirs, store_list, found } = search(mount, at)?;
+        match found {
+            None => return Err(Error::new(ErrorKind::NotFound, "remove", at.name)),
+            Some(FoundEntry { kind: Kind::Dir, .. }) => {}
+            Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "remove", at.name)),
+        }
+        check_empty(&dirs, at.name)?;
+        // Files may have been moved to a store that was added.
+        if !mount.stores.has_changed(&store_list)? {
+            break dirs;
+        }
+    };
+    let removed = RemovedNode::before_removal(mount, at, &dirs)?;
+    if let Err(error) = remove_everywhere(&dirs, &other_name(at.name)?) {
+        // Another directory may have this name now.
+        if let Some(node) = mount.named(at) {
+            mount.dirs.close(node);
+        }
+        return Err(error);
+    }
+    if let Some(removed) = removed {
+        removed.keep(mount);
+    }
+    let node = lock(&mount.nodes).removed(at.dir, at.name);
+    if let Some(node) = node {
+        mount.dirs.close(node);
+    }
+    Ok(())
+}
+
+/// Moves the container `stored` to `trash`. Deletes it there, unless its `node` is still referenced.
+pub(crate) fn discard(
+    mount: &Mount,
+    dir: &dyn WritableDir,
+    store: StoreNumber,
+    stored: &[u8],
+    node: Option<NodeId>,
+) -> Result<()> {
+    let (number, identity) = match Container::open(&mount.stores, store, dir, stored) {
+        Ok(container) => (container.number(), Some(container.identity())),
+        // It can still be removed. `quell log fsck` finds its parts in other stores.
+        Err(error) if error.kind == ErrorKind::Damaged => (0, None),
+        Err(error) => return Err(error),
+    };
+    let shared = match (node, identity) {
+        (_, None) => None,
+        (Some(node), _) => {
+            Some(file(mount, node)?).filter(|shared| Some(shared.file.container().identity()) == identity)
+        }
+        (None, Some(identity)) => mount.files.with_container(&identity),
+    };
+    let name = number_name(mount.stores.random_number());
+    dir.rename(stored, &*mount.stores.trash_dir(store)?, &name, Rename::Replace)?;
+    let Some(shared) = shared else {
+        // The name is removed, as requested. If the container cannot be deleted now, `quell log
+        // fsck` finds it.
+        let _process = assume(None)?;
+        let _ = delete_container(&mount.stores, store, &name, number);
+        return Ok(());
+    };
+    shared.set_removed(name);
+    mount.files.flattening().forget(&shared);
+    let before = node.map(|node| mount.files.keep_removed(node, &shared));
+    drop((before, shared)); // deleted at the last drop, which may be this one
+    Ok(())
+}
