@@ -85,7 +85,9 @@ fn a_lookup_of_a_file_searches_for_its_name_once() {
         "list f.container/meta",
     ];
     assert_eq!(requests(&counting, look_up), first);
-    // The file is known.
+    // The file stays open while its node is referenced.
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap();
     let next = ["stat f.container", "stat f.container/access", "list f.container/meta"];
     assert_eq!(requests(&counting, look_up), next);
+    drop(node);
 }
