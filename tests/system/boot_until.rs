@@ -127,7 +127,7 @@ fn where_ours_is_a_terminal_the_program_has_one() {
 fn an_argument_that_is_neither_pattern_nor_time_is_refused_before_the_program_runs() {
     let fixture = Fixture::new();
     for (until, words) in
-        [("(", "not a valid regular expression"), ("0", "above 0"), ("", "matches every line")]
+        [("(", "not a valid regular expression"), ("0", "more than 0"), ("", "matches every line")]
     {
         fixture.until(until, "echo run").expect(2).says(words);
     }
