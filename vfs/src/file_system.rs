@@ -2,14 +2,15 @@
 //! read-only implementation does not have the operations of [`Writable`], so it does not have to
 //! refuse them.
 
+use std::fmt;
+use std::ops::Deref;
+
 use crate::arguments::{Change, NewEntry, OpenMode, Rename, Space};
 use crate::attributes::{Attributes, Kind, NodeId};
 use crate::capability::Capabilities;
 use crate::context::Context;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, errno};
 use crate::file::{File, WritableFile};
-use crate::node_ref::NodeRef;
-use crate::walk::resolve;
 
 /// A position in the listing of one directory. `Cursor::START` is before the first entry; the
 /// cursor of a `DirEntry` continues after that entry. Cursors of an immutable file system never
@@ -193,4 +194,147 @@ pub trait Writable: FileSystem {
 
     /// Returns the space for new files.
     fn space(&self) -> Result<Space>;
+}
+
+/// The attributes of a node, and one reference to it. While a reference exists, the node keeps its
+/// number and its data, even if it is renamed or removed. Dropping this returns the reference.
+///
+/// A frontend that counts references itself, because its kernel does, takes the reference with
+/// [`into_attributes`](Self::into_attributes) and returns it with [`FileSystem::forget`].
+pub struct NodeRef<'a> {
+    attributes: Attributes,
+    /// `None`: the number of this node never ends, so nothing has to be returned.
+    counted_by: Option<&'a dyn FileSystem>,
+}
+
+impl<'a> NodeRef<'a> {
+    /// Takes over one reference that `fs` has counted.
+    pub fn counted(fs: &'a dyn FileSystem, attributes: Attributes) -> NodeRef<'a> {
+        NodeRef { attributes, counted_by: Some(fs) }
+    }
+
+    /// Returns a reference to a node whose number is valid for as long as the file system is
+    /// mounted: the root, and every node of an immutable tree.
+    pub fn permanent(attributes: Attributes) -> NodeRef<'a> {
+        NodeRef { attributes, counted_by: None }
+    }
+
+    /// Returns the number of the node, which is valid as long as this reference exists.
+    pub fn node(&self) -> NodeId {
+        self.attributes.node
+    }
+
+    /// Returns the attributes at the time when the reference was made.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// Returns the same reference with other attributes, for a layer that shows a node differently.
+    pub fn with_attributes(mut self, attributes: Attributes) -> NodeRef<'a> {
+        debug_assert_eq!(attributes.node, self.attributes.node, "a reference to one node");
+        self.attributes = attributes;
+        self
+    }
+
+    /// Passes the reference to the caller, who returns it with [`FileSystem::forget`].
+    pub fn into_attributes(mut self) -> Attributes {
+        self.counted_by = None;
+        self.attributes
+    }
+}
+
+impl Deref for NodeRef<'_> {
+    type Target = Attributes;
+
+    fn deref(&self) -> &Attributes {
+        &self.attributes
+    }
+}
+
+impl Drop for NodeRef<'_> {
+    fn drop(&mut self) {
+        if let Some(fs) = self.counted_by {
+            fs.forget(self.attributes.node, 1);
+        }
+    }
+}
+
+/// Two references are equal if the attributes are.
+impl PartialEq for NodeRef<'_> {
+    fn eq(&self, other: &NodeRef<'_>) -> bool {
+        self.attributes == other.attributes
+    }
+}
+
+impl fmt::Debug for NodeRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NodeRef").field(&self.attributes).finish()
+    }
+}
+
+/// Resolves `path` from the root. Components are separated by `/`; empty components and `.` are
+/// skipped, and `..` is the parent directory, at most the root. Symbolic links are not followed.
+/// Errors: `NotFound`; `NotADirectory`, and `Os(ELOOP)` for a symbolic link, if one is not the last
+/// component.
+pub fn resolve<'a, F: FileSystem + ?Sized>(
+    fs: &'a F,
+    context: &Context<'_>,
+    path: &[u8],
+) -> Result<NodeRef<'a>> {
+    resolve_components(fs, context, path.split(|byte| *byte == b'/'), path)
+}
+
+/// The directory of the last name of a path, and that name.
+#[derive(Debug)]
+pub struct ParentAndName<'a, 'p> {
+    /// The directory that has, or would have, the entry.
+    pub parent: NodeRef<'a>,
+    /// The name of the entry.
+    pub name: &'p [u8],
+}
+
+/// Resolves `path` up to its last name, whether an entry of that name exists or not. Returns `None`
+/// if the path does not end in a name, as the path of the root does not. Errors: as
+/// [`resolve`].
+pub fn resolve_parent<'a, 'p, F: FileSystem + ?Sized>(
+    fs: &'a F,
+    context: &Context<'_>,
+    path: &'p [u8],
+) -> Result<Option<ParentAndName<'a, 'p>>> {
+    let mut components: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
+    while components.last().is_some_and(|last| matches!(*last, b"" | b".")) {
+        components.pop();
+    }
+    match components.pop() {
+        None | Some(b"..") => Ok(None),
+        Some(name) => {
+            let parent = resolve_components(fs, context, components.into_iter(), path)?;
+            Ok(Some(ParentAndName { parent, name }))
+        }
+    }
+}
+
+fn resolve_components<'a, 'p, F: FileSystem + ?Sized>(
+    fs: &'a F,
+    context: &Context<'_>,
+    components: impl Iterator<Item = &'p [u8]>,
+    path: &[u8],
+) -> Result<NodeRef<'a>> {
+    let refused = |kind| Err(Error::new(kind, "resolve", path));
+    let mut current = NodeRef::permanent(fs.attributes(context, fs.root())?);
+    // The directories above, whose references are needed for `..`.
+    let mut above = Vec::new();
+    for component in components {
+        match component {
+            b"" | b"." => {}
+            _ if current.kind == Kind::Symlink => return refused(ErrorKind::Os(errno::ELOOP)),
+            _ if current.kind != Kind::Dir => return refused(ErrorKind::NotADirectory),
+            b".." => current = above.pop().unwrap_or(current),
+            name => match fs.lookup(context, current.node(), name)? {
+                Some(found) => above.push(std::mem::replace(&mut current, found)),
+                None => return refused(ErrorKind::NotFound),
+            },
+        }
+    }
+    Ok(current)
 }

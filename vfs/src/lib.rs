@@ -34,9 +34,7 @@ mod error;
 mod file;
 mod file_system;
 mod name;
-mod node_ref;
 mod printable;
-mod walk;
 
 pub use arguments::{Change, NewEntry, OpenMode, Rename, Space};
 pub use attributes::{Attributes, Kind, NodeId, Time};
@@ -44,8 +42,8 @@ pub use capability::Capabilities;
 pub use context::{Caller, Context};
 pub use error::{Error, ErrorKind, Result, errno};
 pub use file::{File, ReadAt, WritableFile};
-pub use file_system::{Cursor, DirEntry, FileSystem, Writable};
+pub use file_system::{
+    Cursor, DirEntry, FileSystem, NodeRef, ParentAndName, Writable, resolve, resolve_parent,
+};
 pub use name::{NAME_BYTES_MAX, check_name};
-pub use node_ref::NodeRef;
 pub use printable::{is_unprintable, printable};
-pub use walk::{ParentAndName, resolve, resolve_parent};
