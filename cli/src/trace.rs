@@ -67,13 +67,20 @@ pub fn start(log_file: Option<&Path>) -> Result<(), Failure> {
 /// Opens the log file of this user, to append to it. The file contains names of the user's files,
 /// so other users cannot read a new one, and one of another user is refused.
 fn open(path: &Path) -> Result<File, Failure> {
-    let nofollow = OFlags::NOFOLLOW.bits().cast_signed();
-    let opened = File::options().append(true).create(true).mode(0o600).custom_flags(nofollow).open(path);
+    // NONBLOCK: the open of a FIFO without a reader would wait for ever.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let opened = File::options().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
     let file = opened.map_err(|e| cannot_write(path, &e))?;
     let found = file.metadata().map_err(|e| cannot_write(path, &e))?;
     if found.uid() != rustix::process::geteuid().as_raw() {
         return Err(Failure::wrong_input(format!(
             "{}: the log file belongs to another user; name a file of your own",
+            shown(path)
+        )));
+    }
+    if !found.is_file() || found.nlink() != 1 {
+        return Err(Failure::wrong_input(format!(
+            "{}: not a regular file with one name; name a new file for the log",
             shown(path)
         )));
     }

@@ -12,7 +12,7 @@ use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::log::{Fixture, walk};
-use crate::stage::{Stage, is_root};
+use crate::stage::{Stage, eventually, is_root};
 use crate::{log_fixture, skip};
 
 /// Any users except root.
@@ -374,4 +374,54 @@ fn a_write_truncation_or_change_of_owner_clears_set_id_bits() {
     begin_with(0o6777, USER);
     open().unwrap().write_all_at(b"changed", 0).unwrap();
     assert_eq!(mode(), 0o6777, "write(2) by root");
+}
+
+#[test]
+fn a_write_through_another_mount_clears_set_id_bits_that_were_set_meanwhile() {
+    let fixture = log_fixture!();
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let (first, second) = (fixture.mount(), fixture.mount());
+    let [path, other] = [&first, &second].map(|mounted| mounted.point.join("program"));
+    fs::write(&path, [7; 9000]).unwrap();
+    chown(&path, Some(OTHER), Some(OTHER)).unwrap();
+    type Change = fn(&File) -> std::io::Result<()>;
+    let changes: [(&str, Change); 2] =
+        [("write(2)", |file| file.write_all_at(b"changed", 0)), ("ftruncate(2)", |file| file.set_len(100))];
+    for (name, change) in changes {
+        let set = |permissions| fs::set_permissions(&path, fs::Permissions::from_mode(permissions)).unwrap();
+        set(0o777);
+        let file = as_user(USER, || File::options().write(true).open(&other)).unwrap();
+        set(0o6777);
+        as_user(USER, || change(&file)).unwrap();
+        drop(file);
+        assert!(eventually(|| owner_and_mode(&path).1 == 0o777), "{name} through another mount");
+    }
+    // A later write of an open file, too.
+    let file = as_user(USER, || File::options().write(true).open(&other)).unwrap();
+    as_user(USER, || file.write_all_at(b"before", 0)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+    as_user(USER, || file.write_all_at(b"after", 0).and_then(|()| file.sync_all())).unwrap();
+    assert_eq!(owner_and_mode(&path).1, 0o777);
+}
+
+#[test]
+fn a_file_that_was_given_away_has_no_set_id_bits() {
+    let fixture = log_fixture!();
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let mounted = fixture.mount();
+    let path = mounted.point.join("program");
+    as_user(USER, || fs::write(&path, b"#!/bin/sh\n")).unwrap();
+    chown(&path, Some(OTHER), Some(OTHER)).unwrap();
+    as_user(OTHER, || fs::set_permissions(&path, fs::Permissions::from_mode(0o4755))).unwrap();
+    // The logs are the former owner's, who can replace the content in the store.
+    assert_eq!(owner_and_mode(&path), (OTHER, 0o755));
+    // The same program written by its owner has them.
+    as_user(OTHER, || fs::copy(&path, mounted.point.join("copy"))).unwrap();
+    let copy = mounted.point.join("copy");
+    as_user(OTHER, || fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755))).unwrap();
+    assert_eq!(owner_and_mode(&copy), (OTHER, 0o4755));
 }

@@ -9,7 +9,8 @@ pub struct OpenMode {
     pub read: bool,
     /// Whether the file can be written to.
     pub write: bool,
-    /// Truncate the file to 0 bytes. Only with `write`.
+    /// Truncate the file to 0 bytes. Only with `write`. A truncation by a caller other than root
+    /// removes set-id bits as [`drop_set_id`](crate::WritableFile::drop_set_id) does, and first.
     pub truncate: bool,
 }
 
@@ -44,7 +45,7 @@ pub struct Change {
     /// The new group.
     pub gid: Option<u32>,
     /// For a regular file: its new size. Data beyond it is removed; a file that becomes longer is
-    /// filled with zeros.
+    /// filled with zeros. Set-id bits are removed as by an open that truncates.
     pub size_bytes: Option<u64>,
     /// The new modification time.
     pub modified: Option<Time>,

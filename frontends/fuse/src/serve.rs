@@ -274,15 +274,7 @@ impl Filesystem for Frontend {
         if let Some(tree) = self.fs.writable() {
             let mode = open_mode(flags);
             let context = Context { process: process_for(request, mode), ..entered.context() };
-            let opened = tree.open_as(&context, node(ino), mode).and_then(|file| {
-                // For an open that truncates, the kernel does not report whether the caller has
-                // CAP_FSETID. Root is assumed to have it.
-                if mode.truncate && request.uid() != 0 {
-                    file.drop_set_id()?;
-                }
-                Ok(file)
-            });
-            return match self.opened(opened) {
+            return match self.opened(tree.open_as(&context, node(ino), mode)) {
                 Ok(file) => {
                     reply.opened(self.writable_files.insert(file.into()), self.open_flags(mode.write))
                 }

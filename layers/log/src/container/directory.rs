@@ -555,6 +555,34 @@ impl Container {
         self.open_log(writer, &index_name(writer))
     }
 
+    /// Returns whether every object that decides about the content of the file belongs to `owner` or
+    /// to root: the container, `meta`, the flat indices, and the logs of `writers` with their
+    /// directories. Other users could have written anything there.
+    pub fn belongs_to(&self, owner: u32, writers: impl Iterator<Item = u64>) -> Result<bool> {
+        let is_trusted = |stat: &Stat| stat.uid == owner || stat.uid == 0;
+        if !is_trusted(&self.dir.stat_self()?) || !is_trusted(&self.meta()?.stat_self()?) {
+            return Ok(false);
+        }
+        for name in self.flats()? {
+            if !is_trusted(&self.dir.stat(&name)?) {
+                return Ok(false);
+            }
+        }
+        for writer in writers {
+            let dir = self.logs_of(writer, false)?;
+            if !is_trusted(&dir.stat_self()?) {
+                return Ok(false);
+            }
+            for name in [data_name(writer), index_name(writer)] {
+                // A log that is missing has no content.
+                if none_if_not_found(dir.stat(&name))?.is_some_and(|stat| !is_trusted(&stat)) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
     /// Verifies that a log begins with the header of this kind, container and writer. The error is
     /// `Damaged`.
     pub fn check_head(&self, bytes: &[u8], kind: HeadKind, writer: u64) -> Result<()> {

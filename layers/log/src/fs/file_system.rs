@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use quell_vfs::{
-    Attributes, Capabilities, Change, Context, Cursor, DirEntry, File, FileSystem, NewEntry, NodeId, NodeRef,
-    OpenMode, Rename, Result, Space, Writable, WritableFile,
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, File, FileSystem, Kind, NewEntry, NodeId,
+    NodeRef, OpenMode, Rename, Result, Space, Writable, WritableFile,
 };
 
 use crate::container::Identity;
 use crate::fs::files::{file, open_file, with_file};
-use crate::fs::handle::Handle;
+use crate::fs::handle::{Handle, drop_set_id};
 use crate::fs::listing::Listings;
 use crate::fs::mount::{EntryName, Mount};
 use crate::fs::nodes::ROOT;
@@ -118,6 +118,17 @@ impl LogFs {
 impl Drop for LogFs {
     fn drop(&mut self) {
         self.mount.files.flattening().stop(Duration::ZERO);
+    }
+}
+
+impl LogFs {
+    /// Removes set-id bits before a truncation by a user other than root: if they cannot be removed,
+    /// nothing is truncated.
+    fn drop_set_id_before_truncation(&self, context: &Context<'_>, node: NodeId) -> Result<()> {
+        if self.mount.keeps_set_id(context) || self.mount.node(node)?.kind != Kind::File {
+            return Ok(());
+        }
+        drop_set_id(&file(&self.mount, node)?.file)
     }
 }
 
@@ -249,12 +260,18 @@ impl Writable for LogFs {
 
     fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
         let _acting = self.mount.assume_caller(context)?;
+        if change.size_bytes.is_some() {
+            self.drop_set_id_before_truncation(context, node)?;
+        }
         attributes::change(&self.mount, node, change)?;
         attributes::attributes(&self.mount, node)
     }
 
     fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
         let _acting = self.mount.assume_caller(context)?;
+        if mode.truncate {
+            self.drop_set_id_before_truncation(context, node)?;
+        }
         Ok(Box::new(open_file(&self.mount, node, mode, context.process)?))
     }
 

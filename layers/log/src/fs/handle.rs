@@ -10,7 +10,7 @@ use quell_vfs::{
 
 use crate::format::FileOffset;
 use crate::fs::open_files::SharedFile;
-use crate::session::Writer;
+use crate::session::{LogFile, Writer};
 
 /// An open file of a log mount.
 pub(crate) struct Handle {
@@ -22,6 +22,10 @@ pub(crate) struct Handle {
     process: u32,
     flattens_later: bool,
     is_closed: AtomicBool,
+    /// The set-id bits of the file were looked for since the last publish.
+    has_dropped_set_id: AtomicBool,
+    /// Data was written afterwards, for which they are looked for before it is published.
+    must_drop_set_id: AtomicBool,
 }
 
 impl Handle {
@@ -41,8 +45,17 @@ impl Handle {
             shared.file.refresh()?;
         }
         shared.handles.fetch_add(1, Ordering::Relaxed);
-        let (credentials, is_closed) = (assumed(), AtomicBool::new(false));
-        Ok(Handle { shared, node, writer, credentials, process, flattens_later, is_closed })
+        Ok(Handle {
+            shared,
+            node,
+            writer,
+            credentials: assumed(),
+            process,
+            flattens_later,
+            is_closed: AtomicBool::new(false),
+            has_dropped_set_id: AtomicBool::new(false),
+            must_drop_set_id: AtomicBool::new(false),
+        })
     }
 
     /// Returns the file, unless the handle was closed.
@@ -58,6 +71,15 @@ impl Handle {
         self.writer
             .as_deref()
             .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", b"opened for reading"))
+    }
+
+    /// Removes the set-id bits that another mount may have set since the first write.
+    fn drop_set_id_of_later_writes(&self) -> Result<()> {
+        self.has_dropped_set_id.store(false, Ordering::Relaxed);
+        match self.must_drop_set_id.swap(false, Ordering::Relaxed) {
+            true => drop_set_id(&self.shared.file),
+            false => Ok(()),
+        }
     }
 
     /// Removes this handle from those of its process, which ends the process's writer with the last
@@ -78,6 +100,13 @@ impl Handle {
         }
         Ok(())
     }
+}
+
+/// Removes set-id bits with the process's own credentials: the permissions belong to the owner, and
+/// another user may write.
+pub(crate) fn drop_set_id(file: &LogFile) -> Result<()> {
+    let _acting = assume(None)?;
+    file.drop_set_id()
 }
 
 impl ReadAt for Handle {
@@ -101,9 +130,10 @@ impl WritableFile for Handle {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
+        let dropped = self.drop_set_id_of_later_writes();
         let published = assume(self.credentials.clone())
             .and_then(|_acting| self.shared.file.publish(self.writer.as_deref()));
-        published.and(self.release())
+        dropped.and(published).and(self.release())
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
@@ -120,21 +150,27 @@ impl WritableFile for Handle {
 
     fn publish(&self) -> Result<()> {
         let shared = self.shared()?;
+        self.drop_set_id_of_later_writes()?;
         let _acting = assume(self.credentials.clone())?;
         shared.file.publish(self.writer.as_deref())
     }
 
     fn sync(&self) -> Result<()> {
         let shared = self.shared()?;
+        self.drop_set_id_of_later_writes()?;
         let _acting = assume(self.credentials.clone())?;
         shared.file.sync()
     }
 
+    /// Another mount may set the bits at any time. Looking for them costs a request, so it is done
+    /// for the first write, and for all later ones together before they are published.
     fn drop_set_id(&self) -> Result<()> {
-        // The process's own credentials: the permissions belong to the owner, and another user may
-        // write.
-        let _acting = assume(None)?;
-        self.shared()?.file.drop_set_id()
+        let shared = self.shared()?;
+        if self.has_dropped_set_id.swap(true, Ordering::Relaxed) && !shared.file.had_set_id() {
+            self.must_drop_set_id.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        drop_set_id(&shared.file)
     }
 }
 

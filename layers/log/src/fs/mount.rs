@@ -67,6 +67,12 @@ impl Mount {
         }
     }
 
+    /// Returns whether a truncation by the caller leaves the set-id bits of a file, as it does for
+    /// root (`CAP_FSETID`).
+    pub fn keeps_set_id(&self, context: &Context<'_>) -> bool {
+        context.caller.map_or(self.stores.host().uid, |caller| caller.uid) == 0
+    }
+
     pub fn node(&self, node: NodeId) -> Result<Node> {
         lock(&self.nodes).get(node).cloned()
     }

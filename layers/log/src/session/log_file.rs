@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use quell_posix::WritableDir;
+use quell_posix::{Stat, WritableDir};
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
 
 use crate::container::{Container, Descriptors, FIRST_EPOCH};
@@ -505,7 +505,7 @@ impl LogFile {
         let attributes = Attributes {
             node,
             kind: Kind::File,
-            permissions: access.mode & 0o7777,
+            permissions: self.shown_permissions(&access, &summary)?,
             uid: access.uid,
             gid: access.gid,
             nlink: 1,
@@ -516,6 +516,21 @@ impl LogFile {
             changed: modified.max(access.changed),
         };
         Ok((attributes, summary))
+    }
+
+    /// Returns the permissions without set-id bits if another user than the owner and root could
+    /// have written the content: the file would run with the owner's rights.
+    fn shown_permissions(&self, access: &Stat, summary: &Summary) -> Result<u32> {
+        let permissions = access.mode & 0o7777;
+        if permissions & SET_ID == 0 {
+            return Ok(permissions);
+        }
+        let closed = summary.closed.iter().map(|closed| closed.writer);
+        let writers = closed.chain(summary.open.iter().map(|running| running.writer));
+        match self.container.belongs_to(access.uid, writers)? {
+            true => Ok(permissions),
+            false => Ok(permissions & !SET_ID),
+        }
     }
 
     pub fn change(&self, change: &Change) -> Result<()> {
@@ -559,12 +574,15 @@ impl LogFile {
         self.set_permissions_of_access(before, before & permissions)
     }
 
+    /// Returns whether the file had set-id bits when this mount last read its attributes. Another
+    /// mount may have set them since.
+    pub fn had_set_id(&self) -> bool {
+        self.has_set_id.load(Ordering::Relaxed)
+    }
+
     /// Removes the set-user-ID bit, and the set-group-ID bit of a file that is executable by its
     /// group.
     pub fn drop_set_id(&self) -> Result<()> {
-        if !self.has_set_id.load(Ordering::Relaxed) {
-            return Ok(());
-        }
         let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
         let group = if before & 0o010 != 0 { 0o2000 } else { 0 };
         self.set_permissions_of_access(before, before & !(0o4000 | group))?;
