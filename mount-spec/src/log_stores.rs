@@ -4,16 +4,24 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use quell_log::{Choices, Holder, Host, LogFs, Role, Root, Scratch, StoreMap, Stores};
 use quell_posix::{PosixDir, WritableDir, WritableFile};
+use quell_threads::TimedCalls;
 use quell_vfs::{Error, ErrorKind, Result, errno};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
 /// Number of log directories of a new container: PLFS's default.
 const DIRECTORIES: u32 = 32;
+
+/// The time limit for reading the start time of a process.
+const START_TIMEOUT: Duration = Duration::from_secs(1);
+/// The largest number of processes whose start times this process waits for at the same time, apart
+/// from those that threads read at the same moment.
+const BLOCKED_STARTS_MAX: usize = 8;
 
 /// Opens the stores as one file system. Stores that are added later are opened as well.
 pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
@@ -176,11 +184,16 @@ impl ProcessScope {
         match rustix::process::test_kill_process(pid) {
             Err(Errno::SRCH) => true,
             _ if !self.has_own_proc => false,
-            _ => match process_start(&pid.as_raw_nonzero().to_string()) {
+            // On some kernels (Linux 6.18) the start time of a process that executes a program cannot
+            // be read until the kernel has closed the files of the previous program, and a user can
+            // delay that without limit and write the number of such a process to a name in a store. If
+            // the start time is late, the writer counts as alive: logs of a living writer would
+            // otherwise be treated as complete.
+            _ => match PROCESS_STARTS.results([pid.as_raw_nonzero().get()])[..] {
                 // Process ids are reused, but never with the same start time.
-                ProcessStart::At(start) => start != holder.start,
-                ProcessStart::Ended => true,
-                ProcessStart::Unknown => false,
+                [Some(ProcessStart::At(start))] => start != holder.start,
+                [Some(ProcessStart::Ended)] => true,
+                _ => false,
             },
         }
     }
@@ -195,6 +208,11 @@ enum ProcessStart {
     Ended,
     Unknown,
 }
+
+/// Reads the start time of a process by its number.
+static PROCESS_STARTS: LazyLock<TimedCalls<i32, ProcessStart>> = LazyLock::new(|| {
+    TimedCalls::new(|pid: &i32| process_start(&pid.to_string()), START_TIMEOUT, BLOCKED_STARTS_MAX)
+});
 
 fn process_start(process: &str) -> ProcessStart {
     std::fs::read_to_string(format!("/proc/{process}/stat"))

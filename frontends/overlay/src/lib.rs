@@ -18,7 +18,7 @@ mod redirected;
 
 pub use descriptors::close_inherited_on_exec;
 pub use files::{FilePart, attach_files};
-pub use members::end_other_members;
+pub use members::{end_other_members, other_members};
 pub use metadata::{Ids, Metadata, fill, finish_upper};
 pub use mount::{
     Credentials, Layers, Powers, Upper, attach, attach_below, mount_overlay, mount_tmpfs, open_layer,

@@ -97,7 +97,12 @@ impl Received {
 
     /// Returns the recorded processes, without the holder.
     fn members(&self) -> Vec<i32> {
-        self.start.iter().flat_map(members).collect()
+        // A process that is not known to be a member is not signalled: it may belong to another user,
+        // and `wait` asks again.
+        self.start
+            .iter()
+            .flat_map(|start| quell_overlay::other_members(&start.namespace, start.holder))
+            .collect()
     }
 }
 
@@ -179,14 +184,4 @@ fn terminate(pid: i32, signalled: &mut HashSet<i32>) {
 fn parent_of(pid: i32) -> Option<i32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
-}
-
-/// Returns the processes in the namespace of a recording, without the holder.
-fn members(start: &RecordingStart) -> impl Iterator<Item = i32> {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let namespace = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/mnt"));
-    let is_recorded =
-        move |pid: &u32| *pid != start.holder && namespace(pid).is_ok_and(|found| found == start.namespace);
-    pids.filter(is_recorded).map(|pid| pid as i32)
 }

@@ -246,17 +246,11 @@ impl Holder {
     /// Finds processes of the namespace that did not join through the socket: children that
     /// outlived their parents.
     fn find_members(&mut self) {
-        let Ok(ours) = std::fs::read_link("/proc/self/ns/mnt") else { return };
-        let own_pid = std::process::id() as i32;
-        let Ok(processes) = std::fs::read_dir("/proc") else { return };
-        for process in processes.flatten() {
-            let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
-                continue;
-            };
-            let theirs = std::fs::read_link(process.path().join("ns/mnt"));
-            if pid != own_pid && theirs.is_ok_and(|theirs| theirs == ours) {
-                self.wait_for(pid);
-            }
+        let Ok(namespace) = std::fs::read_link("/proc/self/ns/mnt") else { return };
+        // A process that is not known to be a member is not waited for: any user can create one that
+        // stays unknown, and the holder must end.
+        for pid in quell_overlay::other_members(&namespace, std::process::id()) {
+            self.wait_for(pid);
         }
         self.members.retain(|_, descriptor| !has_ended(descriptor.as_fd()));
     }
