@@ -6,10 +6,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_boot::{DISK_FILES_MAX, DiskFile, Disks};
-use quell_posix::{Dir, OpenFile, PosixDir, Stat};
+use quell_boot::{DISK_FILES_MAX, DiskFile, DiskSource, Disks};
+use quell_posix::{OpenFile, Stat};
 use quell_qcow2::{HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, ReadAt, Result};
+
+use crate::resolve::{self, Directories, ResolvedFile};
+use crate::{Ownership, Trusted};
 
 /// The format of a file in a backing chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub struct ChainFile {
     pub stat: Stat,
     /// The open file.
     pub file: Arc<dyn OpenFile>,
+    /// The directories of `path`.
+    directories: Directories,
 }
 
 impl std::fmt::Debug for ChainFile {
@@ -66,31 +71,51 @@ fn refused(kind: ErrorKind, path: &Path, why: impl Into<String>) -> Error {
     }
 }
 
-/// Opens a regular file and follows symbolic links, because the user or an image's header named it.
-fn open(path: &Path) -> Result<(PathBuf, Arc<dyn OpenFile>, Stat)> {
-    let failed = |e| Error::from_io(e, "open disk image", path.as_os_str().as_bytes());
-    let real = path.canonicalize().map_err(failed)?;
-    let (Some(parent), Some(name)) = (real.parent(), real.file_name()) else {
-        return Err(refused(ErrorKind::IsADirectory, path, "it is a directory"));
-    };
-    let file: Arc<dyn OpenFile> = PosixDir::start(parent)?
-        .open_file(name.as_bytes())
-        .map_err(|e| Error {
-            operation: "open disk image",
-            subject: path.as_os_str().as_bytes().to_vec(),
-            ..e
-        })?
-        .into();
-    let stat = file.stat()?;
-    Ok((real, file, stat))
+/// Opens a file that an image's header names. With `trusted`, the owner of the file and of each
+/// symbolic link on its path is checked. `top`: the disk image at the top of the chain.
+fn open_named_in_header(path: &Path, top: &Ownership, trusted: Option<&Trusted>) -> Result<ResolvedFile> {
+    let resolved = resolve::open(path)?;
+    let Some(trusted) = trusted else { return Ok(resolved) };
+    let owner = Ownership::from(&resolved.stat);
+    // The owner of the link decides which file is meant, so the disk image's owner is not enough:
+    // the link could lead to a file that this user may not read.
+    if let Some(link) = resolved.links.iter().find(|l| trusted.decide_owner(l.uid, Some(&owner)).is_err()) {
+        let why = format!(
+            "its path has the symbolic link {}, which belongs to user {uid}, not to you, to root or to the owner of {}: store the path \
+             of the file itself in the disk image with `qemu-img rebase -u`, or, if you trust that user with your files, pass \
+             --trust-owner {uid}",
+            link.path.display(),
+            resolved.path.display(),
+            uid = link.uid,
+        );
+        return Err(refused(ErrorKind::InvalidInput, path, why));
+    }
+    if trusted.decide_owner(owner.uid, Some(top)).is_err() {
+        let why = format!(
+            "it belongs to user {uid}, not to you, to root or to the owner of the disk image: if you trust that user with your virtual \
+             machines, pass --trust-owner {uid}",
+            uid = owner.uid,
+        );
+        return Err(refused(ErrorKind::InvalidInput, path, why));
+    }
+    Ok(resolved)
 }
 
 /// Opens the disk image at `path` and its backing chain, from top to bottom. With `format` `None`,
 /// the format is detected from the first bytes.
 ///
+/// With `trusted`, the files below the disk image must belong to the trusted users or to the owner
+/// of the disk image, and symbolic links on their paths to the trusted users or to the owner of the
+/// file. `None`: to any user, which is enough if only the caller can reach the files through Quell.
+///
 /// Errors: those of opening; `Damaged` with the damage of a header; `InvalidInput` for a chain that
-/// is circular, too long, or refers to something other than a local file.
-pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFile>> {
+/// is circular, too long, refers to something other than a local file, or has a file or a symbolic
+/// link of another user.
+pub fn disk_chain(
+    path: &Path,
+    format: Option<DiskFormat>,
+    trusted: Option<&Trusted>,
+) -> Result<Vec<ChainFile>> {
     let mut chain: Vec<ChainFile> = Vec::new();
     let as_named = std::path::absolute(path)
         .map_err(|e| Error::from_io(e, "open disk image", path.as_os_str().as_bytes()))?;
@@ -104,7 +129,10 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
                 format!("it has more than {DISK_FILES_MAX} backing files"),
             ));
         }
-        let (real, file, stat) = open(&named_as)?;
+        let ResolvedFile { path: real, file, stat, directories, .. } = match chain.first() {
+            None => resolve::open(&named_as)?,
+            Some(top) => open_named_in_header(&named_as, &Ownership::from(&top.stat), trusted)?,
+        };
         if chain.iter().any(|above| above.stat.identity() == stat.identity()) {
             let why =
                 format!("it is its own backing file: {} occurs twice in its backing chain", real.display());
@@ -113,6 +141,10 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
         let (format, header) = look_into(&real, &*file, stat.size_bytes, format)?;
         let directory = named_as.parent().unwrap_or(Path::new("/")).to_path_buf();
         let reached = reached(&top, &named_as);
+        // Files in one directory share its descriptors.
+        let shared = chain.iter().find(|above| resolve::are_same(&above.directories, &directories));
+        let directories = shared.map_or(directories, |above| above.directories.clone());
+        let owner_of_top = Ownership::from(chain.first().map_or(&stat, |top| &top.stat));
         if let Some(header) = &header {
             if let Some(name) = &header.data_file {
                 // QEMU looks for it in its own working directory, regardless of where the image is.
@@ -124,9 +156,19 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
                     return Err(refused(ErrorKind::InvalidInput, &real, why));
                 };
                 let named_as = PathBuf::from(OsStr::from_bytes(name));
-                let (path, file, stat) = open(&named_as)?;
+                let ResolvedFile { path, file, stat, directories, .. } =
+                    open_named_in_header(&named_as, &owner_of_top, trusted)?;
                 let (reached, format) = (Reached::Elsewhere(named_as), DiskFormat::Raw);
-                chain.push(ChainFile { path, reached, format, header: None, is_data_file: true, stat, file });
+                chain.push(ChainFile {
+                    path,
+                    reached,
+                    format,
+                    header: None,
+                    is_data_file: true,
+                    stat,
+                    file,
+                    directories,
+                });
             }
             if let Some(backing) = &header.backing {
                 let format = match backing.format.as_deref() {
@@ -140,7 +182,9 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
         }
         // A data file belongs to the previous image, so the image comes first.
         let at = chain.len() - usize::from(header.as_ref().is_some_and(|h| h.data_file.is_some()));
-        chain.insert(at, ChainFile { path: real, reached, format, header, is_data_file: false, stat, file });
+        let image =
+            ChainFile { path: real, reached, format, header, is_data_file: false, stat, file, directories };
+        chain.insert(at, image);
     }
     Ok(chain)
 }
@@ -252,6 +296,10 @@ pub struct OpenDisks {
 impl OpenDisks {
     /// Assembles the chain. `owner` replaces the owners of the files: in a user namespace that maps
     /// one user, the user who opened the files, and may therefore read them.
+    ///
+    /// Without `owner`, files with relative names are shown to users who may lack access to the
+    /// originals' directories. Only the user of this process may read such a file, unless every user
+    /// may read the original; then each open checks that this is still so.
     pub fn new(chain: Vec<ChainFile>, names: DiskNames, owner: Option<(u32, u32)>) -> Result<OpenDisks> {
         let shown: Vec<ChainFile> = match names {
             DiskNames::Numbers => chain,
@@ -260,16 +308,26 @@ impl OpenDisks {
                 chain.into_iter().take_while(|file| matches!(file.reached, Reached::Within(_))).collect()
             }
         };
+        let caller = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let named = shown.iter().enumerate().map(|(position, file)| {
             let name = match (&file.reached, names) {
                 (Reached::Within(path), DiskNames::Relative) => path.clone().into_os_string().into_vec(),
                 _ => position.to_string().into_bytes(),
             };
-            let attributes = attributes(&file.stat, owner);
-            DiskFile { name, attributes, source: Arc::new(Source(file.file.clone())) }
+            let is_public = || resolve::is_readable_by_everyone_now(&*file.file, &file.directories);
+            // With numbers as names, each file is mounted at its own path.
+            let is_checked = names == DiskNames::Relative && owner.is_none() && is_public()?;
+            let is_private = names == DiskNames::Relative && !is_checked;
+            let attributes = attributes(&file.stat, owner.or(is_private.then_some(caller)));
+            let public_path = is_checked.then(|| file.directories.clone());
+            Ok(DiskFile {
+                name,
+                attributes,
+                source: Arc::new(Source { file: file.file.clone(), public_path }),
+            })
         });
         let (uid, gid) = owner.unwrap_or((0, 0));
-        let disks = Disks::new(named.collect(), uid, gid)?;
+        let disks = Disks::new(named.collect::<Result<_>>()?, uid, gid)?;
         Ok(OpenDisks { disks, files: shown })
     }
 }
@@ -294,11 +352,25 @@ fn attributes(stat: &Stat, owner: Option<(u32, u32)>) -> Attributes {
     }
 }
 
-struct Source(Arc<dyn OpenFile>);
+struct Source {
+    file: Arc<dyn OpenFile>,
+    /// If the file is shown as readable by every user, the directories of its path.
+    public_path: Option<Directories>,
+}
 
 impl ReadAt for Source {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        self.0.read_at(into, offset)
+        self.file.read_at(into, offset)
+    }
+}
+
+impl DiskSource for Source {
+    fn check_open(&self) -> Result<()> {
+        let Some(directories) = &self.public_path else { return Ok(()) };
+        match resolve::is_readable_by_everyone_now(&*self.file, directories)? {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::PermissionDenied, "open", b"")),
+        }
     }
 }
 
@@ -319,7 +391,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.raw");
         std::fs::write(&path, [0; 4096]).unwrap();
-        let (_, _, mut stat) = open(&path).unwrap();
+        let mut stat = resolve::open(&path).unwrap().stat;
         (stat.mode, stat.gid) = (0o100_640, 7);
         assert_eq!(attributes(&stat, None).permissions, 0o440);
         // The file's own group had read permission, but the file is shown with another group.
@@ -335,9 +407,9 @@ mod tests {
             bytes[at..at + magic.len()].copy_from_slice(magic);
             let path = directory.path().join("disk");
             std::fs::write(&path, bytes).unwrap();
-            let said = disk_chain(&path, Some(DiskFormat::Raw)).unwrap()[0].format;
+            let said = disk_chain(&path, Some(DiskFormat::Raw), None).unwrap()[0].format;
             assert_eq!(said, DiskFormat::Raw);
-            disk_chain(&path, None).unwrap()[0].format
+            disk_chain(&path, None, None).unwrap()[0].format
         };
         assert_eq!(format(0, b""), DiskFormat::Raw);
         for magic in [&b"KDMV"[..], b"COWD", b"vhdxfile", b"conectix", b"LUKS\xba\xbe", b"QED\0"] {

@@ -9,6 +9,7 @@ mod disks;
 mod index_file;
 mod log_stores;
 mod output;
+mod resolve;
 mod trust;
 
 pub use assemble::{Covered, belongs_to_root, cover, owners_are_hidden};

@@ -172,7 +172,13 @@ impl Trusted {
         Ok(())
     }
 
-    fn decide_owner(&self, owner: u32, tree: Option<&Ownership>) -> std::result::Result<(), DistrustReason> {
+    /// Decides whether the files of a user may be used. `tree`: the tree or disk image that they
+    /// belong to, if any.
+    pub(crate) fn decide_owner(
+        &self,
+        owner: u32,
+        tree: Option<&Ownership>,
+    ) -> std::result::Result<(), DistrustReason> {
         if self.named.contains(&owner) {
             return Ok(());
         }

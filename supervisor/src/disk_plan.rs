@@ -2,20 +2,24 @@
 
 use std::path::Path;
 
-use quell_mount_spec::{ChainFile, disk_chain};
+use quell_mount_spec::{ChainFile, Trusted, disk_chain};
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::protocol::plan::{BootPlan, DiskPlan, ImageFormat};
+use crate::protocol::plan::{BootPlan, DiskPlan, ImageFormat, Target};
 
-/// Returns the plan of a disk image. Fails if a file of its backing chain cannot be opened.
+/// Returns the plan of a disk image. `trust_owners`: further users whose files may belong to its
+/// backing chain. Fails if a file of the chain cannot be opened, or belongs to another user and the
+/// view serves other users.
 pub fn disk_plan(
     path: &Path,
     format: Option<ImageFormat>,
     boot: BootPlan,
     rechecks_per_second: f64,
+    target: &Target,
+    trust_owners: &[u32],
 ) -> Result<DiskPlan, Failure> {
-    let chain = disk_chain(path, format.map(Into::into))?;
+    let chain = disk_chain(path, format.map(Into::into), trusted_owners(target, trust_owners).as_ref())?;
     let state = chain_state(&chain);
     let files = chain.into_iter().map(|file| file.path).collect();
     let path =
@@ -23,10 +27,21 @@ pub fn disk_plan(
     Ok(DiskPlan { path, format, files, state, boot, rechecks_per_second })
 }
 
-/// Checks that a disk image and its backing chain can be opened.
-pub fn check_disk_image(path: &Path, format: Option<ImageFormat>) -> Result<(), Failure> {
-    disk_chain(path, format.map(Into::into))?;
+/// Checks that a disk image and its backing chain can be opened for a view in a namespace.
+pub fn check_disk_image(
+    path: &Path,
+    format: Option<ImageFormat>,
+    trust_owners: &[u32],
+) -> Result<(), Failure> {
+    disk_chain(path, format.map(Into::into), trusted_owners(&Target::Namespace, trust_owners).as_ref())?;
     Ok(())
+}
+
+/// Returns the users whose files may belong to a backing chain. `None`: every user, because only an
+/// ordinary caller, with that caller's own permissions, can reach the view.
+pub fn trusted_owners(target: &Target, trust_owners: &[u32]) -> Option<Trusted> {
+    let allows_others = matches!(target, Target::Mountpoint { allow_other: true, .. });
+    (allows_others || rustix::process::geteuid().is_root()).then(|| Trusted::by_caller(trust_owners))
 }
 
 /// Returns a text that identifies the state of the files. Machines whose files are in the same

@@ -1,6 +1,7 @@
 //! A view gives a user no permission that the original does not give, regardless of the index's
 //! owner, and no mixture of two versions of one file: see docs/security.md.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
@@ -10,7 +11,7 @@ use std::process::Command;
 use rustix::fs::{CWD, FileType, Mode, Timestamps, XattrFlags};
 
 use crate::skip;
-use crate::stage::{Launch, Stage, is_root, launches, views, words};
+use crate::stage::{Ended, Launch, Mounted, Stage, has, is_root, launches, views, words};
 
 /// User ids without an account: the owner of trees, and a user of views.
 const OWNER: u32 = 41_001;
@@ -111,6 +112,118 @@ fn replace(from: &Path, to: &Path) {
     let times = Timestamps { last_access: time, last_modification: time };
     rustix::fs::utimensat(CWD, from, &times, rustix::fs::AtFlags::empty()).unwrap();
     fs::rename(from, to).unwrap();
+}
+
+/// Runs a command as the user of views.
+fn as_reader(stage: &Stage, program: &[&OsStr]) -> Ended {
+    let mut command = stage.command("setpriv");
+    let ids = [format!("--reuid={READER}"), format!("--regid={READER}")];
+    stage.run(command.args(ids).arg("--clear-groups").args(program))
+}
+
+/// Records the first block of a disk image, and mounts the image.
+fn try_mount_image(stage: &Stage, disk: &Path, options: &[&str]) -> (Ended, PathBuf) {
+    let (boot, point) = (stage.path("vm.boot"), stage.dir("point"));
+    let mut record = stage.quell();
+    record.args(["record", "-q", "--force"]).args(options).arg("--image").arg(disk).arg("-o").arg(&boot);
+    let recorded = stage.run(record.args(["--", "head", "-c", "4096"]).arg(disk));
+    if recorded.code() != Some(0) {
+        return (recorded, point);
+    }
+    let mut mount = stage.quell();
+    mount.args(["mount", "-q"]).args(options).args(["--image", "-b"]).arg(&boot).arg(disk).arg(&point);
+    (stage.run(&mut mount), point)
+}
+
+fn mount_image<'a>(stage: &'a Stage, disk: &Path, options: &[&str]) -> Mounted<'a> {
+    let (ended, point) = try_mount_image(stage, disk, options);
+    ended.expect(0);
+    Mounted::at(stage, point)
+}
+
+#[test]
+fn roots_mount_of_a_disk_image_shows_other_users_only_what_they_may_read() {
+    if !is_root() {
+        skip!("a user's own mount reads with that user's rights");
+    }
+    let stage = Stage::new();
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let bytes = |path: &Path| as_reader(&stage, &[OsStr::new("head"), "-c4".as_ref(), path.as_ref()]);
+    let refused = |path: &Path, why: &str| {
+        let ended = bytes(path);
+        assert_eq!((ended.text(), ended.code()), (String::new(), Some(1)), "{why}");
+        assert!(ended.err.contains("Permission denied"), "{why}: {}", ended.err);
+    };
+    let (private, public) = (stage.dir("private"), stage.dir("public"));
+    let (secret, disk) = (private.join("secret.raw"), public.join("disk.raw"));
+    for file in [&secret, &disk] {
+        fs::write(file, b"data".repeat(4096)).unwrap();
+        set(file, 0o644);
+    }
+    set(&private, 0o700);
+    set(&public, 0o755);
+
+    // The directory of the original denies access.
+    let mounted = mount_image(&stage, &secret, &[]);
+    let shown = mounted.point.join("secret.raw");
+    let metadata = fs::metadata(&shown).unwrap();
+    assert_eq!((metadata.mode() & 0o7777, metadata.uid()), (0o400, 0));
+    refused(&shown, "a file in a private directory");
+    assert_eq!(fs::read(&shown).unwrap()[..4], *b"data");
+    mounted.umount();
+
+    // Permissions that are removed after the mount, of the file and of its directory.
+    let mounted = mount_image(&stage, &disk, &[]);
+    let shown = mounted.point.join("disk.raw");
+    for (path, without, with) in [(&disk, 0o600, 0o644), (&public, 0o700, 0o755)] {
+        assert_eq!(bytes(&shown).expect(0).text(), "data");
+        set(path, without);
+        refused(&shown, "permissions were removed");
+        set(path, with);
+    }
+    assert_eq!(bytes(&shown).expect(0).text(), "data");
+    mounted.umount();
+}
+
+#[test]
+fn a_backing_file_is_not_reached_through_another_users_symbolic_link() {
+    if !is_root() {
+        skip!("only root gives files to other users");
+    }
+    if !has("qemu-img") {
+        skip!("qemu-img (qemu-utils) is not installed");
+    }
+    let stage = Stage::new();
+    let (private, theirs) = (stage.dir("private"), stage.dir("theirs"));
+    fs::write(private.join("secret.raw"), vec![7; 1 << 20]).unwrap();
+    fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
+    let (top, base) = (theirs.join("top.qcow2"), theirs.join("base.raw"));
+    std::os::unix::fs::symlink("../private/secret.raw", &base).unwrap();
+    let mut create = stage.command("qemu-img");
+    create.args(["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", "base.raw"]).arg(&top).arg("1M");
+    stage.run(&mut create).expect(0);
+    chown(&top, Some(READER), Some(READER)).unwrap();
+    std::os::unix::fs::lchown(&base, Some(READER), Some(READER)).unwrap();
+    let owner = READER.to_string();
+    let refused = |why: &str| {
+        let (ended, _) = try_mount_image(&stage, &top, &[]);
+        ended.expect(2).says(why).says(base.to_str().unwrap()).says(&format!("--trust-owner {owner}"));
+    };
+    refused("symbolic link");
+    // With that user trusted, the file is still root's alone.
+    let mounted = mount_image(&stage, &top, &["--trust-owner", &owner]);
+    let shown = mounted.point.join("base.raw");
+    as_reader(&stage, &[OsStr::new("cat"), shown.as_ref()]).expect(1).says("Permission denied");
+    mounted.umount();
+    // A backing file of a third user.
+    fs::remove_file(&base).unwrap();
+    fs::write(&base, vec![7; 1 << 20]).unwrap();
+    chown(&base, Some(OWNER), Some(OWNER)).unwrap();
+    let (ended, _) = try_mount_image(&stage, &top, &[]);
+    ended.expect(2).says("belongs to user").says(&format!("--trust-owner {OWNER}"));
+    // One of the owner of the disk image.
+    chown(&base, Some(READER), Some(READER)).unwrap();
+    mount_image(&stage, &top, &[]).umount();
 }
 
 #[test]

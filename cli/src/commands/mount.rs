@@ -57,7 +57,8 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         plans::check_disk_boot_images(args.boot.boot.len(), false)?;
         plans::refuse_tree_options(&args.cover)?;
         let format = args.image_format.image_format.map(Into::into);
-        let disk = disk_plan(file, format, boot()?, args.cover.recheck)?;
+        let (recheck, owners) = (args.cover.recheck, &args.cover.trust_owner);
+        let disk = disk_plan(file, format, boot()?, recheck, &target, owners)?;
         plans::plan(target, Source::Disk(disk), &args.cover, quiet)
     } else {
         let creation = Creation { is_reported: args.cover.verbose, quiet };

@@ -37,9 +37,11 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
             ))
         })?,
     };
-    let chain = disk_chain(&base, args.image_format.map(Into::into))?;
-    let owner = Ownership::from(&chain[0].stat);
     let trusted = Trusted::by_caller(&args.trust_owner);
+    // An ordinary user's layer has only what that user may read.
+    let owners = rustix::process::geteuid().is_root().then_some(&trusted);
+    let chain = disk_chain(&base, args.image_format.map(Into::into), owners)?;
+    let owner = Ownership::from(&chain[0].stat);
     check_trust(&trusted, &file, &args.file, TrustedUse::BootImage, Some((&chain[0].path, &owner)))?;
     if let Some(misfit) = misfit(&image, &chain) {
         return Err(Failure::wrong_input(format!("{}: {misfit}", shown(&args.file))));

@@ -23,7 +23,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let index =
         index.map(|(file, directory)| directory.filter(|_| args.source.is_none()).unwrap_or(file.path));
     if let Some(image) = &args.image {
-        check_disk_image(image, args.image_format.image_format.map(Into::into))?;
+        check_disk_image(image, args.image_format.image_format.map(Into::into), &args.trust_owner)?;
     }
     quell_mount_spec::LockedBootFile::check(&args.output, args.force)?;
     let output = output_of(&args.output)?;

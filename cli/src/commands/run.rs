@@ -79,7 +79,9 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<InputFile>), Failure> 
             plans::check_disk_boot_images(args.boot.boot.len(), args.recording.is_some())?;
             plans::refuse_tree_options(cover)?;
             let format = args.image_format.image_format.map(Into::into);
-            Source::Disk(disk_plan(disk, format, boot_plan(args, &mut files)?, cover.recheck)?)
+            let boot = boot_plan(args, &mut files)?;
+            let (target, owners) = (&Target::Namespace, &cover.trust_owner);
+            Source::Disk(disk_plan(disk, format, boot, cover.recheck, target, owners)?)
         }
         None => {
             let trees = tree_plans(args, quiet, &mut files)?;

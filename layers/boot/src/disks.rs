@@ -19,6 +19,13 @@ use crate::loading::LoadingContents;
 
 const ROOT: NodeId = NodeId(0);
 
+/// The open file of a backing chain.
+pub trait DiskSource: ReadAt {
+    /// Checks, at each open through the file system, that the users to whom the file is shown as
+    /// readable may still read it; otherwise returns `PermissionDenied`.
+    fn check_open(&self) -> Result<()>;
+}
+
 /// One file of a backing chain.
 pub struct DiskFile {
     /// The path below the root under which the file is shown.
@@ -26,7 +33,7 @@ pub struct DiskFile {
     /// Attributes; the node number is assigned here.
     pub attributes: Attributes,
     /// The open file.
-    pub source: Arc<dyn ReadAt>,
+    pub source: Arc<dyn DiskSource>,
 }
 
 impl fmt::Debug for DiskFile {
@@ -77,7 +84,7 @@ pub struct Disks {
     /// All nodes except the root, which is node 0.
     nodes: Vec<Node>,
     root: Attributes,
-    sources: Vec<Arc<dyn ReadAt>>,
+    sources: Vec<Arc<dyn DiskSource>>,
     hot: Option<LoadedImage>,
     /// Whether each file has changed while it was served. No more of its blocks are then served
     /// from memory.
@@ -347,6 +354,8 @@ impl FileSystem for DisksFs {
     fn open(&self, _: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
         match node.0.checked_sub(1).map(|position| position as usize) {
             Some(position) if position < self.0.sources.len() => {
+                let named = |e| Error { subject: self.0.nodes[position].name.clone(), ..e };
+                self.0.sources[position].check_open().map_err(named)?;
                 Ok(Box::new(DiskHandle { disks: self.0.clone(), position }))
             }
             Some(position) if position >= self.0.nodes.len() => {
@@ -374,6 +383,12 @@ mod tests {
             let length = rest.len().min(into.len());
             into[..length].copy_from_slice(&rest[..length]);
             Ok(length)
+        }
+    }
+
+    impl DiskSource for Bytes {
+        fn check_open(&self) -> Result<()> {
+            Ok(())
         }
     }
 

@@ -23,7 +23,7 @@ mod recording;
 mod subject;
 
 pub use disk_name::{DISK_FILES_MAX, disk_name, parse_disk_name};
-pub use disks::{DiskFile, Disks, DisksFs, Fit};
+pub use disks::{DiskFile, DiskSource, Disks, DisksFs, Fit};
 pub use file_system::{BootFs, HotFiles};
 pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, HEADER_BYTES, MAGIC, ZEROS};
 pub use hot::{Hot, HotSet, Served, Write};

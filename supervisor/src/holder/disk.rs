@@ -15,7 +15,7 @@ use quell_mount_spec::{ChainFile, DiskNames, OpenDisks, Ownership, Reached, disk
 use quell_overlay::{FilePart, Isolation, Namespaces};
 use quell_vfs::FileSystem;
 
-use crate::disk_plan::chain_state;
+use crate::disk_plan::{chain_state, trusted_owners};
 use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::holder::disk_boot::add_boot_image;
@@ -64,7 +64,8 @@ impl DiskView {
     /// Covers the files of a disk image. `opened` has the files that were sent with the plan.
     pub fn create(context: &Context, disk: &DiskPlan, mut opened: OpenFiles) -> Result<DiskView, Failure> {
         let target = &context.plan.target;
-        let chain = disk_chain(&disk.path, disk.format.map(Into::into))?;
+        let trusted = trusted_owners(target, &context.plan.trust_owners);
+        let chain = disk_chain(&disk.path, disk.format.map(Into::into), trusted.as_ref())?;
         if chain.iter().map(|file| &file.path).ne(&disk.files) || chain_state(&chain) != disk.state {
             return Err(Failure::cannot(format!(
                 "{} changed while it was opened: run the command again when no program writes to it",
@@ -73,8 +74,8 @@ impl DiskView {
         }
         let isolation = isolation();
         // In a user namespace that maps one user, files of other users would show as 65534. If
-        // other users have access, files keep their owners and groups, because these and the modes
-        // decide about access.
+        // other users have access, the permissions of the files and of their directories decide
+        // about it.
         let allows_others = matches!(target, Target::Mountpoint { allow_other: true, .. });
         let owner = (isolation == Isolation::UserAndMount && !allows_others)
             .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
