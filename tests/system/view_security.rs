@@ -144,7 +144,7 @@ fn mount_image<'a>(stage: &'a Stage, disk: &Path, options: &[&str]) -> Mounted<'
 #[test]
 fn roots_mount_of_a_disk_image_shows_other_users_only_what_they_may_read() {
     if !is_root() {
-        skip!("a user's own mount reads with that user's rights");
+        skip!("a user's own view reads with that user's rights");
     }
     let stage = Stage::new();
     let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -188,10 +188,10 @@ fn roots_mount_of_a_disk_image_shows_other_users_only_what_they_may_read() {
 #[test]
 fn a_backing_file_is_not_reached_through_another_users_symbolic_link() {
     if !is_root() {
-        skip!("only root gives files to other users");
+        skip!("giving files away needs root");
     }
     if !has("qemu-img") {
-        skip!("qemu-img (qemu-utils) is not installed");
+        skip!("QEMU's program qemu-img (qemu-utils) is not installed");
     }
     let stage = Stage::new();
     let (private, theirs) = (stage.dir("private"), stage.dir("theirs"));
