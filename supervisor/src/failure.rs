@@ -79,6 +79,8 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let code = match error.kind {
+            // The kernel refused a call of ours, such as a mount.
+            ErrorKind::InvalidInput if error.is_from_system() => Failure::CANNOT,
             ErrorKind::NotFound
             | ErrorKind::NotADirectory
             | ErrorKind::IsADirectory
@@ -88,5 +90,20 @@ impl From<Error> for Failure {
             _ => Failure::CANNOT,
         };
         Failure { is_damage: error.kind == ErrorKind::Damaged, ..Failure::with_code(code, error.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_vfs::errno::EINVAL;
+
+    use super::*;
+
+    #[test]
+    fn an_invalid_argument_of_the_user_is_wrong_input_and_one_of_a_system_call_is_not() {
+        let of_user = Error::new(ErrorKind::InvalidInput, "open", "a");
+        assert_eq!(Failure::from(of_user).code(), Failure::WRONG_INPUT);
+        let cause = std::io::Error::from_raw_os_error(EINVAL);
+        assert_eq!(Failure::from(Error::from_io(cause, "mount", "a")).code(), Failure::CANNOT);
     }
 }

@@ -178,6 +178,12 @@ impl Error {
     pub fn errno(&self) -> i32 {
         self.kind.errno()
     }
+
+    /// Returns whether the operating system returned the error. Otherwise Quell found it itself, for
+    /// example an argument that is not valid.
+    pub fn is_from_system(&self) -> bool {
+        self.source.as_ref().is_some_and(|cause| is_errno(&**cause, self.errno()))
+    }
 }
 
 impl fmt::Display for Error {
