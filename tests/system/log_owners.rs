@@ -419,9 +419,10 @@ fn a_file_that_was_given_away_has_no_set_id_bits() {
     as_user(OTHER, || fs::set_permissions(&path, fs::Permissions::from_mode(0o4755))).unwrap();
     // The logs are the former owner's, who can replace the content in the store.
     assert_eq!(owner_and_mode(&path), (OTHER, 0o755));
-    // The same program written by its owner has them.
-    as_user(OTHER, || fs::copy(&path, mounted.point.join("copy"))).unwrap();
+    // The same program written by root has them.
     let copy = mounted.point.join("copy");
+    fs::write(&copy, b"#!/bin/sh\n").unwrap();
+    chown(&copy, Some(OTHER), Some(OTHER)).unwrap();
     as_user(OTHER, || fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755))).unwrap();
     assert_eq!(owner_and_mode(&copy), (OTHER, 0o4755));
 }

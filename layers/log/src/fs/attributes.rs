@@ -66,9 +66,11 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
     if let Some(permissions) = change.permissions
         && change.uid.is_none()
         && change.gid.is_none()
-        && shared.file.only_drops_set_id(permissions)?
+        && (shared.file.only_drops_set_id(permissions)?
+            || change.size_bytes.is_some() && shared.file.has_permissions(permissions)?)
     {
-        // The kernel makes this request on behalf of the writing user, who often is not the owner.
+        // The kernel makes this request on behalf of the writing user, who often is not the owner. A
+        // truncation has already removed the bits.
         let _acting = assume(None)?;
         shared.file.drop_set_id_to(permissions)?;
         change.permissions = None;

@@ -550,6 +550,11 @@ impl LogFile {
         Ok(())
     }
 
+    /// Returns true if these are the file's permissions.
+    pub fn has_permissions(&self, permissions: u32) -> Result<bool> {
+        Ok(self.container.dir().stat(ACCESS)?.mode & 0o7777 == permissions)
+    }
+
     /// Returns true if these permissions differ from the file's only by removed set-id bits.
     pub fn only_drops_set_id(&self, permissions: u32) -> Result<bool> {
         let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
