@@ -49,23 +49,27 @@ impl Plain {
     fn found(&self, name: &[u8]) -> Result<Attributes> {
         let stat = self.dir.stat(name)?;
         self.names.lock().unwrap().insert(NodeId(stat.inode), name.to_vec());
-        Ok(Attributes {
-            node: NodeId(stat.inode),
-            kind: Kind::File,
-            permissions: stat.mode & 0o7777,
-            uid: stat.uid,
-            gid: stat.gid,
-            nlink: stat.nlink,
-            rdev: 0,
-            size_bytes: stat.size_bytes,
-            blocks: stat.blocks,
-            modified: stat.modified,
-            changed: stat.changed,
-        })
+        Ok(attributes_from(&stat))
     }
 
     fn file(&self, inner: Box<dyn quell_posix::WritableFile>) -> Box<dyn WritableFile> {
         Box::new(PlainFile { inner, dir: self.dir.clone(), fault: self.fault, late: Mutex::default() })
+    }
+}
+
+fn attributes_from(stat: &quell_posix::Stat) -> Attributes {
+    Attributes {
+        node: NodeId(stat.inode),
+        kind: Kind::File,
+        permissions: stat.mode & 0o7777,
+        uid: stat.uid,
+        gid: stat.gid,
+        nlink: stat.nlink,
+        rdev: 0,
+        size_bytes: stat.size_bytes,
+        blocks: stat.blocks,
+        modified: stat.modified,
+        changed: stat.changed,
     }
 }
 
@@ -211,7 +215,7 @@ impl PlainFile {
 
 impl File for PlainFile {
     fn attributes(&self) -> Result<Attributes> {
-        never()
+        Ok(attributes_from(&self.inner.stat()?))
     }
 }
 

@@ -276,6 +276,7 @@ impl ReadAt for WrongFile {
 
 impl WritableFile for WrongFile {
     fn close(&self) -> Result<()> {
+        self.publish()?;
         self.inner.close()
     }
 
