@@ -73,7 +73,9 @@ pub fn mount_first(
             }
         }
     }
-    let kind = last.map_or(ErrorKind::Unsupported, |e| e.kind);
+    // EINVAL of a mount is no invalid argument of the user.
+    let kind = last.filter(|e| !(e.kind == ErrorKind::InvalidInput && e.is_from_system()));
+    let kind = kind.map_or(ErrorKind::Unsupported, |e| e.kind);
     let path = covered.source_path.as_os_str().as_encoded_bytes();
     // The reasons for the order of the views are of use only if they exclude one.
     if tree.forced == ViewChoice::Auto {

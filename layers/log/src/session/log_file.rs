@@ -522,14 +522,16 @@ impl LogFile {
     /// have written the content: the file would run with the owner's rights.
     fn shown_permissions(&self, access: &Stat, summary: &Summary) -> Result<u32> {
         let permissions = access.mode & 0o7777;
-        if permissions & SET_ID == 0 {
+        // A file whose group may not execute it never runs with the group's rights.
+        let effective = if permissions & 0o010 != 0 { SET_ID } else { 0o4000 };
+        if permissions & effective == 0 {
             return Ok(permissions);
         }
         let closed = summary.closed.iter().map(|closed| closed.writer);
         let writers = closed.chain(summary.open.iter().map(|running| running.writer));
         match self.container.belongs_to(access.uid, writers)? {
             true => Ok(permissions),
-            false => Ok(permissions & !SET_ID),
+            false => Ok(permissions & !effective),
         }
     }
 
