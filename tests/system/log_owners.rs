@@ -414,6 +414,7 @@ fn a_file_that_was_given_away_has_no_set_id_bits() {
     }
     let mounted = fixture.mount();
     let path = mounted.point.join("program");
+    fs::set_permissions(&mounted.point, fs::Permissions::from_mode(0o777)).unwrap();
     as_user(USER, || fs::write(&path, b"#!/bin/sh\n")).unwrap();
     chown(&path, Some(OTHER), Some(OTHER)).unwrap();
     as_user(OTHER, || fs::set_permissions(&path, fs::Permissions::from_mode(0o4755))).unwrap();
