@@ -3,7 +3,9 @@
 //! makes this machine's file system slow, failing or full.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::ops::Deref;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +16,37 @@ use serde_json::Value;
 use crate::skip;
 use crate::stage::{Running, Stage, eventually, has, is_root, quell};
 use crate::testbed::Testbed;
+
+/// An empty directory in memory where /dev/shm is a tmpfs, otherwise below `TMPDIR`. A probe ends
+/// after a call that takes longer than a second, which happens on a busy disk.
+struct MemoryDirectory(tempfile::TempDir);
+
+impl MemoryDirectory {
+    fn new() -> MemoryDirectory {
+        let in_memory = tempfile::Builder::new().prefix("quell-probed.").tempdir_in("/dev/shm");
+        MemoryDirectory(in_memory.or_else(|_| tempfile::tempdir()).unwrap())
+    }
+}
+
+impl Deref for MemoryDirectory {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl AsRef<Path> for MemoryDirectory {
+    fn as_ref(&self) -> &Path {
+        self
+    }
+}
+
+impl AsRef<OsStr> for MemoryDirectory {
+    fn as_ref(&self) -> &OsStr {
+        self.as_os_str()
+    }
+}
 
 /// Returns a probe command that starts without confirmation.
 fn probe(stage: &Stage, directory: &Path, options: &[&str]) -> Command {
@@ -77,7 +110,7 @@ fn wait_for(running: &mut Running, directory: &Path, below: &str) {
 #[test]
 fn the_result_is_as_documented_and_nothing_stays() {
     let stage = Stage::new();
-    let (directory, output) = (stage.dir("d"), stage.path("result.json"));
+    let (directory, output) = (MemoryDirectory::new(), stage.path("result.json"));
     let options = ["--json", "--max-parallel", "4", "-o", output.to_str().unwrap()];
     let result = stage.run(&mut probe(&stage, &directory, &options)).expect(0).json();
     let written: Value = serde_json::from_slice(&fs::read(&output).unwrap()).unwrap();
@@ -112,7 +145,7 @@ fn the_result_is_as_documented_and_nothing_stays() {
 #[test]
 fn people_get_a_curve_and_quiet_gets_none() {
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let text = stage.run(&mut probe(&stage, &directory, &[])).expect(0).text();
     for words in ["answered by", "threads", "##", "This node alone sustains about"] {
         assert!(text.contains(words), "no {words:?} in {text}");
@@ -129,7 +162,7 @@ fn people_get_a_curve_and_quiet_gets_none() {
 #[test]
 fn without_a_terminal_yes_is_required_and_nothing_is_created() {
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let before = fs::metadata(&directory).unwrap().modified().unwrap();
     let mut command = stage.quell();
     let ended = stage.run(command.args(["probe", "--seconds", "7"]).arg(&directory)).expect(2);
@@ -146,7 +179,7 @@ fn a_user_at_a_terminal_is_asked_for_confirmation() {
         skip!("script(1) is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     for (answer, code, words) in
         [("n", 1, "nothing was created"), ("", 1, "nothing was created"), ("y", 0, "sustains")]
     {
@@ -164,7 +197,7 @@ fn a_user_at_a_terminal_is_asked_for_confirmation() {
 #[test]
 fn wrong_directories_and_numbers_are_wrong_usage() {
     let stage = Stage::new();
-    let (directory, file) = (stage.dir("d"), stage.file("file", "x"));
+    let (directory, file) = (MemoryDirectory::new(), stage.file("file", "x"));
     stage.run(&mut probe(&stage, &file, &[])).expect(2).says("is not a directory");
     stage.run(&mut probe(&stage, &stage.path("missing"), &[])).expect(2);
     let nowhere = stage.path("missing/result");
@@ -210,7 +243,7 @@ fn the_limit_of_operations_includes_all_requests() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     for cap in ["200", "600", "3000"] {
         let trace = stage.path("trace");
         let mut command = stage.command("strace");
@@ -239,7 +272,7 @@ fn the_cap_on_time_cuts_a_step_short() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     // Each listing takes a tenth of a second: a million operations would take hours.
     let options = ["--json", "--operations", "1000000", "--seconds", "2"];
     let slow = ["getdents64:delay_enter=100000:when=9+"];
@@ -263,14 +296,14 @@ fn an_early_end_leaves_no_directory() {
         for (slow, below) in
             [("mknodat:delay_enter=50000", "d00/f03"), ("getdents64:delay_enter=50000:when=9+", "d15/f16")]
         {
-            let directory = stage.dir("d");
+            let directory = MemoryDirectory::new();
             let mut running = stage.start(&mut disturbed(&stage, &directory, &[slow], &[]));
             wait_for(&mut running, &directory, below);
             running.signal(signal);
             running.wait().expect(130).says("everything that the probe created is removed");
             expect_empty(&directory);
         }
-        let directory = stage.dir("d");
+        let directory = MemoryDirectory::new();
         let slow = ["unlinkat:delay_enter=20000"];
         let mut running = stage.start(&mut disturbed(&stage, &directory, &slow, &["--operations", "2000"]));
         wait_for(&mut running, &directory, "d01/f16");
@@ -288,7 +321,7 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_reports_it() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let slow = ["mknodat:delay_enter=20000"];
     let mut running = stage.start(&mut disturbed(&stage, &directory, &slow, &[]));
     wait_for(&mut running, &directory, "d00/f03");
@@ -321,7 +354,7 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_reports_it() {
 #[test]
 fn a_directory_without_an_owner_record_counts_as_in_use_until_it_is_old() {
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let own = directory.join(".quell-probe-aaaaaa");
     fs::create_dir(&own).unwrap();
     stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is running");
@@ -361,7 +394,7 @@ fn entries_of_others_are_not_changed() {
 #[test]
 fn a_directory_that_may_not_be_written_to_is_refused() {
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let _mounted = is_root().then(|| Tmpfs::mount(&stage, &directory, "ro"));
     if !is_root() {
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o555)).unwrap();
@@ -399,7 +432,7 @@ fn a_failed_creation_is_reported_and_the_rest_removed() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     for error in ["ENOSPC", "EDQUOT", "EROFS"] {
         let fails = format!("mknodat:error={error}:when=20");
         stage.run(&mut disturbed(&stage, &directory, &[&fails], &[])).expect(3).says("create f");
@@ -417,7 +450,7 @@ fn entries_that_cannot_be_removed_are_named() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let fails = ["unlinkat:error=EIO:when=50"];
     let ended = stage.run(&mut disturbed(&stage, &directory, &fails, &[])).expect(3);
     let own = its_directory(&directory).unwrap();
@@ -434,7 +467,7 @@ fn a_busy_file_system_is_left_alone() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let slow = ["statx:delay_enter=70000"];
     stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy, or far away");
     expect_empty(&directory);
@@ -450,7 +483,7 @@ fn a_call_that_takes_a_second_ends_it() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     // strace counts calls per thread: these listings are measured before the first step.
     let slow = ["getdents64:delay_enter=1500000:when=30"];
     let result = stage.run(&mut disturbed(&stage, &directory, &slow, &["--json"])).expect(1).json();
@@ -466,7 +499,7 @@ fn a_call_that_never_comes_back_is_given_up() {
         skip!("strace is not installed");
     }
     let stage = Stage::new();
-    let directory = stage.dir("d");
+    let directory = MemoryDirectory::new();
     let hangs = ["getdents64:delay_enter=16000000:when=40"];
     stage.run(&mut disturbed(&stage, &directory, &hangs, &[])).expect(3).says("stopped answering");
     expect_empty(&directory);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::probe::{Snapshot, differences};
 use crate::stage::{Stage, launches_of_private_tree, views, words};
@@ -175,10 +176,13 @@ fn a_writable_layer_has_one_user_at_a_time() {
         let mut second = stage.quell_run(&index, view);
         second.args(["--strict", "--writable"]).arg(&layer).args(["--", "true"]);
         stage.run(&mut second).expect(3).says("in use by another view");
+        // The next view waits for the end of this one.
+        let mut third = stage.start(&mut second);
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(third.is_running(), "{view}: {}", third.err());
         drop(first.stdin());
         first.wait();
-        stage.expect_nothing_left();
-        stage.run(&mut second).expect(0);
+        third.wait().expect(0);
         stage.expect_nothing_left();
     }
 }
