@@ -38,8 +38,8 @@ pub fn index_of(path: &Path, creation: Creation) -> Result<(InputFile, Option<Pa
     Ok(open_indexes(vec![RequestedIndex::open(path)?], creation)?.remove(0))
 }
 
-/// What is printed on standard error while a missing index is created. Standard output belongs to
-/// the program that is run. Paths that cannot be read are always reported.
+/// The output on standard error while a missing index is created. Standard output belongs to the
+/// program that is run. Paths that cannot be read are always reported.
 #[derive(Debug, Clone, Copy)]
 pub struct Creation {
     /// Whether the creation and its result are reported.

@@ -79,8 +79,7 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let code = match error.kind {
-            // The kernel refused a call of ours, such as a mount.
-            ErrorKind::InvalidInput if error.is_from_system() => Failure::CANNOT,
+            _ if error.is_refused_argument() => Failure::CANNOT,
             ErrorKind::NotFound
             | ErrorKind::NotADirectory
             | ErrorKind::IsADirectory

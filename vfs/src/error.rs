@@ -179,10 +179,11 @@ impl Error {
         self.kind.errno()
     }
 
-    /// Returns whether the operating system returned the error. Otherwise Quell found it itself, for
-    /// example an argument that is not valid.
-    pub fn is_from_system(&self) -> bool {
-        self.source.as_ref().is_some_and(|cause| is_errno(&**cause, self.errno()))
+    /// Returns whether the kernel refused an argument of a system call of this program, for example
+    /// of mount(2). This is no mistake of the user, unlike an argument that Quell refused itself.
+    pub fn is_refused_argument(&self) -> bool {
+        let source = self.source.as_ref().filter(|_| self.kind == ErrorKind::InvalidInput);
+        source.is_some_and(|cause| is_errno(&**cause, errno::EINVAL))
     }
 }
 

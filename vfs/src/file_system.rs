@@ -224,11 +224,6 @@ impl<'a> NodeRef<'a> {
         self.attributes.node
     }
 
-    /// Returns the attributes at the time when the reference was made.
-    pub fn attributes(&self) -> &Attributes {
-        &self.attributes
-    }
-
     /// Returns the same reference with other attributes, for a layer that shows a node differently.
     pub fn with_attributes(mut self, attributes: Attributes) -> NodeRef<'a> {
         debug_assert_eq!(attributes.node, self.attributes.node, "a reference to one node");
@@ -243,6 +238,7 @@ impl<'a> NodeRef<'a> {
     }
 }
 
+/// The attributes at the time when the reference was made.
 impl Deref for NodeRef<'_> {
     type Target = Attributes;
 

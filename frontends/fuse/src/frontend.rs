@@ -165,30 +165,37 @@ impl Frontend {
     }
 
     /// Passes the entries after `offset`, `.` and `..` included, to `push` until it returns that its
-    /// buffer is full. `offset_of` converts the cursors of these entries.
+    /// buffer is full. `push` gets the offset after the entry first: 1 after `.`, 2 after `..`, and
+    /// the cursor plus 2 after all others.
     pub(crate) fn list(
         &self,
         dir: NodeId,
         offset: u64,
-        mut push: impl FnMut(DirEntry<'_>) -> bool,
+        mut push: impl FnMut(u64, DirEntry<'_>) -> bool,
     ) -> Result<()> {
         let mut push_dir = |name: &[u8], next, node| {
             let attributes = self.fs.attributes(&Context::OWN, node)?;
             let (node, kind) = (attributes.node, attributes.kind);
-            Ok(push(DirEntry { name, next, node, kind, attributes: Some(attributes) }))
+            let attributes = Some(attributes);
+            Ok(push(next, DirEntry { name, next: Cursor::START, node, kind, attributes }))
         };
         if offset == 0 {
             count(&self.counters.listings);
-            if push_dir(b".", AFTER_DOT, dir)? {
+            if push_dir(b".", 1, dir)? {
                 return Ok(());
             }
         }
-        if offset <= 1 && push_dir(b"..", Cursor::START, self.fs.parent(dir)?)? {
+        if offset <= 1 && push_dir(b"..", 2, self.fs.parent(dir)?)? {
             return Ok(());
         }
         let mut listed = 0;
         let end = self.fs.list(&Context::OWN, dir, Cursor(offset.saturating_sub(2)), &mut |entry| {
-            let full = push(entry);
+            assert!(
+                entry.next <= Cursor::MAX,
+                "a cursor must fit the positive half of off_t: {:?}",
+                entry.next
+            );
+            let full = push(entry.next.0 + 2, entry);
             listed += usize::from(!full);
             !full
         });
@@ -247,19 +254,6 @@ fn errno(error: &Error) -> Errno {
         known if (1..ERRNO_END).contains(&known.code()) => known,
         _ => Errno::EIO,
     }
-}
-
-/// Stands for the position after `.`, which no cursor of the contract has.
-const AFTER_DOT: Cursor = Cursor(u64::MAX);
-
-/// Returns the offset of a cursor in a directory stream: 1 is after `.`, 2 is after `..`, and a cursor
-/// of the contract is its value plus 2.
-pub(crate) fn offset_of(cursor: Cursor) -> u64 {
-    if cursor == AFTER_DOT {
-        return 1;
-    }
-    assert!(cursor <= Cursor::MAX, "a cursor must fit the positive half of off_t: {cursor:?}");
-    cursor.0 + 2
 }
 
 /// A request that is done with the permissions of its caller.

@@ -21,7 +21,7 @@ use crate::convert::{
     PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_mode, process_for, rename_rule, syncs, time,
 };
 use crate::counters::{add, count};
-use crate::frontend::{Frontend, GENERATION, offset_of, publish_all, stale_if_removed};
+use crate::frontend::{Frontend, GENERATION, publish_all, stale_if_removed};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::REQUEST_BYTES_MAX;
 
@@ -443,9 +443,9 @@ impl Filesystem for Frontend {
 
     fn readdir(&self, _: &Request, dir: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let _worker = self.enter("readdir", dir);
-        let listed = self.list(node(dir), offset, |entry| {
+        let listed = self.list(node(dir), offset, |next, entry| {
             let name = OsStr::from_bytes(entry.name);
-            reply.add(ino(entry.node), offset_of(entry.next), file_type(entry.kind), name)
+            reply.add(ino(entry.node), next, file_type(entry.kind), name)
         });
         match listed {
             Ok(()) => reply.ok(),
@@ -462,10 +462,10 @@ impl Filesystem for Frontend {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _worker = self.enter("readdirplus", dir);
-        let listed = self.list(node(dir), offset, |entry| {
+        let listed = self.list(node(dir), offset, |next, entry| {
             // The kernel sends this request only for a tree that is not writable.
             let attr = file_attr(&entry.attributes.expect("a read-only tree lists all attributes"));
-            let (name, next) = (OsStr::from_bytes(entry.name), offset_of(entry.next));
+            let name = OsStr::from_bytes(entry.name);
             reply.add(attr.ino, next, name, &self.cache_ttl, &attr, GENERATION)
         });
         match listed {

@@ -70,8 +70,9 @@ fn shares_mount(pid: i32, known: u32) -> bool {
     // The kernel reuses the number of a mount after the unmount. A number that `known` has before and
     // after the other process is read belongs to the same mount.
     let before = mounts(&known);
-    let shared: Vec<u64> = mounts(&pid).intersection(&before).copied().collect();
-    !shared.is_empty() && shared.iter().any(|id| mounts(&known).contains(id))
+    let other = mounts(&pid);
+    let after = mounts(&known);
+    other.iter().any(|id| before.contains(id) && after.contains(id))
 }
 
 /// Returns the numbers of the mounts in the text of a file mountinfo; see proc_pid_mountinfo(5).

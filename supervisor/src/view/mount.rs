@@ -73,9 +73,7 @@ pub fn mount_first(
             }
         }
     }
-    // EINVAL of a mount is no invalid argument of the user.
-    let kind = last.filter(|e| !(e.kind == ErrorKind::InvalidInput && e.is_from_system()));
-    let kind = kind.map_or(ErrorKind::Unsupported, |e| e.kind);
+    let kind = last.filter(|e| !e.is_refused_argument()).map_or(ErrorKind::Unsupported, |e| e.kind);
     let path = covered.source_path.as_os_str().as_encoded_bytes();
     // The reasons for the order of the views are of use only if they exclude one.
     if tree.forced == ViewChoice::Auto {

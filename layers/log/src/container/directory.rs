@@ -12,7 +12,7 @@ use quell_vfs::{Change, Error, ErrorKind, Kind, NewEntry, Rename, Result, errno,
 use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
 use crate::container::log_directories::LogDirectories;
-use crate::container::permissions::{dir_permissions, logs_permissions};
+use crate::container::permissions::{dir_permissions, effective_set_id, logs_permissions};
 use crate::format::{
     ACCESS, BLOCK_BYTES, CONTAINER_RECORD, Closed, EPOCH_PREFIX, FLAT_PREFIX, HEAD_BYTES, Head, HeadKind,
     LogPosition, META, MOVED, MetaName, Summary, boot_of, data_name, epoch_name, index_name,
@@ -795,11 +795,11 @@ impl Container {
         }
         let (uid, gid) = (owners.uid.unwrap_or(now.uid), owners.gid.unwrap_or(now.gid));
         // As chown(2) clears the set-id bits.
-        let set_id = if now.mode & 0o010 != 0 { 0o6000 } else { 0o4000 };
+        let permissions = now.mode & 0o7777;
         let attributes = Change {
             uid: Some(uid),
             gid: Some(gid),
-            permissions: Some(now.mode & 0o7777 & !set_id),
+            permissions: Some(permissions & !effective_set_id(permissions)),
             size_bytes: None,
             modified: Some(now.modified),
         };

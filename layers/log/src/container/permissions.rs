@@ -28,6 +28,21 @@ pub(crate) fn logs_permissions(container: u32) -> u32 {
     container & !STICKY
 }
 
+/// The set-user-ID and set-group-ID bits.
+pub(crate) const SET_ID: u32 = 0o6000;
+
+/// Returns the set-id bits with which a file of these permissions would run with the rights of its
+/// owner or group. A file whose group may not execute it never runs with the group's rights.
+pub(crate) fn effective_set_id(permissions: u32) -> u32 {
+    let group = if permissions & 0o010 != 0 { 0o2000 } else { 0 };
+    permissions & (0o4000 | group)
+}
+
+/// Returns whether `after` is `before` without some set-id bits.
+pub(crate) fn only_drops_set_id(before: u32, after: u32) -> bool {
+    before != after && before & !SET_ID == after & !SET_ID && after & !before == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +63,17 @@ mod tests {
             (0o4755, 0o2755),
         ] {
             assert_eq!(dir_permissions(file), dir, "{file:o}");
+        }
+    }
+
+    #[test]
+    fn set_id_bits_without_effect_are_told_apart() {
+        assert_eq!(effective_set_id(0o6755), 0o6000);
+        assert_eq!(effective_set_id(0o6745), 0o4000);
+        assert_eq!(effective_set_id(0o2745), 0);
+        assert!(only_drops_set_id(0o6755, 0o0755) && only_drops_set_id(0o6755, 0o2755));
+        for (before, after) in [(0o755, 0o755), (0o4755, 0o700), (0o4755, 0o2755), (0o4755, 0o777)] {
+            assert!(!only_drops_set_id(before, after), "{before:o} {after:o}");
         }
     }
 }

@@ -4,6 +4,7 @@ use quell_posix::{Stat, assume};
 use quell_threads::lock;
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result};
 
+use crate::container::only_drops_set_id;
 use crate::format::other_name;
 use crate::fs::files::{file, with_file};
 use crate::fs::mount::Mount;
@@ -66,14 +67,16 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
     if let Some(permissions) = change.permissions
         && change.uid.is_none()
         && change.gid.is_none()
-        && (shared.file.only_drops_set_id(permissions)?
-            || change.size_bytes.is_some() && shared.file.has_permissions(permissions)?)
     {
-        // The kernel makes this request on behalf of the writing user, who often is not the owner. A
-        // truncation has already removed the bits.
-        let _acting = assume(None)?;
-        shared.file.drop_set_id_to(permissions)?;
-        change.permissions = None;
+        let before = shared.file.permissions()?;
+        // The kernel makes this request on behalf of the writing user, who often is not the owner.
+        if only_drops_set_id(before, permissions) {
+            let _acting = assume(None)?;
+            shared.file.remove_set_id(before, permissions)?;
+            change.permissions = None;
+        } else if change.size_bytes.is_some() && before == permissions {
+            change.permissions = None; // a truncation has already removed the bits
+        }
     }
     shared.file.change(&change)
 }

@@ -1,5 +1,5 @@
-//! Removes files, directories and symbolic links. A node that is still referenced keeps what is
-//! needed to serve it.
+//! Removes files, directories and symbolic links. The attributes and the content of a removed node
+//! are kept as long as it is referenced.
 
 use quell_posix::{WritableDir, assume};
 use quell_threads::lock;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use quell_posix::{Stat, WritableDir};
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
 
-use crate::container::{Container, Descriptors, FIRST_EPOCH};
+use crate::container::{Container, Descriptors, FIRST_EPOCH, SET_ID, effective_set_id};
 use crate::format::{
     ACCESS, COVERS_MAX, Covers, FILE_END_MAX, FileOffset, MetaName, Order, Summary, Truncation,
 };
@@ -22,9 +22,6 @@ use crate::session::sequencer::{EpochRequest, Sequencer};
 use crate::session::share::Share;
 use crate::session::writer::{Writer, WriterContext, Written};
 use quell_threads::lock;
-
-/// The set-user-ID and set-group-ID bits.
-const SET_ID: u32 = 0o6000;
 
 /// The options for reading and writing files of a mount.
 #[derive(Debug, Clone, Copy)]
@@ -522,9 +519,8 @@ impl LogFile {
     /// have written the content: the file would run with the owner's rights.
     fn shown_permissions(&self, access: &Stat, summary: &Summary) -> Result<u32> {
         let permissions = access.mode & 0o7777;
-        // A file whose group may not execute it never runs with the group's rights.
-        let effective = if permissions & 0o010 != 0 { SET_ID } else { 0o4000 };
-        if permissions & effective == 0 {
+        let effective = effective_set_id(permissions);
+        if effective == 0 {
             return Ok(permissions);
         }
         let closed = summary.closed.iter().map(|closed| closed.writer);
@@ -552,33 +548,20 @@ impl LogFile {
         Ok(())
     }
 
-    /// Returns true if these are the file's permissions.
-    pub fn has_permissions(&self, permissions: u32) -> Result<bool> {
-        Ok(self.container.dir().stat(ACCESS)?.mode & 0o7777 == permissions)
+    /// Returns the file's permissions.
+    pub(crate) fn permissions(&self) -> Result<u32> {
+        Ok(self.container.dir().stat(ACCESS)?.mode & 0o7777)
     }
 
-    /// Returns true if these permissions differ from the file's only by removed set-id bits.
-    pub fn only_drops_set_id(&self, permissions: u32) -> Result<bool> {
-        let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
-        Ok(before != permissions && before & !permissions & !SET_ID == 0 && permissions & !before == 0)
-    }
-
-    /// Changes the permissions of `access` only, because directories and logs of the container have
-    /// no set-id bits.
-    fn set_permissions_of_access(&self, before: u32, permissions: u32) -> Result<()> {
-        if permissions != before {
-            let change = Change { permissions: Some(permissions), ..Change::default() };
+    /// Removes set-id bits from `before`, the file's permissions, down to `after`. Changes `access`
+    /// only, because directories and logs of the container have no set-id bits.
+    pub(crate) fn remove_set_id(&self, before: u32, after: u32) -> Result<()> {
+        if after != before {
+            let change = Change { permissions: Some(after), ..Change::default() };
             self.container.dir().change(ACCESS, &change)?;
             self.changes.fetch_add(1, Ordering::SeqCst);
         }
         Ok(())
-    }
-
-    /// Removes set-id bits down to these permissions (see
-    /// [`only_drops_set_id`](Self::only_drops_set_id)).
-    pub fn drop_set_id_to(&self, permissions: u32) -> Result<()> {
-        let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
-        self.set_permissions_of_access(before, before & permissions)
     }
 
     /// Returns whether the file had set-id bits when this mount last read its attributes. Another
@@ -590,9 +573,8 @@ impl LogFile {
     /// Removes the set-user-ID bit, and the set-group-ID bit of a file that is executable by its
     /// group.
     pub fn drop_set_id(&self) -> Result<()> {
-        let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
-        let group = if before & 0o010 != 0 { 0o2000 } else { 0 };
-        self.set_permissions_of_access(before, before & !(0o4000 | group))?;
+        let before = self.permissions()?;
+        self.remove_set_id(before, before & !effective_set_id(before))?;
         self.has_set_id.store(false, Ordering::Relaxed);
         Ok(())
     }
