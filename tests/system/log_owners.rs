@@ -2,9 +2,11 @@
 //! exchanges names all the time, and repairs that cannot see the writing process.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -76,6 +78,52 @@ fn exchange_names(store: &Path, secret: &Path, is_over: &AtomicBool, exchanged: 
             }
         }
     }
+}
+
+/// Sends a line to a shell that waits for it, and returns the line that it answers.
+fn next_step(shell: &mut std::process::Child, answers: &mut impl BufRead) -> String {
+    shell.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    let mut line = String::new();
+    answers.read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn a_user_whose_permission_was_revoked_disturbs_no_other_user_of_the_file() {
+    let fixture = log_fixture!();
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    chown(&fixture.store, Some(USER), Some(USER)).unwrap();
+    let mounted = fixture.mount();
+    let path = mounted.point.join("f");
+    let allow =
+        |mode| as_user(USER, || fs::set_permissions(&path, fs::Permissions::from_mode(mode))).unwrap();
+    as_user(USER, || fs::write(&path, "of the owner, ")).unwrap();
+    allow(0o666);
+    let script = r#"read line; exec 3>>"$0"; echo opened
+                    read line; printf 'of another user' >&3; echo written $?
+                    read line; exec 3>&-; echo closed $?"#;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).arg(&path).uid(OTHER).gid(OTHER);
+    let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut answers = BufReader::new(shell.stdout.take().unwrap());
+    assert_eq!(next_step(&mut shell, &mut answers), "opened\n");
+    allow(0o600);
+    assert_eq!(next_step(&mut shell, &mut answers), "written 0\n");
+    let expected = "of the owner, of another user";
+    as_user(USER, || {
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+        File::options().append(true).open(&path).unwrap().sync_all().unwrap();
+    });
+    assert_eq!(next_step(&mut shell, &mut answers), "closed 0\n");
+    assert!(shell.wait().unwrap().success());
+    assert_eq!(as_user(USER, || fs::read_to_string(&path)).unwrap(), expected);
+    let refused = as_user(OTHER, || File::options().append(true).open(&path)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    drop(mounted);
+    // A second mount reads the store alone.
+    assert_eq!(fs::read_to_string(fixture.mount().point.join("f")).unwrap(), expected);
 }
 
 #[test]

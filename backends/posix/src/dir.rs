@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quell_vfs::{Change, Kind, ReadAt, Rename, Result, Space, Time};
 
 /// The metadata of one name, without following symbolic links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stat {
     /// `st_mode`: kind and permissions.
     pub mode: u32,

@@ -18,5 +18,5 @@ pub use flat_index::{Flat, HeldPages};
 pub(crate) use log_directories::{delete_container, owners_of};
 #[cfg(test)]
 pub use permissions::dir_permissions;
-pub(crate) use permissions::{SET_ID, effective_set_id, only_drops_set_id};
+pub(crate) use permissions::{SET_ID, effective_set_id, may_write, only_drops_set_id};
 pub(crate) use pointers::{read_pointer, write_pointer};

@@ -1,6 +1,9 @@
 //! Permissions of a container's directories, derived from those of its file. Pure functions on
 //! values, no I/O.
 
+use quell_posix::Stat;
+use quell_vfs::Caller;
+
 /// Users with write permission to a directory with this bit can remove and rename only their own
 /// entries.
 const STICKY: u32 = 0o1000;
@@ -43,6 +46,18 @@ pub(crate) fn only_drops_set_id(before: u32, after: u32) -> bool {
     before != after && before & !SET_ID == after & !SET_ID && after & !before == 0
 }
 
+/// Returns whether the permissions of `access` allow a user other than root to write.
+pub(crate) fn may_write(access: &Stat, user: &Caller) -> bool {
+    let shift = if access.uid == user.uid {
+        6
+    } else if access.gid == user.gid || user.groups.contains(&access.gid) {
+        3
+    } else {
+        0
+    };
+    access.mode >> shift & 0o2 != 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +78,20 @@ mod tests {
             (0o4755, 0o2755),
         ] {
             assert_eq!(dir_permissions(file), dir, "{file:o}");
+        }
+    }
+
+    #[test]
+    fn the_class_of_a_user_decides_alone() {
+        let access = |mode| Stat { mode, uid: 1, gid: 2, ..Stat::default() };
+        let user = |uid, gid, groups: &[u32]| Caller { uid, gid, groups: groups.to_vec() };
+        for (mode, owner, group, others) in
+            [(0o200, true, false, false), (0o020, false, true, false), (0o002, false, false, true)]
+        {
+            assert_eq!(may_write(&access(mode), &user(1, 2, &[2])), owner, "{mode:o}");
+            assert_eq!(may_write(&access(mode), &user(3, 2, &[])), group, "{mode:o}");
+            assert_eq!(may_write(&access(mode), &user(3, 4, &[5, 2])), group, "{mode:o}");
+            assert_eq!(may_write(&access(mode), &user(3, 4, &[5])), others, "{mode:o}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quell_posix::WritableDir;
+use quell_posix::{WritableDir, assumed};
 use quell_vfs::{Error, ErrorKind, Kind, NodeId, OpenMode, Result};
 
 use crate::container::Container;
@@ -96,6 +96,19 @@ pub(crate) fn with_file<T>(
 }
 
 /// Opens a file as `mode` requests, for a process of this node.
+///
+/// # Errors
+///
+/// `PermissionDenied` if the user that is served may not write to the file. The kernel checks this
+/// with attributes that may be outdated, and the store only when a log is created.
 pub(crate) fn open_file(mount: &Mount, node: NodeId, mode: OpenMode, process: u32) -> Result<Handle> {
-    with_file(mount, node, |shared| Handle::open(shared, node, mode, process, mount.choices.flattens_later))
+    let user = assumed().filter(|_| mode.write);
+    with_file(mount, node, |shared| {
+        if let Some(user) = &user
+            && !shared.file.may_be_written_by(user)?
+        {
+            return Err(Error::new(ErrorKind::PermissionDenied, "open", mount.node(node)?.name));
+        }
+        Handle::open(shared, node, mode, process, mount.choices.flattens_later)
+    })
 }

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quell_posix::{PosixDir, WritableDir};
-use quell_vfs::{Caller, Change, Context, FileSystem, NewEntry, NodeId, OpenMode, Time, Writable};
+use quell_vfs::{
+    Caller, Change, Context, ErrorKind, FileSystem, NewEntry, NodeId, OpenMode, Time, Writable, WritableFile,
+};
 
 use crate::fs::file_system::LogFs;
 use crate::session::Choices;
@@ -266,4 +268,98 @@ fn a_check_removes_nothing_from_a_foreign_directory_in_new_or_trash() {
         names.iter().for_each(|name| assert!(name.exists(), "{}", name.display()));
         fs::remove_dir_all(theirs).unwrap();
     }
+}
+
+/// A file of `USER` that `OTHER` has open for writing, and may not write to any more.
+struct RevokedFile {
+    fs: LogFs,
+    node: NodeId,
+    of_owner: Box<dyn WritableFile>,
+    of_other: Box<dyn WritableFile>,
+}
+
+impl RevokedFile {
+    /// `before`: `OTHER` writes and publishes these bytes before the permission is revoked.
+    fn new(user_store: &UserStore, before: &[u8]) -> RevokedFile {
+        let fs = user_store.mount(|_| {});
+        let (owner, other) = (user(USER), user(OTHER));
+        let context = |caller, process| Context { caller: Some(caller), ..Context::for_process(process) };
+        let new = NewEntry { permissions: 0o666, uid: USER, gid: USER };
+        let (made, of_owner) =
+            fs.create(&context(&owner, 1), fs.root(), b"f", new, OpenMode::READ_WRITE).unwrap();
+        let node = made.into_attributes().node;
+        of_owner.write_at(b"of the owner", 0).unwrap();
+        let of_other = fs.open_as(&context(&other, 2), node, OpenMode::READ_WRITE).unwrap();
+        of_other.write_at(before, 20).unwrap();
+        of_other.publish().unwrap();
+        of_other.write_at(b"collected", 40).unwrap();
+        fs.change(&context(&owner, 1), node, &modes(0o600)).unwrap();
+        RevokedFile { fs, node, of_owner, of_other }
+    }
+
+    fn content(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 100];
+        let length = self.of_owner.read_at(&mut bytes, 0).unwrap();
+        bytes.truncate(length);
+        bytes
+    }
+}
+
+#[test]
+fn a_user_without_permission_any_more_disturbs_no_other_user_of_the_file() {
+    for before in [&b""[..], b"published"] {
+        for owner_is_first in [true, false] {
+            let Some(user_store) = UserStore::new() else { return };
+            let file = RevokedFile::new(&user_store, before);
+            let mut expected = vec![0; 49];
+            expected[..12].copy_from_slice(b"of the owner");
+            expected[20..][..before.len()].copy_from_slice(before);
+            expected[40..].copy_from_slice(b"collected");
+            if owner_is_first {
+                assert_eq!(file.content(), expected);
+                file.of_owner.sync().unwrap();
+            }
+            // The other user's data is in the store, whether or not this fails.
+            let _ = file.of_other.sync();
+            assert_eq!(file.content(), expected);
+            file.of_owner.publish().unwrap();
+            file.of_other.close().unwrap();
+            file.of_owner.sync().unwrap();
+            file.of_owner.close().unwrap();
+            drop(file);
+            let fs = user_store.mount(|_| {});
+            let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap();
+            let mut bytes = [0; 100];
+            let length = fs.open(&Context::OWN, node.node()).unwrap().read_at(&mut bytes, 0).unwrap();
+            assert_eq!(&bytes[..length], expected);
+        }
+    }
+}
+
+#[test]
+fn an_open_for_writing_needs_the_permission_in_the_store() {
+    let Some(user_store) = UserStore::new() else { return };
+    let file = RevokedFile::new(&user_store, b"x");
+    let (owner, other) = (user(USER), user(OTHER));
+    for mode in [OpenMode::WRITE, OpenMode::READ_WRITE] {
+        let open = |caller| {
+            let context = Context { caller: Some(caller), ..Context::for_process(3) };
+            file.fs.open_as(&context, file.node, mode).map(|_| ())
+        };
+        assert_eq!(open(&other).unwrap_err().kind, ErrorKind::PermissionDenied);
+        open(&owner).unwrap();
+    }
+}
+
+#[test]
+fn data_of_a_user_without_permission_any_more_removes_set_id_bits() {
+    let Some(user_store) = UserStore::new() else { return };
+    let file = RevokedFile::new(&user_store, b"");
+    let owner = user(USER);
+    let context = Context { caller: Some(&owner), ..Context::for_process(1) };
+    file.fs.change(&context, file.node, &modes(0o4755)).unwrap();
+    file.of_other.close().unwrap();
+    file.of_owner.close().unwrap();
+    assert_eq!(file.fs.attributes(&Context::OWN, file.node).unwrap().permissions, 0o755);
+    assert_eq!(owner_and_mode(&user_store.container().join("access")), (USER, 0o755));
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use quell_posix::{Stat, WritableDir};
-use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
+use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
 
-use crate::container::{Container, Descriptors, FIRST_EPOCH, SET_ID, effective_set_id};
+use crate::container::{Container, Descriptors, FIRST_EPOCH, SET_ID, effective_set_id, may_write};
 use crate::format::{
     ACCESS, COVERS_MAX, Covers, FILE_END_MAX, FileOffset, MetaName, Order, Summary, Truncation,
 };
@@ -548,6 +548,11 @@ impl LogFile {
         Ok(())
     }
 
+    /// Returns whether the user may write to the file.
+    pub(crate) fn may_be_written_by(&self, user: &Caller) -> Result<bool> {
+        Ok(may_write(&self.container.dir().stat(ACCESS)?, user))
+    }
+
     /// Returns the file's permissions.
     pub(crate) fn permissions(&self) -> Result<u32> {
         Ok(self.container.dir().stat(ACCESS)?.mode & 0o7777)
@@ -744,6 +749,10 @@ impl WriterContext for LogFile {
 
     fn frame_failed(&self) {
         self.sequencer().mark_stale();
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        LogFile::drop_set_id(self)
     }
 
     fn written(&self, writer: u64, written: Written<'_>) {

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
-use quell_posix::{Acting, WritableFile, assume, assumed};
+use quell_posix::{WritableFile, assume, assumed};
 use quell_vfs::{Caller, Error, ErrorKind, Result, Time, errno};
 
 use crate::container::{Container, write_frame};
@@ -47,8 +47,11 @@ impl std::fmt::Debug for Writer {
 /// The state of a writer. Holding its lock is the right to write.
 pub struct State {
     /// The credentials with which the logs are created and written: those of the process's user, if
-    /// root serves several users.
+    /// root serves several users and the user has the permission. Otherwise `None`: those of this
+    /// process.
     credentials: Option<Arc<Caller>>,
+    /// The user has lost the permission to write to the file since it was opened.
+    is_revoked: bool,
     /// A data log that was created, but whose header could not be written for lack of space.
     begun: Option<Box<dyn WritableFile>>,
     /// Created with the first frame.
@@ -101,6 +104,7 @@ impl Writer {
     pub fn new(id: u64, buffer_bytes: usize) -> Writer {
         let state = State {
             credentials: assumed(),
+            is_revoked: false,
             begun: None,
             logs: None,
             buffer: Buffer::default(),
@@ -132,15 +136,31 @@ pub trait WriterContext {
     /// writer's count. A truncation by another mount may cover that length, so the next frame,
     /// which begins at the same offset, needs an epoch later than the truncation.
     fn frame_failed(&self);
+    /// Removes set-id bits that give rights.
+    fn drop_set_id(&self) -> Result<()>;
     /// Records that a frame is in the data log.
     fn written(&self, writer: u64, written: Written<'_>);
 }
 
 impl State {
-    /// Assumes the writer's credentials. A thread that serves another process may write this
-    /// writer's data to its logs.
-    fn assume_credentials(&self) -> Result<Acting> {
-        assume(self.credentials.clone())
+    /// Calls `work` with the writer's credentials: a thread that serves another process may write
+    /// this writer's data to its logs. An open file keeps the access that its open granted, so if
+    /// the user has lost the permission since, calls `work` again with the credentials of this
+    /// process.
+    fn with_credentials<T>(&mut self, work: impl Fn(&mut State) -> Result<T>) -> Result<T> {
+        let user = self.credentials.clone();
+        let done = {
+            let _acting = assume(user.clone())?;
+            work(self)
+        };
+        match done {
+            Err(error) if error.kind == ErrorKind::PermissionDenied && user.is_some() => {
+                (self.credentials, self.is_revoked) = (None, true);
+                let _acting = assume(None)?;
+                work(self)
+            }
+            done => done,
+        }
     }
 
     /// Returns true if bytes of `start..end` are collected and not yet in the log.
@@ -213,7 +233,20 @@ impl State {
     }
 
     fn write_frame(&mut self, file: &dyn WriterContext, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
-        let _acting = self.assume_credentials()?;
+        self.with_credentials(|state| state.write_frame_as_assumed(file, id, payload, runs))
+    }
+
+    fn write_frame_as_assumed(
+        &mut self,
+        file: &dyn WriterContext,
+        id: u64,
+        payload: &[u8],
+        runs: &[Run],
+    ) -> Result<()> {
+        if self.is_revoked {
+            // The owner of these logs does not show that another user has written them.
+            file.drop_set_id()?;
+        }
         let container = file.container();
         let block_bytes = container.head().block_bytes.into();
         let is_first = self.logs.is_none();
@@ -256,9 +289,10 @@ impl State {
 
     /// Makes all written data visible to other mounts.
     pub fn publish(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
-        let _acting = self.assume_credentials()?;
-        self.write_index(file, id)?;
-        self.publish_size(file)
+        self.with_credentials(|state| {
+            state.write_index(file, id)?;
+            state.publish_size(file)
+        })
     }
 
     /// Writes all data to the logs, and frees the memory of the buffer, because a writer often
@@ -277,7 +311,10 @@ impl State {
     /// published size. Returns true if the container has names of this writer that were never
     /// synced.
     pub fn sync(&mut self, file: &dyn WriterContext, id: u64) -> Result<bool> {
-        let _acting = self.assume_credentials()?;
+        self.with_credentials(|state| state.sync_as_assumed(file, id))
+    }
+
+    fn sync_as_assumed(&mut self, file: &dyn WriterContext, id: u64) -> Result<bool> {
         // The name first, because a file system with a journal then syncs it together with the
         // data.
         self.publish(file, id)?;
@@ -339,7 +376,10 @@ impl State {
 
     /// Publishes, and ends the writer.
     pub fn close(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
-        let _acting = self.assume_credentials()?;
+        self.with_credentials(|state| state.close_as_assumed(file, id))
+    }
+
+    fn close_as_assumed(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.write_index(file, id)?;
         let time = self.modified()?.unwrap_or_default();
         let Some(logs) = &mut self.logs else { return Ok(()) };
