@@ -243,6 +243,22 @@ impl Table {
         Ok(())
     }
 
+    fn drop_set_id(&mut self, node: NodeId) -> Result<()> {
+        let permissions = &mut self.entry_mut(node)?.attributes.permissions;
+        let dropped = if *permissions & GROUP_EXECUTE != 0 { SET_ID } else { SET_USER_ID };
+        *permissions &= !dropped;
+        Ok(())
+    }
+
+    /// The permissions of the model's own process are root's.
+    fn truncate(&mut self, context: &Context<'_>, node: NodeId, size_bytes: u64) -> Result<()> {
+        self.set_size(node, size_bytes)?;
+        match context.caller {
+            Some(caller) if caller.uid != 0 => self.drop_set_id(node),
+            _ => Ok(()),
+        }
+    }
+
     fn write(&mut self, node: NodeId, from: &[u8], offset: u64) -> Result<()> {
         let end = offset.checked_add(from.len() as u64);
         if end.is_none_or(|end| end > FILE_BYTES_MAX) {
@@ -485,7 +501,7 @@ impl Writable for WritableModel {
     fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
         let mut table = self.lock_in_time(context)?;
         if let Some(size_bytes) = change.size_bytes {
-            table.set_size(node, size_bytes)?;
+            table.truncate(context, node, size_bytes)?;
         }
         let now = table.now();
         let attributes = &mut table.entry_mut(node)?.attributes;
@@ -501,7 +517,7 @@ impl Writable for WritableModel {
         let mut table = self.lock_in_time(context)?;
         table.file(node)?;
         if mode.truncate {
-            table.set_size(node, 0)?;
+            table.truncate(context, node, 0)?;
         }
         Ok(Box::new(self.opened(&mut table, node, mode)))
     }
@@ -575,11 +591,7 @@ impl WritableFile for ModelFile {
     }
 
     fn drop_set_id(&self) -> Result<()> {
-        let mut table = self.may(true, "change")?;
-        let permissions = &mut table.entry_mut(self.node)?.attributes.permissions;
-        let dropped = if *permissions & GROUP_EXECUTE != 0 { SET_ID } else { SET_USER_ID };
-        *permissions &= !dropped;
-        Ok(())
+        self.may(true, "change")?.drop_set_id(self.node)
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {

@@ -19,6 +19,7 @@ mod open_and_removed;
 mod pieces;
 mod publish;
 mod rename;
+mod set_id;
 mod space;
 mod symlinks;
 mod threads;
@@ -28,12 +29,13 @@ pub use mount::{Mounts, WritableImplementation};
 
 type Promise = fn(&WritableImplementation<'_>);
 
-const PROMISES: [(&str, Promise); 20] = [
+const PROMISES: [(&str, Promise); 21] = [
     ("create", create::check),
     ("bytes", bytes::check),
     ("holes", holes::check),
     ("append", append::check),
     ("truncate", truncate::check),
+    ("set-id bits", set_id::check),
     ("pieces", pieces::check),
     ("names", names::check),
     ("directories", directories::check),
