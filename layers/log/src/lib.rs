@@ -32,7 +32,7 @@ mod tools;
 
 pub use container::Container;
 pub use format::{Damage, Holder, Member, StoreMap, Truncation, is_own};
-pub use fs::{Entry, Found, Listing, LogFs, Odd, Oddity, StoredDir, find};
+pub use fs::{Entry, Found, Listing, LogFs, NameProblem, NameProblemKind, StoredDir, find};
 pub use session::{Choices, Flattened, flatten};
 pub use stores::{Host, Opener, Role, Root, Scratch, Stores, is_store};
 pub use tools::fsck::{

@@ -30,4 +30,4 @@ mod store_dirs;
 mod tree;
 
 pub use file_system::LogFs;
-pub use tree::{Entry, Found, Listing, Odd, Oddity, StoredDir, find};
+pub use tree::{Entry, Found, Listing, NameProblem, NameProblemKind, StoredDir, find};

@@ -26,7 +26,7 @@ pub struct Entry {
 
 /// The reason why a name in a store is not as the log layer creates it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Oddity {
+pub enum NameProblemKind {
     /// Quell did not create it; a mount does not show it.
     Foreign,
     /// Another store has a container of the same file, and a mount shows that one.
@@ -41,13 +41,13 @@ pub enum Oddity {
 
 /// A name that is not as the log layer creates it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Odd {
+pub struct NameProblem {
     /// The store that has the name.
     pub store: StoreNumber,
     /// The name in the store.
     pub stored: Vec<u8>,
     /// How the name differs.
-    pub why: Oddity,
+    pub kind: NameProblemKind,
 }
 
 /// All names in a directory.
@@ -56,7 +56,7 @@ pub struct Listing {
     /// Sorted by name.
     pub entries: Vec<Entry>,
     /// Names that a mount does not show, or that differ between the stores.
-    pub odd: Vec<Odd>,
+    pub problems: Vec<NameProblem>,
 }
 
 /// A directory, open in every store that has it.
@@ -196,41 +196,52 @@ impl StoredDir {
     pub fn list(&self) -> Result<Listing> {
         let mut files: BTreeMap<Vec<u8>, StoreNumber> = BTreeMap::new();
         let mut others: BTreeMap<Vec<u8>, Kind> = BTreeMap::new();
-        let mut odd = Vec::new();
+        let mut problems = Vec::new();
         for (store, dir) in self.dirs.iter().enumerate() {
             let Some(dir) = dir else { continue };
             for stored in dir.names()? {
                 if self.is_root && is_own(&stored) {
                     continue;
                 }
-                let mut strange = |why| odd.push(Odd { store, stored: stored.clone(), why });
+                let mut add_problem =
+                    |kind| problems.push(NameProblem { store, stored: stored.clone(), kind });
                 match (shown(&stored), self.kind(store, &stored)?) {
                     (_, None) => {} // it was removed meanwhile
                     (Some(Stored::Container(name)), Some(Kind::Dir)) => match files.get_mut(name) {
                         None => drop(files.insert(name.to_vec(), store)),
-                        Some(_) if self.stores.home(name) != store => strange(Oddity::SeveralStores),
+                        Some(_) if self.stores.home(name) != store => {
+                            add_problem(NameProblemKind::SeveralStores)
+                        }
                         Some(other) => {
                             let other = std::mem::replace(other, store);
-                            odd.push(Odd { store: other, stored, why: Oddity::SeveralStores });
+                            problems.push(NameProblem {
+                                store: other,
+                                stored,
+                                kind: NameProblemKind::SeveralStores,
+                            });
                         }
                     },
                     (Some(Stored::Other(name)), Some(kind @ (Kind::Dir | Kind::Symlink))) => match store {
                         0 => drop(others.insert(name.to_vec(), kind)),
                         _ if kind == Kind::Dir && others.get(name) == Some(&Kind::Dir) => {}
-                        _ => strange(Oddity::NotInFirst),
+                        _ => add_problem(NameProblemKind::NotInFirst),
                     },
-                    _ => strange(Oddity::Foreign),
+                    _ => add_problem(NameProblemKind::Foreign),
                 }
             }
         }
         for (name, kind) in &others {
             let stored = other_name(name)?;
             if files.contains_key(name) {
-                odd.push(Odd { store: 0, stored, why: Oddity::FileAndOther });
+                problems.push(NameProblem { store: 0, stored, kind: NameProblemKind::FileAndOther });
             } else if *kind == Kind::Dir {
                 for store in 1..self.dirs.len() {
                     if self.kind(store, &stored)? != Some(Kind::Dir) {
-                        odd.push(Odd { store, stored: stored.clone(), why: Oddity::Missing });
+                        problems.push(NameProblem {
+                            store,
+                            stored: stored.clone(),
+                            kind: NameProblemKind::Missing,
+                        });
                     }
                 }
             }
@@ -242,6 +253,6 @@ impl StoredDir {
         let others = others.into_iter().map(|(name, kind)| Entry { name, kind, store: 0 });
         let mut entries: Vec<Entry> = files.chain(others).collect();
         entries.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Listing { entries, odd })
+        Ok(Listing { entries, problems })
     }
 }

@@ -10,7 +10,7 @@ use super::own_data::{check_own_data, check_parts};
 use super::problem::Problem;
 use super::repair::repair_container;
 use crate::format::joined;
-use crate::fs::{Entry, Found, Odd, Oddity, StoredDir, find};
+use crate::fs::{Entry, Found, NameProblem, NameProblemKind, StoredDir, find};
 use crate::stores::Stores;
 use crate::tools::progress::{Progress, run_tasks};
 
@@ -69,8 +69,8 @@ fn normalize(path: &[u8]) -> Vec<u8> {
 fn list_dir(check: &Check<'_>, path: &[u8], added: &mut Vec<Task>) -> Result<()> {
     let Found::Dir(dir) = find(check.stores, path)? else { return Ok(()) };
     let listing = dir.list()?;
-    for odd in &listing.odd {
-        check.report(&joined(path, &odd.stored), problem_of(check, odd));
+    for problem in &listing.problems {
+        check.report(&joined(path, &problem.stored), problem_of(check, problem));
     }
     let dir = Arc::new(dir);
     for entry in listing.entries.into_iter().rev() {
@@ -84,14 +84,14 @@ fn list_dir(check: &Check<'_>, path: &[u8], added: &mut Vec<Task>) -> Result<()>
     Ok(())
 }
 
-fn problem_of(check: &Check<'_>, odd: &Odd) -> Problem {
-    let store = check.store_text(odd.store);
-    match odd.why {
-        Oddity::Foreign => Problem::foreign_entry(&store),
-        Oddity::SeveralStores => Problem::file_in_several_stores(&store),
-        Oddity::FileAndOther => Problem::hidden_by_file(),
-        Oddity::NotInFirst => Problem::not_in_first_store(&store, &check.store_text(0)),
-        Oddity::Missing => Problem::directory_missing(&store),
+fn problem_of(check: &Check<'_>, found: &NameProblem) -> Problem {
+    let store = check.store_text(found.store);
+    match found.kind {
+        NameProblemKind::Foreign => Problem::foreign_entry(&store),
+        NameProblemKind::SeveralStores => Problem::file_in_several_stores(&store),
+        NameProblemKind::FileAndOther => Problem::hidden_by_file(),
+        NameProblemKind::NotInFirst => Problem::not_in_first_store(&store, &check.store_text(0)),
+        NameProblemKind::Missing => Problem::directory_missing(&store),
     }
 }
 
