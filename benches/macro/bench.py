@@ -4,7 +4,8 @@
 Both are measured side by side in one run. Every row has a direct number, a covered number, their
 ratio, and Quell's target. The test beds (testbed/moosefs, testbed/cephfs) are created for the run
 and removed at its end, also on Ctrl-C. Results are written to docs/benchmarks/latest.txt,
-latest.json and latest.svg. Needs root; $QUELL is the quell binary.
+latest.json and latest.svg, those of log mounts also to log.*. Needs root; $QUELL is the quell
+binary.
 """
 import argparse
 import hashlib
@@ -31,6 +32,7 @@ from machines import Machines
 from measure import Failed, Testbed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 
 NODES = 4
+LOG_MOUNTS = "none, log mounts"
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
 
@@ -459,6 +461,17 @@ def report(facts, results, made_by):
     return "\n".join(lines) + "\n"
 
 
+def keep(name, made_by, facts, results):
+    """Write the results to docs/benchmarks/NAME.txt, .json and .svg."""
+    to = TOP / "docs/benchmarks" / name
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.with_suffix(".txt").write_text(report(facts, results, made_by))
+    to.with_suffix(".json").write_text(json.dumps(
+        {"facts": facts, "results": {view: [row.as_dict() for row in rows] for view, rows in results.items()}}, indent=1) + "\n")
+    to.with_suffix(".svg").write_text(plot(facts, results))
+    print(f"Kept in {to}.txt, .json and .svg")
+
+
 def plot(facts, results):
     """Plot covered / direct (for rates, direct / covered) as SVG bars on a logarithmic scale, for
     each row that has both."""
@@ -589,21 +602,18 @@ def main():
                 bench.machines()
             if options.only == "log":
                 bench = Bench(testbed, quell, scratch, None, options)
-                results["none, log mounts"] = bench.rows
+                results[LOG_MOUNTS] = bench.rows
+            first_log_row = len(bench.rows)
             if options.only != "boot":
                 bench.logs(local)
-    text = report(facts, results, f"scripts/bench --only {options.only}" if options.only else "make bench")
-    print("\n" + text)
+    made_by = f"scripts/bench --only {options.only}" if options.only else "make bench"
+    print("\n" + report(facts, results, made_by))
     if options.quick or options.only and not options.keep:
         print("A part alone: docs/benchmarks was not touched.")
     else:
-        keep = TOP / "docs/benchmarks" / (options.only or "latest")
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        keep.with_suffix(".txt").write_text(text)
-        keep.with_suffix(".json").write_text(json.dumps(
-            {"facts": facts, "results": {view: [row.as_dict() for row in rows] for view, rows in results.items()}}, indent=1) + "\n")
-        keep.with_suffix(".svg").write_text(plot(facts, results))
-        print(f"Kept in {keep}.txt, .json and .svg")
+        keep(options.only or "latest", made_by, facts, results)
+        if not options.only:
+            keep("log", made_by, facts, {LOG_MOUNTS: bench.rows[first_log_row:]})
         run([sys.executable, HERE / "headline.py"])
     return 0 if all(row.met is not False for rows in results.values() for row in rows) else 1
 

@@ -25,12 +25,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -292,11 +294,16 @@ int main(int argc, char **argv)
         for (uint64_t rank = 0; rank < (pattern == PRIVATE ? ranks : 1); rank++)
             make(paths[rank]);
 
+    pid_t parent = getpid();
     uint64_t processes = work == FILL || work == FIRST ? 1 : ranks;
     for (uint64_t rank = 0; rank < processes; rank++) {
         pid_t child = fork();
-        if (child == 0)
+        if (child == 0) {
+            /* The ranks end with this process, also when it is killed. */
+            if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent)
+                _exit(1);
             one_rank(rank, paths[rank]);
+        }
         if (child < 0) {
             perror("records: fork");
             atomic_store(&shared->failed, 1);

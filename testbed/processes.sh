@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Functions that the test bed scripts share: messages, processes that are stopped only if the script
-# started them, and a lock. A script sources it after setting `bed`, its state directory.
+# started them, and a lock. A script sources it after setting `directory`, its state directory.
 script=${0##*/}
-: "${bed:?}"
+: "${directory:?}"
 
 usage() { sed -n "/^# *$script /s/^# \{0,1\}//p" "$0"; }
 fail() { # fail EXIT-CODE MESSAGE
@@ -25,21 +25,21 @@ process_stat() { # sets `state` and `started` of process $1
 }
 is_ours() { # is_ours NAME: is the process that was started under this name still running?
   local pid known state started
-  [ -e "$bed/run/$1" ] || return 1
-  read -r pid known <"$bed/run/$1" && process_stat "$pid" && [ "$started" = "$known" ] && [ "$state" != Z ]
+  [ -e "$directory/run/$1" ] || return 1
+  read -r pid known <"$directory/run/$1" && process_stat "$pid" && [ "$started" = "$known" ] && [ "$state" != Z ]
 }
-start_process() { # start_process NAME CMD...: in a session of its own, output in $bed/NAME.log
+start_process() { # start_process NAME CMD...: in a session of its own, output in $directory/NAME.log
   local name=$1 pid state started
   shift
-  setsid "$@" </dev/null >"$bed/$name.log" 2>&1 9<&- &
+  setsid "$@" </dev/null >"$directory/$name.log" 2>&1 9<&- &
   pid=$!
   process_stat "$pid" || started=ended # the caller sees that it is not running
-  echo "$pid $started" >"$bed/run/$name"
+  echo "$pid $started" >"$directory/run/$name"
 }
 stop_process() { # stop_process NAME: TERM, then KILL after 10 s
   local name=$1 pid tries
   if is_ours "$name"; then
-    read -r pid _ <"$bed/run/$name"
+    read -r pid _ <"$directory/run/$name"
     kill "$pid" 2>/dev/null || true
     for ((tries = 0; tries < 100; tries++)); do
       is_ours "$name" || break
@@ -47,7 +47,7 @@ stop_process() { # stop_process NAME: TERM, then KILL after 10 s
     done
     if is_ours "$name"; then kill -9 "$pid" 2>/dev/null || true; fi
   fi
-  rm -f "$bed/run/$name"
+  rm -f "$directory/run/$name"
 }
 
 # --- nodes ---------------------------------------------------------------------------------------
@@ -55,13 +55,13 @@ unmount_node() { # unmount_node I [lazy]: the mount process must be stopped afte
   local i=$1 tries
   # A view's holder, the last user of the mount, ends some moments after its program.
   for ((tries = 0; tries < 40; tries++)); do
-    mountpoint -q "$bed/nodes/$i" || return 0
-    if umount "$bed/nodes/$i" 2>"$bed/umount.log"; then return 0; fi
+    mountpoint -q "$directory/nodes/$i" || return 0
+    if umount "$directory/nodes/$i" 2>"$directory/umount.log"; then return 0; fi
     sleep 0.25
   done
-  [ "${2:-}" = lazy ] || fail 1 "node $i is in use, so its caches cannot be dropped: $(cat "$bed/umount.log")"
+  [ "${2:-}" = lazy ] || fail 1 "node $i is in use, so its caches cannot be dropped: $(cat "$directory/umount.log")"
   echo "$script: node $i is still in use; detaching it" >&2
-  umount -l "$bed/nodes/$i" || true
+  umount -l "$directory/nodes/$i" || true
 }
 
 # --- the whole test bed --------------------------------------------------------------------------
@@ -70,18 +70,18 @@ unmount_node() { # unmount_node I [lazy]: the mount process must be stopped afte
 lock() {
   local tries
   for ((tries = 0; tries < 20; tries++)); do
-    mkdir -p "$bed"
-    exec 9<"$bed"
-    flock -w 300 9 || fail 1 "another command has been holding $bed for 300 s"
+    mkdir -p "$directory"
+    exec 9<"$directory"
+    flock -w 300 9 || fail 1 "another command has been holding $directory for 300 s"
     # If a `down` removed the directory while this process waited, the new directory is locked.
-    if [ "$bed" -ef /proc/self/fd/9 ]; then return; fi
+    if [ "$directory" -ef /proc/self/fd/9 ]; then return; fi
   done
-  fail 1 "$bed keeps disappearing"
+  fail 1 "$directory keeps disappearing"
 }
 remove_directory() {
   # Never delete through a mount that could not be unmounted.
-  if grep -qF " $bed/" /proc/mounts; then fail 1 "something is still mounted under $bed; nothing was deleted"; fi
-  rm -rf --one-file-system "$bed"
+  if grep -qF " $directory/" /proc/mounts; then fail 1 "something is still mounted under $directory; nothing was deleted"; fi
+  rm -rf --one-file-system "$directory"
   # The parent directory belongs to the test beds only with the default path.
-  if [ "$bed" = "/tmp/quell-testbed/$script" ]; then rmdir "${bed%/*}" 2>/dev/null || true; fi
+  if [ "$directory" = "/tmp/quell-testbed/$script" ]; then rmdir "${directory%/*}" 2>/dev/null || true; fi
 }
