@@ -19,7 +19,7 @@ const BLOCKS: usize = 2048;
 macro_rules! need_qemu {
     () => {
         if !has("qemu-img") || !has("qemu-io") {
-            skip!("QEMU's tools (qemu-utils) are not installed");
+            skip!("QEMU's package qemu-utils is not installed");
         }
     };
 }
