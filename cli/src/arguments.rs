@@ -456,9 +456,10 @@ pub struct CoverArgs {
     /// success prints nothing.
     #[arg(short, long)]
     pub verbose: bool,
-    /// Also use indexes and boot images that belong to this user (a name or a number; can be
-    /// repeated). Without this option they are used only if they belong to you, to root or to the
-    /// owner of the tree, and other users may not write to them.
+    /// Also use indexes and boot images that belong to this user, and backing files of disk images
+    /// (a name or a number; can be repeated). Without this option indexes and boot images are used
+    /// only if they belong to you, to root or to the owner of the tree, and other users may not
+    /// write to them.
     #[arg(long, value_name = "USER", value_parser = users::parse)]
     pub trust_owner: Vec<u32>,
     /// Add a private writable layer in memory, which is discarded at the end.
