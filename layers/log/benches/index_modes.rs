@@ -1,7 +1,7 @@
 //! Compares the ways of making the index of a file (`quell mount --log --index MODE`): the size of
 //! the index, the time of the close that may flatten it, and the time from opening a file to its
-//! first bytes. The store is a local directory, with and without a delay of each operation on it, as
-//! a shared file system has. The results are in docs/decisions/0015-index-modes.md.
+//! first bytes. The store is a local directory, with and without a delay of each operation on it. A
+//! shared file system has such a delay. The results are in docs/decisions/0015-index-modes.md.
 //!
 //! `cargo bench -p quell-log --bench index_modes`
 
@@ -22,7 +22,7 @@ const DELAY: Duration = Duration::from_micros(500);
 /// No file of this benchmark is too large to be flattened.
 const FLATTEN_BYTES: u64 = 1 << 40;
 
-/// The mount of a store whose operations take `delay` longer.
+/// Mounts a store whose operations take `delay` longer.
 fn mount(dir: &Path, choices: Choices, delay: Duration) -> LogFs {
     static SEED: AtomicU64 = AtomicU64::new(1);
     let random = std::sync::Mutex::new(Random::new(SEED.fetch_add(1, Ordering::Relaxed)));
@@ -47,7 +47,7 @@ fn mount(dir: &Path, choices: Choices, delay: Duration) -> LogFs {
 enum Shape {
     /// Records of the processes alternate in the file.
     Strided,
-    /// Each process writes a part of the file from its begin to its end.
+    /// Each process writes one contiguous part of the file.
     Segmented,
     /// Records at random offsets.
     Random,

@@ -1,6 +1,7 @@
 //! Entry points for the fuzz targets, one for each format of the log layer. The input is arbitrary:
-//! a decoder must refuse it, or every function on the decoded value must succeed and the value must
-//! be encoded as it was. Compiled for tests and with the feature `fuzzing`, which only fuzz/ enables.
+//! a decoder must refuse it, or every function on the decoded value must succeed, and the value
+//! must be the same after it was encoded and decoded again. Compiled for tests and with the feature
+//! `fuzzing`, which only fuzz/ enables.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 

@@ -1,6 +1,7 @@
-//! Locks with a rank. A thread takes them in the order of their ranks only, which excludes deadlocks;
-//! debug builds check it. The order for an open file is described in `session`. Locks without a rank
-//! are held for operations in memory only, and no other lock is taken meanwhile.
+//! Locks with a rank. A thread takes them in the order of their ranks only, which excludes
+//! deadlocks. Debug builds check the order. The order for an open file is described in `session`.
+//! Locks without a rank are held for operations in memory only, and no other lock is taken
+//! meanwhile.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

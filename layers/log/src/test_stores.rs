@@ -35,8 +35,8 @@ fn later(seed: u64) -> Host {
     Host { holder: Holder { node: "later.node1".to_owned(), ..host.holder }, ..host }
 }
 
-/// Returns a scratch that keeps `extents_max` extents of an index in memory, and the others in
-/// files in memory that stand for files on disk.
+/// Returns a scratch that keeps `extents_max` extents of an index as usual, and the others in
+/// scratch files, which are in memory, too.
 pub fn scratch(extents_max: usize) -> Scratch {
     let make = || MemoryStore::new().root().create_file(b"scratch", 0o600);
     Scratch { extents_max, ..Scratch::new(make) }
@@ -50,7 +50,7 @@ pub fn opened(stores: &[MemoryStore], seed: u64) -> Stores {
     Stores::open(roots(stores), later(seed), 4).unwrap()
 }
 
-/// Makes stores that were used separately belong together.
+/// Creates a placement map for stores that were used separately.
 pub fn join(stores: &[MemoryStore]) {
     let keep = |dir| (Root { dir, path: Vec::new() }, Role::Keep);
     Stores::change(roots(stores).into_iter().map(keep).collect(), host(95, 1), 4).unwrap();

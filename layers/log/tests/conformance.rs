@@ -1,4 +1,4 @@
-//! Checks the promises of the contract, on stores in memory and on a real file system.
+//! Runs the conformance suite on stores in memory and on a real file system.
 
 mod mounted;
 

@@ -1,5 +1,5 @@
-//! Tests the behaviour that programs see when a store fails temporarily, when two nodes act at the
-//! same time, and when another process syncs.
+//! Tests the behaviour for programs when a store fails temporarily, when two nodes act at the same
+//! time, and when another process syncs.
 
 mod mounted;
 
@@ -87,7 +87,7 @@ fn a_write_after_a_second_open_is_later_than_data_that_the_node_has_read() {
     drop(make(&on_disk(temp.path()), own()));
     let (of_a, of_b) = (open(&a, by(1)).unwrap(), open(&b, by(2)).unwrap());
     of_a.write_at(b"first of a", 500).unwrap();
-    // The state after both nodes had listed the epochs before either took one.
+    // Creates the state after both nodes listed the epochs and before either took one.
     for entry in std::fs::read_dir(temp.path().join("f.container")).unwrap() {
         let entry = entry.unwrap();
         if entry.file_name().to_str().unwrap().starts_with("epoch-") {
@@ -208,8 +208,8 @@ fn the_logs_of_an_open_writer_are_not_opened_before_the_file_is_read() {
     file.write_at(&[b'1'; 2000], 0).unwrap();
     file.publish().unwrap();
     file.write_at(&[b'2'; 2000], 1000).unwrap();
-    // The other node must not open or stat a log: on some file systems this takes away the writer's
-    // permission to buffer.
+    // The other node must not open or stat a log: on some file systems this revokes the lock that
+    // lets the writer buffer its data.
     store.fail(|operation| {
         let is_log = [b".data".as_slice(), b".index"].iter().any(|end| operation.path.ends_with(end));
         is_log.then_some(errno::EIO)
@@ -218,7 +218,7 @@ fn the_logs_of_an_open_writer_are_not_opened_before_the_file_is_read() {
     assert_eq!(found.size_bytes, 2000);
     drop(b.open_as(&Context::for_process(2), found.node(), OpenMode::WRITE).unwrap());
     store.fail_nothing();
-    // The published data is read, as stat reports it.
+    // The read returns the published data, whose size stat reports.
     assert_eq!(read(&*open(&b, READ).unwrap(), 5000), [b'1'; 2000]);
     file.publish().unwrap();
     assert_eq!(b.attributes(&Context::OWN, found.node).unwrap().size_bytes, 3000);
@@ -391,7 +391,7 @@ fn a_changed_block_is_an_error_and_a_torn_unsynced_block_reads_as_before() {
     std::fs::write(&second, &changed).unwrap();
     assert_eq!(seen(1).unwrap_err().kind, ErrorKind::Damaged);
     std::fs::write(&second, &whole).unwrap();
-    // Synced data is never taken for torn.
+    // Synced data is never treated as torn.
     let first = std::fs::read(&data[0]).unwrap();
     std::fs::write(&data[0], &first[..first.len() - 8]).unwrap();
     assert_eq!(seen(1).unwrap_err().kind, ErrorKind::Damaged);

@@ -129,7 +129,7 @@ fn an_open_writer_keeps_data_written_after_a_truncation_by_another_mount() {
             expected[end - 20..end].fill(number as u8 + b'a');
         }
         assert_eq!(content(&stores), expected, "round {round}");
-        // Each mount has the same content after it has read it again.
+        // Each mount has the same content after it has read the file again.
         for file in &files {
             file.sync().unwrap();
             let mut bytes = vec![0; 1000];
@@ -188,8 +188,8 @@ fn hooked(stores: &[MemoryStore], hook: impl Fn() + Send + Sync + 'static) -> Lo
     mounted::mount(roots.collect(), MEMORY, choices(1 << 16, 0))
 }
 
-/// An action of one mount at the `at`th operation of another mount on the stores. Does nothing
-/// before it is armed.
+/// Runs an action of one mount at the `at`th operation of another mount on the stores, after it was
+/// armed.
 struct Between {
     at: usize,
     count: AtomicUsize,

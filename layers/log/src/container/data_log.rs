@@ -13,8 +13,8 @@ use crate::format::{
     decode_frame_head, decode_frame_runs, stored_bytes,
 };
 
-/// Size and alignment of a rewrite: a folio of the page cache on x86-64 is not larger, and lies
-/// within one such piece.
+/// Size and alignment of the pieces in which a log is rewritten, in bytes. On x86-64 no folio of
+/// the page cache is larger, so every folio lies within one piece.
 const REWRITE_BYTES: NonZeroU64 = NonZeroU64::new(2 << 20).expect("not zero");
 
 /// Writes a frame at this log offset: the header, then each block of the payload with its
@@ -49,8 +49,8 @@ pub struct Block {
 }
 
 /// Reads `into.len()` bytes from payload offset `start` on, all of which lie in `frame`, and
-/// verifies every block that contains one of them. A block of which only a part is requested is taken from
-/// `edges` if it is there; otherwise it is read and added to `edges`.
+/// verifies every block that contains one of them. A block of which only a part is requested is
+/// taken from `edges` if it is there; otherwise it is read and added to `edges`.
 pub fn read_payload(
     file: &dyn OpenFile,
     frame: &Frame,
@@ -64,7 +64,7 @@ pub fn read_payload(
         frame.payload_start + (payload - frame.payload_start) / block_bytes * block_bytes
     };
     let (mut at, mut rest) = (start, into);
-    // The first blocks of the range, as long as they are in `edges`.
+    // Takes blocks from the front of the range as long as they are in `edges`.
     while at < end {
         let is_whole = |block: &Arc<Block>| {
             block.bytes.len() as u64 == (frame.payload_end() - block.start).min(block_bytes)
@@ -125,8 +125,8 @@ pub fn read_payload(
 }
 
 /// Returns the payload ranges of the blocks of `frame` that were not written completely: their
-/// checksum, which is written last, is missing or zero. A block with a wrong checksum was written
-/// and is damaged.
+/// checksum, which is written last, is missing or zero. A block with any other wrong checksum is
+/// damaged, not torn, and is not returned.
 pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Result<Vec<PayloadRange>> {
     let mut torn = Vec::new();
     let mut log_offset = frame.payload_log_offset;
@@ -150,7 +150,7 @@ pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Resu
 /// Each page is dropped from the cache before it is rewritten. Otherwise ext4 writes the blocks of
 /// a page whose first writeback failed, but leaves them marked as unwritten: the sync succeeds, and
 /// the page reads as zeros once it has left the cache. If the process is killed between the two
-/// steps, these bytes, which the store failed to take, are lost.
+/// steps, bytes that exist in the page cache only are lost.
 pub fn rewrite(file: &dyn WritableFile, start: u64, end: u64) -> Result<()> {
     let mut at = start - start % REWRITE_BYTES.get();
     let mut buffer = vec![0; REWRITE_BYTES.get().min(end.saturating_sub(at)) as usize];
@@ -167,8 +167,8 @@ pub fn rewrite(file: &dyn WritableFile, start: u64, end: u64) -> Result<()> {
     Ok(())
 }
 
-/// Verifies the frames from `start` up to log offset `end`, as the store
-/// returns them after the kernel has dropped them from its cache.
+/// Verifies the frames from `start` up to log offset `end`. Drops them from the page cache first,
+/// so that they are read from the store.
 ///
 /// # Errors
 ///
@@ -191,7 +191,8 @@ pub fn verify_frames(file: &dyn WritableFile, start: LogPosition, end: u64, bloc
     Ok(())
 }
 
-/// Copies the bytes of `block` from payload offset `at` on, and returns their number.
+/// Copies the bytes of `block` from payload offset `at` on to `into`, as far as they fit, and
+/// returns their number.
 fn take(block: &Block, at: PayloadOffset, into: &mut [u8]) -> usize {
     let from = &block.bytes[(at - block.start) as usize..];
     let n = from.len().min(into.len());
@@ -223,7 +224,7 @@ impl Edges for NoEdges {
 }
 
 /// Reads the header and the runs of the frame at this position. Returns `Ok(None)` at the end of
-/// the log, that is, if there is no complete header that continues there.
+/// the log, that is, if no complete header with this payload offset begins at this log offset.
 pub fn read_frame_head(file: &dyn OpenFile, at: LogPosition) -> Result<Option<(FrameHead, Vec<Run>)>> {
     let mut fixed = [0; FRAME_HEAD_BYTES as usize];
     if file.read_at(&mut fixed, at.log_offset)? < fixed.len() {
@@ -248,7 +249,8 @@ pub fn is_frame_whole(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> R
     if frame.payload_log_offset + stored_bytes(frame.payload_bytes, block_bytes) > size {
         return Ok(false);
     }
-    // A few blocks at a time, so that the buffer is small even if the header gives a large size.
+    // Reads a few blocks at a time, so that the buffer is small even if the header gives a large
+    // size.
     let step = (64 * block_bytes).min(frame.payload_bytes);
     let mut buffer = vec![0; step as usize];
     let mut at = frame.payload_start;

@@ -10,11 +10,11 @@ use quell_vfs::Result;
 
 use crate::container::directory::{Container, Identity};
 
-/// Identifies a data log among those of all containers. The container's number alone does not,
-/// because numbers can be forged and are copied with a container.
+/// Identifies a data log among those of all containers. The number of the container would not be
+/// sufficient, because it can be forged, and a copy of a container has the same number.
 type Key = (Identity, u64);
 
-/// The number of data logs that are open at the same time.
+/// The largest number of data logs that are open at the same time.
 const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 
 /// An open data log.

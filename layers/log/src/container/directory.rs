@@ -27,13 +27,13 @@ pub(crate) const LOG_PERMISSIONS: u32 = 0o644;
 /// Permissions of a file that is not complete.
 const OWN_PERMISSIONS: u32 = 0o600;
 
-/// Number of superseded names that may remain in `meta`.
+/// Superseded names are removed from `meta` when there are this many of them.
 const SUPERSEDED_KEPT: usize = 16;
 
 /// Directories with up to this number of names are read with a single system call.
 const NAMES_READ_AT_ONCE: usize = 100;
 
-/// The epoch of the container's creator, which needs no name.
+/// The epoch of the container's creator. It is taken without an `epoch` name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
 
 /// Identifies a container by its store, and its device and inode number there.
@@ -47,10 +47,10 @@ pub struct Container {
     home: StoreNumber,
     stores: Arc<Stores>,
     meta: OnceLock<Arc<dyn WritableDir>>,
-    /// Identifies the container's open log directories.
+    /// The key of this container's log directories in the cache of open log directories.
     ticket: Ticket,
-    /// A sync of the record failed: it is rewritten before the next sync, which would succeed even
-    /// if the data was lost.
+    /// A sync of the record failed. The record is rewritten before the next sync, because that sync
+    /// would succeed even if the data was lost.
     is_record_doubtful: AtomicBool,
 }
 
@@ -241,24 +241,25 @@ impl Container {
         if names.len() > NAMES_READ_AT_ONCE {
             names.extend(meta.names()?);
         }
-        // The remaining names would describe a smaller file.
+        // The container was moved or removed: the names that are left would describe a smaller
+        // file.
         if names.iter().any(|name| name == MOVED) || names.is_empty() && self.is_gone()? {
             return Err(Error::new(ErrorKind::NotFound, "look into", META));
         }
         Ok(Summary::from_names(names))
     }
 
-    /// Creates a name in `meta`. The error is `Exists` if there is one.
+    /// Creates a name in `meta`. Fails with `Exists` if the name is there already.
     pub fn add_meta(&self, name: &MetaName) -> Result<()> {
         self.meta()?.create_file(name.encode().as_bytes(), LOG_PERMISSIONS).map(drop)
     }
 
-    /// Removes the names of `summary` that `new` supersedes, if there are enough of them. Names
-    /// that cannot be removed stay, because they have no effect.
+    /// Removes the names of `summary` that `new` supersedes, once there are `SUPERSEDED_KEPT` of
+    /// them. Names that cannot be removed stay, because they have no effect.
     ///
     /// # Errors
     ///
-    /// Those of the preceding sync of `meta`.
+    /// The errors of the sync of `meta` that precedes the removal.
     pub fn tidy_meta(&self, summary: &Summary, new: &MetaName) -> Result<()> {
         let superseded = summary.superseded(new);
         // After a power failure the new name must not be lost while the others are gone, so `meta`
@@ -329,7 +330,7 @@ impl Container {
 
     fn take_after(&self, epochs: Vec<u64>, seen: u64, count: u64) -> Result<u64> {
         let last = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen);
-        // Such an epoch cannot be reached: the name is forged.
+        // Counting cannot reach the largest number, so the name of this epoch is forged.
         let epoch = last.checked_add(count).ok_or_else(|| Error {
             source: Some("no epoch is left".into()),
             ..Error::new(ErrorKind::Damaged, "take", epoch_name(last))
@@ -365,10 +366,10 @@ impl Container {
         Flat::open(file, found.size_bytes, &self.head, name)
     }
 
-    /// Refuses a flat index of another user. A flat index stands for all logs, and may hide data
-    /// that is written later; any user with write permission to the file, now or earlier, may have
-    /// added one. If it belongs neither to the file's owner nor to root nor to this process's user,
-    /// it is treated as damaged, and readers use the logs.
+    /// Refuses a flat index of another user. A flat index replaces all logs, and a forged one may
+    /// hide data that is written later. Any user who has or once had write permission to the file
+    /// may have added it. If it belongs neither to the file's owner nor to root nor to this
+    /// process's user, it is treated as damaged, and readers use the logs.
     fn check_owner_of_flat(&self, found: &Stat, name: &[u8]) -> Result<()> {
         let trusted = [0, self.stores.acting_uid()];
         let is_owner = || Ok::<_, Error>(self.dir.stat_self()?.uid == found.uid);
@@ -408,7 +409,7 @@ impl Container {
         written
     }
 
-    /// Removes all flat indexes.
+    /// Removes all flat indices.
     pub fn remove_flats(&self) -> Result<()> {
         self.flats()?.iter().try_for_each(|name| none_if_not_found(self.dir.remove(name)).map(drop))
     }
@@ -534,7 +535,7 @@ impl Container {
     }
 
     /// Opens the data log of `writer` for a repair, and verifies the header through the descriptor
-    /// that is written to.
+    /// with which the repair writes.
     pub(crate) fn open_data_for_repair(&self, writer: u64) -> Result<Box<dyn WritableFile>> {
         let file = self.logs_of(writer, false)?.open_writable_file(&data_name(writer))?;
         let mut bytes = [0; HEAD_BYTES];
@@ -544,7 +545,7 @@ impl Container {
     }
 
     /// Returns the attributes of the data log of `writer` without opening it: on some file systems,
-    /// another process that opens a file takes the permission to buffer from its writer.
+    /// an open by another process revokes the lock that lets the writer buffer its data.
     pub fn stat_data(&self, writer: u64) -> Result<Stat> {
         self.logs_of(writer, false)?.stat(&data_name(writer))
     }
@@ -555,9 +556,9 @@ impl Container {
         self.open_log(writer, &index_name(writer))
     }
 
-    /// Returns whether every object that decides about the content of the file belongs to `owner` or
-    /// to root: the container, `meta`, the flat indices, and the logs of `writers` with their
-    /// directories. Other users could have written anything there.
+    /// Returns whether every object that decides about the content of the file belongs to `owner`
+    /// or to root: the container, `meta`, the flat indices, and the logs of `writers` with their
+    /// directories. Objects of other users may have any content.
     pub fn belongs_to(&self, owner: u32, writers: impl Iterator<Item = u64>) -> Result<bool> {
         let is_trusted = |stat: &Stat| stat.uid == owner || stat.uid == 0;
         if !is_trusted(&self.dir.stat_self()?) || !is_trusted(&self.meta()?.stat_self()?) {
@@ -646,7 +647,7 @@ impl Container {
         }
     }
 
-    /// Removes what `mark_failed` recorded.
+    /// Removes the name that `mark_failed` created.
     pub fn clear_failed(&self, writer: u64) -> Result<()> {
         none_if_not_found(self.remove_meta(&MetaName::Failed(writer))).map(drop)
     }
@@ -661,25 +662,25 @@ impl Container {
         } else {
             match self.logs_of(writer, false).and_then(|logs| logs.open_file(&name)) {
                 Ok(data) => data.sync().inspect_err(|_| {
-                    // The next sync would succeed. If the name cannot be created, missing data
-                    // still counts as damage on this boot.
+                    // The failure is recorded, because the next sync would succeed. If the name
+                    // cannot be created, missing data still counts as damage on this boot.
                     let _ = self.mark_failed(writer);
                 })?,
                 // The log belongs to another user and cannot be synced by this one.
                 Err(error) if error.kind == ErrorKind::PermissionDenied => return Ok(()),
-                // Lost in a power failure before it was synced, or removed after the last
-                // truncation.
+                // The log was lost in a power failure before it was synced, or was removed after
+                // the last truncation.
                 Err(error) if error.kind == ErrorKind::NotFound && !self.keeps(closed)? => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
         self.sync_logs(writer)?;
-        // On another boot, a part of it may have been lost in a power failure before: only the
-        // existing part is synced.
+        // If the writer ran on another boot, a power failure may have removed a part of its data:
+        // only the existing part is synced.
         let boot = if closed.boot == self.boot() { closed.boot } else { 0 };
         let synced = Closed { is_synced: true, boot, ..*closed };
-        // Another process has renamed it, or it belongs to another user; then the next sync syncs
-        // it again.
+        // If another process has renamed the name, or the name belongs to another user, it stays as
+        // it is, and the next sync syncs the log again.
         let renamed = self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced));
         none_if_not_found(unless_of_another(renamed))?;
         if has_failed {
@@ -728,14 +729,14 @@ impl Container {
             record.write_at(&self.head.encode(), 0)?;
         }
         for name in [CONTAINER_RECORD, ACCESS] {
-            // Opened for reading, because the files often belong to another user, who may not have
-            // synced them.
+            // The files are opened for reading, because they often belong to another user, and that
+            // user may not have synced them.
             match self.dir.open_file(name) {
                 Ok(file) => file.sync().inspect_err(|_| {
                     self.is_record_doubtful.store(true, Ordering::Relaxed);
                 })?,
-                // For a user who may write to the file and not read it. `access` is empty, and its
-                // name is synced with the directory.
+                // This user may write to the file, but not read it. `access` is empty, and its name
+                // is synced with the directory.
                 Err(error) if name == ACCESS && error.kind == ErrorKind::PermissionDenied => {}
                 Err(error) => return Err(error),
             }
@@ -763,8 +764,8 @@ impl Container {
                 false => self.dir.change(ACCESS, &owners)?,
             }
             self.change_below(&owners, &owners)?;
-            // The container last: directories in `parts` belong to it only as long as their owner
-            // is the container's owner or that of `access`.
+            // The container is changed last: directories in `parts` belong to it only as long as
+            // their owner is the owner of the container, of `access` or of a pointer.
             self.change_outer_dirs(&owners)?;
         }
         if let Some(permissions) = change.permissions {
@@ -782,9 +783,9 @@ impl Container {
         Ok(())
     }
 
-    /// Replaces `access` by a new file when root changes the owner. The old owner may have linked
-    /// any of their files there, or may have it open for writing and could turn it into a set-id
-    /// program of the new owner.
+    /// Replaces `access` by a new file when root changes the owner. The old owner may have replaced
+    /// it by a hard link to another file, or may have it open for writing and could turn it into a
+    /// set-id program of the new owner.
     fn replace_access(&self, owners: &Change) -> Result<()> {
         let now = self.dir.stat(ACCESS)?;
         if now.kind() != Some(Kind::File) {
@@ -859,7 +860,8 @@ fn is_remains_of_container(dir: &dyn WritableDir) -> Result<bool> {
     Ok(!names.is_empty() && names.iter().all(|name| is_name_of_container(name)))
 }
 
-/// A rename onto an existing container fails with NotEmpty, because containers are never empty.
+/// Converts `NotEmpty` to `Exists`. A rename onto an existing container fails with `NotEmpty`,
+/// because containers are never empty.
 fn exists_if_not_empty(error: Error) -> Error {
     match error.kind {
         ErrorKind::NotEmpty => Error { kind: ErrorKind::Exists, ..error },

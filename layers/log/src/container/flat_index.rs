@@ -1,5 +1,5 @@
-//! A flat index that is open for reading. A reader fetches only the pages that it needs, and a
-//! number of decoded pages is kept in memory.
+//! A flat index that is open for reading. A reader fetches only the pages that it needs, and the
+//! pages that were decoded last are kept in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -63,7 +63,7 @@ impl Flat {
     }
 
     /// Returns the numbers of the truncations that the flat index includes, and of logs of which
-    /// nothing is known.
+    /// neither a batch nor a frame was read.
     pub fn truncations(&self) -> &[u64] {
         &self.tables.truncations
     }
@@ -92,7 +92,7 @@ impl Flat {
         self.tables.pages.last().map(|page| page.end).unwrap_or_default()
     }
 
-    /// Returns the latest order of all frames.
+    /// Returns the order of the latest frame.
     pub fn latest(&self) -> Order {
         self.tables.latest
     }
@@ -148,7 +148,7 @@ impl Flat {
     }
 }
 
-/// The extents of a flat index have the numbers of its own logs.
+/// Expects extents of this flat index, whose `log` is a row of its own log table.
 impl Orders for Flat {
     fn order(&self, extent: &Extent) -> Order {
         let log = &self.tables.logs[extent.log as usize];
@@ -165,9 +165,9 @@ fn visit_page(extents: &[Extent], start: FileOffset, end: FileOffset, visit: &mu
     }
 }
 
-/// Pages of one flat index that a caller holds in memory, to find extents without I/O while it holds
-/// a lock. If a page is missing, the caller releases the lock, calls [`load`](Self::load), and takes
-/// the lock and begins again.
+/// Pages of one flat index that a caller holds in memory, to find extents without I/O while it
+/// holds a lock. If a page is missing, the caller releases the lock, calls [`load`](Self::load),
+/// and takes the lock and begins again.
 #[derive(Debug, Default)]
 pub struct HeldPages {
     flat: Option<Arc<Flat>>,

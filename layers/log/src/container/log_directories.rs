@@ -1,6 +1,6 @@
 //! The log directories of one container: in the container itself, or in `parts` of another store,
 //! with a pointer in the container that names the store (section V of the paper, the second
-//! technique). Finds, creates and deletes them, and decides to whom they may belong.
+//! technique). Finds, creates and deletes them, and decides which users may own them.
 
 use std::sync::Arc;
 
@@ -57,8 +57,8 @@ impl<'a> LogDirectories<'a> {
             Some(_) => read_pointer(self.stores, &**self.dir, &name)?,
             None => None,
         };
-        // A pointer that was lost in a power failure would be created again by the next writer. The
-        // log directory is therefore found where placement puts it.
+        // If a power failure removed the pointer, the next writer would create it again. Without a
+        // pointer, the log directory is therefore looked up in the store that placement gives.
         let store = match pointed {
             Some(store) => store,
             None => match self.placed(number) {
@@ -73,7 +73,8 @@ impl<'a> LogDirectories<'a> {
             own => own?,
         };
         let owner = own.stat_self()?.uid;
-        // This is almost always true; the owners of the pointers are read only otherwise.
+        // The owners are almost always equal. The owners of the pointers are read only if they
+        // differ.
         let is_plain = owner == self.dir.stat_self()?.uid;
         match is_plain || owners_of(&**self.dir)?.contains(&owner) {
             true => Ok(Some((own, name))),
@@ -99,7 +100,7 @@ impl<'a> LogDirectories<'a> {
             open_or_create_dir_for(parent, name, permissions, owner.map(|owner| (owner.uid, owner.gid)))
         };
         let mut store = self.placed(number);
-        // A drained store takes nothing new.
+        // Nothing new is created in a drained store.
         if store != self.home && !self.stores.is_open_for_new(store)? {
             if !self.stores.refresh()? {
                 return Err(Error::new(ErrorKind::NotFound, "create", name));
@@ -126,8 +127,8 @@ impl<'a> LogDirectories<'a> {
         }
     }
 
-    /// Creates the pointer `name` to `store`, unless there is one already: a mount that does not
-    /// know of an added store chooses another store. Returns the store that the pointer names.
+    /// Creates the pointer `name` to `store`, unless there is one already. A mount that does not
+    /// know an added store may have chosen another store. Returns the store that the pointer names.
     fn point_first(&self, name: &[u8], store: StoreNumber) -> Result<StoreNumber> {
         match self.point(name, store, Rename::Keep) {
             Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::Unsupported) => {
@@ -184,8 +185,9 @@ pub(crate) fn delete_container(
     removed
 }
 
-/// Returns the owners whose directories in `parts` belong to the container, after making sure that
-/// all stores that it names are known.
+/// Returns the owners whose directories in `parts` belong to the container. If the container has
+/// pointers, looks for a newer placement map first, so that all stores to which they refer are
+/// known.
 fn known_owners(stores: &Stores, container: &dyn WritableDir) -> Result<Vec<u32>> {
     let (owners, has_pointers) = owners_and_pointers(container)?;
     if has_pointers {
@@ -212,12 +214,13 @@ fn in_parts(stores: &Stores, container: u128, owners: &[u32]) -> Result<Vec<Name
 }
 
 /// Returns the users whose directories in `parts` belong to a container: its owner, and the owners
-/// of its pointers. The number alone is not sufficient, because any user can know or forge it.
+/// of `access` and of its pointers. The number alone is not sufficient, because any user can know
+/// or forge it.
 pub(crate) fn owners_of(container: &dyn WritableDir) -> Result<Vec<u32>> {
     Ok(owners_and_pointers(container)?.0)
 }
 
-/// Returns the same, and whether the container has pointers.
+/// Returns the owners as `owners_of` does, and whether the container has pointers.
 fn owners_and_pointers(container: &dyn WritableDir) -> Result<(Vec<u32>, bool)> {
     let mut has_pointers = false;
     let mut owners = vec![container.stat_self()?.uid];
@@ -228,7 +231,8 @@ fn owners_and_pointers(container: &dyn WritableDir) -> Result<(Vec<u32>, bool)> 
         let Some(stat) = none_if_not_found(container.stat(&name))? else { continue };
         let is_file = stat.kind() == Some(Kind::File);
         has_pointers |= is_file && name != ACCESS;
-        // A hard link may have been created elsewhere, and root creates pointers for other users.
+        // A file with several links may have been created elsewhere, and root creates pointers for
+        // other users. Neither shows an owner.
         if is_file && stat.nlink == 1 && stat.uid != 0 {
             owners.push(stat.uid);
         }

@@ -9,8 +9,8 @@ use quell_vfs::Caller;
 const STICKY: u32 = 0o1000;
 
 /// Returns the permissions of a container and its directories: users who may read or write the file
-/// can search them, and users who may write can add logs. Entries of others belong to the file's
-/// group.
+/// can search them, and users who may write can add logs. Entries that other users create belong to
+/// the file's group.
 pub fn dir_permissions(file: u32) -> u32 {
     let mut dir = 0o700;
     for shift in [0, 3] {
@@ -46,7 +46,8 @@ pub(crate) fn only_drops_set_id(before: u32, after: u32) -> bool {
     before != after && before & !SET_ID == after & !SET_ID && after & !before == 0
 }
 
-/// Returns whether the permissions of `access` allow a user other than root to write.
+/// Returns whether the permissions of `access` allow `user` to write. Root's privileges are not
+/// considered.
 pub(crate) fn may_write(access: &Stat, user: &Caller) -> bool {
     let shift = if access.uid == user.uid {
         6

@@ -49,8 +49,8 @@ pub fn resolve(mut extents: Vec<Extent>, orders: &dyn Orders) -> Vec<Extent> {
     }
     let mut resolved: Vec<Extent> = Vec::with_capacity(extents.len());
     let mut coming = extents.into_iter().peekable();
-    // The remaining end of an extent whose front is hidden by another one. The smallest start comes
-    // first.
+    // The remaining ends of extents whose fronts are hidden by other extents. The smallest start
+    // comes first.
     let mut left: BinaryHeap<std::cmp::Reverse<Extent>> = BinaryHeap::new();
     loop {
         let from_left = match (left.peek(), coming.peek()) {
@@ -86,7 +86,7 @@ fn is_later(a: &Extent, b: &Extent, orders: &dyn Orders) -> bool {
     (orders.order(a), a.payload) > (orders.order(b), b.payload)
 }
 
-/// A range of the file, as a reader needs it.
+/// A range of the file that lies in one log, or in none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
     /// The range is in a log.
@@ -95,8 +95,8 @@ pub enum Piece {
     Hole(FileOffset, FileOffset),
 }
 
-/// Extents that can be changed between reads. Most are in a sorted list; those added since are in a
-/// tree.
+/// Extents that can be changed between reads. Most are in a sorted list; those that were added
+/// since the list was made are in a tree.
 #[derive(Debug, Clone, Default)]
 pub struct Extents {
     base: Vec<Extent>,
@@ -123,8 +123,8 @@ impl Extents {
         self.base.len() + self.live.len()
     }
 
-    /// Adds an extent that was written in `order`. Ranges for which a later extent is known keep
-    /// it.
+    /// Adds an extent that was written with `order`. In ranges with a later extent, that extent
+    /// stays.
     pub fn insert(&mut self, extent: Extent, order: Order, orders: &dyn Orders) {
         if order >= self.latest {
             self.latest = order;
@@ -244,7 +244,7 @@ mod tests {
 
     const SPACE: usize = 300;
 
-    /// Orders in which each write has a sequence of its own.
+    /// The sequence of each write, by the payload offset at which the write begins.
     struct ByPayload(Vec<(PayloadOffset, u64)>);
 
     impl Orders for ByPayload {
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Returns the payload offset of each byte of the file.
+    /// Returns the payload offset of each byte of the file, after all writes in their order.
     fn painted(extents: &[Extent], orders: &ByPayload) -> Vec<Option<PayloadOffset>> {
         let mut bytes = vec![None; SPACE];
         let mut sorted = extents.to_vec();

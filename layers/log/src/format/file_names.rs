@@ -1,5 +1,5 @@
-//! Names of the files and directories in a store's `.quell` and in a container (docs/formats/log.md).
-//! Pure functions on values, no I/O.
+//! Names of the files and directories in a store's `.quell` and in a container
+//! (docs/formats/log.md). Pure functions on values, no I/O.
 
 use crate::format::meta::MetaName;
 use crate::format::store_map::StoreMap;

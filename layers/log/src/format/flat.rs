@@ -50,7 +50,8 @@ impl FlatLog {
         }
     }
 
-    /// Returns true for the entry of a truncation, and for a log of which nothing is known.
+    /// Returns true for the entry of a truncation, and for a log of which neither a batch nor a
+    /// frame was read.
     fn is_empty(&self) -> bool {
         self.index_offset == 0 && self.frames.groups().is_empty()
     }
@@ -104,8 +105,9 @@ impl<P: FnMut(&[&[u8]], u64) -> Result<()>> Builder<P> {
         Ok(())
     }
 
-    /// Writes the tables. `truncations` are the numbers of the truncations that the flat index includes,
-    /// and `size` is the size of the logged file. Returns the size of the flat index in bytes.
+    /// Writes the tables. `truncations` are the numbers of the truncations that the flat index
+    /// includes, and `size` is the size of the logged file. Returns the size of the flat index in
+    /// bytes.
     pub fn finish(mut self, logs: &[FlatLog], truncations: &[u64], size: u64) -> Result<u64> {
         self.end_page()?;
         let logs_offset = self.offset + self.table.len() as u64;
@@ -241,7 +243,7 @@ impl Page {
     ///
     /// # Errors
     ///
-    /// The reason why these are not the bytes of this page.
+    /// The reason, if the checksum does not match or a value is impossible.
     pub fn decode(&self, bytes: &[u8], logs: &[FlatLog]) -> Result<Vec<Extent>, &'static str> {
         if bytes.len() < self.bytes as usize || xxh3_64(bytes) != self.sum {
             return Err("the checksum of a page does not match");
@@ -299,9 +301,10 @@ fn damage(offset: u64, reason: &'static str) -> Damage {
 pub struct FlatTables {
     pub pages: Vec<Page>,
     pub logs: Vec<FlatLog>,
-    /// Numbers of the included truncations, and of logs of which nothing is known.
+    /// Numbers of the included truncations, and of logs of which neither a batch nor a frame was
+    /// read.
     pub truncations: Vec<u64>,
-    /// The latest order of all frames.
+    /// The order of the latest frame.
     pub latest: Order,
 }
 

@@ -43,7 +43,7 @@ pub struct Running {
     pub writer: u64,
     pub first_epoch: u64,
     pub holder: Holder,
-    /// The state that it published last. Readers need not read its logs for it.
+    /// The state that it published last. Readers get it without reading the writer's logs.
     pub published: Option<Published>,
 }
 
@@ -83,9 +83,9 @@ impl Closed {
     }
 }
 
-/// Returns a number for the boot id with which a node's text begins, `BOOT-PIDS-TIME.NAME` or
-/// `BOOT.NAME`. It is the same in all namespaces of a node until the next boot, and never 0. A boot
-/// id is written without hyphens.
+/// Returns a number for the boot id at the front of `node`, which has the form
+/// `BOOT-PIDS-TIME.NAME` or `BOOT.NAME`. It is the same in all namespaces of a node until the next
+/// boot, and never 0. A boot id is written without hyphens.
 pub fn boot_of(node: &str) -> u64 {
     let boot = node.split(['-', '.']).next().unwrap_or_default();
     xxh3_64(boot.as_bytes()).max(1)
@@ -102,7 +102,7 @@ pub struct Truncation {
     pub time: Time,
 }
 
-/// How much of the data logs of other mounts' open writers a truncation covers.
+/// The part of the data logs of other mounts' open writers that a truncation covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Covers {
     /// The number of the truncation, that is, `writer` of its order.
@@ -259,7 +259,7 @@ fn time(seconds: u64, nanoseconds: u64) -> Option<Time> {
     Some(Time { seconds: seconds as i64, nanoseconds })
 }
 
-/// All truncations of a file, and how much of each data log they cover.
+/// All truncations of a file, and the part of each data log that they cover.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Truncations {
     /// Sorted by order.
@@ -298,7 +298,7 @@ impl Truncations {
 
     /// Returns the order of a frame relative to truncations. A frame whose payload begins at or
     /// after the covered bytes of a truncation was written after it and after all earlier
-    /// truncations, whatever the frame's epoch.
+    /// truncations, regardless of the frame's epoch.
     fn order_of(&self, order: Order, payload_log_offset: u64) -> Order {
         let partial = self.partial.get(&order.writer).map_or(&[][..], |partial| partial);
         let before = partial.iter().rev().find(|(_, bytes)| *bytes <= payload_log_offset);
@@ -320,7 +320,7 @@ impl Truncations {
     }
 
     /// Returns the end of data that ended at `end`, after the truncations that are not in `known`.
-    /// They must cover all of this data.
+    /// These truncations must cover all of this data.
     pub fn end_after(&self, end: FileOffset, known: &[u64]) -> FileOffset {
         self.truncations
             .iter()
@@ -383,7 +383,7 @@ fn covers_of(covers: &[Covers], truncation: u64) -> &[Covers] {
     &covers[from..to]
 }
 
-/// The information in all names of a container.
+/// The information in all names of a container's `meta`.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
     /// Writers that have not ended.
@@ -495,8 +495,8 @@ impl Summary {
         self.written().or(self.set_time.map(|(_, time)| time))
     }
 
-    /// Returns the time of the last write in an epoch later than that of the last time that was
-    /// set.
+    /// Returns the time of the last write in an epoch later than the epoch in which a modification
+    /// time was last set.
     pub fn written(&self) -> Option<Time> {
         let set_epoch = self.set_time.map_or(0, |(order, _)| order.epoch);
         let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
@@ -689,7 +689,7 @@ mod tests {
             summary(&[closed(1, 1, 1, 50, 0), truncation(2, 10), closed(2, 3, 3, 20, 0)]).size(),
             (20, vec![])
         );
-        // The name does not tell whether the write came before or after the truncation.
+        // The name does not show whether the write came before or after the truncation.
         assert_eq!(summary(&[closed(1, 1, 2, 50, 0), truncation(2, 10)]).size(), (10, vec![1]));
         assert_eq!(summary(&[truncation(2, 10), truncation(3, 5)]).size(), (5, vec![]));
     }
@@ -701,8 +701,8 @@ mod tests {
         };
         let covers =
             |truncation, writer, bytes| MetaName::Covers(Covers { truncation, logs: vec![(writer, bytes)] });
-        // The first truncation read the log's size later than the second did: data written in
-        // between is later than both.
+        // The first truncation read the log's size after the second one did: data written between
+        // the two reads is later than both truncations.
         let names = [
             truncation(10, 1, 0),
             covers(1, 7, 900),

@@ -59,8 +59,8 @@ pub fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }
 
-/// Returns what the name `stored` in a store means in the mount, or `None` for a name that no file
-/// can have.
+/// Returns the meaning of the name `stored` in a store, or `None` for the suffix alone, which would
+/// be the container of a file without a name.
 pub fn shown(stored: &[u8]) -> Option<Stored<'_>> {
     match stored.strip_suffix(SUFFIX) {
         Some(b"") => None,

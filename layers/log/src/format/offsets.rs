@@ -1,7 +1,7 @@
 //! Offsets of the same byte in different spaces: in the file, in the payload of a log, and in the
-//! data log as a file (docs/formats/log.md, Terms). Offsets in the file and in the payload are types
-//! of their own, so that they cannot be confused; an offset in a data log or an index log is a plain
-//! number with `log_offset` or `index_offset` in its name.
+//! data log as a file (docs/formats/log.md, Terms). Offsets in the file and in the payload are
+//! types of their own, so that they cannot be confused; an offset in a data log or an index log is
+//! a plain number with `log_offset` or `index_offset` in its name.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -23,7 +23,8 @@ macro_rules! impl_arithmetic {
             pub const ZERO: $offset = $offset(0);
             pub const MAX: $offset = $offset(u64::MAX);
 
-            /// Returns the number of bytes from `earlier` to this offset, or 0 if it is not earlier.
+            /// Returns the number of bytes from `earlier` to this offset, or 0 if it is not
+            /// earlier.
             pub fn bytes_after(self, earlier: $offset) -> u64 {
                 self.0.saturating_sub(earlier.0)
             }

@@ -1,5 +1,5 @@
 //! Chooses the store for a key by rendezvous hashing: adding or removing a store moves only the
-//! keys that it gains or had. Pure functions on values, no I/O.
+//! keys that this store gets or had. Pure functions on values, no I/O.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

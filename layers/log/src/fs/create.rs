@@ -52,8 +52,8 @@ fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Result<(
     loop {
         let (dirs, store_list) = free_name(mount, at)?;
         let new = inherit(&*dirs[0], new, false)?;
-        // As in any directory with the set-group-ID bit, a file gets the group of the directory even
-        // if the user does not belong to it; but the container is first created in another
+        // As in any directory with the set-group-ID bit, a file gets the group of the directory
+        // even if the user does not belong to it; but the container is first created in another
         // directory.
         let _group = with_group(new.gid)?;
         let home = store_list.home(at.name);
@@ -88,7 +88,7 @@ pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Resul
             }
         };
         if let Err(error) = done.and_then(|()| set_owner(mount.stores.host(), &**stored_dir, &stored, new)) {
-            // Only the directories of this call, and only if they are empty.
+            // Removes only directories that this call has created, and only if they are empty.
             for dir in created.iter().rev() {
                 let _ = dir.remove_dir(&stored);
             }
@@ -112,7 +112,7 @@ pub(crate) fn make_symlink(
     let new = inherit(&*dirs[0], new, false)?;
     dirs[0].make_symlink(&stored, target)?;
     set_owner(mount.stores.host(), &*dirs[0], &stored, new).inspect_err(|error| {
-        // If it is gone, the name now belongs to another mount's object.
+        // If the link is gone, another mount's object may have the name now.
         if error.kind != ErrorKind::NotFound {
             let _ = dirs[0].remove(&stored);
         }
@@ -122,7 +122,8 @@ pub(crate) fn make_symlink(
     Ok(attributes_from(node, Kind::Symlink, &stat))
 }
 
-/// Checks that a name is free, and returns the directory and the stores for which this holds.
+/// Checks that a name is free. Returns the directory in all stores, and the list of stores that
+/// were searched.
 fn free_name(mount: &Mount, at: EntryName<'_>) -> Result<(Dirs, Arc<StoreList>)> {
     check_name(at.name)?;
     if mount.is_hidden(at) {
@@ -155,7 +156,8 @@ fn inherit(dir: &dyn WritableDir, new: NewEntry, is_dir: bool) -> Result<NewEntr
     })
 }
 
-/// Adds `gid` as the group of new files, if a user is served, until the result is dropped.
+/// Makes `gid` the group of new files until the result is dropped, if this thread has assumed the
+/// credentials of a user with another group.
 fn with_group(gid: u32) -> Result<Option<Acting>> {
     match assumed() {
         Some(caller) if caller.gid != gid => {

@@ -22,7 +22,7 @@ use crate::fs::{attributes, create, lookup, remove, rename};
 use crate::session::{Choices, Flattened, Share, flatten, read_share};
 use crate::stores::Stores;
 
-/// Time limit for cancelled flattening, which removes its temporary file.
+/// The time that `end` waits for cancelled flattening to remove its temporary file.
 const GIVES_UP_WITHIN: Duration = Duration::from_secs(1);
 
 /// The file system of a log mount.
@@ -122,8 +122,8 @@ impl Drop for LogFs {
 }
 
 impl LogFs {
-    /// Removes set-id bits before a truncation by a user other than root: if they cannot be removed,
-    /// nothing is truncated.
+    /// Removes set-id bits before a truncation by a user other than root: if they cannot be
+    /// removed, nothing is truncated.
     fn drop_set_id_before_truncation(&self, context: &Context<'_>, node: NodeId) -> Result<()> {
         if self.mount.keeps_set_id(context) || self.mount.node(node)?.kind != Kind::File {
             return Ok(());

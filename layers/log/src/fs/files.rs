@@ -99,8 +99,9 @@ pub(crate) fn with_file<T>(
 ///
 /// # Errors
 ///
-/// `PermissionDenied` if the user that is served may not write to the file. The kernel checks this
-/// with attributes that may be outdated, and the store only when a log is created.
+/// `PermissionDenied` if this thread has assumed the credentials of a user without write permission
+/// to the file. The kernel checks this with attributes that may be outdated, and the store checks
+/// it only when a log is created.
 pub(crate) fn open_file(mount: &Mount, node: NodeId, mode: OpenMode, process: u32) -> Result<Handle> {
     let user = assumed().filter(|_| mode.write);
     with_file(mount, node, |shared| {

@@ -22,9 +22,10 @@ pub(crate) struct Handle {
     process: u32,
     flattens_later: bool,
     is_closed: AtomicBool,
-    /// The set-id bits of the file were looked for since the last publish.
+    /// The set-id bits of the file were checked and removed since the last publish.
     has_dropped_set_id: AtomicBool,
-    /// Data was written afterwards, for which they are looked for before it is published.
+    /// Data was written after that check, so the set-id bits are checked again before the data is
+    /// published.
     must_drop_set_id: AtomicBool,
 }
 
@@ -82,14 +83,14 @@ impl Handle {
         }
     }
 
-    /// Removes this handle from those of its process, which ends the process's writer with the last
-    /// one, and flattens the file if that is due.
+    /// Removes this handle. The last handle of a process ends the process's writer. After the last
+    /// writer of this node, the file is flattened if that is due.
     fn release(&self) -> Result<()> {
         self.shared.handles.fetch_sub(1, Ordering::Relaxed);
         if self.writer.is_none() {
             return Ok(());
         }
-        // A thread that is started here inherits the credentials.
+        // The process's own credentials, because a thread that is started here inherits them.
         let _process = assume(None)?;
         if self.shared.file.release(self.process)? {
             if self.flattens_later {
@@ -162,8 +163,8 @@ impl WritableFile for Handle {
         shared.file.sync()
     }
 
-    /// Another mount may set the bits at any time. Looking for them costs a request, so it is done
-    /// for the first write, and for all later ones together before they are published.
+    /// Another mount may set the bits at any time. A check costs a request, so it is done for the
+    /// first write, and once for all later ones before they are published.
     fn drop_set_id(&self) -> Result<()> {
         let shared = self.shared()?;
         if self.has_dropped_set_id.swap(true, Ordering::Relaxed) && !shared.file.had_set_id() {
@@ -176,8 +177,8 @@ impl WritableFile for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // A frontend has called `close`, which returned the errors; `quell log fsck` finds
-        // unpublished data of a program that has not.
+        // There is no caller to return an error to. A frontend has called `close` before; if it has
+        // not, `quell log fsck` finds the unpublished data.
         let _ = self.close();
     }
 }

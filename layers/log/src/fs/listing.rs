@@ -37,8 +37,8 @@ impl Listings {
         Listings(Mutex::new(LruCache::new(LISTINGS_KEPT)))
     }
 
-    /// Visits the entries of a directory after a cursor, until `visit` returns false. A listing from
-    /// the start reads the directory again.
+    /// Visits the entries of a directory after a cursor, until `visit` returns false. A listing
+    /// from the start reads the directory again.
     pub fn list(
         &self,
         mount: &Mount,
@@ -67,7 +67,7 @@ impl Listings {
     }
 }
 
-/// Returns a listing of all stores that exist when it is complete.
+/// Lists a directory in all stores, and repeats the listing if a store was added meanwhile.
 fn read_whole(mount: &Mount, dir: NodeId) -> Result<Listing> {
     loop {
         let store_list = mount.stores.list();

@@ -84,9 +84,9 @@ fn note_replaced_node(mount: &Mount, at: EntryName<'_>, dirs: &Dirs, found: &Fou
     }
 }
 
-/// Returns true if the container of `name` has a record, but lacks `access` or `meta`, after a power
-/// failure or an interrupted removal. A new file with this name can be created only after it was
-/// removed.
+/// Returns true if the container of `name` has a record, but lacks `access` or `meta`, after a
+/// power failure or an interrupted removal. A new file with this name can be created only after the
+/// container was removed.
 fn is_incomplete(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) -> Result<bool> {
     if found.kind != Kind::File {
         return Ok(false);
@@ -102,8 +102,8 @@ fn is_incomplete(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) ->
     Ok(open()?.is_some_and(|now| now.identity() == container.identity()))
 }
 
-/// Returns the error of `lookup` for an incomplete container (see `is_incomplete`). Other errors are
-/// unchanged.
+/// Returns the error of `lookup` for an incomplete container (see `is_incomplete`). Other errors
+/// are unchanged.
 fn error_of_incomplete(error: Error, name: &[u8]) -> Error {
     match error.kind {
         ErrorKind::NotFound => Error {

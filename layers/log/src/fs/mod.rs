@@ -2,8 +2,10 @@
 //!
 //! `file_system` implements the contract in short methods. Each operation is a module of functions
 //! that get the state of the mount (`mount`) as an argument. A module uses only those before it:
-//! `nodes`, `open_files`, `open_dirs`, `mount`, `search` (finds names in the stores), `files` (opens
-//! the files of nodes), `attributes`, `lookup`, `listing`, `remove`, `create`, `rename`.
+//! `nodes`, `store_dirs` (changes of a directory in every store), `flatten_queue`, `open_files`,
+//! `open_dirs`, `mount`, `handle`, `search` (finds names in the stores), `files` (opens the files
+//! of nodes), `attributes`, `lookup`, `listing`, `remove`, `create`, `rename`. `tree` reads the
+//! stores without a mount.
 
 mod attributes;
 mod create;

@@ -55,9 +55,9 @@ impl Mount {
         }
     }
 
-    /// Makes this thread work with the permissions of the caller, until the result is dropped. An
-    /// ordinary user's mount has that user's permissions for all callers. Root's mount works with
-    /// those of the users whose directories it changes: see `PosixDir::open_shared`.
+    /// Makes this thread assume the credentials of the caller until the result is dropped, in
+    /// root's mount for callers other than root. Otherwise the credentials stay those of the
+    /// process; the restrictions of root are described at `PosixDir::open_shared`.
     pub fn assume_caller(&self, context: &Context<'_>) -> Result<Option<Acting>> {
         match context.caller {
             Some(caller) if self.stores.host().uid == 0 && caller.uid != 0 => {
@@ -67,8 +67,8 @@ impl Mount {
         }
     }
 
-    /// Returns whether a truncation by the caller leaves the set-id bits of a file, as it does for
-    /// root (`CAP_FSETID`).
+    /// Returns whether a truncation by the caller keeps the set-id bits of a file, as one by root
+    /// does (`CAP_FSETID`).
     pub fn keeps_set_id(&self, context: &Context<'_>) -> bool {
         context.caller.map_or(self.stores.host().uid, |caller| caller.uid) == 0
     }

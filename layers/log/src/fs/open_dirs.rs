@@ -51,7 +51,8 @@ impl OpenDirs {
         let mut from = 0;
         let mut at: Option<Dirs> = None;
         for (index, (node, _)) in path.iter().enumerate().rev() {
-            // If a store was added since it was opened, it is opened again, in that store, too.
+            // A directory that was opened before a store was added is opened again, so that it is
+            // open in that store, too.
             if let Some(dirs) = lock(&self.open).get(node).filter(|dirs| dirs.len() == roots.len()) {
                 (from, at) = (index + 1, Some(Arc::clone(dirs)));
                 break;

@@ -57,8 +57,8 @@ impl SharedFile {
     /// Deletes the container if the file was removed.
     pub fn delete_if_removed(&self) -> Result<()> {
         let Some(name) = lock(&self.trash).take() else { return Ok(()) };
-        // The process's own credentials: the user of the last close need not be the user who
-        // removed the file.
+        // The process's own credentials, because the last close may come from another user than the
+        // removal.
         let _process = assume(None)?;
         let container = self.file.container();
         delete_container(&self.stores, container.home(), &name, container.number())
@@ -74,8 +74,8 @@ impl Drop for SharedFile {
 }
 
 struct Table {
-    /// By the container's identity: an open file is the same after its node was forgotten and found
-    /// again.
+    /// Files by the identity of their containers, so that an open file is found again after its
+    /// node was forgotten and looked up again.
     all: HashMap<Identity, Weak<SharedFile>>,
     open: HashMap<NodeId, Weak<SharedFile>>,
     /// Removed files that are still referenced.
@@ -83,8 +83,8 @@ struct Table {
     recent: LruCache<NodeId, Arc<SharedFile>>,
 }
 
-/// The files of a mount. Files are dropped without the lock of the table, because the last close may
-/// delete a file.
+/// The files of a mount. Files are dropped without the lock of the table, because the last close
+/// may delete a file.
 pub(crate) struct OpenFiles {
     stores: Arc<Stores>,
     flattening: Arc<FlattenQueue<SharedFile>>,
@@ -118,7 +118,7 @@ impl OpenFiles {
         lock(&self.table).all.get(identity).and_then(Weak::upgrade)
     }
 
-    /// Returns the file of a node, if it is known, without using it.
+    /// Returns the file of a node, if it is known, without marking it as recently used.
     pub fn peek(&self, node: NodeId) -> Option<Arc<SharedFile>> {
         lock(&self.table).open.get(&node).and_then(Weak::upgrade)
     }

@@ -22,7 +22,7 @@ fn a_sync_needs_no_write_permission_for_the_files_of_a_container() {
     let file = make(&fs, "f", 1);
     file.write_at(b"written by its owner", 0).unwrap();
     file.publish().unwrap();
-    // Another user's process.
+    // The store behaves as for a process of another user.
     store.fail(|operation| {
         let is_theirs = operation.path.ends_with(b"/container") || operation.path.ends_with(b"/access");
         (operation.verb == "open for writing" && is_theirs).then_some(EACCES)
@@ -63,7 +63,7 @@ fn an_object_whose_owner_cannot_be_set_is_removed() {
     let stores = [MemoryStore::new(), MemoryStore::new()];
     for refusing in 0..2 {
         let fs = mount(&stores, 1, 1);
-        // A mount of an unprivileged user.
+        // The store behaves as for a mount of an unprivileged user.
         stores[refusing].fail(|operation| (operation.verb == "change").then_some(EPERM));
         let new = NewEntry { permissions: 0o755, uid: 1001, gid: 100 };
         assert_eq!(fs.make_dir(&Context::OWN, fs.root(), b"dir", new).unwrap_err().errno(), EPERM);
@@ -263,7 +263,8 @@ fn the_number_of_open_log_directories_is_bounded() {
     fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
     drop(make(&fs, "g", 0));
     let open = store.open_handles() - before;
-    // In addition, the data logs that were read last, and a few files of the container itself.
+    // The data logs that were read last (256) and log directories (128) stay open, and a few files
+    // of the container itself.
     assert!(open < 256 + 128 + 20, "{open}");
     fs.remove(&Context::OWN, fs.root(), b"g").unwrap();
 }

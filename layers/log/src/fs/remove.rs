@@ -14,7 +14,7 @@ use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
 use crate::fs::store_dirs::{Dirs, check_empty, remove_everywhere};
 use crate::stores::StoreNumber;
 
-/// A directory or symbolic link that is about to lose its name, and its referenced node.
+/// A directory or symbolic link that is being removed, and its referenced node.
 pub(crate) struct RemovedNode {
     node: NodeId,
     state: RemovedState,
@@ -118,7 +118,8 @@ pub(crate) fn remove_dir(mount: &Mount, at: EntryName<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Moves the container `stored` to `trash`. Deletes it there, unless its `node` is still referenced.
+/// Moves the container `stored` to `trash`. Deletes it there, unless its `node` is still
+/// referenced.
 pub(crate) fn discard(
     mount: &Mount,
     dir: &dyn WritableDir,
@@ -128,7 +129,8 @@ pub(crate) fn discard(
 ) -> Result<()> {
     let (number, identity) = match Container::open(&mount.stores, store, dir, stored) {
         Ok(container) => (container.number(), Some(container.identity())),
-        // It can still be removed. `quell log fsck` finds its parts in other stores.
+        // A damaged container can still be removed. `quell log fsck` finds its parts in other
+        // stores.
         Err(error) if error.kind == ErrorKind::Damaged => (0, None),
         Err(error) => return Err(error),
     };

@@ -185,8 +185,8 @@ fn rename_container(
     }
 }
 
-/// Renames a directory in all stores, or a symbolic link in the first one. `store_list` are the
-/// stores that were known when the names were found.
+/// Renames a directory in all stores, or a symbolic link in the first one. `store_list` contains
+/// the stores that were known when the names were found.
 fn rename_other(
     mount: &Mount,
     source: Source<'_>,
@@ -241,8 +241,8 @@ fn rename_other(
     Ok(Attempt::Done)
 }
 
-/// Undoes the renames of a directory in the first stores. `renamed` are its attributes before, in
-/// each of them.
+/// Undoes the renames of a directory in the first stores. `renamed` contains the attributes that
+/// the directory had before, in each of them.
 fn undo_rename(source: Source<'_>, target: Target<'_>, renamed: &[Option<Stat>]) -> Result<()> {
     let (old, new) = (other_name(source.at.name)?, other_name(target.at.name)?);
     let replaced_dir = target.entry.filter(|other| other.kind == Kind::Dir).map(|other| other.stat);
@@ -257,8 +257,8 @@ fn undo_rename(source: Source<'_>, target: Target<'_>, renamed: &[Option<Stat>])
     Ok(())
 }
 
-/// Exchanges two names: in one step if they are of the same kind and in the same store, otherwise in
-/// two.
+/// Exchanges two names: in one step if they are of the same kind and in the same store, otherwise
+/// in two.
 fn exchange(first: Source<'_>, second: Source<'_>) -> Result<()> {
     let stored_as = |side: &Source<'_>, name: &[u8]| match side.entry.kind {
         Kind::File => container_name(name),

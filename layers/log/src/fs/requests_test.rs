@@ -79,7 +79,7 @@ fn a_lookup_of_a_file_searches_for_its_name_once() {
         "stat f.container",
         "open directory f.container",
         "open f.container/container",
-        "stat f.container", // of the open directory: another mount may have replaced the container
+        "stat f.container", // another mount may have replaced the container
         "stat f.container/access",
         "open directory f.container/meta",
         "list f.container/meta",

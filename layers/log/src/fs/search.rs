@@ -29,18 +29,19 @@ impl FoundEntry {
 /// The result of a search for a name, and the directory that was searched.
 pub(crate) struct SearchResult {
     pub dirs: Dirs,
-    /// The stores as they were known. If nothing was found, no store was added until then.
+    /// The stores as they were known. If nothing was found, no store was added before the end of
+    /// the search.
     pub store_list: Arc<StoreList>,
     pub found: Option<FoundEntry>,
 }
 
-/// Finds a name. If it is in none of the known stores, newer maps are read before it is reported as
-/// missing or is created, because it may be in a store that was added.
+/// Finds a name. If the name is in none of the known stores, newer maps are read before it is
+/// reported as missing or created, because it may be in a store that was added.
 ///
-/// A missing name costs three requests even in a single store, and none of them can be left out. A
-/// file and another object of the same name have different names in the store, and either may have
-/// been created by another node. A file may have been moved to an added store at any time, and a
-/// map that was read before the search does not exclude it.
+/// The search for a missing name costs three requests even in a single store, and none of them can
+/// be omitted. A file and another object of the same name have different names in the store, and
+/// either may have been created by another node. A file may have been moved to an added store at
+/// any time, and a map that was read before the search does not rule this out.
 pub(crate) fn search(mount: &Mount, at: EntryName<'_>) -> Result<SearchResult> {
     loop {
         let store_list = mount.stores.list();
@@ -90,7 +91,8 @@ pub(crate) fn has_moved(mount: &Mount, at: EntryName<'_>, found: &FoundEntry) ->
     Ok(search(mount, at)?.found.is_some_and(|now| !now.is_same(found)))
 }
 
-/// Returns true if a name no longer refers to the object `found`, or to no object if that is `None`.
+/// Returns true if a name no longer refers to the object `found`, or to no object if that is
+/// `None`.
 pub(crate) fn is_another(mount: &Mount, at: EntryName<'_>, found: Option<&FoundEntry>) -> Result<bool> {
     Ok(match (search(mount, at)?.found, found) {
         (Some(now), Some(found)) => !now.is_same(found),

@@ -1,6 +1,6 @@
-//! Root's mount and root's tools on a store of a user who exchanges names at any moment must never
-//! change a file of a third user. The store belongs to user 1234 and lies on a real file system;
-//! the tests need root.
+//! Tests that root's mount and root's tools never change a file of a third user, even if the owner
+//! of the store replaces names at any moment. The store belongs to user 1234 and lies on a real
+//! file system. The tests need root.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
@@ -270,7 +270,7 @@ fn a_check_removes_nothing_from_a_foreign_directory_in_new_or_trash() {
     }
 }
 
-/// A file of `USER` that `OTHER` has open for writing, and may not write to any more.
+/// A file of `USER` that `OTHER` has open for writing, after `OTHER` lost the write permission.
 struct RevokedFile {
     fs: LogFs,
     node: NodeId,
@@ -279,7 +279,7 @@ struct RevokedFile {
 }
 
 impl RevokedFile {
-    /// `before`: `OTHER` writes and publishes these bytes before the permission is revoked.
+    /// `OTHER` writes and publishes the bytes `before` before the permission is revoked.
     fn new(user_store: &UserStore, before: &[u8]) -> RevokedFile {
         let fs = user_store.mount(|_| {});
         let (owner, other) = (user(USER), user(OTHER));

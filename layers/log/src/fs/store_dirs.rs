@@ -1,5 +1,5 @@
-//! Changes of directories that exist in every store: each is made in one store after the other, and
-//! undone if a later store refuses it.
+//! Changes of directories that exist in every store: each change is made in one store after the
+//! other, and is undone if a later store refuses it.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::not_found::none_if_not_found;
 /// One directory in every store.
 pub(crate) type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
 
-/// Removes a directory that was found empty, in the first store first. If another mount fills it
-/// there at this moment, it stays unchanged. If a later store's directory is filled, the directory
-/// is created again in the first stores, as another directory, so that every mount with an open
-/// handle looks it up again in all stores.
+/// Removes a directory that was found empty, in the first store first. If another mount creates an
+/// entry there at this moment, the removal fails and changes nothing. If a later store's directory
+/// is not empty, the directory is created again in the first stores, as another directory, so that
+/// every mount with an open handle looks it up again in all stores.
 pub(crate) fn remove_everywhere(dirs: &Dirs, stored: &[u8]) -> Result<()> {
     let like = dirs[0].stat(stored)?;
     for (store, dir) in dirs.iter().enumerate() {

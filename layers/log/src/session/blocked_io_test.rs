@@ -1,4 +1,4 @@
-//! While one thread waits for I/O, other threads can read and write the same file.
+//! Tests that other threads can read and write a file while one thread waits for I/O on it.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -46,7 +46,8 @@ fn write_extents(store: &MemoryStore) -> Vec<u8> {
     for number in 0..100 {
         let (at, bytes) = (number * 20, pattern(10, number as u64));
         file.write_at(&bytes, at as u64).unwrap();
-        // A frame for each extent: no page of a scratch file is needed to add the next one to it.
+        // Writes a frame for each extent, so that no page of a scratch file is needed to add the
+        // next extent.
         file.publish().unwrap();
         expected[at..at + 10].copy_from_slice(&bytes);
     }
@@ -105,7 +106,7 @@ fn a_write_that_waits_for_a_scratch_file_does_not_block_other_writes_and_reads()
     writes.close();
     std::thread::scope(|scope| {
         let _opened = writes.opened_at_end();
-        // More extents than are kept in memory.
+        // Writes more extents than are kept in memory.
         for number in 0..20 {
             first.write_at(&[1; 5], number * 100).unwrap();
             expected[number as usize * 100..][..5].fill(1);

@@ -59,7 +59,7 @@ impl Collected {
         self.ranges.retain(|_, (_, owner)| *owner != writer);
     }
 
-    /// Removes the ranges of `writer` that these runs contain, after they were written.
+    /// Removes the ranges of `writer` that overlap these runs, which were written.
     pub fn remove(&mut self, writer: u64, runs: &[Run]) {
         if self.ranges.is_empty() {
             return;

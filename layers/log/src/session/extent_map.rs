@@ -1,10 +1,10 @@
-//! The content of a file as one node sees it: the extents of all its logs, resolved, and updated as
-//! the logs grow. No part of a log is read twice. Extents that do not fit into memory are written
-//! to a flat index in a scratch file.
+//! The content of a file as one node sees it: the extents of all its logs, which are resolved, and
+//! are updated as the logs grow. No part of a log is read twice. Extents that do not fit into
+//! memory are written to a flat index in a scratch file.
 //!
-//! A reader locks the map, so the methods that it calls meanwhile do no I/O: pages of the flat index
-//! are read before ([`HeldPages`]), index logs are read by a [`MapUpdate`], and a copy of the map
-//! writes the scratch file.
+//! A reader locks the map, so the methods that it calls meanwhile do no I/O: pages of the flat
+//! index are read before ([`HeldPages`]), index logs are read by a [`MapUpdate`], and a copy of the
+//! map writes the scratch file.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,8 +36,7 @@ pub struct LogPiece {
     pub length: usize,
     pub payload: PayloadOffset,
     pub frame: Frame,
-    /// The bytes were synced, or no power failure can have removed them: if they are missing, they
-    /// are damaged.
+    /// The bytes were synced, or no power failure can have removed them: missing bytes are damage.
     pub must_be_there: bool,
 }
 
@@ -69,7 +68,8 @@ pub struct ExtentMap {
     truncations: Truncations,
     block_bytes: u64,
     torn: Torn,
-    /// The size according to the names in `meta`, and the end of lost data: lost bytes are holes.
+    /// The larger of the size according to the names in `meta` and the end of lost data. Lost bytes
+    /// are holes, but the file keeps its size.
     named_size: u64,
 }
 
@@ -114,8 +114,8 @@ impl MapUpdate {
     }
 }
 
-/// An end in the file, and the numbers of the truncations that are included in it. Other
-/// truncations cover all of the data.
+/// The end of data in the file, and the numbers of the truncations that are included in it. Other
+/// truncations must cover all of the data.
 #[derive(Debug, Clone)]
 struct KnownEnd {
     end: FileOffset,
@@ -193,9 +193,9 @@ impl ExtentMap {
     }
 
     /// Combines shares that were read separately. Newer parts of the logs and logs in no share are
-    /// read from the store. A log in several shares counts once, so the readers need not have seen
-    /// the same names in `meta`. Logs that `summary` does not name count, too, because the shares
-    /// lack the extents that these logs hide.
+    /// read from the store. A log that is in several shares counts once, so the readers of the
+    /// shares need not have seen the same names in `meta`. Logs that `summary` does not name count,
+    /// too, because the shares lack the extents that these logs hide.
     pub fn merge(
         container: &Container,
         summary: &Summary,
@@ -229,9 +229,9 @@ impl ExtentMap {
     }
 
     /// Reads all logs with `threads` threads, each of which reads a share of the index logs
-    /// (section IV-B of the paper). `ours` returns the size of the data log that a writer of this
-    /// process has written, all of which counts. Of other writers the published part counts.
-    /// Payload ranges in `torn` are ignored.
+    /// (section IV-B of the paper). For a writer of this process, `ours` returns the size of its
+    /// data log, all of which counts. Of other writers only the published part counts. Payload
+    /// ranges in `torn` are ignored.
     pub fn build(
         container: &Container,
         summary: &Summary,
@@ -338,7 +338,7 @@ impl ExtentMap {
         Ok(is_all)
     }
 
-    /// Resolves `found`, which replaces the extents in memory.
+    /// Resolves `found`, and replaces the extents in memory by the result.
     fn gather(&mut self, found: Vec<Extent>) -> Result<()> {
         let logs = Logs(&self.logs, 0);
         let mut extents = found;
@@ -383,7 +383,7 @@ impl ExtentMap {
         Ok(())
     }
 
-    /// Adds a log as another reader has read it, and returns its number.
+    /// Adds a log from its row in a flat index, and returns its number.
     fn add_known_log(&mut self, known: &FlatLog) -> u32 {
         let number = self.logs.len() as u32;
         self.by_writer.insert(known.writer, number);
@@ -432,9 +432,10 @@ impl ExtentMap {
         Some(MapUpdate { truncations, logs, flat, found: Vec::new(), is_all: true })
     }
 
-    /// Takes in an update of this map, after it was read. The map may have taken in frames of this
-    /// process since, but no other update, and it was not spilled. Returns true if everything was
-    /// read; otherwise there is another update.
+    /// Applies an update of this map, after the update was read. Since `update_to`, frames of this
+    /// process may have been added to the map, but no other update may have been applied, and the
+    /// map must not have been spilled. Returns true if everything was read; otherwise the caller
+    /// makes another update.
     pub fn apply(&mut self, update: MapUpdate, summary: &Summary) -> bool {
         self.apply_truncations(&update.truncations);
         let mut numbers = Vec::with_capacity(update.logs.len());
@@ -454,13 +455,13 @@ impl ExtentMap {
         update.is_all
     }
 
-    /// Sets the file's minimum size, which does not depend on the readable extents.
+    /// Sets the minimum size of the file, which does not depend on the readable extents.
     fn set_named_size(&mut self, summary: &Summary) {
         let lost_end = self.logs.iter().map(|log| log.lost_end(&self.truncations)).max().unwrap_or_default();
         self.named_size = lost_end.0.max(summary.size().0);
     }
 
-    /// Takes in a frame that a writer of this process has just written, unless it is already known.
+    /// Adds a frame that a writer of this process has just written, unless it is already known.
     /// Returns false, and changes nothing, if pages of the flat index are missing in `pages`.
     pub fn add(
         &mut self,
@@ -510,7 +511,7 @@ impl ExtentMap {
         true
     }
 
-    /// Takes in truncations: earlier data beyond the size is removed.
+    /// Applies truncations: data beyond the size of a later truncation is removed.
     pub fn apply_truncations(&mut self, truncations: &Truncations) {
         if *truncations == self.truncations {
             return;
@@ -625,8 +626,8 @@ impl ExtentMap {
     }
 
     /// Returns the ranges of logs that are needed to fill `into` from file offset `offset` on, or
-    /// `None` if pages of the flat index are missing in `pages`. Fills holes with zeros, and ignores
-    /// bytes beyond the end of the file.
+    /// `None` if pages of the flat index are missing in `pages`. Fills holes with zeros, and
+    /// ignores bytes beyond the end of the file.
     pub fn pieces_for(
         &self,
         into: &mut [u8],
@@ -679,8 +680,8 @@ fn newest_flat(container: &Container) -> Result<Option<Flat>> {
     Ok(None)
 }
 
-/// Returns the parts of `found` that are later in order than the flat index in the same range,
-/// after these truncations.
+/// Returns the parts of `found` that the flat index does not hide. After these truncations, the
+/// flat index has no extent in their range, or an earlier one.
 fn over_flat(
     flat: &Flat,
     found: Vec<Extent>,
@@ -710,7 +711,7 @@ fn over_flat(
     Ok(over)
 }
 
-/// Returns the bounds of the logs of all writers. A dead writer does not publish any more, so all of
+/// Returns the bounds of the logs of all writers. A dead writer publishes nothing more, so all of
 /// its complete frames count.
 fn bounds_of_writers<'a>(
     container: &'a Container,
@@ -735,9 +736,9 @@ fn bounds_of_writers<'a>(
     closed.chain(open)
 }
 
-/// Reads the newer parts of the logs of one share, applies the truncations, and resolves the extents among
-/// themselves. Stops after about `room` extents; returns true if everything was read. `first` is
-/// the number of the first log.
+/// Reads the newer parts of the logs of one share, applies the truncations, and resolves the
+/// extents among themselves. Stops after about `room` extents; returns true if everything was read.
+/// `first` is the number of the first log.
 fn read_share(
     container: &Container,
     logs: &mut [LogReader],

@@ -1,5 +1,5 @@
-//! The failed writes and syncs of one file. A failure is returned by every sync and close of the file
-//! until a sync of the whole file succeeds.
+//! The failed writes and syncs of one file. A failure is returned by every sync and close of the
+//! file until a sync of the whole file succeeds.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use quell_vfs::Error;
 
 use quell_threads::lock;
 
-/// The number of failures, when a sync began.
+/// The failures that were known when a sync began.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FailuresSeen {
     count: u64,
@@ -46,7 +46,8 @@ impl Failures {
         FailuresSeen { count: state.count, is_any: state.is_any }
     }
 
-    /// Ends the failures before a successful sync, unless there were others during the sync.
+    /// Records a successful sync: failures before it are not returned any more, unless others
+    /// occurred during the sync.
     pub fn end(&self, seen: FailuresSeen) {
         let mut state = lock(&self.0);
         if state.count == seen.count {

@@ -1,6 +1,7 @@
-//! Creates one index from many: a flat index of a file (Index Flatten, section IV-A of the paper),
-//! after the last writer has ended, on request, or in the background; or the index of a share of the
-//! logs (Parallel Index Read, section IV-B), as bytes for the other readers of the file.
+//! Creates one index from the index logs of many writers: a flat index of a file (Index Flatten,
+//! section IV-A of the paper), after the last writer has ended, on request, or in the background;
+//! or the index of a share of the logs (Parallel Index Read, section IV-B), as bytes for the other
+//! readers of the file.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,4 @@
-//! Forged logs with valid names and checksums, and the effects that they must not have.
+//! Tests that forged logs with valid names and checksums do no harm.
 
 use std::sync::Arc;
 
@@ -85,8 +85,8 @@ fn a_flat_index_of_another_user_than_the_owner_is_not_used() {
     let (container, ..) = written(&store);
     flatten(&container, 1).unwrap();
     let flat = container.flats().unwrap().remove(0);
-    // It covers the logs up to an offset that they have not reached, and would hide data that is
-    // written from now on.
+    // This flat index claims an epoch that the logs have not reached. A forged one could hide data
+    // that is written from now on.
     let later = [&b"flat-ffff-"[..], &[b'0'; 32]].concat();
     container.dir().rename(&flat, container.dir(), &later, quell_vfs::Rename::Replace).unwrap();
     assert!(container.open_flat(&later).is_ok());

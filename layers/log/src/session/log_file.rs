@@ -54,7 +54,8 @@ pub struct LogFile {
     changes: AtomicU64,
     synced_changes: RankedMutex<u64>,
     failures: Failures,
-    /// From the attributes that were read last. The kernel reads them at each open.
+    /// The file had set-id bits when its attributes were last read. The kernel reads them at each
+    /// open.
     has_set_id: AtomicBool,
     /// Writers whose last handle was closed and that could not end. They keep their collected data.
     unclosed: Mutex<Vec<Arc<Writer>>>,
@@ -89,7 +90,7 @@ impl LogFile {
         LogFile::with_epoch(container, parent, choices, descriptors, 0)
     }
 
-    /// Creates a file from a container that this node has just created, so that it has the first
+    /// Creates a file from a container that this node has just created. The node then has the first
     /// epoch.
     pub fn created(
         container: Container,
@@ -160,9 +161,9 @@ impl LogFile {
         // was just created there is none.
         self.sequencer().mark_opened();
         let writer = self.add_handle(process);
-        // Data that others have collected without a record must be in frames before this handle
-        // writes, because an overlap would not be detected. Another handle may be opened at the same
-        // time: each one flushes for itself.
+        // Data that other writers have collected without a record must be in frames before this
+        // handle writes, because an overlap with it would not be detected. Several handles may be
+        // opened at the same time; each open flushes these writers.
         let unrecorded = self.sequencer().unrecorded(writer.id);
         for other in unrecorded {
             let flushed = other.lock().flush(self, other.id);
@@ -204,7 +205,7 @@ impl LogFile {
         let closed = writer.lock().close(self, writer.id);
         match &closed {
             Ok(()) => self.sequencer().remove_writer(writer.id),
-            // Every sync and close of the file tries to write its collected data again.
+            // Every sync and close of the file tries again to write the data that it has collected.
             Err(error) => {
                 tracing::debug!(
                     container = %self.container.shown_number(),
@@ -246,13 +247,14 @@ impl LogFile {
     /// Ends all writers of this node, including those with open handles.
     pub fn end(&self) -> Result<()> {
         let slots = std::mem::take(&mut *self.slots());
-        // After a failed sync, the file is repaired as far as possible while its writers exist.
+        // After a failed sync, the file is synced again while its writers exist, because they
+        // rewrite the data that may be lost.
         let mut ended = if self.failures.is_any() { self.sync() } else { Ok(()) };
         for WriterSlot { writer, .. } in slots.into_values() {
             ended = ended.and(writer.lock().close(self, writer.id));
         }
         match ended.and(self.close_unclosed()) {
-            // The file was removed by another process, so its data is not needed.
+            // Another process removed the file, so its data is not needed.
             Err(_) if self.container.is_gone().is_ok_and(|gone| gone) => Ok(()),
             ended => ended,
         }
@@ -401,7 +403,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Takes the data that others have published into the extent map.
+    /// Adds the data that other nodes have published to the extent map.
     pub fn refresh(&self) -> Result<()> {
         self.reader.refresh(self.read_context())
     }
@@ -444,7 +446,7 @@ impl LogFile {
         let (size, unknown) = summary.size();
         let writers = self.writers();
         let own_truncation = self.sequencer().own_truncation();
-        // The writers' own information is valid if it is later than the last truncation.
+        // The end that a writer knows is valid if its data is later than the last truncation.
         let is_later = |first: u64| {
             summary.last_truncation().is_none_or(|truncation| {
                 truncation.order.epoch < first || Some(truncation.order) == own_truncation
@@ -456,9 +458,10 @@ impl LogFile {
             (end, collected) = (end.max(state.end()), collected.max(state.collected_end()));
             known &= state.epochs().is_none_or(|(first, _)| is_later(first));
         }
-        // Open writers of other nodes have published their size, and their logs are not opened: on
-        // some file systems this takes the permission to buffer from a writer. If the file is read
-        // here, the extent map follows the logs anyway; a dead writer's logs may have more.
+        // Open writers of other nodes have published their size. Their logs are not opened, because
+        // on some file systems an open revokes the lock that lets a writer buffer its data. If the
+        // file is read here, the extent map follows the logs anyway. The logs of a dead writer may
+        // have more data than was published.
         let host = self.container.host();
         let mut foreign = summary.open.iter().filter(|running| !self.is_own(running.writer)).peekable();
         known &= self.reader.is_unread() || foreign.peek().is_none();
@@ -515,8 +518,8 @@ impl LogFile {
         Ok((attributes, summary))
     }
 
-    /// Returns the permissions without set-id bits if another user than the owner and root could
-    /// have written the content: the file would run with the owner's rights.
+    /// Returns the permissions, without effective set-id bits if a user other than the owner and
+    /// root may have written the content: that content would run with the owner's rights.
     fn shown_permissions(&self, access: &Stat, summary: &Summary) -> Result<u32> {
         let permissions = access.mode & 0o7777;
         let effective = effective_set_id(permissions);
@@ -558,8 +561,9 @@ impl LogFile {
         Ok(self.container.dir().stat(ACCESS)?.mode & 0o7777)
     }
 
-    /// Removes set-id bits from `before`, the file's permissions, down to `after`. Changes `access`
-    /// only, because directories and logs of the container have no set-id bits.
+    /// Changes the file's permissions from `before` to `after`, which lacks some set-id bits.
+    /// Changes `access` only, because the permissions of the directories and logs do not depend on
+    /// the set-id bits of the file.
     pub(crate) fn remove_set_id(&self, before: u32, after: u32) -> Result<()> {
         if after != before {
             let change = Change { permissions: Some(after), ..Change::default() };
@@ -623,8 +627,9 @@ impl LogFile {
         );
         self.add_covers(order.writer)?;
         self.container.add_meta(&name(Time::default()))?;
-        // The time of the name itself, by the clock of the file system below. If the name is
-        // missing, another node has truncated the file to size 0 since, which is later.
+        // The truncation gets the modification time of its name, by the clock of the file system
+        // below. If the name is missing, another node has truncated the file to size 0 since, and
+        // that truncation is later.
         let stat = self.container.meta()?.stat(name(Time::default()).encode().as_bytes());
         let named =
             stat.and_then(|stat| self.container.rename_meta(&name(Time::default()), &name(stat.modified)));
@@ -653,9 +658,10 @@ impl LogFile {
         self.reader.refresh_to(self.read_context(), &summary)
     }
 
-    /// Creates the `covers` names of a truncation: how much of the data logs of other
-    /// mounts' open writers it covers. Data beyond that is later than the truncation, whatever its
-    /// epoch. The truncation's epoch was taken before, and its `cut` name is created afterwards.
+    /// Creates the `covers` names of a truncation, which state the part of the data logs of other
+    /// mounts' open writers that it covers. Data beyond that is later than the truncation,
+    /// regardless of its epoch. The truncation's epoch was taken before, and its `cut` name is
+    /// created afterwards.
     ///
     /// These names need no sync: a writer's sync of later data syncs `meta`.
     fn add_covers(&self, truncation: u64) -> Result<()> {
@@ -665,7 +671,8 @@ impl LogFile {
             let published = running.published.map_or(0, |published| published.data_bytes);
             let stored = match self.container.stat_data(running.writer) {
                 Ok(stat) => stat.size_bytes,
-                // Not created yet, or in a directory of another user: the published size counts.
+                // The log was not created yet, or is in a directory of another user: the published
+                // size counts.
                 Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::PermissionDenied) => 0,
                 Err(error) => return Err(error),
             };
@@ -676,7 +683,7 @@ impl LogFile {
             .collect();
         let added = names.iter().try_for_each(|name| self.container.add_meta(name));
         if added.is_err() {
-            // Without the `cut` name they have no meaning.
+            // Without the `cut` name these names have no meaning.
             names.iter().for_each(|name| drop(self.container.remove_meta(name)));
         }
         added

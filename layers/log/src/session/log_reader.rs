@@ -12,20 +12,21 @@ use crate::format::{
 use crate::not_found::none_if_not_found;
 use crate::session::scan::{IndexPosition, visit_batches_from, visit_frames};
 
-/// A log with more extents than this must have data for them, because each extent takes memory.
+/// The number of extents that are accepted from a log before its data log is checked. Each extent
+/// takes memory, and a forged index log may describe any number of them.
 const EXTENTS_UNCHECKED_MAX: u64 = 1 << 16;
 
-/// How much of a data log counts, and how much of it must be present.
+/// The part of a data log that counts, and the part that must be present.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogBounds {
     /// Number of bytes of the data log that count: its final size, or the published size. `None` if
     /// all complete frames count.
     pub counted_bytes: Option<u64>,
-    /// The writer had no power failure, or a sync of it failed: missing or changed bytes are
-    /// damage, and not torn.
+    /// The writer's node had no power failure since, or a sync of the data log failed: missing or
+    /// changed bytes are damaged, not torn.
     pub is_certain: bool,
-    /// Number of bytes of the data log that were acknowledged by a writer without a power failure
-    /// and must be present.
+    /// Number of bytes of the data log that must be present: the writer acknowledged them, and no
+    /// power failure can have removed them.
     pub required_bytes: u64,
 }
 
@@ -37,7 +38,7 @@ impl LogBounds {
     }
 }
 
-/// One log, as far as it was read.
+/// One log, up to the position to which it was read.
 #[derive(Debug, Clone)]
 pub struct LogReader {
     pub writer: u64,
@@ -61,7 +62,7 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Creates the reader of a log of which nothing was read. `torn` are payload ranges to ignore.
+    /// Creates the reader of a log that was not read yet. `torn` are payload ranges to ignore.
     pub fn new(writer: u64, block_bytes: u64, torn: Vec<PayloadRange>) -> LogReader {
         LogReader {
             writer,
@@ -151,7 +152,7 @@ impl LogReader {
         Ok(left > 0)
     }
 
-    /// Sets how much of the data log counts, and how much of it must be present.
+    /// Sets the part of the data log that counts, and the part that must be present.
     pub fn set_bounds(&mut self, bounds: LogBounds) {
         self.bounds = bounds;
     }
@@ -199,8 +200,8 @@ impl LogReader {
         left: &mut u64,
         visit: &mut VisitExtent<'_>,
     ) -> Result<()> {
-        // The writer has not published yet, or the index log was lost: the frames are read from the
-        // data log.
+        // The index log is missing if the writer has not published yet, or if it was lost. The
+        // frames are then read from the data log.
         let Some(file) = none_if_not_found(container.open_index(self.writer))? else { return Ok(()) };
         let (writer, from) = (self.writer, self.next_batch);
         let counted_bytes = self.bounds.counted_bytes.unwrap_or(u64::MAX);
@@ -220,7 +221,7 @@ impl LogReader {
         Ok(())
     }
 
-    /// Takes in a batch. A part of it may be known already from the headers of the frames.
+    /// Adds a batch. A part of it may be known already from the headers of the frames.
     fn take(&mut self, container: &Container, batch: Batch) -> Result<()> {
         self.check_extents(container, &batch)?;
         let (start, known) = (self.next_batch.indexed.payload, self.frames.payload_end());
@@ -242,7 +243,8 @@ impl LogReader {
         let mut payload = start;
         for run in batch.runs {
             let end = payload + run.bytes();
-            // Frames are known completely, and an extent never spans frames.
+            // Only complete frames are known, and an extent never spans frames, so whole extents
+            // are skipped.
             let before = known.bytes_after(payload).div_ceil(run.length);
             if before < run.count {
                 self.pending_runs.push_back((payload + before * run.length, run.after(before)));
@@ -305,8 +307,8 @@ impl LogReader {
         let block_bytes = self.frames.block_bytes();
         let counted_bytes = self.bounds.counted_bytes.unwrap_or(u64::MAX);
         visit_frames(&*file, block_bytes, self.frames.end(), &mut |log_offset, head, runs| {
-            // In the part that must be present, a bad block is damage and does not affect other
-            // blocks.
+            // In the part that must be present, a bad block is damage, and the blocks after it
+            // still count.
             let end = log_offset + head.bytes() + stored_bytes(head.payload_bytes, block_bytes);
             let must_be_there = end <= self.bounds.required_bytes;
             let is_counted = log_offset < counted_bytes;

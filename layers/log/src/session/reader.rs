@@ -82,7 +82,7 @@ impl ReadContext<'_> {
         self.sequencer.lock().own_data_bytes(writer)
     }
 
-    /// Makes later writes of this node later than all data of others in `map` and `summary`.
+    /// Makes later writes of this node later than all data of other nodes in `map` and `summary`.
     fn mark_seen(&self, map: &ExtentMap, summary: &Summary) {
         let mut sequencer = self.sequencer.lock();
         let foreign = |writer: u64| sequencer.own_data_bytes(writer).is_none();
@@ -130,14 +130,14 @@ impl Reader {
         matches!(*self.map.read(), MapState::Absent)
     }
 
-    /// Takes the data that others have published into the map, which is built if there is none, and
-    /// returns the size of the file.
+    /// Adds the data that other nodes have published to the map, which is built if there is none.
+    /// Returns the size of the file.
     pub fn refreshed_size(&self, file: ReadContext<'_>) -> Result<u64> {
         loop {
             self.build_map(file)?;
             self.refresh(file)?;
-            // Another thread may have dropped the map, or `refresh` because a page of the flat index
-            // is damaged; it is then built again.
+            // Another thread may have dropped the map, or `refresh` because a page of the flat
+            // index is damaged; it is then built again.
             if let Some(map) = self.map.read().map() {
                 return Ok(map.size());
             }
@@ -151,8 +151,8 @@ impl Reader {
         let (mut pages, mut loaded) = (HeldPages::default(), Ok(()));
         loop {
             let mut state = self.map.write();
-            // While the map is locked, so that a thread that builds the map either finds the frame
-            // in the log or in the list.
+            // Recorded while the map is locked, so that a thread that builds the map finds the
+            // frame either in the log or in the list.
             file.sequencer.lock().written(writer, data_bytes);
             let map = match &mut *state {
                 MapState::Absent => return,
@@ -293,15 +293,16 @@ impl Reader {
         self.end_build(file, map)
     }
 
-    /// Makes `map` the map, after it has taken in the frames that were written since its build began
-    /// or since it was copied. The caller holds `update`.
+    /// Installs `map`, after adding the frames that were written since its build began or since it
+    /// was copied. The caller holds `update`.
     fn end_build(&self, file: ReadContext<'_>, mut map: ExtentMap) -> Result<()> {
         let mut pages = HeldPages::default();
         loop {
             let mut state = self.map.write();
             let frames = match &mut *state {
                 MapState::Building(frames) | MapState::Copied(_, frames) => std::mem::take(frames),
-                // A frame could not be added to the copied map. The next reader builds the map again.
+                // A frame could not be added to the copied map. The next reader builds the map
+                // again.
                 MapState::Absent => return Ok(()),
                 MapState::Ready(_) => unreachable!("only the holder of `update` ends a build"),
             };
@@ -325,7 +326,7 @@ impl Reader {
         self.trusts_flat.swap(false, Ordering::Relaxed)
     }
 
-    /// Takes the data that others have published into the map.
+    /// Adds the data that other nodes have published to the map.
     pub fn refresh(&self, file: ReadContext<'_>) -> Result<()> {
         match self.is_unread() {
             true => Ok(()),
@@ -333,13 +334,13 @@ impl Reader {
         }
     }
 
-    /// Takes the data that `summary` names into the map.
+    /// Adds the data that `summary` names to the map.
     pub fn refresh_to(&self, file: ReadContext<'_>, summary: &Summary) -> Result<()> {
         let _one = self.update.lock();
         match self.read_new(file, summary) {
             Ok(()) => Ok(()),
             Err(error) => {
-                // The map may have taken in a part of the data.
+                // A part of the data may be in the map.
                 self.set_absent();
                 // A page of the flat index is damaged. The logs contain the same data, and the next
                 // reader uses them.
@@ -368,7 +369,7 @@ impl Reader {
             };
             let update = update.read(file.container)?;
             let mut state = self.map.write();
-            // Absent if a frame of this node could not be added meanwhile.
+            // The map is absent if a frame of this node could not be added meanwhile.
             let MapState::Ready(map) = &mut *state else { return Ok(()) };
             let is_all = map.apply(update, summary);
             if is_all {
@@ -468,11 +469,12 @@ impl Reader {
     }
 
     /// Handles a piece that could not be read. If it was torn in a power failure before it was
-    /// synced, it is ignored from now on. Each block is handled separately, so that all readers get
+    /// synced, it is ignored from now on. Each block is ignored separately, so that all readers get
     /// the same content. Returns true if the read must be repeated.
     fn ignore_torn(&self, file: ReadContext<'_>, error: &Error, piece: &LogPiece) -> Result<bool> {
         let bad = match error.kind {
-            // Removed by another node, or moved to another store: the log itself is not lost.
+            // Another node removed the file, or moved it to another store: the log itself is not
+            // lost.
             ErrorKind::NotFound if file.container.is_gone()? => return Err(moved_elsewhere()),
             ErrorKind::NotFound if piece.must_be_there => {
                 return Err(Error::new(ErrorKind::Damaged, "read", data_name(piece.writer)));

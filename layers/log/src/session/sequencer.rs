@@ -1,6 +1,6 @@
-//! The sequencer of an open file: gives each frame of this node its order, and knows the data that
-//! this node's writers have collected and not yet written. Pure functions on values, no I/O; the
-//! caller takes epochs in the container and reports them here.
+//! The sequencer of an open file: gives each frame of this node its order, and records the ranges
+//! that this node's writers have collected and not yet written. Pure functions on values, no I/O;
+//! the caller takes epochs in the container and reports them here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,7 +39,8 @@ pub(crate) struct Sequencer {
     is_stale: bool,
     /// The number of times that `is_stale` was set.
     stale_marks: u64,
-    /// The largest epoch of other nodes' data that was seen, if it is not before `epoch`.
+    /// The largest epoch of other nodes' data that was seen. Epochs before `epoch` are not
+    /// recorded.
     seen: u64,
     /// The end of the file as this node knows it, and whether it includes the writes of other
     /// nodes.

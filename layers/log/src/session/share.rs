@@ -34,8 +34,8 @@ impl Share {
         self.flat.logs()
     }
 
-    /// Returns the numbers of the truncations that the share includes, and of logs of which nothing
-    /// is known.
+    /// Returns the numbers of the truncations that the share includes, and of logs of which neither
+    /// a batch nor a frame was read.
     #[cfg(any(test, feature = "fuzzing"))]
     pub fn truncations(&self) -> &[u64] {
         self.flat.truncations()

@@ -1,5 +1,5 @@
-//! Files whose index is read in shares or does not fit into memory have the same content as with an
-//! index of all logs.
+//! Tests that a file has the same content whether its index is read at once, is read in shares, or
+//! does not fit into memory.
 
 use crate::container::Container;
 use crate::format::{FileOffset, FlatLog, PayloadOffset, Piece, Summary};
@@ -54,7 +54,7 @@ fn built(container: &Container, summary: &Summary) -> ExtentMap {
     ExtentMap::build(container, summary, &|_| None, 1, Torn::new()).unwrap()
 }
 
-/// Takes new data into an extent map, as a reader does.
+/// Adds new data to an extent map, as a reader does.
 fn follow(map: &mut ExtentMap, container: &Container, summary: &Summary) {
     while let Some(update) = map.update_to(container, summary, &|_| None) {
         let update = update.read(container).unwrap();
@@ -107,8 +107,8 @@ fn history(seed: u64, check: impl Fn(&MemoryStore, &mut Random)) {
 fn shares_of_any_number_of_ranks_have_the_content_of_all_logs() {
     for seed in 0..60 {
         history(seed, |store, random| {
-            // Checked after a power failure, too, with logs that are torn, missing or without
-            // batches.
+            // The store is also checked after a power failure, with logs that are torn, missing or
+            // without batches.
             let crashed = store.crash(seed);
             for store in [store, &crashed] {
                 let container = container(std::slice::from_ref(store), "f");
@@ -223,8 +223,8 @@ fn ranks_that_read_meta_at_different_times_get_the_same_file() {
                 let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
                 resize(&fs, node, random.below(20_000) as u64);
             }
-            // Each reader sees other writers than the one before, so that logs are in several
-            // shares or in none.
+            // Each reader finds other writers than the reader before it, so that a log may be in
+            // several shares or in none.
             let container = container(stores, "f");
             shares.extend(decode(&container, vec![read_share(&container, rank, 4, 1).unwrap()]));
         }

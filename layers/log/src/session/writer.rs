@@ -1,6 +1,6 @@
 //! One writer: collects the data that a process writes to one file into frames, and appends them to
-//! its pair of logs. It does not know other writers; `log_file` decides who may write where, and
-//! when a frame ends.
+//! its pair of logs. It does not know other writers; `log_file` decides which writer may write to a
+//! range, and when a frame ends.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -15,8 +15,8 @@ use crate::format::{
 use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::session::buffer::Buffer;
 
-/// Number of runs at which a frame ends, whatever its size, because overlaps are searched in the
-/// runs.
+/// Number of runs at which a frame ends, regardless of its size, because a search for overlaps
+/// visits all runs.
 const FRAME_RUNS_MAX: usize = 4096;
 /// Number of runs at which a batch is appended to the index log.
 const BATCH_RUNS_MAX: usize = 1 << 18;
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-/// The state of a writer. Holding its lock is the right to write.
+/// The state of a writer. A thread writes to the logs only while it holds the lock.
 pub struct State {
     /// The credentials with which the logs are created and written: those of the process's user, if
     /// root serves several users and the user has the permission. Otherwise `None`: those of this
@@ -133,10 +133,10 @@ pub trait WriterContext {
     /// Returns the order of a frame that is written now.
     fn next_order(&self, writer: u64) -> Order;
     /// Records that a frame could not be written, and may have made the data log longer than the
-    /// writer's count. A truncation by another mount may cover that length, so the next frame,
+    /// writer has recorded. A truncation by another mount may cover that length, so the next frame,
     /// which begins at the same offset, needs an epoch later than the truncation.
     fn frame_failed(&self);
-    /// Removes set-id bits that give rights.
+    /// Removes the set-id bits with which the file would run with the rights of its owner or group.
     fn drop_set_id(&self) -> Result<()>;
     /// Records that a frame is in the data log.
     fn written(&self, writer: u64, written: Written<'_>);
@@ -204,7 +204,7 @@ impl State {
             self.runs.push(offset, from.len() as u64);
             return Ok(());
         }
-        // Large enough for frames of its own: written without copying.
+        // The data is large enough for frames of its own, and is written without copying.
         let mut at = offset;
         for part in from.chunks(PAYLOAD_BYTES_MAX as usize) {
             let mut runs = Runs::default();
@@ -244,7 +244,8 @@ impl State {
         runs: &[Run],
     ) -> Result<()> {
         if self.is_revoked {
-            // The owner of these logs does not show that another user has written them.
+            // From now on this process writes the logs with its own credentials, so their owner
+            // does not show that another user wrote the data.
             file.drop_set_id()?;
         }
         let container = file.container();
@@ -306,17 +307,17 @@ impl State {
         }
     }
 
-    /// Publishes, and makes the data survive a power failure. Synced are the data log, which
-    /// contains everything that the index log records, and the `open` name, which gives the
-    /// published size. Returns true if the container has names of this writer that were never
-    /// synced.
+    /// Publishes, and makes the data survive a power failure. Syncs the data log, which contains
+    /// everything that the index log records, and the `open` name, which gives the published size.
+    /// Returns true if this was the first sync of the writer's logs, so that the container must be
+    /// synced, too.
     pub fn sync(&mut self, file: &dyn WriterContext, id: u64) -> Result<bool> {
         self.with_credentials(|state| state.sync_as_assumed(file, id))
     }
 
     fn sync_as_assumed(&mut self, file: &dyn WriterContext, id: u64) -> Result<bool> {
-        // The name first, because a file system with a journal then syncs it together with the
-        // data.
+        // The name is updated first, because a file system with a journal then syncs it together
+        // with the data.
         self.publish(file, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
         logs.sync_data(file.container(), id, self.log_end)?;
@@ -402,8 +403,8 @@ impl State {
     }
 }
 
-/// A writer whose name is missing, although the file exists, was ended by a repair: its later data
-/// is not part of the file.
+/// Returns the error of a writer whose `open` name is missing. If the file exists, a repair has
+/// ended the writer, and its later data is not part of the file. Other errors are unchanged.
 fn unless_ended(container: &Container, id: u64, error: Error) -> Error {
     if error.kind != ErrorKind::NotFound || !container.is_gone().is_ok_and(|gone| !gone) {
         return error;
@@ -422,7 +423,7 @@ impl Logs {
         // The name must exist before the epoch is read.
         let running = Running { writer: id, first_epoch: 0, holder, published: None };
         match container.add_meta(&MetaName::Open(running.clone())) {
-            // From an earlier attempt that failed for lack of space.
+            // The name is left from an earlier attempt that failed for lack of space.
             Err(error) if error.kind == ErrorKind::Exists => {}
             added => added?,
         }
@@ -448,9 +449,9 @@ impl Logs {
         })
     }
 
-    /// Syncs the data log up to `end`. After a failed write or
-    /// sync, the part that is not known to be synced is rewritten first and verified afterwards,
-    /// because the kernel would report success for pages that it has dropped.
+    /// Syncs the data log up to `end`. After a failed write or sync, the part that is not known to
+    /// be synced is rewritten first and verified afterwards, because the kernel would report
+    /// success for pages that it has dropped.
     fn sync_data(&mut self, container: &Container, id: u64, end: LogPosition) -> Result<()> {
         let synced = match self.is_doubtful {
             true => container.write_data_again(&*self.data, id, self.synced_to, end.log_offset),

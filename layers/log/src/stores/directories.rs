@@ -32,8 +32,9 @@ pub(crate) fn open_or_create_dir_for(
         Err(error) => return Err(error),
         Ok(()) => {
             if let Some((uid, gid)) = owner {
-                // The owner of the parent may have exchanged it. The engine changes the owner only
-                // of a directory that belongs to that owner.
+                // The owner of the parent may have replaced the new directory. `change` refuses a
+                // directory that does not belong to the owner of its parent
+                // (`PosixDir::open_shared`).
                 let made = parent.stat(name)?;
                 if (made.uid, made.gid) != (uid, gid) {
                     let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
@@ -45,8 +46,8 @@ pub(crate) fn open_or_create_dir_for(
     parent.open_writable_dir(name)
 }
 
-/// Opens the directory `stored` in `dirs`, which are one directory in every store. Creates it with
-/// the first store's attributes in stores that lack it.
+/// Opens the directory `stored` in `dirs`, which is one directory opened in every store. Creates it
+/// with the first store's attributes in stores that lack it.
 pub(crate) fn open_in_all_stores(
     dirs: &[Arc<dyn WritableDir>],
     stored: &[u8],

@@ -1,4 +1,4 @@
-//! Refusals of stores that cannot be used together.
+//! Errors for stores that cannot be used together.
 
 use quell_vfs::{Error, ErrorKind};
 

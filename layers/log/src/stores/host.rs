@@ -5,7 +5,7 @@ use crate::stores::scratch::Scratch;
 
 /// This process and its node, and the source of random numbers.
 pub struct Host {
-    /// This process, as the names of its writers state it.
+    /// This process, as in the `open` names of its writers.
     pub holder: Holder,
     /// The effective user.
     pub uid: u32,

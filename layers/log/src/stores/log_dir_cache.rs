@@ -1,4 +1,4 @@
-//! Log directories that are open. Their number is bounded, however many containers are open.
+//! Keeps log directories open. The limit of their number applies to all containers together.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use lru::LruCache;
 use quell_posix::WritableDir;
 use quell_threads::lock;
 
-/// The number of log directories that stay open.
+/// The largest number of log directories that stay open.
 pub const LOG_DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
 
 /// Identifies one open container. Tickets are not reused, so a directory that was removed is never

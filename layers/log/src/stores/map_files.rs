@@ -72,11 +72,11 @@ pub(crate) fn write_new_map(opened: &[Store], keeper: u128, map: StoreMap, host:
     Ok(written)
 }
 
-/// Completes a map. Its writer may have ended before every store had it; running mounts do not use
-/// it before all of its stores have it.
+/// Writes a map to those of its stores that lack it. The process that created the map may have
+/// ended before every store had it; running mounts do not use it before all of its stores have it.
 pub(crate) fn complete_map(opened: &[Store], map: &StoreMap, host: &Host) -> Result<()> {
     match write_where_missing(opened, map, host) {
-        // In a read-only store nothing can be created or moved.
+        // Nothing can be created or moved in a read-only store, so the map is not needed there.
         Err(error) if error.kind == ErrorKind::ReadOnly => Ok(()),
         Err(error) if error.kind == ErrorKind::PermissionDenied => Err(Error {
             source: Some(

@@ -3,8 +3,8 @@
 //! Placement, gives the order in which maps are written, and explains why this is sufficient.
 //!
 //! A map may have been written by another user and is not trusted. A store is accepted only if its
-//! own record and map agree, and if its owner could also have put the same files into the known
-//! stores.
+//! own record and map agree with it, and if it belongs to root or to the owner of the store in
+//! which the map was found.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ use crate::stores::store_list::StoreList;
 /// links must not be followed, and `newer_stores` verifies the directory.
 pub type Opener = Box<dyn Fn(&[u8]) -> Result<Arc<dyn WritableDir>> + Send + Sync>;
 
-/// The largest number of stores that are added in one step. More than any real installation has.
+/// The largest number of stores that are added in one step, more than any real installation has.
 const ADDED_MAX: usize = 1024;
 
 /// A version of the map that is not known yet, and the store that has it.
 struct Newer {
     map: StoreMap,
-    /// The owner of that store's `.quell`, who may write maps there.
+    /// The owner of that store's `.quell`. This user can write maps there.
     owner: u32,
     number: u128,
 }
@@ -103,7 +103,7 @@ fn open(member: &Member, newer_map: &Newer, opener: Option<&Opener>, uid: u32) -
     // The owner of a store can write a map that names any directory.
     let owner = store.own.stat_self()?.uid;
     // Any user can create a store in a directory to which all users can write. The other entries of
-    // that directory may belong to others.
+    // such a directory may belong to other users.
     let is_theirs = owner == 0 || owner == uid || dir.stat_self()?.uid == owner;
     if !is_theirs || owner != newer_map.owner && owner != 0 {
         return of_another();

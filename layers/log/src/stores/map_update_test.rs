@@ -1,4 +1,4 @@
-//! Stores that are added while a mount is running.
+//! Tests that a running mount uses stores that are added.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

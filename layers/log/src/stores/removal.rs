@@ -25,7 +25,7 @@ pub(crate) fn remove_shallow(parent: &dyn WritableDir, name: &[u8]) -> Result<()
     }
 }
 
-/// Listings of a directory that is being removed before its removal fails with `NotEmpty`.
+/// The largest number of times that a directory is listed before its removal fails with `NotEmpty`.
 const LISTINGS_MAX: usize = 8;
 
 /// Removes a directory down to a depth. A user may have moved a directory of a third user, or of
@@ -36,7 +36,8 @@ const LISTINGS_MAX: usize = 8;
 /// removed: the end of a writer, or a flat index. Such names are in the next listing.
 fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
     let dir = parent.open_writable_dir(name)?;
-    // Other programs use such numbers as names, too.
+    // Other programs use such numbers as names, too. They are removed only from a directory that
+    // belongs to the owner of its parent.
     let numbers_are_ours = dir.stat_self()?.uid == parent.stat_self()?.uid;
     let mut listings = 0;
     loop {

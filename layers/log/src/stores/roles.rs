@@ -1,5 +1,5 @@
-//! Changes of the stores' roles: which map follows from the current one. Pure functions on values,
-//! no I/O.
+//! Changes of the stores' roles: computes the next placement map from the current one. Pure
+//! functions on values, no I/O.
 
 use quell_vfs::Result;
 

@@ -51,7 +51,8 @@ impl Stores {
     /// map if there are several. New containers get `directories` log directories.
     pub fn open_named(roots: Vec<Root>, host: Host, directories: u32) -> Result<Stores> {
         let are_stores = roots.iter().map(|root| is_store(&*root.dir)).collect::<Result<Vec<_>>>()?;
-        // A new directory next to stores with a map is not changed.
+        // If a directory that is not a store is given together with stores that have a map, it is
+        // not changed.
         for (root, _) in roots.iter().zip(&are_stores).filter(|(_, is_store)| **is_store) {
             if are_stores.contains(&false) && has_map(&*root.dir.open_writable_dir(OWN)?)? {
                 let new = roots.iter().zip(&are_stores).find(|(_, is_store)| !**is_store);
@@ -133,7 +134,8 @@ impl Stores {
                 write_new_map(&opened, before.keeper(), next, &host)?
             }
         };
-        // Also needed after a previous run that was killed before this.
+        // Done for an unchanged map, too, because a previous run may have been killed before this
+        // step.
         for store in &opened {
             match map.member(store.number) {
                 Some(member) if member.is_draining => store.close_for_new(&host)?,
@@ -192,8 +194,8 @@ impl Stores {
         self.list().home(name)
     }
 
-    /// Looks for a newer map and uses it. Returns true if the stores have changed. Returns false
-    /// only if, up to this call, no file was moved because of a map that is not known here.
+    /// Looks for a newer map and uses it. Returns true if the stores have changed. If it returns
+    /// false, no file was moved before this call because of a map that is not known here.
     pub fn refresh(&self) -> Result<bool> {
         self.has_changed(&self.list())
     }
@@ -212,7 +214,7 @@ impl Stores {
         if !Arc::ptr_eq(seen, &now) {
             return Ok(true);
         }
-        // The process's own credentials, because the store is opened for all users that it serves.
+        // The process's own credentials, because the store is opened for all users of the mount.
         let _process = assume(None)?;
         let Some(newer) = newer_stores(&now, self.opener.as_ref(), self.host.uid)? else {
             return Ok(false);

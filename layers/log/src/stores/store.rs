@@ -21,8 +21,8 @@ pub type StoreNumber = usize;
 const OWN_PERMISSIONS: u32 = 0o755;
 /// Permissions of the record, of maps, and of files that stand for log directories.
 pub(crate) const FILE_PERMISSIONS: u32 = 0o644;
-/// Every user with write permission to the store creates containers there, and may remove only
-/// their own.
+/// Permissions of `new`, `trash` and `parts`: every user with write permission to the store creates
+/// containers there, and may remove only their own.
 const SHARED_PERMISSIONS: u32 = 0o1777;
 
 /// A directory that is or becomes a store, and its path in messages.
@@ -67,8 +67,8 @@ impl Store {
         self.own.open_writable_dir(TRASH_DIR)
     }
 
-    /// Prevents new containers in a drained store. Mounts that do not know of the new map find no
-    /// `new` directory.
+    /// Prevents new containers in a drained store. A mount that does not know the new map finds no
+    /// `new` directory, and then reads the map.
     pub fn close_for_new(&self, host: &Host) -> Result<()> {
         let (trash, name) = (self.trash_dir()?, number_name(host.random_number()));
         match self.own.rename(NEW_DIR, &*trash, &name, Rename::Replace) {
@@ -89,7 +89,7 @@ pub fn is_store(root: &dyn WritableDir) -> Result<bool> {
     Ok(none_if_not_found(root.stat(OWN))?.is_some_and(|stat| stat.kind() == Some(Kind::Dir)))
 }
 
-/// Opens directories as stores, and makes those stores that are not.
+/// Opens directories as stores, and creates `.quell` in those that are not stores yet.
 pub(crate) fn open_or_create_stores(roots: Vec<Root>, host: &Host) -> Result<Vec<Store>> {
     for root in &roots {
         if !is_store(&*root.dir)? {
@@ -119,7 +119,7 @@ pub(crate) fn open_stores(roots: Vec<Root>) -> Result<Vec<Store>> {
     Ok(opened)
 }
 
-/// Refuses a store to be added that has content.
+/// Refuses to add a store that is not empty.
 pub(crate) fn check_free(root: &Root) -> Result<()> {
     match root.dir.names()?.iter().all(|name| is_own(name)) {
         true => Ok(()),

@@ -42,7 +42,7 @@ impl Progress {
 }
 
 /// Calls `work` on `threads` threads with each task of `first` and with each task that `work` adds.
-/// After the work is stopped, no further task starts.
+/// After `progress` is stopped, no further task starts.
 pub(crate) fn run_tasks<T: Send>(
     threads: usize,
     first: Vec<T>,

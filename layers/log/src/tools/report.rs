@@ -1,6 +1,6 @@
 //! Reports about one file for `quell log ls`, `stat`, `map` and `query`: the content of its
-//! container, the log that has each range of the file, and the state of each range of a log. Writes
-//! nothing and does not wait for writers.
+//! container, the log that holds each range of the file, and the state of each range of a log.
+//! Writes nothing and does not wait for writers.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ pub struct FileReport {
     pub writers: Vec<WriterReport>,
     /// The truncations, sorted by order.
     pub truncations: Vec<Truncation>,
-    /// The flat indexes, the newest last.
+    /// The flat indices, the newest last.
     pub flats: Vec<FlatReport>,
     /// Number of extents of the file as readers see it.
     pub extents: u64,

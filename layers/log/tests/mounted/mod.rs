@@ -14,8 +14,8 @@ pub fn own() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
-// Each test has its own counter, so that a seed gives the same run whatever other tests run in
-// parallel.
+// Each test has its own counter, so that a seed gives the same run regardless of the tests that run
+// in parallel.
 thread_local!(static SEED: Cell<u64> = const { Cell::new(1) });
 
 /// Sets the seed of the next mounts on this thread.

@@ -100,7 +100,7 @@ fn check_file(check: &Check<'_>, dir: &StoredDir, entry: &Entry, path: &[u8]) {
     let container = match dir.open(entry) {
         Ok(container) => container,
         Err(error) if error.kind == ErrorKind::NotFound => {
-            // Removed meanwhile, or never a container.
+            // The container was removed meanwhile, or the directory never was a container.
             if exists() {
                 check.report(path, Problem::not_a_container());
             }

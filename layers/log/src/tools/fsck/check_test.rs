@@ -143,7 +143,7 @@ fn an_index_log_that_differs_from_the_data_log_is_created_again() {
     let stores = written();
     let whole = content(&stores, "f").unwrap();
     let writer = writer(&stores);
-    // A valid batch with the runs of other frames.
+    // Writes a valid batch with the runs of other frames.
     let mut frames = Frames::new(16_384, HEAD_BYTES as u64);
     let mut runs = Runs::default();
     let container = container(&stores, "f");
@@ -166,7 +166,7 @@ fn an_index_log_that_differs_from_the_data_log_is_created_again() {
 fn damaged_bytes_are_reported_with_their_file_ranges_and_not_changed() {
     let stores = written();
     let data = log(&stores, &data_name(writer(&stores)));
-    // In the second block of the first frame.
+    // This offset is in the second block of the first frame.
     let place = HEAD_BYTES as u64 + 200 + 16_384;
     flip(&*data, place);
     let before = checked(&stores, &options(true, 0, &[]));
@@ -194,7 +194,7 @@ fn lost_unsynced_bytes_are_reported_and_not_changed() {
     drop(file);
     let data = log(&stores, &data_name(writer(&stores)));
     let (head, _) = read_frame_head(&*data, LogPosition::START).unwrap().unwrap();
-    // The end of its first block did not reach the disk.
+    // The end of the frame's first block did not reach the disk.
     data.write_at(&[0; 500], HEAD_BYTES as u64 + head.bytes() + 16_384 + 8 - 500).unwrap();
     assert_eq!(found_and_left(&stores), (vec!["lost-unsynced"], vec!["lost-unsynced"]));
     let whole = content(&stores, "f").unwrap();
@@ -270,7 +270,7 @@ fn killed(tail: &[u8]) -> ([MemoryStore; 1], Vec<u8>) {
         file.write_at(&pattern(20_000, i), i * 20_000).unwrap();
         file.publish().unwrap();
     }
-    // Larger than a frame: written to the data log immediately.
+    // This write is larger than a frame, and is written to the data log immediately.
     file.write_at(&pattern(50_000, 3), 40_000).unwrap();
     // The process is killed before it closes the file.
     let stores = [stores[0].kill()];
@@ -383,7 +383,7 @@ fn a_flat_index_that_is_damaged_or_differs_from_the_logs_is_removed() {
             0 => flip(&*flat, HEAD_BYTES as u64 + 3),
             1 => flat.set_size(100).unwrap(),
             _ => {
-                // A flat index of another file's logs.
+                // Uses a flat index of another file's logs.
                 let other = make(&fs, "other", 1);
                 other.write_at(&whole[..1000], 0).unwrap();
                 drop(other);
@@ -514,7 +514,8 @@ fn leftovers_are_removed_when_they_are_old_and_not_in_use() {
     let opened = Arc::new(opened(&stores, 41));
     let summary = container(&stores, "f").summary().unwrap();
     let home = (0..2).find(|s| stores[*s].root().stat(b"f.container").is_ok()).unwrap();
-    // A file that was removed while a process had it open, and the process was killed.
+    // Imitates a file that was removed while a process had it open, after which the process was
+    // killed.
     let trash = opened.trash_dir(home).unwrap();
     stores[home].root().rename(b"f.container", &*trash, b"0123", Rename::Replace).unwrap();
     opened.temporary_dir(1).unwrap().make_dir(b"4567", 0o700).unwrap();

@@ -1,5 +1,5 @@
-//! Checks one container completely: its names, the logs of all writers, its flat indexes. Writes
-//! nothing.
+//! Checks one container completely: its names, the logs of all writers, and its flat indices.
+//! Writes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ pub struct ContainerCheck {
     pub problems: Vec<Problem>,
     /// Temporary names of index logs whose repair was interrupted, by log directory.
     pub leftovers: Vec<(u32, Vec<u8>)>,
-    /// Flat indexes that cannot be used, and the reason.
+    /// Flat indices that cannot be used, and the reason.
     pub flat_defects: Vec<(Vec<u8>, &'static str)>,
     pub logs: Vec<LogCheck>,
     /// The largest epoch that was used, if no name marks it as taken.
@@ -164,7 +164,8 @@ fn check_all_logs(
     Ok(logs)
 }
 
-/// Returns the problems with damaged and lost bytes, by whether the file still has them.
+/// Returns the problems with damaged and lost bytes. Bytes that are no longer part of the file are
+/// reported separately.
 fn damage_problems(container: &Container, summary: &Summary, logs: &[LogCheck]) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     if logs.iter().all(|log| log.damaged.is_empty() && log.lost.is_empty()) {

@@ -1,4 +1,4 @@
-//! Compares the flat indexes of a file with its logs. Writes nothing.
+//! Compares the flat indices of a file with its logs. Writes nothing.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::container::{Container, Flat};
 use crate::format::{FileOffset, Order, PayloadOffset, Piece, Summary};
 use crate::session::ExtentMap;
 
-/// Returns the flat indexes that are damaged or contradict the logs, and the reason.
+/// Returns the flat indices that are damaged or contradict the logs, and the reason.
 pub fn check_flat_indexes(
     container: &Container,
     summary: &Summary,

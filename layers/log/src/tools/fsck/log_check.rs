@@ -117,7 +117,7 @@ impl<'a> RunCursor<'a> {
         Some((start, taken))
     }
 
-    /// Takes as many bytes as `runs` have. Returns true if they are at the same file offsets.
+    /// Takes as many bytes as are in `runs`. Returns true if they are at the same file offsets.
     fn take_same(&mut self, runs: &[Run]) -> bool {
         for run in runs {
             for i in 0..run.count {
@@ -282,7 +282,7 @@ impl FrameWalk<'_> {
                 frame
             }
             (None, Some(indexed)) if self.end_of(&indexed) > self.data_bytes => {
-                // The rest of the log is missing; the index log describes the bytes that it had.
+                // The rest of the log is missing. The index log describes the missing bytes.
                 self.record_missing_rest();
                 return Ok(false);
             }
@@ -340,7 +340,7 @@ impl FrameWalk<'_> {
             if bad.is_empty() {
                 return Ok(());
             }
-            // Blocks that were not written completely were lost if they had not been synced. All
+            // Blocks that were not written completely are lost if they had not been synced. All
             // other bad blocks are damaged.
             let torn = torn_blocks(self.data, frame, self.block_bytes)?;
             let block_bytes = self.block_bytes;
@@ -360,7 +360,8 @@ impl FrameWalk<'_> {
         if self.torn.is_none() && bad.is_empty() {
             return Ok(());
         }
-        // A frame that follows a torn one shows that the torn one is damaged.
+        // A frame that follows an incomplete one shows that the incomplete one is damaged, not
+        // torn.
         self.check.frames.has_damaged_frame |= self.torn.is_some();
         let torn = self.torn.get_or_insert(TornFrame {
             start: LogPosition {

@@ -92,8 +92,8 @@ pub struct LogRepairs {
 
 const DIFFERS: &str = "differs from the data log";
 
-/// Decides which defects the logs of one writer have, and which can be repaired. `data_bytes` is the
-/// size of the data log; `is_truncated` is true if the file was truncated at any time.
+/// Decides which defects the logs of one writer have, and which can be repaired. `data_bytes` is
+/// the size of the data log; `is_truncated` is true if the file was truncated at any time.
 pub fn decide_repairs(
     state: &WriterState,
     frames: &FrameScan,

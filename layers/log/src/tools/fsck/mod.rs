@@ -3,9 +3,10 @@
 //! followed, and only names that belong to the stores are changed. Without a repair nothing is
 //! written.
 //!
-//! `check` walks the tree, and `context` has the state of the walk. `container_check` and `log_check` read one container and the logs of one
-//! writer, and write nothing; `log_repairs` and `names` decide about what they have read, without
-//! I/O. `repair` does all repairs of a container, `own_data` those of a store's `.quell` directory.
+//! `check` walks the tree, and `context` has the state of the walk. `container_check` and
+//! `log_check` read one container and the logs of one writer, and write nothing. `log_repairs` and
+//! `names` decide without I/O which problems and repairs follow from the results. `repair` does all
+//! repairs of a container, and `own_data` those of a store's `.quell` directory.
 
 mod check;
 mod container_check;

@@ -1,5 +1,5 @@
 //! Checks a store's `.quell` directory: containers that are being created, removed containers, and
-//! log directories of containers in other stores. Removes leftovers; no other module does.
+//! log directories of containers in other stores. Removes leftovers there if repairs are requested.
 
 use quell_vfs::Result;
 
@@ -52,8 +52,8 @@ pub fn check_own_data(check: &Check<'_>, store: StoreNumber) -> Result<()> {
     Ok(())
 }
 
-/// Removes the log directories of a removed container from all stores. Those of other users are not
-/// its own.
+/// Removes the log directories of a removed container from all stores. Directories that belong to
+/// none of `owners` are not part of the container and stay.
 fn remove_parts(stores: &Stores, number: u128, owners: &[u32]) -> Result<()> {
     let name = number_name(number);
     for root in stores.roots() {
@@ -67,7 +67,7 @@ fn remove_parts(stores: &Stores, number: u128, owners: &[u32]) -> Result<()> {
 }
 
 /// Reports log directories whose container was not found. They are never removed, because the
-/// container may be in a store that was not named.
+/// container may be in a store that was not given to the check.
 pub fn check_parts(check: &Check<'_>, store: StoreNumber) -> Result<()> {
     let own = check.stores.roots()[store].open_writable_dir(OWN)?;
     for name in own.open_writable_dir(b"parts")?.names()? {

@@ -1,5 +1,5 @@
 //! The problems that `quell log fsck` reports: their kinds, which have stable identifiers, and
-//! their texts. Pure functions; docs/guides/log-tools.md says what each kind means to a user.
+//! their texts. Pure functions. docs/guides/log-tools.md describes each kind for users.
 
 use std::fmt;
 

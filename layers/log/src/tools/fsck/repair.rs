@@ -1,7 +1,7 @@
 //! Repairs the problems of one container that can be repaired without loss: index logs, torn ends,
-//! writers that were not closed, `closed` and `epoch` names, flat indexes. New data is written and
-//! synced before it gets its name, so a repair that was killed can be run again. Damaged bytes are
-//! not changed.
+//! writers that were not closed, `closed` and `epoch` names, and flat indices. New data is written
+//! and synced before it gets its name, so a repair that was killed can be run again. Damaged bytes
+//! are not changed.
 
 use quell_vfs::{Error, ErrorKind, Rename, Result, Time};
 
@@ -61,7 +61,7 @@ struct LogRepair<'a> {
     summary: &'a Summary,
     path: &'a [u8],
     log: &'a LogCheck,
-    /// A repair failed. Nothing else of this log is changed after it.
+    /// A repair of this log failed. No further repair of it is tried.
     has_failed: bool,
 }
 
@@ -81,7 +81,7 @@ impl LogRepair<'_> {
             let problem = Problem::index_log(writer, defect);
             match log.repairs.can_rebuild_index {
                 true => self.repair(problem, || {
-                    // Flat indexes may have been created from the damaged index log; readers do not
+                    // Flat indices may have been created from the damaged index log; readers do not
                     // need them.
                     container.flats()?.iter().try_for_each(|name| container.dir().remove(name))?;
                     rebuild_index_log(container, log)
@@ -187,8 +187,8 @@ fn rebuild_index_log(container: &Container, log: &LogCheck) -> Result<()> {
     written
 }
 
-/// Creates the `closed` name of a dead writer in place of its `open` name, or corrects it. A writer
-/// without frames loses its logs and its name.
+/// Creates the `closed` name of a dead writer in place of its `open` name, or corrects it. The logs
+/// and the name of a writer without frames are removed.
 fn close_writer(
     container: &Container,
     summary: &Summary,

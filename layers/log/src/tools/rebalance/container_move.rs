@@ -18,7 +18,7 @@ use crate::stores::{StoreNumber, remove_tree};
 fn delete_copy(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result<()> {
     trash.sync()?;
     container.dir().remove(CONTAINER_RECORD)?;
-    // A process that still has the copy open must not take the remaining names for all names.
+    // The name `moved` shows a process that still has the copy open that other names are missing.
     let meta = container.meta()?;
     meta.create_file(MOVED, 0o644)?;
     for name in meta.names()?.iter().filter(|name| *name != MOVED) {
@@ -36,8 +36,8 @@ fn two_files(stored: &[u8]) -> Error {
 }
 
 impl Rebalance<'_> {
-    /// Moves one file, which has containers in `holders`, to its home, and its log directories to
-    /// the stores that placement gives.
+    /// Moves one file, whose containers are in the stores `holders`, to its home, and its log
+    /// directories to the stores that placement gives.
     pub(super) fn place_file(&self, dirs: &Dirs, name: &[u8], holders: &[StoreNumber]) -> Result<Outcome> {
         let (stored, home) = (container_name(name)?, self.stores.home(name));
         let mut is_file = false;
@@ -88,7 +88,7 @@ impl Rebalance<'_> {
         };
         let (trash, name) = (self.stores.trash_dir(from)?, number_name(self.stores.random_number()));
         match dirs[from].rename(stored, &*trash, &name, Rename::Replace) {
-            // The file was removed or renamed meanwhile: the copy must not restore its old name.
+            // The file was removed or renamed meanwhile, so the copy must not keep the old name.
             Err(error) if error.kind == ErrorKind::NotFound && is_new && !is_being_written(&target)? => {
                 none_if_not_found(self.discard(&target, &*dirs[to], stored, to))?;
                 return Ok(Outcome::Absent);

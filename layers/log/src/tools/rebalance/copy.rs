@@ -24,8 +24,8 @@ impl Rebalance<'_> {
         from.names()?.iter().try_for_each(|name| self.copy_file(from, into, name, store))
     }
 
-    /// Copies a file into a directory of `store`, unless it is already there. The copy gets its name
-    /// after it is complete and synced.
+    /// Copies a file into a directory of `store`, unless it is already there. The copy gets its
+    /// name after it is complete and synced.
     pub(super) fn copy_file(
         &self,
         from: &dyn WritableDir,
@@ -93,7 +93,8 @@ impl Rebalance<'_> {
     ///
     /// # Errors
     ///
-    /// `PermissionDenied` if the original belongs to another user, and this process is not root's.
+    /// `PermissionDenied` if the original belongs to another user, and this process does not run as
+    /// root.
     fn attributes_of_copy(&self, name: &[u8], stat: &Stat) -> Result<Change> {
         let host = self.stores.host();
         if host.uid != 0 && host.uid != stat.uid {

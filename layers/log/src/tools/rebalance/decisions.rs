@@ -5,7 +5,7 @@ use crate::stores::StoreNumber;
 /// The location of a log directory: in the container (`None`), or in `parts` of a store.
 pub type Location = Option<StoreNumber>;
 
-/// What a copy of a container already has under the name of a log directory.
+/// The existing entry with the name of a log directory in a copy of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExistingLogDir {
     Absent,
@@ -38,7 +38,7 @@ pub fn is_placed(locations: &[Location], placed: StoreNumber, home: StoreNumber)
     }
 }
 
-/// How the container refers to a log directory after a move.
+/// The change of the container's reference to a log directory that is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PointerChange {
     Unchanged,

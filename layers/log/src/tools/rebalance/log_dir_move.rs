@@ -54,8 +54,8 @@ impl Rebalance<'_> {
         Ok(dir)
     }
 
-    /// Copies what is missing of a log directory of `source` into `copy`, the copy of the container
-    /// in store `to`, or into `parts` of the store where it belongs.
+    /// Copies the missing files of a log directory of `source` to `copy`, the copy of the container
+    /// in store `to`, or to `parts` of the store that placement gives.
     pub(super) fn copy_log_dir(
         &self,
         source: &Container,
@@ -131,7 +131,8 @@ impl Rebalance<'_> {
         };
         copy()?;
         let temporaries = self.stores.temporary_dir(home)?;
-        // The name of the replaced directory, or of the pointer before it replaces the directory.
+        // A temporary name: of the new pointer before the exchange, and of the replaced directory
+        // after it.
         let replaced = number_name(self.stores.random_number());
         let exchange = || temporaries.rename(&replaced, container.dir(), &name, Rename::Exchange);
         match change {

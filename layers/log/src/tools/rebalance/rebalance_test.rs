@@ -158,7 +158,7 @@ fn after_a_failure_every_file_is_readable_and_the_next_run_completes_the_move() 
                 let what = format!("{roles:?}, store {failing}, operation {nth}");
                 if !is_complete {
                     match with_roles(&killed, &roles, nth + 200) {
-                        // Everything was done except for the report.
+                        // The killed run had done everything except for its report.
                         Err(error) if error.to_string().contains("is drained already") => {}
                         again => assert!(again.unwrap().is_complete, "{what}"),
                     }
@@ -298,7 +298,7 @@ fn a_reader_of_a_moved_file_gets_its_data_or_an_error_and_finds_it_by_name() {
                 }
             }
         }
-        // Checked with the node that was known before, and while the other one is open.
+        // Each file is checked with the node that was known before, and while another one is open.
         for (node, file) in nodes.iter().zip(files()) {
             for node in [
                 *node,

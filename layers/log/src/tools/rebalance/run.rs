@@ -38,7 +38,7 @@ impl Task {
     }
 }
 
-/// Moves everything to the store that the map gives.
+/// Moves every container and log directory to the store that the map gives.
 pub fn rebalance(stores: &Arc<Stores>, threads: usize, progress: &Progress) -> Result<RebalanceResult> {
     let work = Rebalance::new(stores, progress);
     for _ in 0..PASSES_MAX {
@@ -70,7 +70,8 @@ pub fn rebalance(stores: &Arc<Stores>, threads: usize, progress: &Progress) -> R
     Ok(work.into_result())
 }
 
-/// Returns what would be moved with a map that is not in use yet. Writes nothing.
+/// Returns the files that a rebalance would move with `map`, which is not in use yet. Writes
+/// nothing.
 pub fn preview_rebalance(stores: &Arc<Stores>, map: &StoreMap) -> Result<RebalanceResult> {
     let mut result = RebalanceResult { is_complete: true, ..RebalanceResult::default() };
     let mut waiting = vec![(StoredDir::root(stores), Vec::new())];
@@ -105,7 +106,7 @@ impl Rebalance<'_> {
         match task {
             Task::Dir { parent, name, path } => {
                 let entered = open_in_all_stores(&parent, &other_name(&name)?, self.stores.host());
-                // Otherwise it was removed meanwhile.
+                // If the directory is not found, it was removed meanwhile.
                 if let Some(dirs) = none_if_not_found(entered)? {
                     self.list(&Arc::new(dirs), &path, added)?;
                 }

@@ -29,7 +29,7 @@ pub struct RebalanceResult {
     pub is_complete: bool,
 }
 
-/// What became of a file or a container.
+/// The outcome of the move of a file or a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// All of it is in the right store.

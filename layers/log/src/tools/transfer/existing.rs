@@ -1,9 +1,9 @@
-//! Decides what a transfer does with an entry for which the destination may already have one of the
-//! same name. Pure functions.
+//! Decides whether a transfer copies, skips or refuses an entry whose name may already exist at the
+//! destination. Pure functions.
 
 use quell_vfs::{Kind, Time};
 
-/// What a transfer does with an entry.
+/// The action of a transfer for an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Create it, or replace the existing entry.
@@ -21,9 +21,10 @@ pub struct FileState {
     pub modified: Time,
 }
 
-/// Decides about a file. `existing` is the entry of its name, with the kind if it is known.
-/// Only regular files are replaced: a device or a link is not from an earlier transfer. A file that
-/// is being written is copied again, because its time may not have changed yet.
+/// Returns the action for a file. `existing` is the entry of its name, with the kind if it is
+/// known. Only regular files are replaced, because a device or a link was not created by an earlier
+/// transfer. A file that is being written is copied again, because its time may not have changed
+/// yet.
 pub fn decide_file(
     existing: Option<(Option<Kind>, FileState)>,
     source: FileState,
@@ -43,8 +44,9 @@ pub fn decide_file(
     }
 }
 
-/// Decides about a symbolic link. `existing` is the kind of the entry of its name; `is_same` is true
-/// if it is a link to the same target. `can_replace` is true if a rename replaces a link.
+/// Returns the action for a symbolic link. `existing` is the kind of the entry of its name;
+/// `is_same` is true if it is a link to the same target. `can_replace` is true if a rename replaces
+/// a link.
 pub fn decide_link(existing: Option<Option<Kind>>, is_same: bool, can_replace: bool, resume: bool) -> Action {
     match existing {
         None => Action::Copy,

@@ -32,7 +32,7 @@ struct TargetDir {
     path: Vec<u8>,
     attributes: Option<Change>,
     parent: Option<Arc<TargetDir>>,
-    /// Its entries, and the task that lists it.
+    /// The unfinished entries, and the task that lists the directory.
     pending: Pending,
 }
 
@@ -207,7 +207,8 @@ impl Export<'_> {
         let temporary = self.transfer.temporary_name();
         target.dir.make_symlink(&temporary, &link_target)?;
         // A symbolic link's attributes can be set by name only. In a directory where another user
-        // could exchange it, it stays owned by root, which gives no access to its target.
+        // could replace the link, its attributes are not changed. It then belongs to root, which
+        // gives no access to its target.
         let parent = target.dir.stat_self()?;
         let is_safe =
             !options.owners || parent.uid == 0 && (parent.mode & 0o022 == 0 || parent.mode & 0o1000 != 0);

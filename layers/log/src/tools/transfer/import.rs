@@ -1,5 +1,5 @@
-//! Import: copies plain files into the stores. Each thread is a separate writer, so a large file has
-//! several logs.
+//! Import: copies plain files into the stores. Each thread is a separate writer, so a large file
+//! has several logs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,8 @@ pub enum ImportSource {
     Entry(Vec<u8>, Vec<u8>),
 }
 
-/// A directory that is being imported. Its attributes are set after all of its entries are complete.
+/// A directory that is being imported. Its attributes are set after all of its entries are
+/// complete.
 struct SourceDir {
     from: Arc<dyn Dir>,
     path: Vec<u8>,
@@ -41,7 +42,7 @@ struct SourceDir {
     node: NodeId,
     attributes: Option<Change>,
     parent: Option<Arc<SourceDir>>,
-    /// Its entries, and the task that lists it.
+    /// The unfinished entries, and the task that lists the directory.
     pending: Pending,
 }
 
@@ -53,11 +54,10 @@ struct SourceFile {
     temporary: Vec<u8>,
     name: Vec<u8>,
     dir: Arc<SourceDir>,
-    /// Writers that no thread is using. There are as many as threads that worked on the file at the
-    /// same time.
+    /// Writers that no thread is using. A thread that finds none opens another one.
     idle_writers: Mutex<Vec<Box<dyn WritableFile>>>,
-    /// The process number of the next writer. Writers are distinguished by it; here each thread has
-    /// its own.
+    /// The process number of the next writer. The file system has one writer for each process
+    /// number, so each thread here uses its own number.
     next_process: AtomicU32,
     ranges: RangeCopies,
 }

@@ -1,7 +1,7 @@
 //! Export and import without a mount: copies a tree in the stores to plain files, and back. A file
 //! gets its name after it is complete. Holes are preserved.
 //!
-//! `existing` decides without I/O what happens to entries that the destination already has.
+//! `existing` decides without I/O whether entries that exist at the destination are replaced.
 
 mod existing;
 mod export;

@@ -176,7 +176,7 @@ pub fn read_whole(file: &dyn ReadAt, name: &[u8], into: &mut [u8], offset: u64) 
     }
 }
 
-/// Number of unfinished parts of a file or directory. What completes it happens after the last one.
+/// Number of unfinished parts of a file or directory, which is completed after the last part.
 pub struct Pending(AtomicUsize);
 
 impl Pending {

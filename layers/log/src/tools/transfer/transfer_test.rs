@@ -1,5 +1,5 @@
-//! Tests that an export has the content of the stores and an import that of the source, and that no
-//! incomplete file gets a name.
+//! Tests that an export has the content of the stores, that an import has the content of its
+//! source, and that no incomplete file gets its final name.
 
 use std::sync::Arc;
 
@@ -84,8 +84,8 @@ fn import_from(
 fn an_imported_tree_is_exported_unchanged() {
     for stores in [vec![MemoryStore::new()], vec![MemoryStore::new(), MemoryStore::new()]] {
         let (source, out) = (plain_tree(), MemoryStore::new());
-        // Attributes of a symbolic link are set only in a directory of root's, where no other user
-        // can exchange the link.
+        // Attributes of a symbolic link are set only in a directory of root, where no other user
+        // can replace the link.
         out.root().change(b"", &Change { uid: Some(0), ..Change::default() }).unwrap();
         let result = import_from(&source, ImportSource::All, &stores, OPTIONS).unwrap();
         assert_eq!(
