@@ -1,5 +1,5 @@
 //! Checks one writer's logs completely: every header, every block, and whether the index log agrees
-//! with the data log. Writes nothing; `log_repairs` decides what can be repaired.
+//! with the data log. Writes nothing; `log_repairs` decides which problems can be repaired.
 
 use quell_posix::OpenFile;
 use quell_vfs::{ErrorKind, Result};

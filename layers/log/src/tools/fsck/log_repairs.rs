@@ -1,5 +1,5 @@
-//! Decides from what `log_check` has read in the logs of one writer which problems they have and
-//! which repairs lose no data. Pure functions.
+//! Decides from the results of `log_check` which problems the logs of one writer have, and which
+//! repairs lose no data. Pure functions.
 
 use crate::format::{Closed, FileOffset, HEAD_BYTES, PayloadOffset, Running};
 
