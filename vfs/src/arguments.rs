@@ -51,11 +51,11 @@ pub struct Change {
     pub modified: Option<Time>,
 }
 
-/// What a rename does if an entry of the new name already exists.
+/// The effect of a rename if an entry of the new name already exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rename {
-    /// It is replaced atomically, if neither of the two is a directory, or if both are and it is
-    /// empty.
+    /// The existing entry is replaced atomically, if neither of the two is a directory, or if both
+    /// are and the existing one is empty.
     Replace,
     /// The rename fails with `Exists`.
     Keep,
@@ -72,9 +72,8 @@ pub struct Space {
     pub free_bytes: u64,
     /// Free for users other than root.
     pub available_bytes: u64,
-    /// How many entries can exist, and how many more can be created; 0 and 0 if the file system
-    /// does not report them.
+    /// The number of entries that can exist; 0 if the file system does not report it.
     pub entries: u64,
-    /// How many more entries can be created.
+    /// The number of entries that can still be created; 0 if the file system does not report it.
     pub entries_free: u64,
 }

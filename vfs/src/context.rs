@@ -14,16 +14,16 @@ pub struct Caller {
     pub groups: Vec<u32>,
 }
 
-/// The context of one operation. A frontend makes it from the request that it serves; a layer passes
-/// it on unchanged.
+/// The context of one operation. A frontend makes it from the request that it serves; a layer
+/// passes it on unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Context<'a> {
     /// The user with whose permissions the operation is done; a file that is opened keeps them.
     /// `None`: the permissions of this process.
     ///
     /// A layer on a local backend uses them for operations that open or change something, and only
-    /// if this process is root's. It does not check lookups, attributes and listings: the kernel has
-    /// checked access before it calls a frontend.
+    /// if this process runs as root. It does not check lookups, attributes and listings: the kernel
+    /// has checked access before it calls a frontend.
     pub caller: Option<&'a Caller>,
     /// The process that makes the request, as numbered on its node; 0 if it is not known. A layer
     /// may keep the writes of different processes apart; it uses the number for nothing else.

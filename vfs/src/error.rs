@@ -6,11 +6,11 @@ use std::fmt;
 /// The result of an operation of the contract.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The kind of an error. There are only as many kinds as a caller needs to decide what to do.
+/// The kind of an error. There are only as many kinds as a caller needs to decide how to react.
 ///
 /// The enum is exhaustive on purpose: all code that matches kinds is in this workspace, and the
-/// compiler shows each place that must decide about a new kind. The same is true of the other
-/// enums of the contract.
+/// compiler reports each match that must handle a new kind. The same is true of the other enums of
+/// the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// There is no such entry.
@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Exists,
     /// The directory still has entries.
     NotEmpty,
-    /// The file system has no space left: remove files, or wait until others do.
+    /// The file system has no space left: remove files, or wait until other users remove some.
     NoSpace,
     /// The caller's own limit of space or files is reached: its administrator can raise it.
     Quota,
@@ -107,7 +107,7 @@ impl ErrorKind {
             ErrorKind::NotEmpty => errno::ENOTEMPTY,
             ErrorKind::NoSpace => errno::ENOSPC,
             ErrorKind::Quota => errno::EDQUOT,
-            // As a FUSE mount whose process has ended.
+            // The kernel returns the same number for a FUSE mount whose process has ended.
             ErrorKind::Unavailable => errno::ENOTCONN,
             ErrorKind::TimedOut => errno::ETIMEDOUT,
             ErrorKind::Interrupted => errno::EINTR,
@@ -151,9 +151,9 @@ impl ErrorKind {
 /// An error of the contract.
 #[derive(Debug)]
 pub struct Error {
-    /// What the caller can do about it.
+    /// The kind, from which the caller decides how to react.
     pub kind: ErrorKind,
-    /// What failed, as a verb: `open`, `rename`.
+    /// The operation that failed, as a verb: `open`, `rename`.
     pub operation: &'static str,
     /// The path or name that the operation was applied to, as bytes, because names need not be
     /// UTF-8.
@@ -180,7 +180,8 @@ impl Error {
     }
 
     /// Returns whether the kernel refused an argument of a system call of this program, for example
-    /// of mount(2). This is no mistake of the user, unlike an argument that Quell refused itself.
+    /// of mount(2). Such an error is not a mistake of the user, unlike an argument that Quell
+    /// itself refused.
     pub fn is_refused_argument(&self) -> bool {
         let source = self.source.as_ref().filter(|_| self.kind == ErrorKind::InvalidInput);
         source.is_some_and(|cause| is_errno(&**cause, errno::EINVAL))

@@ -27,8 +27,8 @@ pub trait File: ReadAt {
 /// An open file that may be written to. docs/semantics.md states when written data becomes visible
 /// to other processes and nodes.
 pub trait WritableFile: File {
-    /// Closes the file: publishes the data that was written through it, and frees its resources. Later
-    /// calls of this method have no effect; reads and writes return `Os(EBADF)`.
+    /// Closes the file: publishes the data that was written through it, and frees its resources.
+    /// Later calls of this method have no effect; reads and writes return `Os(EBADF)`.
     ///
     /// A file that is dropped without it is closed as well, but errors are lost, so a frontend
     /// calls it.

@@ -1,5 +1,5 @@
-//! The contract for a directory tree: a caller resolves a name to a node once, then uses the node. A
-//! read-only implementation does not have the operations of [`Writable`], so it does not have to
+//! The contract for a directory tree: a caller resolves a name to a node once, then uses the node.
+//! A read-only implementation does not have the operations of [`Writable`], so it does not have to
 //! refuse them.
 
 use std::fmt;
@@ -40,16 +40,16 @@ pub struct DirEntry<'a> {
     pub node: NodeId,
     /// The kind of the entry.
     pub kind: Kind,
-    /// All attributes. A writable tree may leave them out, because reading them would cost a request
-    /// for each entry; `lookup` returns them.
+    /// All attributes. A writable tree may omit them, because reading them would cost a request for
+    /// each entry; `lookup` returns them.
     pub attributes: Option<Attributes>,
 }
 
 /// A readable tree of files. Every method may be called from any number of threads.
 ///
 /// **References to nodes.** `lookup`, `create`, `make_dir` and `make_symlink` return a [`NodeRef`],
-/// which is one reference to the node. A node with references keeps its number and its data, even if
-/// it is renamed or removed. In an immutable tree every number is valid for ever.
+/// which is one reference to the node. A node with references keeps its number and its data, even
+/// if it is renamed or removed. In an immutable tree every number is valid for ever.
 ///
 /// **Paths.** The whole-path operations have a default, which looks each component up. An
 /// implementation that can answer for a whole path with one request replaces it. The rules of
@@ -62,8 +62,8 @@ pub trait FileSystem: Send + Sync {
     fn root(&self) -> NodeId;
 
     /// Returns the attributes of the entry `name` of the directory `dir`, or `Ok(None)` if there is
-    /// no such entry. Errors: not a directory, permission denied (the content of the directory is
-    /// not known), name too long.
+    /// no such entry. Errors: `NotADirectory`; `PermissionDenied`, for example if the content of
+    /// the directory is not known; `NameTooLong`.
     fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>>;
 
     /// Returns the attributes of a node. Errors: `Stale` or `NotFound` if it no longer exists.
@@ -179,7 +179,8 @@ pub trait Writable: FileSystem {
     /// Opens a regular file as described by `mode`.
     fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>>;
 
-    /// Opens the regular file at `path` as described by `mode`. Errors: as [`resolve`] and `open_as`.
+    /// Opens the regular file at `path` as described by `mode`. Errors: as [`resolve`] and
+    /// `open_as`.
     fn open_path_as(
         &self,
         context: &Context<'_>,
@@ -203,7 +204,7 @@ pub trait Writable: FileSystem {
 /// [`into_attributes`](Self::into_attributes) and returns it with [`FileSystem::forget`].
 pub struct NodeRef<'a> {
     attributes: Attributes,
-    /// `None`: the number of this node never ends, so nothing has to be returned.
+    /// `None` if the number of this node is permanent, so that no reference has to be returned.
     counted_by: Option<&'a dyn FileSystem>,
 }
 
@@ -231,14 +232,14 @@ impl<'a> NodeRef<'a> {
         self
     }
 
-    /// Passes the reference to the caller, who returns it with [`FileSystem::forget`].
+    /// Passes the reference to the caller, which returns it with [`FileSystem::forget`].
     pub fn into_attributes(mut self) -> Attributes {
         self.counted_by = None;
         self.attributes
     }
 }
 
-/// The attributes at the time when the reference was made.
+/// Gives access to the attributes at the time when the reference was made.
 impl Deref for NodeRef<'_> {
     type Target = Attributes;
 
@@ -290,7 +291,7 @@ pub struct ParentAndName<'a, 'p> {
 }
 
 /// Resolves `path` up to its last name, whether an entry of that name exists or not. Returns `None`
-/// if the path does not end in a name, as the path of the root does not. Errors: as
+/// if the path does not end in a name, for example for the path of the root. Errors: as
 /// [`resolve`].
 pub fn resolve_parent<'a, 'p, F: FileSystem + ?Sized>(
     fs: &'a F,
