@@ -1,6 +1,6 @@
 //! Support for threads: a pool for tasks that create more tasks, calls with a time limit, and locks
-//! whose users survive the panic of another thread. It depends on the standard library only, and does
-//! no I/O.
+//! that stay usable after a panic of another thread. It depends on the standard library only, and
+//! does no I/O.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,8 +1,8 @@
-//! Locks whose users survive the panic of another thread.
+//! Locks that stay usable after a panic of another thread.
 //!
-//! A lock is poisoned if a thread panics while it holds the lock. The panic itself is reported by
-//! the thread's owner. The state below these locks is valid between any two statements, so the
-//! other threads continue with it.
+//! A lock is poisoned if a thread panics while it holds the lock. The panic itself is reported
+//! where the thread is joined. The data that these locks protect is valid between any two
+//! statements, so the other threads continue to use it.
 
 use std::sync::{
     Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,

@@ -77,15 +77,16 @@ where
                 }
             };
             if is_complete {
-                // It has nothing more to do. Callers rely on the number of threads of the process.
+                // The thread has no more calls to make. It is joined, because callers rely on the
+                // number of threads of the process.
                 let _ = helper.thread.join();
             }
         }
         results
     }
 
-    /// Starts a thread that calls the function for the arguments in `left`. Removes those whose call
-    /// is blocked. Returns `None` if none is left or no thread can be started.
+    /// Starts a thread that calls the function for the arguments in `left`. Removes those whose
+    /// call is blocked. Returns `None` if none is left or no thread can be started.
     fn start_helper(&self, left: &mut VecDeque<(usize, Q)>) -> Option<Helper<A>> {
         let number = {
             let mut blocked = lock(&self.blocked);
@@ -160,7 +161,7 @@ mod tests {
         let released = Mutex::new(released);
         let function = move |argument: &u32| {
             if *argument >= BLOCKING {
-                // All blocked calls wait for the sender's end, one after the other.
+                // All blocked calls wait until the sender is dropped, one after the other.
                 assert!(lock(&released).recv().is_err());
             }
             std::thread::current().id()
@@ -168,7 +169,8 @@ mod tests {
         (TimedCalls::new(function, NEVER, blocked_max), release)
     }
 
-    /// Waits for a blocking call only as long as for a result that is already there.
+    /// Calls the function for the arguments. The time limit of blocking calls is 0, so that the
+    /// tests do not wait.
     fn results(calls: &TimedCalls<u32, ThreadId>, arguments: &[u32]) -> Vec<Option<ThreadId>> {
         let timeout = |argument: &u32| if *argument >= BLOCKING { Duration::ZERO } else { NEVER };
         calls.results_within(arguments.iter().copied(), timeout)
