@@ -1,10 +1,10 @@
 //! The user, the group and the supplementary groups with which a thread accesses files.
 //!
 //! Root serves other users and works in directories that belong to them. With the credentials of
-//! that user, the kernel checks each access, so that no name in such a directory, even if it was
-//! replaced, leads root to a file of a third user. Linux keeps credentials per thread, and the
-//! system calls used here change only those of the calling thread (credentials(7), "setuid: C
-//! library/kernel differences").
+//! that user, the kernel checks each access. A name in such a directory, even if the user has
+//! replaced it, then gives root no access to a file of a third user. Linux keeps credentials per
+//! thread, and the system calls used here change only those of the calling thread (credentials(7),
+//! "setuid: C library/kernel differences").
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -38,7 +38,8 @@ pub fn assumed() -> Option<Arc<Caller>> {
     ASSUMED.with_borrow(Clone::clone)
 }
 
-/// Returns whether this thread has root's privileges, and not those of a served user.
+/// Returns whether this thread has root's privileges, and has not assumed the credentials of
+/// another user.
 pub fn has_root_power() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -54,7 +55,7 @@ pub struct Acting {
 /// Makes this thread access files with the credentials of `caller`, or with those of the process if
 /// `None`, until the result is dropped. Errors: `Os(EPERM)` if the process does not run as root.
 ///
-/// The real and the saved user id remain root's, so that the served user can neither signal nor
+/// The real and the saved user id remain root's, so that the assumed user can neither signal nor
 /// trace the process.
 pub fn assume(caller: Option<Arc<Caller>>) -> Result<Acting> {
     let before = assumed();

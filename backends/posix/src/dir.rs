@@ -171,7 +171,7 @@ pub trait WritableDir: Dir {
     /// Returns the space of the file system.
     fn space(&self) -> Result<Space>;
 
-    /// For `rename`, which needs two directories of the same implementation.
+    /// Returns the implementation, for `rename`, which needs two directories of the same one.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -189,12 +189,12 @@ pub trait WritableFile: OpenFile {
     fn set_size(&self, size_bytes: u64) -> Result<()>;
 
     /// Asks the system to drop the clean pages of this range from its cache, so that the next read
-    /// asks the storage. The system may keep them.
+    /// gets the data from the storage. The system may keep them.
     fn drop_cache(&self, _offset: u64, _length: NonZeroU64) -> Result<()> {
         Ok(())
     }
 
-    /// Changes owners, permissions and time of this file, whatever its current name is: see
+    /// Changes owners, permissions and time of this file, regardless of its current name: see
     /// [`WritableDir::change`].
     fn change(&self, change: &Change) -> Result<()>;
 }

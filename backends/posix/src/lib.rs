@@ -2,10 +2,11 @@
 //! component at a time from open directories, so that no path is too long, and no symbolic link is
 //! ever followed: nothing outside the directory can be reached.
 //!
-//! Code that only reads a tree holds a [`Dir`], which has no method that writes, and from which
-//! none can be reached. A store is a [`WritableDir`]: `Arc::new(PosixDir::open(path)?)` is both. A
-//! directory in which other users may change names is opened with `PosixDir::open_shared`, whose
-//! documentation states the operations that root performs and refuses there.
+//! Code that only reads a tree holds a [`Dir`], which has no method that writes, and whose methods
+//! return no object that has one. A store is a [`WritableDir`]: `Arc::new(PosixDir::open(path)?)`
+//! is both. A directory in which other users may change names is opened with
+//! `PosixDir::open_shared`, whose documentation states the operations that root performs and
+//! refuses there.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -18,7 +18,7 @@ use crate::{Dir, OpenFile, Stat};
 
 mod writing;
 
-/// The number of buffers that one call takes: the limit of the system (`IOV_MAX`).
+/// The largest number of buffers in one call: the limit of the system (`IOV_MAX`).
 const PIECES_MAX: usize = 1024;
 
 /// The size of the buffer for names, in bytes.
@@ -28,7 +28,8 @@ const NAMES_BUFFER_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct PosixDir {
     fd: OwnedFd,
-    /// A descriptor has one listing position, and several threads may list at the same time.
+    /// Held during a listing, because a descriptor has one position, and several threads may list
+    /// the directory.
     listing: Mutex<()>,
     /// Opened with `open_shared` or `start_shared`, or below such a directory.
     is_shared: bool,
@@ -39,17 +40,17 @@ impl PosixDir {
         PosixDir { fd, listing: Mutex::new(()), is_shared }
     }
 
-    /// Opens the directory at `path`. Symbolic links in the path, which the user chose, are
-    /// followed.
+    /// Opens the directory at `path`. Symbolic links in the path are followed, because the user
+    /// chose the path.
     pub fn open(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::RDONLY, false)
     }
 
     /// Opens a directory in and below which other users may change names at any time.
     ///
-    /// Nothing differs from `open` if the process is not root's, or while a thread has assumed a
-    /// user's credentials ([`assume`](crate::assume)): the kernel then checks that user's access.
-    /// Otherwise root restricts itself to the permissions of the users concerned:
+    /// Nothing differs from `open` if the process does not run as root, or while a thread has
+    /// assumed a user's credentials ([`assume`](crate::assume)): the kernel then checks that user's
+    /// access. Otherwise root restricts itself to the permissions of the users concerned:
     ///
     /// - It adds, removes and opens names for writing with the credentials of the owner of the
     ///   directory or of the file.
@@ -63,12 +64,14 @@ impl PosixDir {
         PosixDir::named(path, OFlags::RDONLY, true)
     }
 
-    /// As `open`, but only as a starting point for names below it: see [`Dir::enter`].
+    /// Opens a directory as `open` does, but only as a starting point for names below it: see
+    /// [`Dir::enter`].
     pub fn start(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::PATH, false)
     }
 
-    /// As [`start`](PosixDir::start), with the rules of [`open_shared`](PosixDir::open_shared).
+    /// Opens a directory as [`start`](PosixDir::start) does, with the rules of
+    /// [`open_shared`](PosixDir::open_shared).
     pub fn start_shared(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::PATH, true)
     }

@@ -35,7 +35,8 @@ fn mode_of(fd: BorrowedFd<'_>) -> rustix::io::Result<u32> {
     Ok(found.stx_mode.into())
 }
 
-/// Returns a path to the file of any descriptor. The file itself is never followed as a link.
+/// Returns a path that refers to the file of any descriptor. If the file is a symbolic link, the
+/// path refers to the link itself.
 fn path_of(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -131,7 +132,8 @@ impl PosixDir {
         self.is_shared && rustix::process::geteuid().is_root()
     }
 
-    /// If root changes names in this directory, makes the thread assume the owner's credentials.
+    /// Makes the thread assume the owner's credentials, if root changes names in a directory where
+    /// other users may replace them.
     fn act_as_owner(&self, operation: &'static str, name: &[u8]) -> Result<Option<Acting>> {
         match self.is_guarded() {
             true => {
@@ -245,7 +247,7 @@ impl WritableDir for PosixDir {
         if has == permissions | inherited {
             return Ok(());
         }
-        // Another user may have replaced it after it was created.
+        // Another user may have replaced the directory after it was created.
         if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
             return Err(refused("create directory", name, "another user has replaced it"));
         }

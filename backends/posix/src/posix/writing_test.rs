@@ -274,7 +274,8 @@ fn a_full_file_system_returns_enospc() {
     full.write_pieces_at(&[b"", b""], 0).unwrap();
 }
 
-/// A shared directory of user 1234, if the test runs as root: tests where names in it lead root.
+/// Returns a shared directory of user 1234 if the test runs as root. The tests check the files that
+/// root reaches through names in it.
 fn of_another_user() -> Option<(tempfile::TempDir, std::path::PathBuf, PosixDir)> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: only root can be two users");
