@@ -1,6 +1,5 @@
-//! Nodes or paths in the contract: the measurement for
-//! docs/decisions/0001-nodes-in-the-contract.md.
-//! `cargo bench -p quell-index --bench contract`
+//! Compares nodes and paths in the contract: the measurement for
+//! docs/decisions/0001-nodes-in-the-contract.md. `cargo bench -p quell-index --bench contract`
 //!
 //! The kernel sends an inode number and a name. With nodes, the request goes directly to the layer.
 //! With paths, the frontend finds the directory's path in its own table and appends the name, and

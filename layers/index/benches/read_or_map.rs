@@ -1,5 +1,6 @@
-//! Reading or mapping an index file: the measurement for docs/decisions/0002-read-not-map.md.
-//! `cargo bench -p quell-index --bench read_or_map [-- DIRECTORY]` creates the file in DIRECTORY.
+//! Compares reading and mapping an index file: the measurement for
+//! docs/decisions/0002-read-not-map.md. `cargo bench -p quell-index --bench read_or_map [--
+//! DIRECTORY]` creates the file in DIRECTORY.
 
 use std::fs::File;
 use std::hint::black_box;

@@ -20,14 +20,14 @@ use crate::tree::{Listing, Special, Tree};
 
 /// Number of names of one directory that a thread processes at a time.
 const CHUNK_NAMES: usize = 256;
-/// How many times a directory is read if it changes while it is read.
+/// The largest number of times that a directory is read if it changes meanwhile.
 const LISTING_TRIES: u32 = 3;
 /// Number of files in each directory whose attributes are read with `Xattrs::Auto`, if nothing
 /// suggests that they have any.
 const XATTR_SAMPLE_FILES: usize = 2;
 
-/// Which extended attributes are read. Reading them for every file costs as much as everything else
-/// together.
+/// The extended attributes that are read. Reading those of every file costs as much as the rest of
+/// the build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Xattrs {
     /// Reads those of every directory, of the first two files in each, and of every file whose
@@ -567,8 +567,9 @@ impl Walker<'_> {
     }
 
     /// Takes the names and files of a directory with unchanged times from the older index. Its
-    /// child directories are read, because their own times decide about them. Hard-linked files are
-    /// read too, because their other names may be in directories that changed.
+    /// child directories are examined separately, because its times do not show changes of their
+    /// content. Hard-linked files are read too, because their other names may be in directories
+    /// that changed.
     fn take_from_index(&self, task: Task, trust: Trust<'_>, jobs: &Tasks<Job>) {
         let image = trust.image;
         let entry = task.old.expect("only a known directory is trusted");

@@ -1,6 +1,6 @@
 //! Compares a whole tree with its index: every directory is listed and the metadata of every entry
-//! is read, with several requests in flight. Nothing less is sufficient: an edit of a file in place
-//! changes the file's own times, and not those of its directory.
+//! is read, with several requests in flight. No smaller check is sufficient: an edit of a file in
+//! place changes the file's own times, and not those of its directory.
 //!
 //! Only metadata is read, not data, link targets or extended attributes. A directory is listed
 //! before the metadata of its entries is read, because file systems that send attributes with names
@@ -158,7 +158,8 @@ impl Checker<'_> {
             }
         };
         let path = self.image.path(directory);
-        // Children stay in the order of the listing, in which servers send attributes ahead.
+        // Children stay in the order of the listing, because servers send attributes in advance in
+        // this order.
         let mut children = Vec::with_capacity(names.len());
         for name in &names {
             match self.image.lookup(directory, name) {
@@ -204,7 +205,7 @@ impl Checker<'_> {
                     }
                 }
                 Err(e) if is_gone(&e) => self.report(self.image.path(entry), Change::Removed),
-                // Other errors of the file system are no difference.
+                // Other errors of the file system are not differences.
                 Err(_) => {}
             }
         }

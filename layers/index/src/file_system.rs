@@ -34,8 +34,8 @@ const ACL: &[u8] = b"system.posix_acl_access";
 /// directory, a symbolic link, a FIFO or a socket, or a component of the path is not a directory.
 const NO_FILE: [i32; 5] = [errno::ENOENT, errno::ENOTDIR, errno::EISDIR, errno::ELOOP, errno::ENXIO];
 
-/// The action of an open if the file is not the indexed one (see [`FileState`]), or does not exist any
-/// more.
+/// The action of an open if the file is not the indexed one (see [`FileState`]), or does not exist
+/// any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnChange {
     /// The open fails with ESTALE, so that old metadata never appears with new bytes.
@@ -55,7 +55,7 @@ pub struct Rules {
     /// Whether files are opened with more permissions than the served users have. At every open,
     /// owners, permissions and access control lists of the file, and of the directories on its
     /// path, must then equal those in the index, regardless of [`OnChange`]: a user must not read
-    /// through the index what the original does not allow.
+    /// data through the index to which the original denies access.
     pub serves_others: bool,
     /// Whether the index belongs to root. Set-id bits, devices and file capabilities of another
     /// index are not shown to other users.
@@ -72,7 +72,7 @@ impl Default for Rules {
     }
 }
 
-/// A covered tree.
+/// The file system of a covered tree.
 pub struct IndexFs {
     image: Arc<Image>,
     root: Arc<Entered>,
@@ -199,8 +199,8 @@ impl IndexFs {
         Error::new(ErrorKind::Stale, "open", path)
     }
 
-    /// Checks for users with fewer permissions that the access to each directory on the path still
-    /// equals the indexed one, now and not only when the directory was opened.
+    /// Checks that the permissions of each directory on the path still equal the indexed ones, if
+    /// other users are served. They may have changed since the directory was opened.
     fn check_ancestors(&self, last: &Entered) -> Result<()> {
         let mut at = Some(last);
         while let Some(Entered { dir, entry, indexed, above }) = at {
@@ -210,7 +210,7 @@ impl IndexFs {
         Ok(())
     }
 
-    /// Returns an error if a user may have lost access that the index shows.
+    /// Returns an error if a user may have lost an access that the index grants.
     fn check_access(&self, entry: EntryId, indexed: &Attributes, now: &Stat) -> Result<()> {
         let everybody = if indexed.kind == Kind::Dir { 0o001 } else { 0o004 };
         let open_to_all = self.on_change != OnChange::Refuse && now.mode & everybody != 0;

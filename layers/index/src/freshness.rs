@@ -137,7 +137,7 @@ impl Sampler {
 fn fullest_directory(image: &Image) -> EntryId {
     let directories = (0..image.entries()).filter(|e| image.kind(*e) == Kind::Dir);
     let fullness = |e: &EntryId| image.children(*e).map_or(0, |c| c.end - c.start);
-    // Of several, the first one, which is nearer to the root.
+    // Of several such directories the first one is taken, because it is nearer to the root.
     directories.max_by_key(|e| (fullness(e), std::cmp::Reverse(*e))).unwrap_or(ROOT)
 }
 

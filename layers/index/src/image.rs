@@ -1,5 +1,5 @@
 //! The bytes of an index file, validated once and then used in place. Pure: no I/O, no clock, no
-//! lock. The format is described in docs/formats/index.md. Nothing here trusts the bytes.
+//! lock. The format is described in docs/formats/index.md. No value in the bytes is trusted.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::format::{self, Field, Section};
 
-/// Why bytes are not a valid index, and where.
+/// The reason why bytes are not a valid index, and the position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// A section's title, `header` or `file`.
@@ -107,7 +107,7 @@ pub(crate) fn header_checksum(bytes: &[u8]) -> u64 {
 }
 
 impl Image {
-    /// Validates the bytes of an index file and takes them.
+    /// Validates the bytes of an index file, and takes ownership of them.
     pub fn parse(bytes: Vec<u8>) -> Result<Image, Damage> {
         let mut image = Image::parse_preamble(bytes)?;
         image.check_sections()?;

@@ -1,4 +1,5 @@
-//! The check of a whole tree finds every kind of difference from the index, and nothing else.
+//! Tests that the check of a whole tree finds every kind of difference from the index, and nothing
+//! else.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -28,7 +29,7 @@ fn tree() -> tempfile::TempDir {
     fs::write(temp.path().join("lib/module.py"), "old = 1\n").unwrap();
     fs::write(temp.path().join("lib/deep/data"), "data").unwrap();
     symlink("module.py", temp.path().join("lib/link")).unwrap();
-    // More entries than one thread processes at a time.
+    // Creates more entries than one thread processes at a time.
     for number in 0..700 {
         fs::write(temp.path().join(format!("wide/{number}")), "").unwrap();
     }
@@ -157,7 +158,7 @@ fn a_check_ends_at_the_limit_of_differences_and_when_stopped() {
 fn an_unlistable_directory_is_no_difference() {
     let temp = tree();
     let image = image_of(temp.path(), &BuildOptions::default());
-    // A second root with the same replies, except for one directory that it does not open.
+    // A root that gives the same replies as another one, but refuses to open one directory.
     struct Closed(Arc<dyn Dir>);
     impl Dir for Closed {
         fn stat_self(&self) -> quell_vfs::Result<quell_posix::Stat> {

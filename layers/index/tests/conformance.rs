@@ -1,4 +1,4 @@
-//! The index layer satisfies the contract, over a real directory and over one in memory.
+//! Tests that the index layer satisfies the contract, over a real directory and over one in memory.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Modified bytes with corrected checksums are either refused, or all requests to them can be
-//! answered. A bounded run of the fuzz targets in fuzz/.
+//! Tests that modified bytes with corrected checksums are either refused, or give an image on which
+//! every method can be called. A bounded run of the fuzz targets in fuzz/.
 
 mod every_method;
 

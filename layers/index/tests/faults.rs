@@ -1,5 +1,5 @@
-//! The builder with injected faults: regardless of the errors of the file system, it ends, and each
-//! entry is either indexed correctly or listed as a problem.
+//! Tests the builder with injected faults: regardless of the errors of the file system, the build
+//! ends, and each entry is either indexed correctly or listed as a problem.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, mpsc};
@@ -235,8 +235,8 @@ fn problems_survive_an_update_that_trusts_directories() {
 
 #[test]
 fn the_contract_passes_torn_reads_of_the_backend_on() {
-    // The layer passes the backend's file on: a caller's read returns what the backend's read
-    // returns.
+    // The layer uses the backend's file: a caller's read has the same result as a read of the
+    // backend.
     let mut tree = Tree::new();
     tree.add(Tree::ROOT, "file", Node::file("0123456789"));
     let tree = Arc::new(tree);

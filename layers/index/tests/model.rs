@@ -1,5 +1,5 @@
-//! Random trees: the index returns the same results as the model, an update equals a new build, and
-//! encoding loses nothing.
+//! Tests with random trees that the index returns the same results as the model, that an update
+//! equals a new build, and that encoding loses nothing.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Every method of an image, called for every entry: none may panic, whatever the bytes are, if
-//! they were accepted. Used by the tests and by the fuzz targets.
+//! Calls every method of an image for every entry. None may panic for bytes that were accepted.
+//! Used by the tests and by the fuzz targets.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use quell_posix::Dir;
 use quell_testkit::{MemoryDir, Tree};
 use quell_vfs::{Context, Cursor, FileSystem, Kind, NodeId};
 
-/// Paths are as long as trees are deep, so with more entries the methods for paths are called for
-/// some entries only.
+/// The length of a path grows with the depth of the tree, so with more entries than this the
+/// methods for paths are called for some entries only.
 const PATHS_MAX: u32 = 300;
 
 pub fn call_every_method(image: Image) {
