@@ -1,5 +1,5 @@
-//! The names of a disk's files in an image: positions in the backing chain, each with the path at the
-//! time of the recording. The format is described in docs/formats/boot.md.
+//! The names of a disk's files in an image: positions in the backing chain, each with the path at
+//! the time of the recording. The format is described in docs/formats/boot.md.
 
 /// Maximum number of files in one backing chain.
 pub const DISK_FILES_MAX: usize = 64;

@@ -1,7 +1,7 @@
 //! The files of a virtual machine's disk as a small read-only file system: the disk image and its
-//! backing chain, opened before, each with its size and time at the open. Recorded blocks are
-//! copied from memory, all other bytes are read from the files (yolofs, section 1.2.2 of the
-//! paper).
+//! backing chain, which the caller has opened, each with its size and time at the open. Recorded
+//! blocks are copied from memory, all other bytes are read from the files (yolofs, section 1.2.2 of
+//! the paper).
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub trait DiskSource: ReadAt {
 pub struct DiskFile {
     /// The path below the root under which the file is shown.
     pub name: Vec<u8>,
-    /// Attributes; the node number is assigned here.
+    /// The attributes. The node number, the kind and the link count are set by `Disks::new`.
     pub attributes: Attributes,
     /// The open file.
     pub source: Arc<dyn DiskSource>,
@@ -50,7 +50,7 @@ struct Node {
     attributes: Attributes,
 }
 
-/// How a file of a boot image corresponds to the chain.
+/// The relation of a file of a boot image to the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fit {
     /// The file has not changed.
@@ -104,7 +104,8 @@ impl fmt::Debug for Disks {
 impl Disks {
     /// Creates the file system.
     ///
-    /// Errors: a name that is not a path below the root, or that two files have.
+    /// Errors: `InvalidInput` for no file or more than `DISK_FILES_MAX` files, for a name that is
+    /// not a path below the root, and for a name that two files have.
     pub fn new(files: Vec<DiskFile>, uid: u32, gid: u32) -> Result<Disks> {
         if files.is_empty() || files.len() > DISK_FILES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "serve a disk of", files.len().to_string()));
@@ -149,7 +150,7 @@ impl Disks {
         Ok(Disks { nodes, root, sources, hot: None, changed, tally: Tally::default() })
     }
 
-    /// Returns how each file of an image corresponds to the chain, in the order of the image.
+    /// Returns the relation of each file of an image to the chain, in the order of the image.
     pub fn fits(&self, image: &BootImage) -> Vec<Fit> {
         let fit = |number| {
             let file = image.file(number);
@@ -227,7 +228,7 @@ impl Disks {
         let rest = self.sources[position].read_at(&mut into[done..], offset + done as u64)?;
         self.tally.source(rest);
         if done + rest < wanted {
-            // The file was truncated. A machine would take the missing bytes for zeros.
+            // The file was truncated. A virtual machine would read the missing bytes as zeros.
             return Err(Error::new(ErrorKind::Stale, "read", &self.nodes[position].name));
         }
         Ok(wanted)
@@ -448,7 +449,7 @@ mod tests {
         let contents = LoadingContents::new(&image);
         let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().with_image(&image, contents.clone()));
         let fs = DisksFs(disks.clone());
-        // A reader that is too early waits.
+        // A read of a block that is not loaded yet waits.
         let early = std::thread::spawn({
             let fs = fs.clone();
             move || fs.open(&Context::OWN, NodeId(1)).unwrap().read_at(&mut [0; 10], 5000).unwrap()

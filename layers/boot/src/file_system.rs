@@ -12,7 +12,7 @@ use quell_vfs::{
 use crate::hot::Hot;
 use crate::open_override::{OpenOverride, Opener};
 
-/// A covered tree with a boot image on top.
+/// A covered tree, with recorded blocks served from a boot image.
 pub type BootFs = OpenOverride<Arc<Hot>>;
 
 impl Opener for Arc<Hot> {
@@ -41,8 +41,9 @@ struct HotFile {
 impl HotFile {
     fn source(&self) -> Result<&dyn File> {
         if self.source.get().is_none() {
-            // Two readers may both open the file; one of the two is closed again. The trees below
-            // are opened with the permissions of this process: a kernel has checked access.
+            // Two readers may both open the file; one of the two is closed again. The file is
+            // opened with the permissions of this process, because the kernel has already checked
+            // access.
             let _ = self.source.set(self.inner.open(&Context::OWN, self.node)?);
         }
         Ok(&**self.source.get().expect("just set"))
@@ -71,7 +72,8 @@ impl ReadAt for HotFile {
 }
 
 /// The directories of a tree, and only those files that have blocks in memory: a layer above
-/// others. It refuses no reader, because access is checked above it, where the owner is known.
+/// others. It grants every user read access, because access is checked above it, where the owners
+/// of the tree are known.
 #[derive(Debug)]
 pub struct HotFiles {
     inner: BootFs,

@@ -1,5 +1,5 @@
 //! The bytes of a boot image, validated before use. Pure: no I/O, no clock, no lock. The format is
-//! described in docs/formats/boot.md. Nothing here trusts the bytes.
+//! described in docs/formats/boot.md. No value in the bytes is trusted.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::format::{
 };
 use crate::recording::{Recorded, Recording};
 
-/// Why bytes are not a valid boot image, and where.
+/// The reason why bytes are not a valid boot image, and the position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// `header`, `FILES`, `NAMES`, `RUNS`, `FRAMES` or `frame`.
@@ -178,14 +178,15 @@ pub fn reseal(bytes: &mut [u8]) {
 
 impl BootImage {
     /// Validates the bytes of a file, except the frames, which are verified when they are decoded,
-    /// and takes them.
+    /// and takes ownership of the bytes.
     pub fn parse(bytes: Vec<u8>) -> Result<BootImage, Damage> {
         let length = bytes.len() as u64;
         BootImage::parse_tables(bytes, length)
     }
 
-    /// Returns where the tables end, according to the header of a file of `length` bytes. The
-    /// header is validated as far as possible on its own; its values are still untrusted.
+    /// Returns an upper bound of the offset at which the tables end, according to the header of a
+    /// file of `length` bytes. The header is validated as far as possible on its own; its values
+    /// are still untrusted.
     pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Result<u64, Damage> {
         check_header(header, length)?;
         let count = |at: usize| u64::from(u32_at(header, at));
@@ -513,8 +514,9 @@ impl BootImage {
         self.decode_to(threads, &|_| true, &|_, _| Ok(()))
     }
 
-    /// Decodes each frame once, with `threads` threads. `take` gets the first content of the frame
-    /// and the bytes of all its contents. Contents for which `keep` returns true stay in memory.
+    /// Decodes each frame once, with `threads` threads. `take` receives the first content of the
+    /// frame and the bytes of all its contents. Contents for which `keep` returns true stay in
+    /// memory.
     pub(crate) fn decode_to<E: From<Damage> + Send>(
         &self,
         threads: usize,
@@ -556,7 +558,7 @@ impl BootImage {
     }
 }
 
-/// Gets the first content of a frame and the bytes of all contents in it.
+/// Receives the first content of a frame and the bytes of all contents in it.
 pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> Result<(), E> + Sync + 'a;
 
 /// The blocks of one frame that stay in memory.

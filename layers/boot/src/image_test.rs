@@ -1,4 +1,4 @@
-//! A packed image gives the same blocks; damaged bytes are refused with their position, and never
+//! Tests that a packed image gives the same blocks, and that damaged bytes are refused and never
 //! cause a panic.
 
 use quell_vfs::{Result, Time};

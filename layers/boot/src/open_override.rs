@@ -1,4 +1,4 @@
-//! A file system with the names and attributes of another, which opens files in another way.
+//! A file system with the names and attributes of another one, which opens files differently.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub trait Opener: Send + Sync {
     -> Result<Box<dyn File>>;
 }
 
-/// A file system that opens files with an [`Opener`]; all else is that of `inner`.
+/// A file system that opens files with an [`Opener`]; all other operations are those of `inner`.
 pub struct OpenOverride<O> {
     inner: Arc<dyn FileSystem>,
     opener: O,

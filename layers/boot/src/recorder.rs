@@ -1,6 +1,6 @@
 //! Records the blocks that are read while a file system is served: every read of a program, or of
-//! the kernel for it (mmap, exec). The kernel reads each cached page once, which is sufficient for
-//! a set.
+//! the kernel for it (mmap, exec). The kernel reads each page only until it is cached, which is
+//! sufficient, because a block is recorded once.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -70,7 +70,7 @@ impl fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Returns a recorder that has seen no read.
+    /// Returns a recorder without recorded reads.
     pub fn new() -> Arc<Recorder> {
         let state = State { recording: Recording::new(), ..State::default() };
         Arc::new(Recorder { state: Mutex::new(state) })

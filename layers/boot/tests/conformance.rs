@@ -1,5 +1,5 @@
-//! A recorder does not change the file system below it, and a file system with recorded blocks
-//! equals the one below it, regardless of which blocks are recorded.
+//! Tests that a recorder does not change the file system below it, and that a file system with
+//! recorded blocks equals the one below it, regardless of the blocks that are recorded.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -130,7 +130,7 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
             };
             assert_eq!(blocks(&rest), blocks(&all), "seed {seed}");
         }
-        // As a layer it shows only these files, with the content of the tree.
+        // `HotFiles` shows only these files, with the content of the tree.
         let layer = HotFiles::new(model.clone(), rest.clone());
         for (node, size) in files(&model) {
             let path = model.path(node).unwrap();
