@@ -16,7 +16,8 @@ pub struct Covered {
     pub image: Arc<Image>,
     /// The tree as the index describes it.
     pub fs: Arc<dyn FileSystem>,
-    /// The tree's blocks in a boot image. The view decides from where they are served.
+    /// The tree's blocks in a boot image. The view decides whether they are served from memory or
+    /// from files.
     pub hot: Option<HotSet>,
     /// The path of the tree's data on this node, without symbolic links.
     pub source_path: PathBuf,

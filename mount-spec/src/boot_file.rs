@@ -2,8 +2,8 @@
 //! it, so that of two recordings that end at the same time neither is lost. Temporary files of
 //! killed writers are removed by a later writer.
 //!
-//! Other users may have write permission to the directory. A file that they put in place of the
-//! lock is never followed, waited for or written to.
+//! Other users may have write permission to the directory. If they replace the lock by a symbolic
+//! link, a FIFO or another file, it is never followed, waited for or written to.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix};
 
-/// How long to wait for the lock before it is reported.
+/// The time after which a wait for the lock is reported.
 const REPORT_WAIT_AFTER: Duration = Duration::from_secs(5);
 /// Number of tries: on a shared file system, a file that another node has just removed may appear
 /// to exist, or be stale, for a moment.
@@ -147,7 +147,7 @@ fn foreign_lock(lock: &Path) -> Error {
     refused(lock, ErrorKind::PermissionDenied, why)
 }
 
-/// Opens an existing lock. A symbolic link, or anything else than a regular file, is refused.
+/// Opens an existing lock. Refuses symbolic links and files that are not regular.
 fn open_lock(lock: &Path) -> Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let open = |access| rustix::fs::open(lock, flags | access, Mode::empty());

@@ -21,11 +21,11 @@ pub enum DiskFormat {
     Qcow2,
     /// The bytes of the file are the bytes of the disk.
     Raw,
-    /// Another format: which bytes belong to which part of the disk is unknown.
+    /// Another format: the mapping from the file's bytes to the disk is unknown.
     Other,
 }
 
-/// How a program that opens the disk image finds a file of its backing chain.
+/// The path by which a program that opens the disk image finds a file of its backing chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reached {
     /// By a path relative to the directory of the disk image.
@@ -38,7 +38,7 @@ pub enum Reached {
 pub struct ChainFile {
     /// The absolute path, without symbolic links.
     pub path: PathBuf,
-    /// How a program finds the file.
+    /// The path by which a program finds the file.
     pub reached: Reached,
     /// The format of the file.
     pub format: DiskFormat,
@@ -77,8 +77,9 @@ fn open_named_in_header(path: &Path, top: &Ownership, trusted: Option<&Trusted>)
     let resolved = resolve::open(path)?;
     let Some(trusted) = trusted else { return Ok(resolved) };
     let owner = Ownership::from(&resolved.stat);
-    // The owner of the link decides which file is meant, so the disk image's owner is not enough:
-    // the link could lead to a file that this user may not read.
+    // The owner of a link chooses the file to which it refers. A link that belongs to the disk
+    // image's owner is therefore not sufficient: it could refer to a file that this owner may not
+    // read.
     if let Some(link) = resolved.links.iter().find(|l| trusted.decide_owner(l.uid, Some(&owner)).is_err()) {
         let why = format!(
             "its path has the symbolic link {}, which belongs to user {uid}, not to you, to root or to the owner of {}: store the path \
@@ -108,9 +109,9 @@ fn open_named_in_header(path: &Path, top: &Ownership, trusted: Option<&Trusted>)
 /// of the disk image, and symbolic links on their paths to the trusted users or to the owner of the
 /// file. `None`: to any user, which is enough if only the caller can reach the files through Quell.
 ///
-/// Errors: those of opening; `Damaged` with the damage of a header; `InvalidInput` for a chain that
-/// is circular, too long, refers to something other than a local file, or has a file or a symbolic
-/// link of another user.
+/// Errors: those of the opens; `Damaged` with the damage of a header; `InvalidInput` for a chain
+/// that is circular, too long, refers to something other than a local file, or has a file or a
+/// symbolic link of another user.
 pub fn disk_chain(
     path: &Path,
     format: Option<DiskFormat>,
@@ -201,7 +202,8 @@ fn local(image: &Path, directory: &Path, name: &[u8]) -> Result<PathBuf> {
     }
 }
 
-/// Paths are compared as text, because QEMU joins them as text.
+/// Returns the path by which a program finds a file. Paths are compared as text, because QEMU joins
+/// them as text.
 fn reached(top: &Path, named_as: &Path) -> Reached {
     use std::path::Component;
     let below = named_as.strip_prefix(top).ok();
@@ -236,7 +238,7 @@ fn look_into(
     }
     let qcow2 = |header| (DiskFormat::Qcow2, Some(header));
     let damaged = |e: quell_qcow2::Damage| refused(ErrorKind::Damaged, path, e.to_string());
-    // All header data is usually in the first page; with large clusters there may be more.
+    // All header data is usually in the first page; with large clusters it may be longer.
     match Header::parse(&begin) {
         Ok(header) => Ok(qcow2(header)),
         Err(first) if size <= begin.len() as u64 => Err(damaged(first)),
@@ -294,12 +296,12 @@ pub struct OpenDisks {
 }
 
 impl OpenDisks {
-    /// Assembles the chain. `owner` replaces the owners of the files: in a user namespace that maps
-    /// one user, the user who opened the files, and may therefore read them.
+    /// Assembles the chain. `owner` replaces the owners of the files. In a user namespace that maps
+    /// one user, it is the user that opened the files, and may therefore read them.
     ///
     /// Without `owner`, files with relative names are shown to users who may lack access to the
-    /// originals' directories. Only the user of this process may read such a file, unless every user
-    /// may read the original; then each open checks that this is still so.
+    /// originals' directories. Only the user of this process may read such a file, unless every
+    /// user may read the original; then each open checks that this is still so.
     pub fn new(chain: Vec<ChainFile>, names: DiskNames, owner: Option<(u32, u32)>) -> Result<OpenDisks> {
         let shown: Vec<ChainFile> = match names {
             DiskNames::Numbers => chain,

@@ -167,8 +167,8 @@ fn no_boot_image(path: &Path) -> Error {
     )
 }
 
-/// Opens a file for reading. A FIFO does not block, and a terminal does not become the controlling
-/// one.
+/// Opens a file for reading. The open of a FIFO does not block, and a terminal does not become the
+/// controlling terminal.
 fn open(path: &Path, operation: &'static str) -> Result<File> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -224,7 +224,7 @@ fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) ->
     Ok(bytes)
 }
 
-/// The users who may read an index: those who can list every directory of the tree and read the
+/// The users who may read an index. They can also list every directory of the tree, and read the
 /// extended attributes of every file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readers {

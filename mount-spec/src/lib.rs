@@ -1,4 +1,5 @@
-//! Assembles layers from files that a user names, once for each mount. Not part of the read path.
+//! Assembles layers from files that a user names, once for each mount. It is not used by reads and
+//! writes.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -60,7 +60,7 @@ fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
     ancestors.iter().try_fold(root, |dir, name| dir.enter_writable(name))?.open_writable_dir(last)
 }
 
-/// Opens the stores and creates their own data where it is missing.
+/// Opens the stores, and creates their `.quell` directories where they are missing.
 pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     Stores::open_named(roots(stores)?, this_host()?, DIRECTORIES)
 }
@@ -184,11 +184,11 @@ impl ProcessScope {
         match rustix::process::test_kill_process(pid) {
             Err(Errno::SRCH) => true,
             _ if !self.has_own_proc => false,
-            // On some kernels (Linux 6.18) the start time of a process that executes a program cannot
-            // be read until the kernel has closed the files of the previous program, and a user can
-            // delay that without limit and write the number of such a process to a name in a store. If
-            // the start time is late, the writer counts as alive: logs of a living writer would
-            // otherwise be treated as complete.
+            // On some kernels (Linux 6.18) the start time of a process that executes a program
+            // cannot be read until the kernel has closed the files of the previous program, and a
+            // user can delay that without limit and write the number of such a process to a name in
+            // a store. If the start time cannot be read in time, the writer counts as alive: logs
+            // of a live writer would otherwise be treated as complete.
             _ => match PROCESS_STARTS.results([pid.as_raw_nonzero().get()])[..] {
                 // Process ids are reused, but never with the same start time.
                 [Some(ProcessStart::At(start))] => start != holder.start,
@@ -226,7 +226,7 @@ fn parse_process_start(stat: &str) -> ProcessStart {
     let Some((_, rest)) = stat.rsplit_once(')') else { return ProcessStart::Unknown };
     let fields: Vec<&str> = rest.split_ascii_whitespace().take(20).collect();
     let [state, .., threads, _, start] = fields[..] else { return ProcessStart::Unknown };
-    // If the first thread of a process has ended, other threads may still run.
+    // Other threads of a process may still run after its first thread has ended.
     match start.parse() {
         _ if fields.len() < 20 => ProcessStart::Unknown,
         _ if matches!(state, "Z" | "X") && matches!(threads, "0" | "1") => ProcessStart::Ended,

@@ -18,7 +18,7 @@ const LINKS_MAX: usize = 40;
 /// The operation in error messages.
 const OPERATION: &str = "open disk image";
 
-/// The permissions of a file or directory, as far as they concern every user.
+/// The permissions of a file or directory that decide whether every user has access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Permissions {
     /// The mode. The file type is ignored.
@@ -27,7 +27,8 @@ pub(crate) struct Permissions {
     pub(crate) has_acl: bool,
 }
 
-/// Returns whether every user may read a file, given the permissions of all directories of its path.
+/// Returns whether every user may read a file, given the permissions of all directories of its
+/// path.
 ///
 /// The owner and the group need the permission, too: the kernel does not apply the permissions of
 /// others to them.
@@ -51,7 +52,7 @@ pub(crate) struct Link {
 /// The directories of a path from `/` to the parent of the file.
 pub(crate) type Directories = Arc<[OwnedFd]>;
 
-/// A regular file that was opened for reading, and how its path was resolved.
+/// A regular file that was opened for reading, and the directories and links of its path.
 pub(crate) struct ResolvedFile {
     /// The absolute path, without symbolic links.
     pub(crate) path: PathBuf,
@@ -86,7 +87,7 @@ pub(crate) fn open(path: &Path) -> Result<ResolvedFile> {
 
 /// Returns whether every user may read an open file by the path through these directories, now.
 pub(crate) fn is_readable_by_everyone_now(file: &dyn OpenFile, directories: &[OwnedFd]) -> Result<bool> {
-    // After an error it is not known whether there is a list.
+    // After an error the existence of a list is unknown, so one is assumed.
     let has_acl = !matches!(file.acl(), Ok(None));
     let file = Permissions { mode: file.stat()?.mode, has_acl };
     let directories = directories.iter().map(permissions_of_directory).collect::<Result<Vec<_>>>()?;
@@ -107,7 +108,7 @@ fn permissions_of_directory(fd: &OwnedFd) -> Result<Permissions> {
     // A descriptor that was opened with O_PATH has no extended attributes.
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let list = rustix::fs::getxattr(path, "system.posix_acl_access", &mut [0_u8; 0][..]);
-    // After another error it is not known whether there is a list.
+    // After another error the existence of a list is unknown, so one is assumed.
     let has_acl = !matches!(list, Ok(0) | Err(Errno::NODATA | Errno::OPNOTSUPP));
     Ok(Permissions { mode: found.st_mode, has_acl })
 }
@@ -196,7 +197,7 @@ mod tests {
         };
         assert!(decide(mode(0o100_644), &[0o755, 0o1777, 0o711]));
         assert!(decide(mode(0o100_444), &[]));
-        // The root user's private directory, wherever it is on the path.
+        // A private directory anywhere on the path denies access.
         for directories in [&[0o700, 0o755][..], &[0o755, 0o700], &[0o750, 0o755], &[0o755, 0o754]] {
             assert!(!decide(mode(0o100_644), directories), "{directories:?}");
         }

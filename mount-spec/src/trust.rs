@@ -1,7 +1,7 @@
-//! Decides whose index, boot image or configuration is used. Such a file determines which bytes a
-//! program gets, so its owner controls the program. Only the caller, root, the owner of the tree
-//! and users given with `--trust-owner` are trusted, by the rules of docs/security.md. Owner and
-//! mode are read from the same descriptor as the bytes.
+//! Decides from the owner and the mode whether an index, a boot image or a configuration file is
+//! used. Such a file determines which bytes a program gets, so its owner controls the program. Only
+//! the caller, root, the owner of the tree and users given with `--trust-owner` are trusted, by the
+//! rules of docs/security.md. Owner and mode are read from the same descriptor as the bytes.
 
 use std::fmt;
 use std::fs::File;
@@ -89,7 +89,7 @@ impl fmt::Display for TrustedUse {
     }
 }
 
-/// Why a file is not used.
+/// A file that is not used, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Distrust {
     /// The path of the file.
