@@ -86,8 +86,8 @@ fn opening(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Four writers take turns in one thread. Measures the cost of the layer in addition to the writes
-/// themselves.
+/// Measures the cost of the layer in addition to the writes themselves. Four writers take turns in
+/// one thread.
 fn checkpoint(criterion: &mut Criterion) {
     const RECORD: usize = 47_008;
     const RECORDS: usize = 4000;

@@ -285,7 +285,7 @@ fn data_written_after_a_failed_write_and_a_truncation_by_another_mount_is_kept()
     let of_a = make(&a, MEMORY);
     of_a.write_at(&[b'a'; 100], 0).unwrap();
     of_a.publish().unwrap();
-    // A part of the frame is in the log.
+    // The frame is written to the log in part.
     store.set_free_bytes(Some(8192));
     assert_eq!(of_a.write_at(&[b'b'; 50_000], 0).unwrap_err().kind, ErrorKind::NoSpace);
     store.set_free_bytes(None);
@@ -307,7 +307,7 @@ fn a_removed_file_does_not_reappear_after_a_sync_of_the_directory() {
         drop(file);
         fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
         fs.sync_dir(&Context::OWN, fs.root()).unwrap();
-        // Another file with this name, which was not synced.
+        // Creates another file with this name, which is not synced.
         drop(make(&fs, MEMORY));
         let after = in_memory(&store.crash(seed), 64);
         match after.lookup(&Context::OWN, after.root(), b"f") {
@@ -380,7 +380,7 @@ fn a_changed_block_is_an_error_and_a_torn_unsynced_block_reads_as_before() {
         open(&fs, READ).unwrap().read_at(&mut bytes, 0).map(|_| bytes[0])
     };
     assert_eq!((seen(0).unwrap(), seen(1).unwrap()), (b'2', b'2'));
-    // A power failure before the end of the block was written.
+    // Imitates a power failure before the end of the block was written.
     std::fs::write(&second, &whole[..whole.len() - 8]).unwrap();
     assert_eq!(seen(1).unwrap(), b'1');
     // On a node that was not rebooted since, only a fault of the store can have lost it.

@@ -1,6 +1,6 @@
-//! Several mounts of the same stores that use the same file or name at the same time: truncations
-//! while other mounts write, and directories that are created, removed, renamed and filled. Two
-//! mounts are interleaved at every operation on the store.
+//! Tests several mounts of the same stores that use the same file or name at the same time:
+//! truncations while other mounts write, and directories that are created, removed and renamed
+//! while entries are created in them. Two mounts are interleaved at every operation on the store.
 
 // `own` is used for mounts of real directories.
 #[allow(dead_code)]
@@ -211,7 +211,7 @@ impl Between {
     fn pass(&self) {
         if self.is_armed.load(Ordering::SeqCst) && self.count.fetch_add(1, Ordering::SeqCst) == self.at {
             let act = self.act.lock().unwrap().take().expect("it is done once");
-            // On a thread of its own, because the caller holds locks of its mount.
+            // The action runs on a thread of its own, because the caller holds locks of its mount.
             std::thread::spawn(act).join().unwrap();
         }
     }

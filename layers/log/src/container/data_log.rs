@@ -145,7 +145,7 @@ pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Resu
 }
 
 /// Rewrites the bytes from log offset `start` to `end` with the same content. After a failed sync
-/// they may exist in the page cache only, while the kernel regards them as written.
+/// they may exist in the page cache only, although the kernel regards their pages as clean.
 ///
 /// Each page is dropped from the cache before it is rewritten. Otherwise ext4 writes the blocks of
 /// a page whose first writeback failed, but leaves them marked as unwritten: the sync succeeds, and

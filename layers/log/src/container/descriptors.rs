@@ -47,7 +47,7 @@ impl Descriptors {
             kept.is_recent = true;
             return Ok(Arc::clone(&kept.file));
         }
-        // Outside the lock, because opening may be slow.
+        // Opened without the lock, because opening may be slow.
         let file: Arc<dyn OpenFile> = Arc::from(container.open_data(writer)?);
         let kept = Kept { file: Arc::clone(&file), is_recent: true };
         let evicted = self.lock().push(key, kept);
@@ -78,7 +78,7 @@ impl Descriptors {
         let keys: Vec<Key> =
             open.iter_mut().filter_map(|(key, kept)| is_closed(key, kept).then_some(*key)).collect();
         let closed: Vec<_> = keys.iter().filter_map(|key| open.pop(key)).collect();
-        // Outside the lock, because closing may be slow.
+        // Closed without the lock, because closing may be slow.
         drop(open);
         drop(closed);
     }

@@ -21,8 +21,8 @@ use crate::format::{
 use crate::not_found::none_if_not_found;
 use crate::stores::{Host, StoreNumber, Stores, Ticket, remove_tree};
 
-/// Log files can be read by every user who can reach them: the container's directory restricts
-/// access.
+/// Permissions of log files. Every user that can reach a log can read it: the container's directory
+/// restricts access.
 pub(crate) const LOG_PERMISSIONS: u32 = 0o644;
 /// Permissions of a file that is not complete.
 const OWN_PERMISSIONS: u32 = 0o600;
@@ -342,8 +342,8 @@ impl Container {
             Err(error) => return Err(error),
         }
         for smaller in epochs {
-            // Errors are ignored, because only the largest epoch counts, and others remove them at
-            // the same time.
+            // Errors are ignored, because only the largest epoch counts, and other nodes may remove
+            // the same names.
             let _ = self.dir.remove(&epoch_name(smaller));
         }
         Ok(epoch)
@@ -724,7 +724,7 @@ impl Container {
         self.meta()?.sync()?;
         if self.is_record_doubtful.load(Ordering::Relaxed) {
             let record = self.dir.open_writable_file(CONTAINER_RECORD)?;
-            // Dropped from the cache for the reason given at `rewrite`.
+            // The record is dropped from the cache for the reason given at `rewrite`.
             record.drop_cache(0, NonZeroU64::new(1 << 20).expect("not zero"))?;
             record.write_at(&self.head.encode(), 0)?;
         }
@@ -795,7 +795,7 @@ impl Container {
             });
         }
         let (uid, gid) = (owners.uid.unwrap_or(now.uid), owners.gid.unwrap_or(now.gid));
-        // As chown(2) clears the set-id bits.
+        // The effective set-id bits are removed, as by chown(2).
         let permissions = now.mode & 0o7777;
         let attributes = Change {
             uid: Some(uid),

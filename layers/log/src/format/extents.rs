@@ -141,8 +141,8 @@ impl Extents {
             });
             parts.into_iter().for_each(|part| self.cover(part));
         }
-        // Merged before the tree has more than a fraction of the list's extents, so that the cost
-        // is spread over many inserts.
+        // The tree is merged into the list when it has a fixed fraction of the list's extents, so
+        // that the cost is spread over many inserts.
         if self.live.len() > 4096 + self.base.len() / 4 {
             self.fold();
         }

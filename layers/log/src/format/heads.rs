@@ -1,4 +1,5 @@
-//! The header of 64 bytes with which every file of a container begins.
+//! The header of 64 bytes at the beginning of a store's record, a container's record, a data log,
+//! an index log and a flat index.
 
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -17,8 +17,8 @@ const MAGIC: &[u8; 4] = b"BTCH";
 const SUM_AT: usize = 56;
 
 /// Encodes one batch with the given frames and runs. `start` is the position in the data log at
-/// which the batch begins; the payload offsets of `frames` begin at 0.
-/// `is_synced` is true if the data log up to the end of the batch survives a power failure.
+/// which the batch begins; the payload offsets of `frames` begin at 0. `is_synced` is true if the
+/// data log up to the end of the batch survives a power failure.
 pub fn encode_batch(frames: &Frames, runs: &[Run], start: LogPosition, is_synced: bool) -> Vec<u8> {
     let mut out = vec![0; BATCH_HEAD_BYTES];
     Frames::encode(frames.groups(), &mut out);
@@ -58,9 +58,8 @@ pub struct Batch {
     pub is_synced: bool,
 }
 
-/// Decodes the batch at the front of `bytes`. The batch must be complete and begin at
-/// `start` in the data log. Otherwise the index log ends here, and the error
-/// gives the reason.
+/// Decodes the batch at the front of `bytes`. The batch must be complete and begin at `start` in
+/// the data log. Otherwise the index log ends here, and the error gives the reason.
 pub fn decode_batch(bytes: &[u8], block_bytes: u64, start: LogPosition) -> Result<Batch, Damage> {
     let mut front = Bytes::new(bytes, "an index log");
     let head = front.take(BATCH_HEAD_BYTES)?;

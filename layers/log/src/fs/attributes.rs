@@ -69,8 +69,8 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
         && change.gid.is_none()
     {
         let before = shared.file.permissions()?;
-        // The kernel makes this request on behalf of the writing user, which often is not the
-        // owner.
+        // The kernel makes this request with the credentials of the writing user, often not those
+        // of the owner.
         if only_drops_set_id(before, permissions) {
             let _acting = assume(None)?;
             shared.file.remove_set_id(before, permissions)?;

@@ -68,7 +68,7 @@ fn note_replaced_node(mount: &Mount, at: EntryName<'_>, dirs: &Dirs, found: &Fou
                     })
                     .is_ok_and(|found| found.number() == known.number())
             {
-                // The same file, moved to another store.
+                // The file is the same, but was moved to another store.
                 drop((mount.files.forget(node), shared));
                 return;
             }

@@ -1,4 +1,4 @@
-//! Files that belong to other users than the process that uses them.
+//! Tests files that belong to other users than the user of the process.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

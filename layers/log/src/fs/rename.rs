@@ -174,7 +174,8 @@ fn rename_container(
         }
         return removed(discard(mount, &*target.dirs[other.store], other.store, &new, replaced));
     }
-    // In one step if the file system supports it, so that there is always a file with this name.
+    // The names are exchanged in one step if the file system supports it, so that there is always a
+    // file with this name.
     match from_dir.rename(&old, to_dir, &new, Rename::Exchange) {
         Ok(()) => removed(discard(mount, from_dir, store, &old, replaced)),
         Err(error) if error.kind == ErrorKind::Unsupported => {
@@ -221,7 +222,7 @@ fn rename_other(
             }
             Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
             Err(error) => {
-                // Another mount has filled the target in this store.
+                // Another mount has created entries in the target in this store.
                 undo_rename(source, target, &renamed[..store.min(renamed.len())])?;
                 return Err(error);
             }

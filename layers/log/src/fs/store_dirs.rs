@@ -22,7 +22,8 @@ pub(crate) fn remove_everywhere(dirs: &Dirs, stored: &[u8]) -> Result<()> {
         match dir.remove_dir(stored) {
             Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
             Err(error) if store > 0 => {
-                // The first store last, so that the directory reappears only when it is complete.
+                // The first store is the last one, so that the directory reappears only when it is
+                // complete.
                 for removed in dirs[..store].iter().rev() {
                     make_dir_like(&**removed, stored, &like)?;
                 }
@@ -72,7 +73,8 @@ pub(crate) fn take_back(
     make_dir_like(from_dir, old, moved)
 }
 
-/// Renames. If the file system does not support renaming without replacing, it replaces.
+/// Renames an entry. If the file system does not support `Rename::Keep`, an existing entry is
+/// replaced.
 pub(crate) fn rename_or_replace(
     from_dir: &dyn WritableDir,
     from: &[u8],

@@ -168,7 +168,8 @@ impl StoredDir {
         let stored = other_name(name)?;
         let open = |(store, dir): (usize, &Option<Arc<dyn WritableDir>>)| match dir {
             Some(dir) => match dir.open_writable_dir(&stored) {
-                // Missing, or not a directory. `quell log fsck` reports it.
+                // The directory is missing in this store, or another object has its name. `quell
+                // log fsck` reports it.
                 Err(_) if store > 0 => Ok(None),
                 opened => opened.map(Some),
             },

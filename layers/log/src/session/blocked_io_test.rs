@@ -69,7 +69,7 @@ fn a_read_that_waits_for_a_page_of_the_index_does_not_block_writes_and_other_rea
     let fs = mount_with_scratch(&store, &reads, &Gate::opened());
     let (reader, writer) = (again(&fs, "f", 1), again(&fs, "f", 2));
     let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
-    // Builds the extent map, and needs no page of it.
+    // This read builds the extent map, and needs no page of the flat index.
     assert_eq!(reader.read_at(&mut [0], 1 << 40).unwrap(), 0);
     reads.close();
     std::thread::scope(|scope| {

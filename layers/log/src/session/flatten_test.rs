@@ -1,5 +1,5 @@
-//! Flattening in the background of a mount: its effect on other operations, the time at which it
-//! runs, and its behaviour when a store fails or the mount ends.
+//! Tests flattening in the background of a mount: its effect on other operations, the time at which
+//! it runs, and its behaviour when a store fails or the mount ends.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ fn a_file_with_open_writers_or_a_single_writer_is_not_flattened() {
     write(&fs, "f");
     wait_until_idle(&fs);
     let before = container(from_ref(&store), "f").flats().unwrap();
-    // A writer of another node.
+    // Adds a writer of another node.
     let theirs = again(&elsewhere, "f", 1);
     theirs.write_at(b"theirs", 0).unwrap();
     theirs.publish().unwrap();

@@ -356,7 +356,7 @@ impl LogFile {
     /// succeeds.
     pub fn sync(&self) -> Result<()> {
         let mut synced_changes = self.synced_changes.lock();
-        // Read before the work: changes during it are left to the next sync.
+        // The count is read before the work: changes during it are left to the next sync.
         let changes = self.changes.load(Ordering::SeqCst);
         let failures = self.failures.seen();
         match self.sync_all(*synced_changes < changes || failures.is_any) {
@@ -764,8 +764,8 @@ impl WriterContext for LogFile {
 
     fn written(&self, writer: u64, written: Written<'_>) {
         self.reader.add(self.read_context(), writer, &written);
-        // In this order, so that a reader finds the data in the extent map or in the collected
-        // ranges.
+        // The frame is added to the map first, so that a reader finds the data in the extent map or
+        // in the collected ranges.
         self.sequencer().flushed(writer, written.runs);
     }
 }

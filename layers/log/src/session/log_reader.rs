@@ -300,7 +300,8 @@ impl LogReader {
         visit: &mut VisitExtent<'_>,
     ) -> Result<()> {
         let file = match container.open_data(self.writer) {
-            // The writer has not started, or the header is torn.
+            // The data log is missing or damaged if the writer has not started, or if the header is
+            // torn.
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Damaged) => return Ok(()),
             file => file?,
         };

@@ -194,8 +194,8 @@ impl Sequencer {
             self.epoch = self.epoch.max(epoch);
             self.is_end_known = false;
         }
-        // Otherwise data was synced or seen meanwhile, and the write after this one needs a later
-        // epoch.
+        // If the numbers differ, data was synced or seen meanwhile, and the write after this one
+        // needs a later epoch.
         if self.stale_marks == request.stale_marks {
             self.is_stale = false;
         }

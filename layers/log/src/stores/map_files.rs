@@ -133,7 +133,7 @@ pub(crate) fn write_map(
                 trash.remove(&temporary)?;
                 match read_map(&***own, map.version)? {
                     Some(first) => valid = first,
-                    // A damaged map is replaced.
+                    // The existing map is damaged, and is replaced.
                     None => {
                         tracing::debug!(version = map.version, "replacing a damaged placement map");
                         own.remove(&name)?;

@@ -396,8 +396,8 @@ fn an_added_store_is_accepted_only_from_an_owner_of_the_known_stores() {
         let owner = Change { uid: Some(uid), ..Change::default() };
         stores[store].root().change(name, &owner).unwrap();
     };
-    // The owners of `.quell` in the known store, of `.quell` in the added store, and of the added
-    // directory. The mount belongs to user 1000.
+    // Each row has the owners of `.quell` in the known store, of `.quell` in the added store, and
+    // of the added directory. The mount belongs to user 1000.
     for (first, added, dir, is_taken) in [
         (7, 7, 7, true),
         (1000, 1000, 0, true),

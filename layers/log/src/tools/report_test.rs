@@ -6,7 +6,7 @@ use quell_vfs::{Change, Context, FileSystem, Writable};
 use super::*;
 use crate::test_stores::{again, container, content, make, mount, pattern};
 
-/// Two processes write alternately at random offsets.
+/// Writes to a file from two processes alternately, at random offsets.
 fn write_randomly(stores: &[MemoryStore], cut: bool) {
     let fs = mount(stores, 5, 1);
     let one = make(&fs, "f", 1);

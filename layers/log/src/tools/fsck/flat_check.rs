@@ -21,7 +21,7 @@ pub fn check_flat_indexes(
     let view = ExtentMap::published(container, summary, 1)?;
     for name in names {
         let agrees = match container.open_flat(&name) {
-            // Readers ignore it.
+            // Readers ignore this flat index.
             Ok(flat) if !flat.is_usable(&summary.truncations) => Ok(true),
             Ok(flat) => agrees_with_logs(&flat, &view, summary),
             Err(error) => Err(error),

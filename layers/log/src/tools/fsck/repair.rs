@@ -72,7 +72,7 @@ impl LogRepair<'_> {
         for problem in &log.problems {
             check.report(path, problem.clone());
         }
-        // Read before the repairs, which change it.
+        // The time is read before the repairs, which change it.
         let modified = data_log_time(container, writer);
         if let Some(bytes) = log.repairs.torn_bytes {
             self.repair(Problem::torn_end(writer, bytes), || truncate_torn_end(container, log));
@@ -143,7 +143,7 @@ fn rebuild_index_log(container: &Container, log: &LogCheck) -> Result<()> {
     let writer = log.writer;
     let dir = container.logs_of(writer, false)?;
     let (data, _) = open_data_log(container, writer)?;
-    // The new index log states that the data log was synced.
+    // The data log is synced, because the new index log states that it was.
     container.open_data_for_repair(writer)?.sync()?;
     let random = number_name(container.stores().random_number());
     let temporary = [TEMPORARY_INDEX.as_bytes(), &random[..]].concat();

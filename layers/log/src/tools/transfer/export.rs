@@ -312,10 +312,11 @@ impl Export<'_> {
         if options.verify {
             self.transfer.compare(&target.name, &target.snapshot, &*target.file, size_bytes)?;
         }
-        // Synced before the rename, so that a file with its final name is complete even after a
-        // power failure.
+        // The file is synced before the rename, so that a file with its final name is complete even
+        // after a power failure.
         target.file.sync()?;
-        // Applied to the open file, because other users may rename files in the destination.
+        // The attributes are set on the open file, because other users may rename files in the
+        // destination.
         target.file.change(&self.transfer.attributes(Some(permissions), uid, gid, modified))?;
         rename_to_final(&*target.dir.dir, &target.temporary, &target.name, options.resume)
     }

@@ -374,7 +374,7 @@ impl Import<'_> {
             at += part.len() as u64;
             self.transfer.progress.add_bytes(part.len() as u64);
         }
-        // The user may delete the original after the import.
+        // Synced, because the user may delete the original after the import.
         into.sync()
     }
 
