@@ -45,7 +45,7 @@ pub trait WritableFile: File {
     /// (close-to-open consistency).
     fn publish(&self) -> Result<()>;
 
-    /// As [`publish`](Self::publish); in addition the data survives a power failure.
+    /// Publishes as [`publish`](Self::publish) does, and makes the data survive a power failure.
     fn sync(&self) -> Result<()>;
 
     /// Removes the set-user-ID bit, and the set-group-ID bit if the group may execute the file. A
