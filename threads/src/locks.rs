@@ -52,7 +52,8 @@ pub fn wait_while<'a, T>(
     condvar.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`wait_while`], but at most for `timeout`; the condition may still be true afterwards.
+/// Waits as [`wait_while`] does, but at most for `timeout`; the condition may still be true
+/// afterwards.
 pub fn wait_timeout_while<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,
