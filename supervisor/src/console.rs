@@ -21,6 +21,6 @@ pub struct ProgressTask<'a> {
     pub progress: &'a Progress,
     /// The number of entries of an older index of the same tree, if there is one.
     pub expected_entries: Option<u64>,
-    /// Whether nothing is shown.
+    /// Whether the progress is hidden.
     pub quiet: bool,
 }

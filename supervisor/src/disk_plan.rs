@@ -1,4 +1,5 @@
-//! The plan of a disk image: opens its backing chain before anything is served.
+//! Creates the plan of a disk image. Opens the files of its backing chain before a holder serves
+//! them.
 
 use std::path::Path;
 
@@ -37,8 +38,9 @@ pub fn check_disk_image(
     Ok(())
 }
 
-/// Returns the users whose files may belong to a backing chain. `None`: every user, because only an
-/// ordinary caller, with that caller's own permissions, can reach the view.
+/// Returns the users whose files may belong to a backing chain. `None`: every user. The caller is
+/// then an ordinary user, and the view gives access to this user alone, with this user's
+/// permissions.
 pub fn trusted_owners(target: &Target, trust_owners: &[u32]) -> Option<Trusted> {
     let allows_others = matches!(target, Target::Mountpoint { allow_other: true, .. });
     (allows_others || rustix::process::geteuid().is_root()).then(|| Trusted::by_caller(trust_owners))

@@ -13,7 +13,7 @@ use crate::socket::connection::ANSWER_TIMEOUT;
 use crate::start::start_holder;
 use crate::working_directory::WorkingDirectory;
 
-/// The reason why this process is not in the view.
+/// The reason why this process did not enter the view.
 #[derive(Debug)]
 pub struct NotEntered {
     /// The failure to print.
@@ -31,15 +31,16 @@ impl<E: Into<Failure>> From<E> for NotEntered {
 /// Moves this process into the view of a plan, and to its working directory there. The process must
 /// have a single thread.
 ///
-/// `files`: the inputs of the plan that the caller has opened. `job`: the identity that runs which
-/// share a view have in common.
+/// `files`: the inputs of the plan that the caller has opened. `job`: the identifier of the job.
+/// Runs with equal plans and the same identifier share a view.
 pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<(), NotEntered> {
     let working_directory = WorkingDirectory::of_caller()?;
-    // Virtual machines are started one by one, but share the blocks in memory.
+    // Machines are started by separate runs without a job. They share one holder, so that the
+    // blocks are in memory once.
     let shared_by = job.or(matches!(plan.source, Source::Disk(_)).then_some("machines"));
     let address = Address { directory: runtime_directory()?, key: key::view_key(plan, files, shared_by)? };
     let Address { directory, key } = &address;
-    // If another rank of the job was refused just before, nothing is tried again.
+    // If another rank of the job was refused within the last 30 s, this rank does not try again.
     let recent_refusal = || job.and_then(|_| notices::recent_refusal(directory, key));
     if let Some(refusal) = recent_refusal() {
         return Err(Failure::from(refusal).into());

@@ -38,8 +38,7 @@ impl Failure {
         Failure { is_final: true, ..self }
     }
 
-    /// Returns whether a file of the right format is damaged, so that the command can continue
-    /// without it.
+    /// Returns whether the cause is a damaged file. The command can continue without this file.
     pub fn is_damage(&self) -> bool {
         self.is_damage
     }

@@ -119,8 +119,8 @@ fn refuse_other_directory(store: &Path) -> Result<(), Failure> {
     }
     let failed = |e: io::Error| Failure::cannot(format!("the store {}: {e}", shown(store)));
     let mut names = std::fs::read_dir(store).map_err(failed)?.flatten().map(|entry| entry.file_name());
-    // Another node may be turning this directory into a store at this moment; it creates Quell's
-    // own directory first.
+    // Another node may be making this directory a store at this moment. It creates Quell's own
+    // directory first.
     let is_empty = names.all(|name| is_own(name.as_encoded_bytes()));
     if is_empty || quell_mount_spec::is_store(store)? {
         return Ok(());

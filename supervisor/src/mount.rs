@@ -63,7 +63,7 @@ fn lock_unused(address: &Address, mountpoint: &Path) -> Result<File, Failure> {
         refuse_mounted(mountpoint)?;
         let process = process_of(&address.directory, &address.key)?;
         let Some(process) = process else { return Ok(lock) };
-        // The process needs the lock in order to end.
+        // The holder needs the lock in order to end.
         drop(lock);
         if !process.wait(left()) {
             return Err(Failure::cannot(format!(

@@ -60,7 +60,7 @@ pub fn is_quell_mount(path: &Path) -> bool {
 /// Returns the number of the process if it has not ended within `END_TIMEOUT`: it may be stopped,
 /// or may be writing to a store that does not answer.
 pub fn unmount_and_wait(path: &Path, force: bool) -> Result<Option<i32>, Failure> {
-    // Found first, because the process leaves its key when it ends.
+    // Looked up before the unmount, because the process removes its socket when it ends.
     let process = holder_of(path);
     unmount(path, force)?;
     Ok(process.filter(|process| !process.wait(END_TIMEOUT)).map(|process| process.pid))

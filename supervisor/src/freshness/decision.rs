@@ -7,24 +7,25 @@ use quell_vfs::Kind;
 
 /// How long a start waits for the check of a tree that the caller may write to. On an idle machine
 /// that is enough for about 100,000 entries on a cold shared file system; the check of a larger
-/// tree continues while the program runs. Only this check prevents Python from running the bytecode
-/// of a module's indexed version.
+/// tree continues while the program runs. Only this check prevents Python from running outdated
+/// bytecode: Python compares the bytecode of a module with the size and time of its source, which
+/// in the view are the indexed ones.
 pub const START_TIMEOUT: Duration = Duration::from_secs(5);
-/// The delay before a check while the program runs. Programs that end earlier are not checked for:
-/// many short programs would each start a check and complete none, and the checks would slow down
-/// the programs' start.
+/// The delay before a check while the program runs. No check is made for a program that ends
+/// earlier: many short programs would each start a check and complete none, and the checks would
+/// slow down the programs' start.
 pub const CHECK_DELAY: Duration = Duration::from_secs(1);
 /// How long a tree that the caller cannot write to counts as unchanged after a check without a
 /// difference: long enough that a thousand jobs of one array make one check, short enough that a
 /// changed installation is noticed within the hour.
 pub const RESULT_VALID_FOR: Duration = Duration::from_secs(600);
-/// A claim without a result is ignored after this time: its program may have ended before the check
-/// did.
+/// A claim without a result is ignored after this time: the holder that made it may have ended
+/// before its check did.
 pub const CLAIM_VALID_FOR: Duration = Duration::from_secs(120);
-/// How long a node asks for another node's result.
+/// How long a node polls for another node's result.
 pub const AWAIT_TIMEOUT: Duration = Duration::from_secs(600);
-/// The first pause before a node asks for the result. It is doubled each time up to
-/// `POLL_PAUSE_MAX`: 500 nodes then make fewer than 50 lookups per second, and soon fewer than 10.
+/// The pause before a node polls for the first time. It is doubled each time up to
+/// `POLL_PAUSE_MAX`, so 500 nodes make fewer than 50 lookups per second, and soon fewer than 10.
 const POLL_PAUSE_MIN: Duration = Duration::from_secs(2);
 const POLL_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A check ends after this number of differences: by then it is clear that the index is out of
@@ -85,14 +86,14 @@ pub fn node_role(in_job: bool, variable: &dyn Fn(&str) -> Option<String>) -> Nod
     NodeRole::Unknown
 }
 
-/// The action of the holder for a tree, besides the sample.
+/// Whether and when the holder checks a whole tree, in addition to the sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckTiming {
-    /// Check the tree before the program starts, for at most `START_TIMEOUT`; then continue while it
-    /// runs.
+    /// Check the tree before the program starts, for at most `START_TIMEOUT`; then continue the
+    /// check while the program runs.
     BeforeStart,
-    /// As `BeforeStart` if this node is the first of the job to claim the check; otherwise ask for the
-    /// result.
+    /// As `BeforeStart` if this node is the first of the job to claim the check; otherwise ask for
+    /// the result.
     BeforeStartIfClaimed,
     /// While the program runs, ask for a recent result, and check the tree if there is none and no
     /// other node is checking it.
@@ -114,10 +115,10 @@ pub fn check_timing(role: NodeRole, is_writable: bool, is_shared: bool) -> Check
     }
 }
 
-/// Returns whether the caller may change some entry, judged by indexed owners and modes alone.
-/// Owners may, whatever the mode is, because they can change it. Root counts as the owner of root's
-/// entries and of no others: root can write to every tree, which does not mean that root edits this
-/// one.
+/// Returns whether the caller may change an entry of the tree, judged by the indexed owners and
+/// modes alone. An owner may, regardless of the mode, because an owner can change the mode. Root is
+/// treated like any other user, as the owner of root's entries alone: root can write to every tree,
+/// and would otherwise wait for the check of each.
 pub fn is_writable_by(
     classes: impl IntoIterator<Item = (u32, u32, u32)>,
     has_acls: bool,

@@ -66,8 +66,8 @@ impl Results {
         found.is_some_and(|found| !LOCAL_TYPES.contains(&(found.f_type as u64)))
     }
 
-    /// Returns whether this process does the check. If claims cannot be created, every process does
-    /// it.
+    /// Claims the check. Returns whether this process must do it: its claim is the first, or the
+    /// claim could not be recorded.
     pub fn claim(&self) -> bool {
         let is_empty = std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.len() == 0);
         let lasts = if is_empty { decision::CLAIM_VALID_FOR } else { decision::RESULT_VALID_FOR };
@@ -77,7 +77,7 @@ impl Results {
         !create(&self.path, true).is_err_and(|e| e.kind() == std::io::ErrorKind::AlreadyExists)
     }
 
-    /// Replaces the file by an empty one, which means that this process is checking.
+    /// Replaces the file by an empty one, which shows other processes that this one is checking.
     pub fn begin(&self) {
         // If this fails, the other nodes get no result; nothing else is affected.
         let _ = create(&self.path, false);
@@ -98,7 +98,8 @@ impl Results {
         self.sweep();
     }
 
-    /// Returns a complete and recent result.
+    /// Returns the result if it is complete and recent. `Some(None)`: the check found no
+    /// difference.
     pub fn read(&self) -> Option<Option<StaleReport>> {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = File::options().read(true).custom_flags(flags).open(&self.path).ok()?;

@@ -63,7 +63,7 @@ fn stamp_path(runtime_directory: &Path, image: &Image, source: &Path) -> PathBuf
     runtime_directory.join(format!("{STAMP_PREFIX}{:016x}", xxh3_64(&text)))
 }
 
-/// Removes all stamps but one that are not valid any more.
+/// Removes all expired stamps, except `except`.
 fn sweep_stamps(except: &Path) {
     let entries = except.parent().and_then(|directory| std::fs::read_dir(directory).ok());
     for entry in entries.into_iter().flatten().flatten() {

@@ -24,10 +24,12 @@ const THREADS_DURING_RUN: usize = 4;
 /// Nice value of a check while the program runs.
 const NICE_DURING_RUN: i32 = 10;
 
-/// A planned check. It starts after the namespace was created, because no thread may exist before.
+/// A planned check. It starts after the namespace was created, because only a process with a single
+/// thread can create a user namespace.
 pub struct TreeCheck {
     image: Arc<Image>,
-    /// The tree's root, opened before anything is covered; `None` if this node never checks.
+    /// The tree's root, opened before anything is covered; `None` if this node only polls for
+    /// another node's result.
     root: Option<Arc<dyn Dir>>,
     timing: CheckTiming,
     /// `None` if no other run reads the result.

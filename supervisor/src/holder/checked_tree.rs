@@ -92,7 +92,7 @@ fn open_tree(
     let index_belongs_to_root = quell_mount_spec::belongs_to_root(&file);
     let rules = privileges::rules(plan, trees, index_belongs_to_root)?;
     let covered = quell_mount_spec::cover(image.clone(), &source, trees.on_change.into(), rules)?;
-    // So far, only the path of the tree was taken from the index.
+    // The index is not trusted yet. Until here, only the path of the tree was taken from it.
     let owner = Ownership::from(&covered.source().stat_self()?);
     check_trust(&plan.trusted(), &file, &tree.index, TrustedUse::Index, Some((&source, &owner)))?;
     let path = match &plan.target {

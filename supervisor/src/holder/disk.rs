@@ -73,9 +73,9 @@ impl DiskView {
             )));
         }
         let isolation = isolation();
-        // In a user namespace that maps one user, files of other users would show as 65534. If
-        // other users have access, the permissions of the files and of their directories decide
-        // about it.
+        // In a user namespace that maps one user, files of other users would show as 65534. All
+        // files are therefore shown as the caller's. If other users may access the mount, the files
+        // keep their owners and modes, which decide about this access.
         let allows_others = matches!(target, Target::Mountpoint { allow_other: true, .. });
         let owner = (isolation == Isolation::UserAndMount && !allows_others)
             .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));

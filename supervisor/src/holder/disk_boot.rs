@@ -29,8 +29,8 @@ pub struct PendingBlocks {
 }
 
 impl PendingBlocks {
-    /// Loads the blocks in a separate thread. Machines already run meanwhile, and begin with other
-    /// work. A request for a block that is not loaded yet waits for it.
+    /// Loads the blocks in a separate thread. Machines can start meanwhile: a read of a block that
+    /// is not loaded yet waits for this block.
     pub fn load(self, messages: &Messages) {
         let messages = messages.clone();
         std::thread::spawn(move || {
@@ -42,8 +42,8 @@ impl PendingBlocks {
     }
 }
 
-/// Adds the boot image of a plan to the files that it fits. A misfit is reported; with `--strict` it
-/// is an error.
+/// Assigns the recorded blocks of a plan's boot image to the files of the disk image. A recorded
+/// file that has changed or is missing is reported; with `--strict` it is an error.
 pub fn add_boot_image(
     context: &Context,
     boot: &BootPlan,

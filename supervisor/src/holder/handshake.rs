@@ -8,7 +8,7 @@ use crate::protocol::answer::Answer;
 use crate::protocol::plan::{Plan, Target};
 use crate::protocol::transfer::{Address, Envelope};
 
-/// What every holder has, whatever it serves.
+/// The values that every holder has: its plan, its name, the command that started it, its messages.
 pub struct Context {
     pub plan: Plan,
     pub address: Address,
@@ -53,9 +53,10 @@ impl Context {
         }
     }
 
-    /// Releases the standard error of the program that the view was created for. Called when it has
-    /// ended: other programs may still use the view, but the program's stream is not kept open for
-    /// them. A recording keeps the stream, because the command that waits for it has the same one.
+    /// Closes the standard error that this process inherited from the program for which the view
+    /// was created. Called when that program has ended: other programs may still use the view, and
+    /// must not keep its stream open. A recording keeps the stream, because `quell record` has the
+    /// same stream and still waits.
     pub fn release_error_of_creator(&self) {
         if matches!(self.plan.target, Target::Namespace) && self.plan.recording().is_none() {
             messages::release_error();

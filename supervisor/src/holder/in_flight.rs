@@ -1,7 +1,7 @@
-//! The report of the requests that a mount is answering, which SIGUSR1 requests: with it a user finds
-//! out why a mount does not answer.
+//! Prints the requests in flight of a mount when the holder receives SIGUSR1, so that a user can
+//! find out why the mount does not answer.
 //!
-//! A thread of its own waits for the signal, because the thread that serves the holder's socket may
+//! A separate thread waits for the signal, because the thread that serves the holder's socket may
 //! be waiting for the same file system.
 
 use std::cmp::Reverse;

@@ -28,8 +28,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// twice this time at the latest.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 /// How long the kernel may take to end a session whose mount was removed. Meanwhile it still sends
-/// requests for files that were closed just before. If these were lost, removed files would leave
-/// remains in the store.
+/// requests for files that were closed just before. Without these requests, files that programs had
+/// removed while they were open would remain in the store as leftovers.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long an unmount waits for background flattening: less than `quell umount` waits for the
 /// process.
@@ -202,8 +202,8 @@ impl Service for ServedLog<'_> {
     fn creator_ended(&mut self) {}
 }
 
-/// Starts a thread that closes unused logs: of files that other mounts have removed, open logs use
-/// space. The thread ends with the process, or with `fs`.
+/// Starts a thread that closes unused logs. An open log of a file that another mount has removed
+/// still takes space in the store. The thread ends with the process, or with `fs`.
 fn close_idle_logs(fs: &Arc<LogFs>, messages: &Messages) {
     let fs = Arc::downgrade(fs);
     let started = std::thread::Builder::new().name("quell-idle".into()).spawn(move || {

@@ -37,8 +37,8 @@ pub fn visibility(target: &Target) -> Visibility {
     }
 }
 
-/// Returns the rules by which the index layer shows permissions. Refuses `--suid` and `--dev` where
-/// they would give power to other users than root.
+/// Returns the rules by which the index layer shows permissions. Refuses `--suid` and `--dev` if
+/// they would give privileges to users other than root.
 pub fn rules(plan: &Plan, trees: &TreesPlan, index_belongs_to_root: bool) -> Result<Rules, Failure> {
     let hidden = quell_mount_spec::owners_are_hidden();
     if trees.suid || trees.dev {

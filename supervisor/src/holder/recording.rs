@@ -20,7 +20,7 @@ use crate::resources::processors;
 use crate::runtime::fifo::open_fifo;
 use crate::trust::check_trust;
 
-/// What is recorded.
+/// The tree or disk image that is recorded, with the recorder in front of its file system.
 pub struct Recorded {
     pub recorder: Arc<Recorder>,
     /// The file system below the recorder.
@@ -41,7 +41,7 @@ pub struct ActiveRecording {
 }
 
 impl ActiveRecording {
-    /// Begins to record the only tree.
+    /// Begins to record the tree of a plan, which must have exactly one.
     pub fn of_tree(
         plan: &RecordingPlan,
         trusted: Trusted,
@@ -74,7 +74,7 @@ impl ActiveRecording {
         messages: &Messages,
     ) -> Result<ActiveRecording, Failure> {
         let pipe = open_fifo(&plan.pipe)?;
-        // Once open, the pipe needs no name; without one, nothing remains when its users end.
+        // The pipe is open, so its name is removed: no file remains if both processes are killed.
         let _ = std::fs::remove_file(&plan.pipe);
         let recording = ActiveRecording { plan: plan.clone(), recorded, messages: messages.clone(), pipe };
         LockedBootFile::check(&plan.output, plan.force)?;
@@ -184,8 +184,8 @@ impl ActiveRecording {
     }
 }
 
-/// Returns the message of a command that waits until another one has written its boot image.
-/// `lock`: the lock file that the other one holds.
+/// Returns the message of a command that waits until another command has written its boot image.
+/// `lock`: the lock file that the other command holds.
 pub fn waiting_for_recording(lock: &Path) -> String {
     format!("waiting for another process that writes the same boot image and holds {}", shown(lock))
 }

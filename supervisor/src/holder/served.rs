@@ -1,4 +1,4 @@
-//! What a holder serves, and the order of its start and end.
+//! The views and mounts that a holder serves, and the steps of a holder from its answer to its end.
 
 use std::fs::File;
 

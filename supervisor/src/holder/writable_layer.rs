@@ -15,10 +15,10 @@ use crate::protocol::plan::Writes;
 use crate::socket::connection::RETRY_INTERVAL;
 
 /// Creates and locks the directory of a writable layer, if the view has one. Waits up to
-/// [`END_TIMEOUT`] for another view of the layer: a view is removed after its last program has ended,
-/// so the view of a previous command may still exist. The lock lasts as long as the returned file is
-/// open. `trees`: the sources and the covered directories, in which the
-/// layer must not be.
+/// [`END_TIMEOUT`] for another view of the layer to end: a view is removed after its last program
+/// has ended, so the view of a previous command may still exist. The lock lasts as long as the
+/// returned file is open. `trees`: the sources and the covered directories, in which the layer must
+/// not be.
 pub fn lock_writable_layer<'a>(
     writes: &Writes,
     trees: impl Iterator<Item = (&'a Path, &'a Path)>,

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 /// The holder's answer, sent when the view exists or cannot be created.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// Why nothing is covered. The reasons were printed.
+    /// `None`: the view exists. Otherwise the reason why the holder does not serve it.
     pub refused: Option<Refusal>,
 }
 

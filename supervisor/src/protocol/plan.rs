@@ -15,9 +15,10 @@ use crate::failure::Failure;
 pub struct Plan {
     /// Where the view is mounted.
     pub target: Target,
-    /// What the view shows.
+    /// The trees, the disk image or the stores that the view shows.
     pub source: Source,
-    /// With trees and disk images: fail where otherwise something would be left out.
+    /// For trees and disk images: fail, instead of leaving out a tree or a boot image that cannot
+    /// be used.
     pub strict: bool,
     /// Users whose indexes and boot images are used, besides those of the caller, root and the
     /// owner of a tree.
@@ -57,7 +58,7 @@ impl Target {
     }
 }
 
-/// What the holder shows.
+/// The trees, the disk image or the stores that the holder shows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::plan::IndexMode;
 
-/// What a holder serves, and its counters.
+/// The views or the mount that a holder serves, with their counters.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The process id of the holder.

@@ -22,7 +22,7 @@ const ENVELOPE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of open files sent with a plan; further files are opened by path.
 const FILES_MAX: usize = 64;
 
-/// A plan, and what the holder needs besides it.
+/// A plan, with the other values that the holder needs.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Envelope {
     pub plan: Plan,
@@ -45,7 +45,7 @@ pub struct Address {
 /// Open files that were sent with a plan, by path.
 pub type OpenFiles = BTreeMap<PathBuf, File>;
 
-/// What a holder receives.
+/// A received plan, with the descriptors that were sent with it.
 #[derive(Debug)]
 pub struct Received {
     pub envelope: Envelope,

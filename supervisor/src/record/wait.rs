@@ -70,8 +70,8 @@ struct Received {
     bytes: Vec<u8>,
     start: Option<RecordingStart>,
     result: Option<RecordingResult>,
-    /// Whether the pipe has no writer any more. Before the program has ended there may be no holder
-    /// yet, which looks the same.
+    /// Whether the pipe has no writer any more. While the program runs this does not mean that the
+    /// holder has ended: it may not have opened the pipe yet.
     is_closed: bool,
 }
 
@@ -97,8 +97,8 @@ impl Received {
 
     /// Returns the recorded processes, without the holder.
     fn members(&self) -> Vec<i32> {
-        // A process that is not known to be a member is not signalled: it may belong to another user,
-        // and `wait` asks again.
+        // A process that cannot be identified as a member is not signalled: it may belong to
+        // another user, and `wait` calls this again.
         self.start
             .iter()
             .flat_map(|start| quell_overlay::other_members(&start.namespace, start.holder))
@@ -115,7 +115,7 @@ fn wait(
 ) -> Result<RecordingEnd, Failure> {
     let mut received = Received::default();
     let (mut status, mut reasons_acted_on, mut signalled) = (None, 0, HashSet::new());
-    // The time since which only remaining processes are waited for.
+    // The time at which the program ended, or at which the recorded processes were last signalled.
     let mut waiting_since = None;
     let (mut was_noticed, mut started_at) = (false, None);
     loop {
@@ -144,8 +144,9 @@ fn wait(
             }
             received.members().into_iter().for_each(|pid| terminate(pid, &mut signalled));
         } else if reasons_acted_on > 0 {
-            // Also signals processes that were being created at that moment. Children that a
-            // signalled process starts later are its own responsibility.
+            // Also signals processes that were being created at the time of the first signal.
+            // Children of a process that was signalled are not signalled: it may need them for its
+            // own cleanup.
             for pid in received.members() {
                 if parent_of(pid).is_none_or(|parent| !signalled.contains(&parent)) {
                     terminate(pid, &mut signalled);
@@ -174,7 +175,7 @@ fn wait(
     }
 }
 
-/// Sends SIGTERM to a process that has not got it yet.
+/// Sends SIGTERM to a process, unless it was sent before.
 fn terminate(pid: i32, signalled: &mut HashSet<i32>) {
     if signalled.insert(pid) {
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));

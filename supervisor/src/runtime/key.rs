@@ -25,11 +25,11 @@ pub fn view_key(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<S
     }
     // Processes of other versions use another protocol.
     text.push(PROTOCOL);
-    // What is printed does not change the view.
+    // The options for messages do not change the view.
     let shared = Plan { quiet: false, verbose: false, log_file: None, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
     for InputFile { path, file } in files {
-        // Another file at the same path is another generation.
+        // Another file at the same path may be another generation.
         let found = file.metadata().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))?;
         text.push(format!("{}.{}.{}.{}", found.ino(), found.size(), found.mtime(), found.mtime_nsec()));
     }

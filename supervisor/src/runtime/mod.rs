@@ -1,4 +1,5 @@
-//! The runtime directory and the files in it, and which runs share them.
+//! The runtime directory, the files in it, and the keys and jobs that determine which runs share
+//! them.
 
 pub(crate) mod directory;
 pub(crate) mod fifo;

@@ -1,4 +1,4 @@
-//! The side of the processes that join a holder or ask for its report.
+//! The client side of a holder's socket: joins a holder, or requests its report.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -55,7 +55,8 @@ pub fn join(
     let mut deadline = None;
     loop {
         let lock = lock_key(directory, key)?;
-        // The wait for a process that creates a holder does not count towards the timeout.
+        // The time that another caller takes to create the holder does not count towards the
+        // timeout.
         let mut until = *deadline.get_or_insert_with(|| Instant::now() + ANSWER_TIMEOUT);
         let mut connection = connect(directory, key)?;
         if let Connection::None { is_left_behind } = connection {

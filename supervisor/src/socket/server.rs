@@ -238,7 +238,8 @@ impl Holder {
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![namespaces.mount()];
         descriptors.extend(opened.as_ref().ok().map(AsFd::as_fd));
         descriptors.extend(namespaces.user());
-        // Recorded as a member before it can enter, so that the holder does not leave meanwhile.
+        // Recorded as a member before it can enter the namespace, so that the holder does not end
+        // meanwhile.
         self.wait_for(peer.pid.as_raw_nonzero().get());
         send_answer(stream, &[&number.to_le_bytes()[..], &tree].concat(), &descriptors)
     }
@@ -247,8 +248,8 @@ impl Holder {
     /// outlived their parents.
     fn find_members(&mut self) {
         let Ok(namespace) = std::fs::read_link("/proc/self/ns/mnt") else { return };
-        // A process that is not known to be a member is not waited for: any user can create one that
-        // stays unknown, and the holder must end.
+        // The holder does not wait for a process that cannot be identified as a member: any user
+        // can create such a process, and the holder must end.
         for pid in quell_overlay::other_members(&namespace, std::process::id()) {
             self.wait_for(pid);
         }

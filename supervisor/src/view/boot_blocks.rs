@@ -53,7 +53,8 @@ impl HotLayer {
             });
         }
         let options = quell_fuse::Options {
-            // Opens need no request; if the first miss of a file fails, the reader gets the error.
+            // Opens need no request. An error of opening a file is returned by the first read that
+            // needs a block from it.
             no_open: true,
             ..view_options.fuse(true)
         };

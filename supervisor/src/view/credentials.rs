@@ -11,8 +11,8 @@ use crate::protocol::plan::Writes;
 use crate::view::options::{ViewOptions, Visibility};
 
 /// Returns the credentials with which the kernel opens originals for the users of the view. The
-/// kernel compares nothing at an open, so a private file that replaced a public one would be
-/// readable with root's permissions.
+/// kernel does not compare a file with the index when it opens it, so with root's permissions a
+/// private file that replaced a public one would be readable.
 pub fn credentials(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<Credentials> {
     if view_options.visibility == Visibility::Caller {
         return Ok(Credentials::Mounter);

@@ -1,6 +1,5 @@
-//! Mounts the view of a tree: the first in an order of preference that works. Whether a view works
-//! is found out by trying it, because nothing else shows what the kernel and its configuration
-//! allow.
+//! Mounts the view of a tree: the first in an order of preference that works. No kernel interface
+//! reports whether the kernel and its configuration allow a view, so each view is tried.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -75,7 +74,8 @@ pub fn mount_first(
     }
     let kind = last.filter(|e| !e.is_refused_argument()).map_or(ErrorKind::Unsupported, |e| e.kind);
     let path = covered.source_path.as_os_str().as_encoded_bytes();
-    // The reasons for the order of the views are of use only if they exclude one.
+    // If the user selected the view, the only reason is that it was requested, which explains no
+    // failure.
     if tree.forced == ViewChoice::Auto {
         failures.splice(0..0, reasons);
     }
@@ -175,7 +175,7 @@ fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView
 
 type WithHot = (Arc<dyn FileSystem>, Option<Arc<Hot>>);
 
-/// Returns the tree as a file system of this process, with all recorded blocks in memory.
+/// Returns the tree as a file system that this process serves, with all recorded blocks in memory.
 fn served(covered: &Covered) -> Result<WithHot> {
     let Some(set) = &covered.hot else { return Ok((covered.fs.clone(), None)) };
     let hot = set.decode(processors())?;
