@@ -1,5 +1,5 @@
-//! Sets the soname of the shared library. Without it, a program that links the library searches it
-//! at the path that it had when it was linked.
+//! Sets the soname of the shared library. Without it, a program that is linked with the library
+//! looks for it at the path that was given to the linker.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libquell.so");

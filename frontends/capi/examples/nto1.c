@@ -1,5 +1,6 @@
-/* Measures how fast several processes write and read one file (the paper's N-1 pattern). Each has
- * its own records, which alternate with those of the others. With plain system calls or libquell.
+/* Measures how fast several processes write and read one file (the N-1 pattern of the PLFS paper),
+ * with plain system calls or with libquell. Each process has its own records, which alternate with
+ * those of the others.
  *
  *   nto1 --posix DIRECTORY | --quell STORE[,STORE...]   [--processes N] [--record BYTES] [--mib TOTAL] [--name FILE]
  *        [--phase both|write|read] [--rounds N] [--sync] [--shift N] [--buffer BYTES] [--keep]

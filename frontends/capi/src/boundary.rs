@@ -69,8 +69,8 @@ pub unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a
 ///
 /// # Safety
 ///
-/// `pointer` is NULL or came from `return_handle`, was not taken before, and is not used by another thread
-/// during the call.
+/// `pointer` is NULL or came from `return_handle`, was not taken before, and is not used by another
+/// thread during the call.
 // SAFETY: the section above states the conditions.
 pub unsafe fn take_handle<T>(pointer: *mut T) -> Option<Box<T>> {
     // SAFETY: it came from `Box::into_raw` in `return_handle`, and only this call takes it back.
@@ -183,7 +183,7 @@ fn check<T>(pointer: *const T, count: usize) -> Result<bool> {
         return Err(invalid("use a buffer", "the pointer is NULL, or not aligned"));
     }
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
-    // An object cannot extend beyond the end of the address space either.
+    // Nor can an object extend beyond the end of the address space.
     match bytes.and_then(|bytes| pointer.addr().checked_add(bytes)) {
         Some(_) => Ok(true),
         None => Err(invalid("use a buffer", "no object is as long as that")),

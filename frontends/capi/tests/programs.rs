@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The libraries that a program needs which links the static library.
+/// The libraries that a program linked with the static library also needs.
 const STATIC: [&str; 3] = ["-lpthread", "-ldl", "-lm"];
 
 /// The directory of the library: cargo builds it beside this test.

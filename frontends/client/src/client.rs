@@ -11,9 +11,9 @@ use crate::file::ClientFile;
 use crate::open_options::{Create, OpenOptions};
 use crate::owned::Owned;
 
-/// How often an open with `Create::IfMissing` starts again, because another process removed the
-/// file after `create` found it and before `lookup` did. The result is then `EAGAIN`. No other
-/// error is retried.
+/// The maximum number of attempts of an open with `Create::IfMissing`. An attempt fails if `lookup`
+/// does not find the file and `create` then reports that it exists, because other processes create
+/// and remove it. After the last attempt the open returns `EAGAIN`. No other error is retried.
 const OPEN_RACES_MAX: usize = 100;
 
 /// An entry of a directory.
@@ -51,7 +51,7 @@ impl<F: Writable> Client<F> {
         self.fs.get()
     }
 
-    /// Returns the context of all operations: this process's permissions and its number.
+    /// Returns the context of all operations: the permissions and the number of this process.
     fn context(&self) -> Context<'static> {
         Context::for_process(self.fs.process())
     }

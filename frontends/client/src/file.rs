@@ -101,9 +101,9 @@ impl<F: Writable> ClientFile<F> {
         self.fs.get()?.change(&Context::OWN, self.node, &change).map(drop)
     }
 
-    /// Publishes the file and closes it. The errors of earlier writes and syncs that were not
-    /// repaired since are returned, also for a file that was opened for reading alone. In a process that did not open the file, nothing is
-    /// written and no error occurs.
+    /// Publishes the file and closes it. Also returns the error of an earlier failed write or sync
+    /// of the file whose data is still not stored, even if this handle can only read. In a process
+    /// that did not open the file, writes nothing and returns `Ok`.
     pub fn close(self) -> Result<()> {
         match self.file.get() {
             Ok(file) => file.close(),

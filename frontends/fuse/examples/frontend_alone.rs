@@ -148,7 +148,7 @@ fn main() {
                 for (best, threads) in best.iter_mut().zip(&chosen) {
                     let options = Options { threads: *threads, no_open, ..Options::default() };
                     let mut seen = measure(&fs, &options, clients);
-                    seen[NAMES.len() - 1] *= -1.0; // the only number of which more is better
+                    seen[NAMES.len() - 1] *= -1.0; // the only number for which more is better
                     best.iter_mut().zip(seen).for_each(|(best, seen)| *best = best.min(seen));
                 }
             }

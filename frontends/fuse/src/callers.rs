@@ -7,8 +7,9 @@ use std::io::Read;
 use fuser::Request;
 use quell_vfs::Caller;
 
-/// Enough for the lines up to `Tgid:`. They include the name, which has at most 64 bytes and may be
-/// written with four characters per byte.
+/// The number of bytes read from the start of a `status` file, enough for the lines up to `Tgid:`.
+/// They include the name, which has at most 64 bytes and may be written with four characters per
+/// byte.
 const HEAD_BYTES: usize = 512;
 
 /// Returns the process of a thread that waits for a reply. If `/proc` does not show it, for example

@@ -1,5 +1,5 @@
-//! Converts the kernel's flags for opens, renames and writes, its modes and times to those of the
-//! contract.
+//! Converts the kernel's flags for opens, renames and writes, and its modes and times, to those of
+//! the contract.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,8 +25,8 @@ pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
     OpenMode { read: access != OpenAccMode::O_WRONLY, write, truncate }
 }
 
-/// Returns the process of a request that opens a file. Only writers are kept apart by process, so an
-/// open for reading saves the search.
+/// Returns the process of a request that opens a file, or 0 for an open for reading: file systems
+/// distinguish processes only as writers, and finding the process takes time.
 pub(crate) fn process_for(request: &Request, mode: OpenMode) -> u32 {
     if mode.write { process_of(request.pid()) } else { 0 }
 }
@@ -37,8 +37,8 @@ pub(crate) fn excludes(flags: OpenFlags) -> bool {
 }
 
 /// Returns whether a write goes to the end of the file. The flags are the current ones of the
-/// descriptor. Pages of a mapping have their own offsets, whatever descriptor the kernel sends them
-/// with.
+/// descriptor. Pages of a mapping are written at their own offsets, regardless of the descriptor
+/// with which the kernel sends them.
 pub(crate) fn appends(flags: OpenFlags, origin: WriteFlags) -> bool {
     has(flags, OFlags::APPEND) && !origin.contains(WriteFlags::FUSE_WRITE_CACHE)
 }

@@ -106,14 +106,14 @@ impl Frontend {
         }
     }
 
-    /// Every request starts here: it is listed as in flight, it has a span in the trace, and a panic
-    /// ends the session.
+    /// Every request starts here: it is listed as in flight, it has a span in the trace, and a
+    /// panic ends the session.
     pub(crate) fn enter(&self, operation: &'static str, inode: INodeNo) -> RequestGuard<'_> {
         self.state.enter(operation, node(inode))
     }
 
-    /// As [`enter`](Self::enter), for requests that open or change something. If this process is
-    /// root's, they are done with the permissions of the caller. Lookups, attributes and listings
+    /// As [`enter`](Self::enter), for requests that open or change something. If this process runs
+    /// as root, they are done with the permissions of the caller. Lookups, attributes and listings
     /// do not need this: the kernel has already checked access, and they change nothing.
     pub(crate) fn enter_for(
         &self,
@@ -131,7 +131,8 @@ impl Frontend {
         errno(error)
     }
 
-    /// Counts an error of a node that the kernel knows by a name, and returns it for the kernel.
+    /// Counts an error of a request for a node that the kernel knows by a name, and returns the
+    /// error number for the kernel.
     pub(crate) fn refuse_known(&self, error: &Error) -> Errno {
         stale_if_removed(self.refuse(error))
     }
@@ -164,9 +165,9 @@ impl Frontend {
         reply.entry(&self.cache_ttl, &file_attr(&found.into_attributes()), GENERATION);
     }
 
-    /// Passes the entries after `offset`, `.` and `..` included, to `push` until it returns that its
-    /// buffer is full. `push` gets the offset after the entry first: 1 after `.`, 2 after `..`, and
-    /// the cursor plus 2 after all others.
+    /// Passes the entries after `offset`, `.` and `..` included, to `push` until it returns that
+    /// its buffer is full. `push` gets the offset after the entry first: 1 after `.`, 2 after `..`,
+    /// and the cursor plus 2 after all others.
     pub(crate) fn list(
         &self,
         dir: NodeId,
@@ -209,8 +210,8 @@ impl Frontend {
         file
     }
 
-    /// Returns the flags for a file that was opened: what the kernel caches, and whether it sends a
-    /// FLUSH at each close.
+    /// Returns the flags for a file that was opened. They determine whether the kernel caches its
+    /// data, and whether the kernel sends a FLUSH at each close.
     pub(crate) fn open_flags(&self, writes: bool) -> FopenFlags {
         let mut flags =
             if self.capabilities.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
@@ -235,8 +236,8 @@ impl Frontend {
         file.ok_or(Errno::EBADF)
     }
 
-    /// Answers a request for bytes that the kernel sends twice: first for their number (`capacity` is
-    /// 0).
+    /// Answers a request for bytes that the kernel sends twice: first for their number (`capacity`
+    /// is 0).
     pub(crate) fn reply_bytes(&self, value: &[u8], capacity: u32, reply: ReplyXattr) {
         match u32::try_from(value.len()) {
             Ok(length) if capacity == 0 => reply.size(length),
@@ -270,8 +271,8 @@ impl CallersRequest<'_> {
 }
 
 /// Returns ESTALE for ENOENT, and other numbers unchanged. If another mount has removed a file that
-/// the kernel knows by a name, ESTALE makes the kernel look the name up again; it then returns ENOENT
-/// to the program, or creates a file for an open with O_CREAT.
+/// the kernel knows by a name, ESTALE makes the kernel look the name up again; it then returns
+/// ENOENT to the program, or creates a file for an open with O_CREAT.
 pub(crate) fn stale_if_removed(number: Errno) -> Errno {
     if number.code() == Errno::ENOENT.code() { Errno::ESTALE } else { number }
 }

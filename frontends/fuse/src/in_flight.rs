@@ -1,8 +1,8 @@
 //! The requests that the workers of one session are answering now, for a report about a mount that
 //! does not answer.
 //!
-//! Each worker thread has an entry of its own, which only that thread changes. Its lock is contended
-//! only while a report is made.
+//! Each worker thread has an entry of its own, which only that thread changes. Its lock is
+//! contended only while a report is made.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, Weak};
@@ -31,8 +31,8 @@ pub struct RequestsInFlight {
 }
 
 impl RequestsInFlight {
-    /// Returns the requests that the workers are answering now, the longest first. Does not wait for
-    /// them.
+    /// Returns the requests that the workers are answering now, the longest first. Does not wait
+    /// for them.
     pub fn list(&self) -> Vec<RequestInFlight> {
         self.table.list()
     }

@@ -1,6 +1,6 @@
-//! The FUSE server: answers the kernel's requests for one mount from a [`quell_vfs::FileSystem`]. If
-//! the file system is writable ([`quell_vfs::FileSystem::writable`]), the server passes changes on
-//! to it; otherwise the mount is read-only. The server translates and counts; it never makes
+//! The FUSE server: answers the kernel's requests for one mount from a [`quell_vfs::FileSystem`].
+//! If the file system is writable ([`quell_vfs::FileSystem::writable`]), the server passes changes
+//! on to it; otherwise the mount is read-only. The server translates and counts; it never makes
 //! decisions about data, follows a path or retries.
 //!
 //! ```no_run
@@ -27,11 +27,12 @@
 //! Programs on one node see each other's writes immediately. They see the writes of another node
 //! after a close there and an open here; the file system defines how soon that is. Therefore the
 //! kernel caches no data: each read and write of a program arrives with its own offset and length,
-//! divided into pieces of at most 1 MiB. A close calls [`publish`](quell_vfs::WritableFile::publish)
-//! and returns its result. The kernel caches no entries and attributes either. This costs one
-//! request for each component of a path at an open or a stat; a read or a write causes no
-//! additional requests. `cargo bench -p quell-fuse --bench writing` measures this server with a
-//! file system that does nothing (MiB/s, two cores of a virtual machine, Linux 6.18):
+//! divided into pieces of at most 1 MiB. A close calls
+//! [`publish`](quell_vfs::WritableFile::publish) and returns its result. The kernel caches no
+//! entries and attributes either. This costs one request for each component of a path at an open or
+//! a stat; a read or a write causes no additional requests.
+//! `cargo bench -p quell-fuse --bench writing` measures this server with a file system that does
+//! nothing (MiB/s, two cores of a virtual machine, Linux 6.18):
 //!
 //! | | write 47,008 bytes | write 1 MiB | read 47,008 bytes | read 1 MiB | read 4 KiB |
 //! |---|---|---|---|---|---|

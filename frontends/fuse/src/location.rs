@@ -1,4 +1,4 @@
-//! Where a session's mount is: its path and its device number, by which it is recognized and
+//! The path and the device number of a session's mount, by which the mount is recognized and
 //! unmounted.
 
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! Mounts: with the kernel's mount calls if the caller has the right to use them
+//! Mounts a file system: with the kernel's mount calls if the caller has the right to use them
 //! (root, or in a user namespace of its own), otherwise with fusermount3. A mount is read-only
 //! unless the file system is writable, and `nosuid,nodev` unless root requests otherwise. The
 //! kernel checks permissions.

@@ -1,6 +1,7 @@
 //! The mapping between inode numbers and nodes, which needs no memory: the kernel's inode number is
 //! the node of the contract plus one. (The contract's root is node 0, the kernel's root is inode 1,
-//! and inode 0 means "no such entry".) A writable tree counts the references to its nodes itself.
+//! and inode 0 means "no such entry".) A writable file system counts the references to its nodes
+//! itself.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

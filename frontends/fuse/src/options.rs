@@ -35,8 +35,8 @@ pub struct Options {
     /// kernel opens files by itself, and the server opens a file at the first read that the
     /// kernel's cache cannot answer; it keeps the 512 most recently read files open. An error of
     /// [`FileSystem::open`](quell_vfs::FileSystem::open), such as a stale file, is then returned by
-    /// `read(2)`, and not at all if all data that the program reads is cached. Ignored unless the
-    /// file system is immutable: a change of a file would not be noticed at an open.
+    /// `read(2)`. It is not returned at all if all data that the program reads is cached. Ignored
+    /// unless the file system is immutable: a change of a file would not be noticed at an open.
     pub no_open: bool,
     /// Disable the kernel's read-ahead: it requests only the pages that programs read. For
     /// recordings.

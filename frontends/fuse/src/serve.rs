@@ -360,7 +360,7 @@ impl Filesystem for Frontend {
     fn flush(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let _worker = self.enter("flush", ino);
         if self.fs.writable().is_none() {
-            return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking
+            return reply.error(Errno::ENOSYS); // nothing to flush: the kernel sends no further FLUSH
         }
         let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
         send(self.counted(&self.counters.published, file.publish()), reply);
@@ -369,7 +369,7 @@ impl Filesystem for Frontend {
     fn fsync(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
         let _worker = self.enter("fsync", ino);
         if self.fs.writable().is_none() {
-            return reply.error(Errno::ENOSYS); // nothing to sync: the kernel stops asking
+            return reply.error(Errno::ENOSYS); // nothing to sync: the kernel sends no further FSYNC
         }
         let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
         send(self.counted(&self.counters.synced, file.sync()), reply);

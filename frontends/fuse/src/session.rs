@@ -125,15 +125,16 @@ impl Session {
         self.state.is_over()
     }
 
-    /// Unmounts the mount that [`mount_at`](crate::mount_at) made; returns `Ok` if it is no longer there.
-    /// Errors: `Busy` while a program has a file open or its working directory in the mount;
+    /// Unmounts the mount that [`mount_at`](crate::mount_at) made; returns `Ok` if it is no longer
+    /// there. Errors: `Busy` while a program has a file open or its working directory in the mount;
     /// `Unsupported` for a detached mount, whose location is not known here.
     pub fn unmount(&self) -> Result<()> {
         self.location.unmount(false)
     }
 
-    /// Ends the session now, even if it is in use. Unmounts the mount that [`mount_at`](crate::mount_at) made;
-    /// programs that still use it get errors. Data writable_files so far is published before this returns.
+    /// Ends the session now, even if it is in use. Unmounts the mount that
+    /// [`mount_at`](crate::mount_at) made; programs that still use it get errors. Data written so
+    /// far is published before this returns.
     pub fn stop(self) {
         drop(self);
     }

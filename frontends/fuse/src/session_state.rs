@@ -1,4 +1,5 @@
-//! Whether and why a session is over. Its owner and its workers share this state.
+//! The state of a session: whether it is over, and the reason. Its owner and its workers share this
+//! state.
 
 use std::fs;
 use std::io;

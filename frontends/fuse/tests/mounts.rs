@@ -1,5 +1,5 @@
-//! Tests programs' view of a real mount. Each test mounts a small tree in its own directory. If
-//! this machine allows no mounts, the tests print `SKIPPED:` and the reason.
+//! Tests a real mount with the system calls that programs make. Each test mounts a small tree in
+//! its own directory. If this machine allows no mounts, the tests print `SKIPPED:` and the reason.
 
 mod memory;
 mod mounted;

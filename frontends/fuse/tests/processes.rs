@@ -147,7 +147,7 @@ impl Server {
         Server { child, lines }
     }
 
-    /// Returns the next line in capitals, which is a line of `child` and not of the test runner.
+    /// Returns the next line in capitals. Only `child` prints such lines; the test runner does not.
     fn says(&self) -> String {
         loop {
             let line = self.lines.recv_timeout(HANG_TIMEOUT).expect("the child says something");

@@ -1,5 +1,6 @@
-//! Tests programs' view of a real mount of a writable tree. Each test mounts an empty tree in its
-//! own directory. If this machine allows no mounts, the tests print `SKIPPED:` and the reason.
+//! Tests a real mount of a writable tree with the system calls that programs make. Each test mounts
+//! an empty tree in its own directory. If this machine allows no mounts, the tests print `SKIPPED:`
+//! and the reason.
 
 mod mounted;
 mod watched;
@@ -628,8 +629,8 @@ fn data_of_a_mapping_is_published_at_the_unmount_at_the_latest() {
     assert!(eventually(|| mounted.session.unmount().is_ok()));
     mounted.session.join().unwrap();
     let opens = mounted.watch.opens().len() as u64;
-    // Each file is published at close(2), and once more if a child of a concurrent test had a copy of
-    // the descriptor. It is closed once, when the kernel releases it.
+    // Each file is published at close(2), and once more if a child of a concurrent test had a copy
+    // of the descriptor. It is closed once, when the kernel releases it.
     assert!(mounted.watch.publishes.load(SeqCst) >= opens);
     assert_eq!(mounted.watch.closes.load(SeqCst), opens);
 }
@@ -740,7 +741,7 @@ fn changes_of_another_node_are_seen_at_the_next_lookup() {
     let mounted = mounted!();
     mounted.write("file", b"one");
     fs::metadata(mounted.path("file")).unwrap();
-    // As if through another mount of the same tree.
+    // The test calls the file system directly, as if through another mount of the same tree.
     let there = mounted.fs.lookup(&Context::OWN, ROOT, b"file").unwrap().unwrap().into_attributes().node;
     mounted.fs.change(&Context::OWN, there, &Change { size_bytes: Some(1), ..Change::default() }).unwrap();
     assert_eq!(fs::metadata(mounted.path("file")).unwrap().len(), 1);

@@ -2,9 +2,9 @@
 //!
 //! On some kernels (Linux 6.18) the link /proc/PID/ns/mnt of a process that executes a program
 //! cannot be read until the kernel has closed the files of the previous program. That may never
-//! happen if a file is on the FUSE mount of a stopped process, and any user can arrange it. The link
-//! is therefore read with a time limit. When the limit is exceeded, the process is recognized by its
-//! mounts: /proc/PID/mountinfo can always be read.
+//! happen if a file is on the FUSE mount of a stopped process, and any user can arrange it. The
+//! link is therefore read with a time limit. When the limit is exceeded, the process is recognized
+//! by its mounts: /proc/PID/mountinfo can always be read.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -31,9 +31,10 @@ static NAMESPACE_LINKS: LazyLock<TimedCalls<i32, Option<PathBuf>>> = LazyLock::n
 /// Returns the process numbers of the members of a mount namespace, without the member `known`.
 /// `namespace` is the namespace as given by the link /proc/PID/ns/mnt of `known`.
 ///
-/// A process whose link cannot be read in time (1 s) is a member if it has a mount of `known`. It is
-/// not found if its root directory was changed to one without mounts. The link of a process whose
-/// earlier read has not returned is not read again; if 8 reads have not returned, no link is read.
+/// A process whose link cannot be read in time (1 s) is a member if it has a mount in common with
+/// `known`. It is not found if its root directory was changed to one that contains no mounts. The
+/// link of a process whose earlier read has not returned is not read again; if 8 reads have not
+/// returned, no link is read.
 pub fn other_members(namespace: &Path, known: u32) -> Vec<i32> {
     let own_user = rustix::process::geteuid().as_raw();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|process| {
@@ -67,8 +68,8 @@ fn shares_mount(pid: i32, known: u32) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"));
         text.map_or_else(|_| HashSet::new(), |text| mount_ids(&text))
     };
-    // The kernel reuses the number of a mount after the unmount. A number that `known` has before and
-    // after the other process is read belongs to the same mount.
+    // The kernel reuses the number of a mount after the unmount. A number that `known` has before
+    // and after the other process is read belongs to the same mount.
     let before = mounts(&known);
     let other = mounts(&pid);
     let after = mounts(&known);
@@ -85,8 +86,8 @@ fn mount_ids(mountinfo: &str) -> HashSet<u64> {
 fn others() -> Vec<OwnedFd> {
     let Ok(namespace) = std::fs::read_link("/proc/self/ns/mnt") else { return Vec::new() };
     let own_pid = std::process::id();
-    // A process that is not known to be a member is not ended: it may belong to another user, and the
-    // caller asks again.
+    // A process that cannot be identified as a member is not ended: it may belong to another user,
+    // and the caller calls this again.
     let opened: Vec<(i32, OwnedFd)> = other_members(&namespace, own_pid)
         .into_iter()
         .filter_map(|pid| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?)))

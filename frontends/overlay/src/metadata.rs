@@ -1,6 +1,7 @@
 //! Fills a tmpfs with the metadata of a tree for overlayfs. Directories, links and special files
 //! are created as they are. A regular file becomes an empty file of the same size with an attribute
-//! that names its data; a file whose data is to be written here gets no such attribute.
+//! that names its data; a file whose data will be written to the tmpfs itself gets no such
+//! attribute.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;

@@ -113,7 +113,7 @@ impl FileSystem for Redirected {
         Ok(self.inner.xattr_names(context, node)?.iter().map(|name| escaped(name)).collect())
     }
 
-    /// Opens a file. Before it copies a file up, overlayfs asks for inode flags (`lsattr`), for
+    /// Opens a file. Before overlayfs copies a file up, it reads the inode flags (`lsattr`), for
     /// which FUSE opens the file. overlayfs treats ENOTTY as "no flags"; any other error makes the
     /// copy fail.
     fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
