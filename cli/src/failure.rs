@@ -2,7 +2,7 @@
 
 pub use quell_supervisor::Failure;
 
-/// The exit codes of all commands. `run` ends with its program's own.
+/// The exit codes of all commands. `quell run` ends with the exit code of its program.
 pub const YES: u8 = 0;
 pub const NO: u8 = 1;
 pub const WRONG_INPUT: u8 = Failure::WRONG_INPUT;

@@ -1,5 +1,5 @@
-//! The indexes that the user named, as files or by their directories. A missing index of a directory
-//! is created.
+//! The indexes that the user named, as files or by their directories. A missing index of a
+//! directory is created.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Times for users: local time with the offset from UTC, as `ls -l --time-style=full-iso` prints it.
-//! JSON has seconds since 1970, which programs compare.
+//! Times for users: local time with the offset from UTC, as `ls -l --time-style=full-iso` prints
+//! it. JSON has seconds since 1970, which programs compare.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;

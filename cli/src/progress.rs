@@ -60,7 +60,7 @@ pub fn watch<T: Send>(
     watch_line(&line, quiet, &look, work)
 }
 
-/// Runs `work` and shows a line, which is computed from the elapsed time. `look` is called at
+/// Runs `work` and shows the text that `line` returns for the elapsed time. `look` is called at
 /// intervals.
 pub fn watch_line<T: Send>(
     line: &dyn Fn(Duration) -> String,
@@ -120,8 +120,8 @@ fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> Strin
     line
 }
 
-/// The part of the work, and the time in seconds, after which the remaining time is estimated. The
-/// rate of the first seconds is that of a cold cache and a few directories.
+/// The remaining time is estimated after this part of the work and this time in seconds. The rate
+/// of the first seconds is that of a cold cache and a few directories.
 const SHARE_KNOWN: f64 = 0.1;
 const SECONDS_KNOWN: f64 = 5.0;
 

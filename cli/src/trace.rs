@@ -1,5 +1,5 @@
-//! The trace: what this process does, one line for each event, for a user who looks for the cause of
-//! a slow or hung program. `QUELL_LOG` selects the events, `--log-file` the destination.
+//! The trace of this process: one line for each event, from which a user can find the cause of a
+//! slow or hung program. `QUELL_LOG` selects the events, `--log-file` the destination.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ const FILTER_VARIABLE: &str = "QUELL_LOG";
 /// The events in a log file if `QUELL_LOG` is not set.
 const FILTER_OF_LOG_FILE: &str = "debug";
 
-/// The log file of this process. As the trace itself, it is chosen once.
+/// The log file of this process, set once when the trace starts.
 static LOG_FILE: OnceLock<PathBuf> = OnceLock::new();
 
 /// Returns the absolute path of the log file, for holders that this process starts.

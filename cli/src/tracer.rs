@@ -1,9 +1,10 @@
 //! Runs a program under strace, which needs no privilege, and measures the cost of tracing.
 //!
-//! Each traced call stops the program and wakes the tracer, and then the reverse. Both wake a
-//! sleeping processor, which on virtual machines costs more than everything else. While a program
-//! is traced, a thread of the lowest priority therefore keeps a processor awake
-//! (docs/decisions/0007-tracing.md has the measurements).
+//! At each traced call the kernel stops the program and wakes the tracer, then the tracer waits and
+//! the kernel wakes the program. Each of the two may have to wake a sleeping processor, which on
+//! virtual machines costs more than everything else. While a program is traced, a thread of the
+//! lowest priority therefore keeps a processor awake (docs/decisions/0007-tracing.md has the
+//! measurements).
 
 use std::ffi::OsString;
 use std::io::{Read, Write};

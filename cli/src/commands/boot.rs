@@ -154,7 +154,8 @@ fn verify_disk(
             shown(&args.file)
         )));
     }
-    // The command prints recorded paths, and no content of the files.
+    // Files of every owner are accepted: the command prints the recorded paths, and no content of
+    // the files.
     let chain = quell_mount_spec::disk_chain(disk, args.image_format.image_format.map(Into::into), None)?;
     let paths = chain.iter().map(|file| file.path.as_os_str().as_bytes().to_vec()).collect();
     let open = quell_mount_spec::OpenDisks::new(chain, quell_mount_spec::DiskNames::Numbers, None)?;

@@ -74,8 +74,9 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if chosen.is_none() { CANNOT } else { 0 }))
 }
 
-/// Returns the directory that an argument names: itself, the tree of an index file, or the directory
-/// of any other file. A directory above it may deny access; the path is then not resolved.
+/// Returns the directory that an argument names: itself, the tree of an index file, or the
+/// directory of any other file. A directory above it may deny access; the path is then not
+/// resolved.
 fn directory_of(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
     let real = match path.canonicalize() {

@@ -1,5 +1,5 @@
 //! `quell generate`: creates man pages and shell completions from the definitions of the command
-//! line. Hidden commands and options are internal, and are in neither.
+//! line. Hidden commands and options are internal, and are left out of both.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn completions(directory: &Path) -> std::io::Result<()> {
 /// Returns a copy of a command without hidden commands and options, which `clap_complete` would
 /// offer.
 fn visible(command: &clap::Command) -> clap::Command {
-    // clap takes names that live as long as the process, which ends after this.
+    // clap requires static names. The leaked memory does not matter, because the process ends soon.
     let mut copy = clap::Command::new(&*command.get_name().to_owned().leak());
     if let Some(about) = command.get_about() {
         copy = copy.about(about.clone());
@@ -177,7 +177,8 @@ fn runs_a_program(command: &clap::Command) -> bool {
     command.get_arguments().any(|arg| arg.is_trailing_var_arg_set())
 }
 
-/// Splits the text below the options into the lines of examples, which are indented, and paragraphs.
+/// Splits the text below the options into the lines of examples, which are indented, and
+/// paragraphs.
 fn examples_and_notes(help: &str) -> (Vec<String>, Vec<String>) {
     let (mut examples, mut notes) = (Vec::new(), Vec::new());
     for paragraph in help.split("\n\n") {

@@ -30,11 +30,13 @@ struct Task {
     output: PathBuf,
     options: BuildOptions,
     old: Option<Image>,
-    /// Entries of the old index are reused for directories that changed before this time.
+    /// With `--update=dirs`: a directory whose times are as indexed, and before this time, is not
+    /// read again; its entries are taken from the old index.
     before: Option<Time>,
 }
 
-/// Where the result is printed. Paths that cannot be read are printed on standard error in any case.
+/// Where the result is printed. Paths that cannot be read are printed on standard error in any
+/// case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     Stdout,

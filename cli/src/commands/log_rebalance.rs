@@ -37,8 +37,8 @@ pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
 fn preview(roles: &[(PathBuf, Role)]) -> quell_vfs::Result<RebalanceResult> {
     let kept: Vec<_> = roles.iter().filter(|(_, role)| *role != Role::Add).map(|(path, _)| path).collect();
     let map = quell_mount_spec::plan_stores(roles)?;
-    // A store that an earlier, interrupted run has added exists already, and must be opened with the
-    // others.
+    // A store that an earlier, interrupted run has added exists already, and must be opened with
+    // the others.
     let stores = match quell_mount_spec::open_existing_stores(&kept) {
         Ok(stores) => stores,
         Err(_) => {

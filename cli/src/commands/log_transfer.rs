@@ -146,7 +146,8 @@ fn options(args: &TransferArgs) -> TransferOptions {
     TransferOptions { threads: args.threads.count.into(), resume: args.resume, verify: args.verify, owners }
 }
 
-/// Runs `work` with a progress line, until Ctrl-C. `interrupted` states what an interruption leaves.
+/// Runs `work` with a progress line, until Ctrl-C. `interrupted` states what an interruption
+/// leaves.
 pub(super) fn run_with_progress<T: Send>(
     title: &str,
     quiet: bool,

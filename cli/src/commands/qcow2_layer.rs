@@ -38,7 +38,8 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
         })?,
     };
     let trusted = Trusted::by_caller(&args.trust_owner);
-    // An ordinary user's layer has only what that user may read.
+    // The owners are checked only for root: an ordinary user can copy only data that this user may
+    // read.
     let owners = rustix::process::geteuid().is_root().then_some(&trusted);
     let chain = disk_chain(&base, args.image_format.map(Into::into), owners)?;
     let owner = Ownership::from(&chain[0].stat);

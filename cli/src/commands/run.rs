@@ -53,7 +53,8 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     become_program(&args.command, outputs)
 }
 
-/// Returns the identity that runs which share a view have in common.
+/// Returns the identifier of the job: the name given with `--share`, or the parallel job of this
+/// process. Runs with the same identifier share a view.
 fn job_of(args: &RunArgs) -> Option<String> {
     args.share.as_ref().map(|name| format!("share={name}")).or_else(current_job)
 }

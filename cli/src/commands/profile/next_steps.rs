@@ -1,5 +1,5 @@
-//! The commands that a user of `quell profile` runs next. Each command is complete and stands alone,
-//! so that it can be pasted.
+//! The commands that a user of `quell profile` runs next. Each command is complete and stands
+//! alone, so that it can be pasted.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -36,7 +36,7 @@ pub fn config(report: &Report) -> Config {
     Config { trees, logs: Vec::new() }
 }
 
-/// Returns the commands to run next, in their order. `directory`: that of the report.
+/// Returns the commands to run next, in their order. `directory`: the directory of the report.
 pub fn next_steps(report: &Report, args: &ProfileArgs, directory: &Path, config: &Config) -> Vec<NextStep> {
     let context = Context { args, directory, here: std::env::current_dir().unwrap_or_default() };
     let mut steps = Vec::new();
@@ -91,7 +91,8 @@ fn quoted(text: &OsStr) -> String {
     quoted.map_or_else(|_| shown(Path::new(text)), |text| String::from_utf8_lossy(&text).into_owned())
 }
 
-/// If Python wrote bytecode into a tree, a second run leaves it unchanged.
+/// Returns a command to profile the program again, if Python wrote bytecode into a tree: the second
+/// run then changes nothing in the tree.
 fn profile_again(report: &Report, context: &Context) -> Option<NextStep> {
     let is_useful =
         report.not_proposed.iter().any(|tree| tree.only_bytecode) && !context.args.command.is_empty();
@@ -109,7 +110,7 @@ fn profile_again(report: &Report, context: &Context) -> Option<NextStep> {
     })
 }
 
-/// Commands to index the trees and to run the program with them.
+/// Returns the commands to index the trees and to run the program with the indexes.
 fn cover(config: &Config, context: &Context) -> Vec<NextStep> {
     let index = |tree: &TreeConfig| {
         let path = quoted(tree.path.as_os_str());
@@ -132,7 +133,8 @@ fn cover(config: &Config, context: &Context) -> Vec<NextStep> {
     steps
 }
 
-/// Commands to record a boot image, if opens and reads are a large part.
+/// Returns the commands to record and use a boot image, if opens and reads are a large part of the
+/// operations.
 fn record(report: &Report, config: &Config, context: &Context) -> Vec<NextStep> {
     let remaining = &report.remaining;
     let absorbed = remaining.index.metadata.saturating_sub(remaining.boot.metadata);
@@ -155,7 +157,7 @@ fn record(report: &Report, config: &Config, context: &Context) -> Vec<NextStep> 
     ]
 }
 
-/// A command to mount a log mount for a file that several processes write.
+/// Returns a command to mount a log mount for a file that several processes write.
 fn log_mount(report: &Report, context: &Context) -> Option<NextStep> {
     let write = report.shared_writes.iter().find(|write| write.on_shared)?;
     let file = Path::new(&write.path);
@@ -172,7 +174,7 @@ fn log_mount(report: &Report, context: &Context) -> Option<NextStep> {
     ))
 }
 
-/// A command to measure the capacity, if it is unknown.
+/// Returns a command to measure the capacity, if it is unknown.
 fn probe(report: &Report, context: &Context) -> Option<NextStep> {
     let is_useful = report.metadata_rate.scenarios.direct.average > 0.0 && report.nodes.is_none();
     let proposed = report.trees.first().map(|tree| Path::new(&tree.path).parent().unwrap_or(Path::new("/")));
