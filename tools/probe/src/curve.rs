@@ -42,7 +42,7 @@ pub fn rate(operations: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { operations as f64 / seconds } else { 0.0 }
 }
 
-/// What remains of the limits.
+/// The operations and the time that remain of the limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Left {
     pub operations: u64,

@@ -30,7 +30,8 @@ use crate::refusal::Refusal;
 const OWNER: &str = "owner";
 /// Longer content is not an owner's line.
 const OWNER_BYTES_MAX: usize = 512;
-/// The maximum that a probe can have created, whatever its limits.
+/// The maximum number of directories, and of files in each, that a probe creates, regardless of its
+/// limits.
 const DIRECTORIES_MAX: u32 = 16;
 const FILES_MAX: u32 = 17;
 /// The characters of a name's suffix, and the number of names tried.
@@ -41,7 +42,8 @@ const NAMES_BUFFER_BYTES: usize = 64 << 10;
 /// The part of a large directory that is searched for other probes, in system calls.
 const LISTING_CALLS_MAX: u32 = 8;
 const LEFTOVERS_MAX: usize = 16;
-/// Another probe that checks whether this one is running holds its lock for a moment.
+/// The number of attempts to lock the owner's file: another probe that checks whether this one is
+/// running holds the lock for a moment.
 const LOCK_TRIES: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// The time limit for removing everything: at least a hundred milliseconds per name.
@@ -50,7 +52,8 @@ pub const REMOVING_MAX: Duration = Duration::from_secs(60);
 const ENTER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const READ: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The limits allow no further call, or a call failed.
+/// The reason why the work in the directory stopped: the limits allow no further call, or a call
+/// failed.
 #[derive(Debug)]
 pub enum Stopped {
     LimitReached,
@@ -376,7 +379,7 @@ fn is_empty_but_for_owner(fd: &OwnedFd, worker: &mut Worker) -> Result<bool, Sto
     Ok(answer == Ok(true))
 }
 
-/// Removes one directory, or returns why not.
+/// Removes one directory, or returns the reason why it was not removed.
 fn clean_one(parent: &OwnedFd, leftover: Leftover, worker: &mut Worker) -> Result<Option<String>, Stopped> {
     // Examined again, and the lock is kept during the removal.
     let Some((leftover, (fd, owner))) = examine(parent, leftover.name, worker)? else { return Ok(None) };

@@ -53,7 +53,7 @@ pub struct Leftover {
     pub uid: u32,
     /// The owner's line, if it is complete.
     pub owner: Option<Owner>,
-    /// Whether a process holds its lock; `None` if this is not permitted to check, or locks are not
+    /// Whether a process holds its lock; `None` if the caller may not check it, or locks are not
     /// supported.
     pub locked: Option<bool>,
     /// The time of the last change of the directory, in seconds since 1970.
@@ -121,7 +121,8 @@ mod tests {
             (Some(false), Some(("there", 16 * minutes)), 0, false),
             (None, Some(("here", minutes)), minutes, true),
             (None, Some(("here", 16 * minutes)), minutes, false),
-            // Another user's, or killed before it could write its owner's line.
+            // The directory of another user's probe, or of one that was killed before it could
+            // write its owner's line.
             (None, None, minutes, true),
             (Some(false), None, minutes, true),
             (None, None, 16 * minutes, false),

@@ -1,5 +1,6 @@
-//! The course of a probe: check, create, measure each kind, raise the number of threads, remove.
-//! The decisions are made in other modules.
+//! The steps of a probe: check the directory, create the tree, measure each kind alone, measure the
+//! mix with an increasing number of threads, remove the tree. The decisions are made in other
+//! modules.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -223,7 +224,8 @@ pub fn measure(
     }
     let end = match (result, &left) {
         (Ok(end), _) => end,
-        // A directory that could not be removed must be reported, whatever else failed.
+        // A directory that could not be removed must be reported, even if something else failed as
+        // well.
         (Err(Refusal::Unanswered), Some(_)) => End::Slow,
         (Err(refusal), _) => return Err(refusal),
     };

@@ -1,5 +1,5 @@
-//! The load of this node's processors: if they are the limit, the curve is theirs and not the file
-//! system's.
+//! Measures the load of this node's processors. If they are busy, they limit the measured rate, and
+//! not the file system.
 
 use std::fs;
 

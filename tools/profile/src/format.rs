@@ -137,7 +137,7 @@ pub fn plural(number: u64, one: &str, more: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { more })
 }
 
-/// Returns the paper's abbreviation for how a place is used.
+/// Returns the paper's abbreviation for the use of a location: unused, read or read and written.
 pub fn mode(mode: AccessMode) -> &'static str {
     match mode {
         AccessMode::Unused => "–",

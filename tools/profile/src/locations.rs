@@ -93,8 +93,8 @@ pub struct LocationRules {
 }
 
 /// Reads the targets of symbolic links. Returns `None` if a path is not a link or cannot be read.
-/// Called once for each path outside shared file systems, so that `/apps/x` gets the location of the
-/// directory that `/apps` refers to.
+/// Called once for each path outside shared file systems, so that `/apps/x` gets the location of
+/// the directory that `/apps` refers to.
 pub trait Links {
     /// Returns the target of the symbolic link at an absolute path.
     fn target(&mut self, path: &[u8]) -> Option<Vec<u8>>;

@@ -32,10 +32,10 @@ pub struct Report {
     /// Offset of the local time from UTC at that time, on the machine that wrote the report.
     #[serde(default)]
     pub utc_offset_s: i32,
-    /// Duration from the first call to the end of the last process, divided by
-    /// `tracing.slow_down`. The same applies to all times and rates below, so they are estimates
-    /// unless the slow-down was measured. Without `tracing` they are those of the trace, and include
-    /// the time that its tracer added.
+    /// Duration from the first call to the end of the last process, divided by `tracing.slow_down`.
+    /// The same applies to all times and rates below, so they are estimates unless the slow-down
+    /// was measured. Without `tracing` they are those of the trace, and include the time that its
+    /// tracer added.
     pub duration_s: f64,
     /// How the trace was created; absent if existing traces were read.
     pub tracing: Option<Tracing>,
@@ -44,8 +44,8 @@ pub struct Report {
     /// The calls by location.
     #[serde(rename = "places")]
     pub locations: Locations,
-    /// Each kind of call in each location, in the order of locations, then by decreasing number of calls:
-    /// `operations.csv`.
+    /// Each kind of call in each location, in the order of locations, then by decreasing number of
+    /// calls: `operations.csv`.
     pub operations: Vec<Operation>,
     /// Calls and operations over time, in steps of equal length that begin with the first call.
     pub rate: Vec<RatePoint>,
@@ -167,9 +167,9 @@ pub struct Totals {
     pub lines: u64,
     /// File-system calls: `metadata + data + elsewhere`.
     pub calls: u64,
-    /// Metadata calls on files, in all places.
+    /// Metadata calls on files, in all locations.
     pub metadata: u64,
-    /// Data calls on files, in all places.
+    /// Data calls on files, in all locations.
     pub data: u64,
     /// Calls on descriptors that are not files, or on unknown files.
     pub elsewhere: Elsewhere,

@@ -54,7 +54,8 @@ pub fn expand(bytes: &[u8], header: &Header) -> Result<Vec<u8>, Damage> {
     let mut cluster = vec![0; header.cluster_bytes() as usize];
     let whole = match header.compression {
         Compression::Deflate => {
-            // Other bytes may follow the compressed data, because the entry counts whole sectors.
+            // Other bytes may follow the compressed data, because the size in an L2 entry is in
+            // whole sectors.
             let mut inflater = miniz_oxide::inflate::core::DecompressorOxide::new();
             let flags = miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
             let (_, _, length) =

@@ -53,7 +53,7 @@ pub struct Header {
     pub virtual_bytes: u64,
     /// The cluster size is 2 to this power.
     pub cluster_bits: u32,
-    /// The file that has the clusters that this image has not.
+    /// The backing file, which has the clusters that are not allocated in this image.
     pub backing: Option<Backing>,
     /// The name of the external data file, if there is one.
     pub data_file: Option<Vec<u8>>,

@@ -1,6 +1,6 @@
-//! The operations that a client of a shared file system sends for a call, given what its caches hold.
-//! The rules are those of a client that caches directories and attributes for a second (MooseFS,
-//! FUSE in general); docs/techniques/profile.md has the reasons.
+//! The operations that a client of a shared file system sends for a call, given what its caches
+//! hold. The rules are those of a client that caches directories and attributes for a second
+//! (MooseFS, FUSE in general); docs/techniques/profile.md has the reasons.
 
 use std::collections::{HashMap, HashSet};
 

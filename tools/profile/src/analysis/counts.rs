@@ -62,8 +62,8 @@ pub struct ProcessCounts {
     pub shared: u64,
 }
 
-/// The number of bytes of a file that a process has read in one program: an exec begins again, because
-/// every program reads its libraries.
+/// The number of bytes of a file that a process has read in one program. The count begins again at
+/// an exec, because every program reads its libraries.
 #[derive(Debug, Clone, Copy, Default)]
 struct BytesRead {
     since_open: u64,

@@ -1,7 +1,8 @@
 //! The second reading: the operations that would reach the shared file systems from a cold node,
 //! call by call, if the chosen trees were covered by an index, or by an index and a boot image. The
-//! rules are those of the overlay view over the client of `client_cache.rs`. tests/system/profile_moosefs.rs compares the result with the
-//! counters of a real client; docs/techniques/profile.md has the reasons.
+//! rules are those of the overlay view over the client of `client_cache.rs`.
+//! tests/system/profile_moosefs.rs compares the result with the counters of a real client;
+//! docs/techniques/profile.md has the reasons.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,7 +20,8 @@ const CACHE_US: u64 = 1_000_000;
 /// Operations for loading the index of a tree (the lookups on its path, its open, its size) and for
 /// the eight comparisons of the sample. Measured on MooseFS: 10 to 11.
 pub const OPERATIONS_TO_LOAD_INDEX: u64 = 11;
-/// As `OPERATIONS_TO_LOAD_INDEX`, and loading the boot image, which is usually in the same directory.
+/// As `OPERATIONS_TO_LOAD_INDEX`, with one more for loading the boot image, which is usually in the
+/// same directory.
 pub const OPERATIONS_TO_LOAD_BOOT: u64 = 12;
 /// While trees are covered, one comparison per second detects changes (`quell run --recheck`),
 /// after the first seconds.

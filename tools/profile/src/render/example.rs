@@ -7,9 +7,9 @@ use crate::report::{
     Tracing, Tree, Verdict,
 };
 
-/// Returns MAKER as measured in the paper. The calls and bytes of each place are from its figure 2,
-/// rates and nodes from its text. Their division (metadata and data, read and written, directories,
-/// programs) is invented.
+/// Returns MAKER as measured in the paper. The calls and bytes of each location are from its figure
+/// 2, rates and nodes from its text. Their division (metadata and data, read and written,
+/// directories, programs) is invented.
 pub fn maker() -> Report {
     let location = |roots: &[&str], metadata, data, bytes_read, bytes_written, missing, on_shared, mode| {
         LocationTotals {

@@ -64,7 +64,7 @@ struct TracedCall {
     cut: usize,
 }
 
-/// What the model knows of a call: its name, and the path that it refers to.
+/// A call as the model knows it: its name, and the path that it refers to.
 type TrueCall = (String, String);
 
 struct History {
@@ -139,7 +139,7 @@ impl Model {
         Rc::strong_count(&self.running[which].files) > 1 || Rc::strong_count(&self.running[which].working) > 1
     }
 
-    /// Records one call; `concerned` is the path that it counts for, if it counts.
+    /// Records one call. `concerned`: the path to which the call refers, if the call is counted.
     fn say(
         &mut self,
         which: usize,

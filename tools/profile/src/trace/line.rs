@@ -417,7 +417,8 @@ pub fn parse_call<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     Some(Call { arguments, count, result, duration_us: duration_us(rest), tracer_pid: tracer_pid(rest) })
 }
 
-/// Does the same as `parse_call`, for a call that has not ended: `name(arguments`. Its result is unknown.
+/// Does the same as `parse_call`, for a call that has not ended: `name(arguments`. Its result is
+/// unknown.
 pub fn parse_unfinished<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     let (arguments, count, _) = arguments(text.get(name.len() + 1..)?);
     Some(Call { arguments, count, result: Outcome::Unknown, duration_us: None, tracer_pid: None })

@@ -633,9 +633,9 @@ fn processor_s() -> f64 {
 
 #[test]
 fn no_trace_takes_quadratic_time() {
-    // Each of these takes minutes if an operation is quadratic in the length of the trace, and
-    // otherwise less than a second, even without optimisation. Processor time does not depend on
-    // the load of the machine.
+    // Reading each of these traces takes minutes if an operation is quadratic in the length of the
+    // trace, and otherwise less than a second, even without optimisation. Processor time does not
+    // depend on the load of the machine.
     const PROCESSOR_S_MAX: f64 = 30.0;
     let mut traces: Vec<Vec<Vec<u8>>> = Vec::new();
     // Deeply nested directories.

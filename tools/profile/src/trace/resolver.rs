@@ -134,7 +134,8 @@ impl CallResolver {
             _ => 0,
         };
         let program = match (file.effect, result, target) {
-            // The cost of a program begins with its lookup.
+            // A successful exec counts for the program that it starts, because it looks this
+            // program up.
             (Effect::Execute, CallResult::Succeeded, CallTarget::File(path)) => self.programs.number(path),
             _ => self.processes.program(pid),
         };
