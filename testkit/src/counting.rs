@@ -37,8 +37,9 @@ fn record(log: &Log, verb: &'static str, path: &[u8]) {
     }
 }
 
-/// A directory that passes all operations on to another one and records them. Around a
-/// [`WritableDir`] it is writable too, and also records the operations on files opened for writing.
+/// A directory that passes all operations on to another one and records them. If the other
+/// directory is a [`WritableDir`], this one is writable too, and also records the operations on
+/// files opened for writing.
 pub struct CountingDir<D: ?Sized = dyn Dir> {
     inner: Arc<D>,
     path: Vec<u8>,

@@ -1,7 +1,7 @@
-//! A directory with injected faults: errors, entries that disappear, listings that change while they
-//! are read, short reads, delays. The failing operations and their faults depend only on a seed and
-//! on the operation's kind and path, so a run can be repeated and does not depend on the scheduling of
-//! threads.
+//! A directory with injected faults: errors, entries that disappear, listings that change while
+//! they are read, short reads, delays. The failing operations and their faults depend only on a
+//! seed and on the operation's kind and path, so a run can be repeated and does not depend on the
+//! scheduling of threads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 
-/// File data up to a size; all bytes that were not written are zero. The bytes of a block beyond
+/// File data up to a size; all bytes that were not written are zero. Bytes of the last block beyond
 /// the size are zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SparseBytes {

@@ -197,7 +197,7 @@ impl Writable for Wrong {
             && let Some(found) = self.inner.lookup(context, dir, name)?
         {
             let empty = Change { size_bytes: Some(0), ..Change::default() };
-            // Refused if it is a directory.
+            // The change is refused if the entry is a directory.
             let _ = self.inner.change(context, found.node(), &empty);
         }
         self.inner.remove(context, dir, name)

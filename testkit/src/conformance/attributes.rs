@@ -1,4 +1,5 @@
-//! Promise: attributes are as described, and the same however the node is reached.
+//! Promise: attributes are as described, and a lookup, a listing, a path and a request by node
+//! number return the same ones.
 
 use quell_vfs::{Context, resolve};
 

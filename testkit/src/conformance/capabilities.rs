@@ -45,7 +45,7 @@ fn what_is_there(fs: &dyn FileSystem, tree: &Tree) -> (bool, bool) {
     (xattrs, acls)
 }
 
-/// The same request gives the same result twice.
+/// Checks that the same request gives the same result twice.
 fn is_immutable(fs: &dyn FileSystem, tree: &Tree, can: Capabilities) {
     assert_eq!(fs.capabilities(), can);
     for (path, _) in tree.paths() {

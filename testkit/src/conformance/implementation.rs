@@ -1,5 +1,5 @@
-//! An implementation to be checked, and what the checks share: a tree with every kind of node, and
-//! assertions.
+//! An implementation to be checked, and the code that the checks share: a tree with every kind of
+//! node, and assertions.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::tree::{Node, Tree};
 pub struct Instance {
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
-    /// What must live as long as the file system.
+    /// The resources that must live as long as the file system.
     pub keep: Option<Box<dyn Any>>,
 }
 

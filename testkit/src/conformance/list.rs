@@ -33,7 +33,7 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     refused(fs.list(&Context::OWN, node_at(fs, "bin/link"), Cursor::START, &mut |_| true), ENOTDIR);
 }
 
-/// A cursor continues after its entry, even if it is used later.
+/// Checks that a listing continues after the entry of a cursor, even if the cursor is used later.
 fn from_every_cursor(fs: &dyn FileSystem, dir: NodeId, all: &[Vec<u8>]) {
     let mut cursors = Vec::new();
     fs.list(&Context::OWN, dir, Cursor::START, &mut |entry| {

@@ -44,7 +44,7 @@ fn read_everywhere(fs: &dyn FileSystem, path: &str, node: &Node) {
     }
 }
 
-/// Any number of threads may read one open file at the same time.
+/// Checks that any number of threads may read one open file at the same time.
 fn many_readers(fs: &dyn FileSystem) {
     let file = fs.open(&Context::OWN, node_at(fs, "lib/a")).unwrap();
     std::thread::scope(|scope| {

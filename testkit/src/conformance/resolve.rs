@@ -28,7 +28,7 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     whole_paths(fs);
 }
 
-/// The operations on whole paths give what the walk gives.
+/// Checks that the whole-path operations give the same results as a lookup of each component.
 fn whole_paths(fs: &dyn FileSystem) {
     let context = Context::OWN;
     for path in

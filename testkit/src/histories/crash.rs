@@ -41,8 +41,9 @@ pub struct CrashImplementation<'a> {
     pub uid: u32,
     /// The group of new files.
     pub gid: u32,
-    /// Whether a file that was never synced may be damaged after a power failure, so that it cannot
-    /// be read, and in other files the unsynced data. A damaged file can be removed.
+    /// Whether unsynced data may be damaged after a power failure, so that it cannot be read: a
+    /// whole file that was never synced, and in other files the unsynced parts. A damaged file can
+    /// be removed.
     pub unsynced_damage: bool,
 }
 
@@ -244,8 +245,8 @@ impl ExpectedFile {
         if !killed {
             return ExpectedFile { base: bytes, done: Vec::new(), name_synced: true };
         }
-        // Published by processes that no longer exist and cannot sync it: a power failure may still
-        // lose it.
+        // The data was published by processes that no longer exist and cannot sync it, so a power
+        // failure may still lose it.
         let size = Effect::Size(bytes.len());
         for effect in [Effect::Write { offset: 0, bytes }, size] {
             let handle = Some(usize::MAX);
@@ -360,8 +361,8 @@ impl History {
                     }
                     let verbs = fs.writable().expect("it may be changed");
                     let removed = verbs.remove(&Context::OWN, fs.root(), file_name(name).as_bytes());
-                    // Otherwise a later power failure may restore it in place of a file that is
-                    // created now.
+                    // Without this sync, a later power failure may restore the removed file in
+                    // place of a file that is created now.
                     let removed = removed.and_then(|()| verbs.sync_dir(&Context::OWN, fs.root()));
                     removed.map_err(|e| format!("{wrong}, and it cannot be removed: {e}"))?;
                 }

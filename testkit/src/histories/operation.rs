@@ -1,5 +1,5 @@
 //! The operations of histories, as values. An operation refers to paths and slots, so that it is
-//! valid whatever operations precede it.
+//! valid after any other operations.
 
 use std::fmt;
 

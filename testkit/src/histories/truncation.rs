@@ -1,9 +1,9 @@
 //! Histories of a file that several mounts have open and truncate in turn while the others write.
 //!
 //! Each mount writes to its own stripes and syncs every write, so the content is determined after
-//! every operation, however an implementation orders concurrent writes: a truncation removes the
-//! data written before it, and no data written after it has returned. Some operations are
-//! interrupted by a power failure.
+//! every operation, regardless of the order that an implementation gives to concurrent writes: a
+//! truncation removes the data written before it, and no data written after it has returned. Some
+//! operations are interrupted by a power failure.
 
 use std::fmt::Write;
 use std::sync::Arc;

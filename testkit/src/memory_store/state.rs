@@ -14,7 +14,7 @@ use crate::counting::Operation;
 use crate::random::Random;
 use crate::sparse::SparseBytes;
 
-/// The number of unused inodes from which they are removed.
+/// Unused inodes are removed when there are this many.
 const SWEEP_AT: usize = 1000;
 const SET_GROUP_ID: u32 = 0o2000;
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
@@ -417,7 +417,7 @@ impl State {
             }
             (Rename::Replace, Some(old)) if old != number => match (is_dir(number), is_dir(old)) {
                 (true, false) => return refused(ErrorKind::NotADirectory, to),
-                // As the kernel returns for a directory above the moved one.
+                // The error of the kernel if the new name is a directory above the moved one.
                 (_, true) if self.holds(old, from_dir) => return refused(ErrorKind::NotEmpty, to),
                 (false, true) => return refused(ErrorKind::IsADirectory, to),
                 (true, true) if !self.names(old).is_empty() => return refused(ErrorKind::NotEmpty, to),

@@ -49,8 +49,8 @@ impl MemoryStore {
         Arc::new(StoreDir::open(&self.state, ROOT, true))
     }
 
-    /// Limits the bytes that new blocks of 4 KiB and new names of 512 bytes may still take; `None`:
-    /// no limit. A write that exceeds the limit writes the part that fits.
+    /// Limits the bytes that new blocks (4 KiB each) and new names (512 bytes each) may still take;
+    /// `None`: no limit. A write that exceeds the limit writes the part that fits.
     pub fn set_free_bytes(&self, bytes: Option<u64>) {
         let mut state = self.lock();
         state.capacity_bytes = bytes.map(|bytes| state.used_bytes + bytes);
@@ -64,9 +64,9 @@ impl MemoryStore {
     }
 
     /// Simulates a failed writeback of all unsynced data of the files whose paths `is_hit` selects.
-    /// Most of the data is lost. Each open descriptor reports this once, with its next sync; one
-    /// that is opened later does so if no descriptor has. Returns the number of files that lost
-    /// data. The seed selects the lost data: all of it if it is divisible by 8.
+    /// Most of the data is lost. The next sync of each open descriptor returns the error once. A
+    /// descriptor that is opened later returns it if no other descriptor has. Returns the number of
+    /// files that lost data. The seed selects the lost data: all of it if it is divisible by 8.
     pub fn fail_writeback(&self, seed: u64, after: Writeback, is_hit: impl Fn(&[u8]) -> bool) -> usize {
         self.lock().fail_writeback(seed, after, &is_hit)
     }
@@ -76,7 +76,7 @@ impl MemoryStore {
         self.lock().evict();
     }
 
-    /// Makes every change fail with EROFS, or ends this.
+    /// With `true`, makes every change fail with EROFS; with `false`, ends this.
     pub fn set_read_only(&self, read_only: bool) {
         self.lock().read_only = read_only;
     }

@@ -57,7 +57,7 @@ fn times(implementation: &WritableImplementation<'_>) {
             assert_eq!(set(node, seconds).modified, time(seconds), "{kind:?}");
         }
     }
-    // As `cp -p` does: write, set attributes, close.
+    // The order of `cp -p`: write, set attributes, close.
     file.write_at(b"bytes", 0).unwrap();
     set(node, 1_000_000_000);
     file.publish().unwrap();

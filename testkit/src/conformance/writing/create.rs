@@ -1,5 +1,5 @@
 //! Promise: a new file is empty, has the mode and owner that were given, is visible immediately and
-//! once, and can be written to whatever its mode.
+//! once, and can be written to regardless of its mode.
 
 use quell_vfs::errno::{EEXIST, EISDIR, ENOTDIR};
 use quell_vfs::{Change, Context, Kind, NewEntry, OpenMode};
@@ -57,7 +57,7 @@ fn passed_on_group(implementation: &WritableImplementation<'_>) {
     assert_eq!((mount.attributes(file).permissions, mount.attributes(file).gid), (0o644, implementation.gid));
 }
 
-/// If several threads create one name, exactly one succeeds.
+/// Checks that exactly one of several threads that create the same name succeeds.
 fn one_winner(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     for round in 0..10 {

@@ -46,7 +46,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     deep(implementation);
 }
 
-/// No path is too long.
+/// Checks that a path may be longer than PATH_MAX: here it has 6,064 bytes.
 fn deep(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     let name = [b'd'; 100];

@@ -1,5 +1,5 @@
-//! Promise: all open files of one file on one mount show the same data immediately, whatever their
-//! process and access mode.
+//! Promise: all open files of one file on one mount show the same data immediately, regardless of
+//! their process and access mode.
 
 use quell_vfs::errno::EBADF;
 use quell_vfs::{Context, Kind, NodeId, OpenMode, Rename, WritableFile};
@@ -40,7 +40,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     after_close(&implementation.mount());
 }
 
-/// An open file reports its attributes whatever happens to its name.
+/// Checks that an open file returns its attributes after its name was changed or removed.
 fn attributes_of_an_open_file(mount: &Mount) {
     let (node, file) = mount.create("file");
     assert_eq!(file.attributes().unwrap(), mount.attributes(node));
@@ -57,7 +57,7 @@ fn attributes_of_an_open_file(mount: &Mount) {
     }
 }
 
-/// `close` publishes; afterwards the file is closed for this handle alone.
+/// Checks that `close` publishes, and that afterwards the file is closed for this handle alone.
 fn after_close(mount: &Mount) {
     let (node, file) = mount.create("file");
     let other = open(mount, node, 7);

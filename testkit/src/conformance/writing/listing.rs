@@ -68,7 +68,7 @@ fn while_it_changes(mount: &Mount) {
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "a name came twice");
 }
 
-/// Removes the listed entries before it continues the listing.
+/// Checks a listing whose entries are removed before it continues, as rm(1) does.
 fn as_rm_does(mount: &Mount) {
     let dir = mount.make_dir("dir");
     for i in 0..100 {

@@ -31,8 +31,8 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     checkpoint(implementation);
 }
 
-/// Processes on two mounts write to one file at the same time, in alternating blocks without
-/// overlaps.
+/// Checks that processes on two mounts can write to one file at the same time, in alternating
+/// blocks without overlaps.
 fn checkpoint(implementation: &WritableImplementation<'_>) {
     let Some(two) = implementation.two_mounts() else { return };
     let (a, b) = (&two.a, &two.b);

@@ -64,7 +64,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         assert_eq!(mount.fs.lookup(&Context::OWN, root, name).unwrap(), None);
         verbs.remove(&Context::OWN, root, to.as_bytes()).unwrap();
     }
-    // The same names for directories and links.
+    // Directories and links may have the same names.
     for name in &names {
         let dir = verbs.make_dir(&Context::OWN, root, name, mount.new_dir).unwrap().into_attributes().node;
         verbs.make_symlink(&Context::OWN, dir, name, name, mount.new).unwrap();

@@ -91,7 +91,7 @@ fn open_files(mount: &Mount) {
     assert_eq!(mount.attributes(replaced).nlink, 0);
     drop((first, second));
     assert_eq!(mount.bytes(moving), b"moving on");
-    // As editors and loaders do: the file under the name is always complete.
+    // Editors replace a file in this way: the file under the name is always complete.
     for round in 0..20_u8 {
         let (_, file) = mount.create("new");
         file.write_at(&vec![round; 1000 + usize::from(round)], 0).unwrap();
