@@ -98,7 +98,8 @@ fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
     running.wait().expect(3).says("ended without a result, and no boot image was written");
     assert!(fs::read(&fixture.image).unwrap() == before);
     drop(claimed);
-    // The remains of a recorder that was killed shortly after that are removed by a much later one.
+    // A recorder that is killed while it writes leaves such a file; a much later recorder removes
+    // it.
     let left = fixture.image.with_file_name(".app.boot.aB34z6.aside");
     fs::write(&left, &before[..100]).unwrap();
     let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
@@ -266,7 +267,7 @@ fn a_file_larger_than_allowed_leaves_the_old_image() {
     let fixture = Fixture::new();
     fixture.record(&["-q"], READ_SMALL).expect(0);
     let before = fs::read(&fixture.image).unwrap();
-    // In blocks of 512 bytes.
+    // The shell's limit of the file size is in blocks of 512 bytes.
     let script = r#"ulimit -f 64; exec "$1" record -i "$2" -o "$3" -- cksum "$4/large""#;
     let paths: [&Path; 4] = [&quell(), &fixture.index, &fixture.image, &fixture.tree];
     fixture.stage.sh(script, &paths).expect(3).says("nothing was recorded").says("File too large");

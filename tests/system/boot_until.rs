@@ -55,7 +55,7 @@ fn children_that_outlive_their_parent_are_ended_with_it() {
     let script = r#"(sleep 0.2; cat "$0/small"; sleep 600; echo no) & exit 5"#;
     assert_eq!(fixture.until("^small$", script).expect(5).text(), "small\n");
     assert_eq!(fixture.recorded(), [("small".into(), 1)]);
-    // A time as the condition has the same effect.
+    // A time limit as the condition has the same effect.
     fixture.until("1", r#"cat "$0/small" >/dev/null; sleep 600; echo no"#).expect(143);
     assert_eq!(fixture.recorded(), [("small".into(), 1)]);
 }

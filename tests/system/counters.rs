@@ -183,7 +183,7 @@ fn a_running_programs_view_has_its_numbers_too() {
     }
 }
 
-/// The source is itself a FUSE view, which counts the requests that reach it.
+/// The source of the view is itself a FUSE view, which counts the requests that it receives.
 #[test]
 fn nothing_but_data_reaches_the_source() {
     if !mount_views().contains(&"fuse") {

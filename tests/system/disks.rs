@@ -276,7 +276,7 @@ fn a_whole_chain_of_images_is_recorded_and_served() {
         fixture.overwrite_preserving_time(&fixture.stage.path(name), 0);
     }
     let chained = io(&fixture.own, &[], &CHAIN_READS);
-    // The headers are overwritten, too: the backing chain cannot be read any more.
+    // The headers are overwritten as well, so the backing chain cannot be read any more.
     fixture.run(&top, &["-q", "--strict"], &chained).expect(2).says("has no such backing file");
     let (fixture, top) = chain();
     fixture.record(&top, &[], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
@@ -386,7 +386,7 @@ fn chains_that_cannot_be_are_refused_with_the_reason() {
     hostile[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
     fs::write(&odd, &hostile).unwrap();
     refused("damaged qcow2");
-    // As a raw image it is valid.
+    // With `--image-format raw` the image is valid.
     let quell = &mut fixture.stage.quell();
     let quell = quell.args(["record", "-q", "--image-format", "raw", "--image"]).arg(&odd).arg("-o");
     fixture.stage.run(quell.arg(fixture.stage.path("new.boot")).args(["--", "cat"]).arg(&odd)).expect(0);
@@ -415,7 +415,7 @@ fn two_machines_of_one_base_share_their_blocks() {
     assert_eq!(fixture.recorded(), [("0".to_owned(), 512 + 64 + 64)]);
     fixture.overwrite_preserving_time(&fixture.base, b'x');
     fixture.run(&fixture.base, &["-q", "--strict"], &io(&fixture.own, &[], &["read 0 4k"])).expect(0);
-    // Another generation of the disk is treated as another disk.
+    // A disk image that has changed is treated as another disk.
     fixture.stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 2));
     let three = parts("three.qcow2", &["read 0 4k"]);
     let mut quell = fixture.stage.quell();
@@ -541,7 +541,8 @@ fn the_hot_blocks_are_an_image_for_qemu_alone() {
     assert!(fs::read(&fixture.base).unwrap() == whole);
 }
 
-/// The blocks of such a disk's file are not the blocks of the disk.
+/// In other formats, the blocks of the image file are not the blocks of the disk, so no layer can
+/// be created.
 #[test]
 fn of_a_disk_in_another_format_no_layer_is_made() {
     need_qemu!();

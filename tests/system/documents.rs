@@ -1,9 +1,10 @@
 //! The commands in the documents are run as written, in a temporary home directory.
 //!
 //! An HTML comment above each code block states whether it is run: `<!-- run -->`, or
-//! `<!-- not run: REASON -->`. A block of a document uses the files of the blocks above it. Commands
-//! of launchers (`srun`, `mpirun`) are replaced by programs that run one rank on this machine, and
-//! directories such as `/shared` by directories of the test; everything else is as written.
+//! `<!-- not run: REASON -->`. A block of a document uses the files of the blocks above it.
+//! Commands of launchers (`srun`, `mpirun`) are replaced by programs that run one rank on this
+//! machine, and directories such as `/shared` by directories of the test; everything else is as
+//! written.
 
 use std::fs;
 use std::path::Path;

@@ -184,10 +184,10 @@ fn a_file_changed_in_place() {
     for (view, options, expected) in [
         ("fuse", &[][..], "6\nend\n"),
         ("fuse", &["--on-change", "refuse"], "6\nend\n"),
-        // New bytes, up to the indexed size.
+        // The program reads the new bytes, up to the indexed size.
         ("fuse", &["--on-change", "serve"], "6\nHELLO,end\n"),
         ("fuse", &["--on-change", "ignore"], "6\nHELLO,end\n"),
-        // All bytes, although stat(2) returns another size.
+        // The program reads all bytes, although stat(2) returns the indexed size.
         ("overlay", &[], "6\nHELLO, there\nend\n"),
         ("overlay-fuse", &[], "6\nHELLO, there\nend\n"),
     ] {
@@ -228,7 +228,8 @@ fn a_file_that_was_replaced_or_removed() {
         let ended = running.wait().expect(0);
         let (first, second) = ended.err.split_once("between\n").unwrap();
         if replaced.is_empty() {
-            // The new file, and the old one where it was already open.
+            // The program gets the new file, and the old one through a descriptor that was already
+            // open.
             assert_eq!((ended.text().as_str(), first), ("ready\nother\n10000\n", ""), "{view}");
         } else {
             assert_eq!(ended.text(), "ready\n10000\n", "{view}");

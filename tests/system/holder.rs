@@ -182,7 +182,8 @@ fn a_working_directory_below_a_mount_point_is_not_in_the_view() {
     // The tree itself may be a mount point.
     fixture.stage.sh("mount --bind \"$1\" \"$1\"", &[&fixture.tree]).expect(0);
     expect_view(&fixture, &[], &fixture.tree.join("lib"));
-    // The holder has the tree open until it ends. Its environment is gone before its files are closed.
+    // The holder has the tree open until it ends. During its exit, its environment disappears from
+    // /proc before its files are closed.
     assert!(eventually(|| fixture.stage.processes().is_empty()));
     assert!(eventually(|| fixture.stage.sh("umount \"$1\"", &[&fixture.tree]).code() == Some(0)));
 }
@@ -230,7 +231,7 @@ const CAPTURES: [&str; 4] = [
      echo \"ended $code\"",
 ];
 
-/// Runs the command in each of the scripts, and `after` after each.
+/// Runs the command in each of the scripts of `CAPTURES`, and calls `after` after each of them.
 #[track_caller]
 fn expect_captured(stage: &Stage, command: &dyn Fn() -> Command, after: &mut dyn FnMut()) {
     let lock = stage.path("lock");
@@ -427,7 +428,7 @@ fn ranks_wait_together_for_a_holder_that_does_not_answer() {
             over == RANKS
         });
         assert_eq!(lasted.len(), RANKS, "a rank waits still");
-        // One after the other they would take four times the limit.
+        // If the ranks waited one after the other, they would take four times the limit.
         assert!(all_at_once || lasted[RANKS - 1] < 2 * ANSWER_TIMEOUT, "{lasted:?}");
         assert_eq!(fixture.stage.holders(), [holder], "another holder was started");
         let is_strict = !options.is_empty();
@@ -595,7 +596,7 @@ fn a_mount_point_with_a_view_takes_no_second_one() {
         let again = || fixture.stage.run(&mut fixture.mount_command(view, &mounted.point)).expect(2);
         let count = || mount_points().iter().filter(|point| **point == mounted.point).count();
         again().says("already has a view").says("quell umount");
-        // Also if the holder does not answer requests for its files.
+        // The same must hold if the holder does not answer requests for its files.
         send(fixture.stage.holder(), Signal::STOP);
         again().says("already has a view").says("quell umount");
         send(fixture.stage.holder(), Signal::CONT);

@@ -425,7 +425,7 @@ impl FailingDevice<'_> {
 
     /// Fills the tmpfs, so that blocks of the device that no file uses yet cannot be written.
     fn fail(&self) {
-        // Of this file system alone: what others have collected is theirs to sync.
+        // Only this file system is synced, not the dirty data of other file systems.
         let script = "sync -f \"$2\" && fstrim \"$2\" && ! cat /dev/zero >\"$1/ballast\"";
         self.stage.sh(script, &[&self.backing, &self.point]).expect(0);
     }

@@ -148,7 +148,8 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
     let running = fixture.mount();
     fill(&running.point);
     let read = fs::File::open(path(&running.point, 1)).unwrap();
-    // A reader looks all the time: no file is missing or present twice at any moment.
+    // A reader looks up all names and lists the directory continuously: at no moment is a file
+    // missing, or can another one be created under its name.
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| {

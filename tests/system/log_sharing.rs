@@ -503,8 +503,8 @@ impl Random {
 const NAMES: [&str; 4] = ["a", "b", "dir/a", "dir/b"];
 const FILE_BYTES_MAX: u64 = 200_000;
 
-/// Performs one operation on names and open files. `seed` determines the operation, independent of
-/// the directory.
+/// Performs one operation on names and open files. `seed` alone determines the operation, so that
+/// it is the same in both directories.
 fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool) -> String {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     (0..4).for_each(|_| _ = random.below(2));

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use crate::skip;
 use crate::stage::{Mounted, Running, Stage, checkout, has, is_root};
 
-/// Longer than an emulated boot on a busy machine takes: only a hang reaches it.
+/// The time limit that detects a hang. An emulated boot on a busy machine takes less.
 const PATIENCE: Duration = Duration::from_secs(600);
 const BANNER: &[u8] = b"SSH-2.0-OpenSSH";
 

@@ -98,7 +98,8 @@ fn the_metadata_server_is_left_alone() {
         assert!(!asked.keys().any(|name| name.starts_with("readdir")), "{view}: {asked:?}");
     }
 
-    // A change on one node is noticed on the other, which then uses the original.
+    // A change on one node is noticed on the other node, on which the program then runs on the
+    // original.
     fs::write(testbed.node("1").join("tree/new"), "new\n").unwrap();
     testbed.call(&["drop", "2"]);
     let mut command = stage.quell_run(&index, "auto");

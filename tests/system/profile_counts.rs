@@ -62,7 +62,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// Checks that each line of the log counts once.
+/// Checks that each line of the log is counted once.
 fn expect_each_line_counted_once(report: &Value) {
     let totals = &report["totals"];
     let skipped = &totals["skipped"];

@@ -133,7 +133,8 @@ struct Measured {
 }
 
 fn measure(testbed: &Testbed, node: &str, stage: &Stage, command: &mut Command) -> Measured {
-    // A node with empty caches has no stamps of recent checks either.
+    // The stamps of recent checks are removed, too, as on a node that has not run the program
+    // before.
     for entry in fs::read_dir(stage.runtime()).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(b"checked-") {
             fs::remove_file(entry.path()).unwrap();

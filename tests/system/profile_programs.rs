@@ -625,7 +625,7 @@ fn calls_before_an_interruption_are_reported() {
     let fixture = Fixture::new();
     fs::write(fixture.shared.join("file"), "read\n").unwrap();
     for (name, signal) in [("int", Signal::INT), ("term", Signal::TERM)] {
-        // A child of the program must end, too.
+        // The signal must also end a child of the program.
         let script = "cat \"$1\"; sleep 600 & echo ready; wait";
         let program = words(&[&"sh", &"-c", &script, &"sh", &fixture.shared.join("file")]);
         let (mut command, output) = fixture.profiling(name, &fixture.shared, &program);
@@ -664,7 +664,7 @@ fn a_comparison_runs_the_program_twice() {
 fn reports_get_the_next_free_name_and_are_private() {
     let fixture = Fixture::new();
     for name in ["quell-profile", "quell-profile.2", "quell-profile.3"] {
-        // With any umask.
+        // The mode of the report must not depend on the umask.
         let mut command = fixture.in_environment(fixture.stage.command("sh"));
         command.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(crate::stage::quell());
         let ended = fixture.stage.run(command.args(["profile", "--json", "-q", "--", "true"])).expect(0);
@@ -697,7 +697,7 @@ fn a_saved_trace_makes_the_same_report() {
     command.args(["profile", "-q", "-o"]).arg(&again).arg("--shared").arg(&fixture.shared);
     command.arg("--import").arg(profiled.output.join("trace.strace"));
     command.arg("--mounts").arg(profiled.output.join("mountinfo")).arg("--cwd").arg(&fixture.work);
-    // From another directory.
+    // The traces are read from another directory, and the report must be the same.
     fixture.stage.run(command.current_dir("/")).expect(0);
     let (first, second) = (&profiled.report, &read_report(&again));
     expect_sums(second);

@@ -155,7 +155,7 @@ fn users_do_not_share() {
     let view = views()[0];
     let mut mine = job.start(&mut job.rank(view, &["--share", "x"]));
     let expected = namespaces(&mut mine);
-    // Another user has another runtime directory, and no permission for this one's.
+    // Another user has another runtime directory, and no access to that of this user.
     let mut theirs = job.stage.command("setpriv");
     theirs.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(crate::stage::quell());
     theirs.args(["run", "--strict", "--share", "x", "-i"]).arg(&job.index).args(["--", "true"]);

@@ -61,9 +61,9 @@ pub fn quell() -> PathBuf {
     }
 }
 
-/// Returns the path of the checkout, or of a copy of its documents, `tests`, `testbed`, `scripts` and
-/// `demo` that every user may read. The directory of compilation is not used if a copy is given, because
-/// the ordinary user may have no access to it.
+/// Returns the path of the checkout, or of a copy of its documents, `tests`, `testbed`, `scripts`
+/// and `demo` that every user may read. The directory of compilation is not used if a copy is
+/// given, because the ordinary user may have no access to it.
 pub fn checkout() -> PathBuf {
     std::env::var_os("QUELL_SOURCE")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from)
@@ -257,8 +257,8 @@ impl Launch {
 
 const VIEWS: [&str; 3] = ["overlay", "overlay-fuse", "fuse"];
 
-/// Reads the views that an earlier test of the same user in the same `make test` found to work. Each
-/// test is a process of its own, and trying the views takes longer than many tests.
+/// Reads the views that an earlier test of the same user in the same `make test` found to work.
+/// Each test is a process of its own, and trying the views takes longer than many tests.
 ///
 /// Errors: the file to write, if there is none yet; `None` outside of `make test`.
 fn views_found_before() -> Result<String, Option<PathBuf>> {
@@ -287,7 +287,8 @@ pub fn views() -> &'static [&'static str] {
         Err(cache) => {
             let working = try_views();
             if let Some(cache) = cache {
-                // Tests that run at the same time write the same; none may read a part of it.
+                // Tests that run at the same time write the same file, and must not read an
+                // incomplete one.
                 let own = cache.with_extension(std::process::id().to_string());
                 fs::write(&own, working.join("\n")).unwrap();
                 fs::rename(&own, &cache).unwrap();
@@ -371,7 +372,7 @@ pub struct Stage {
 impl Stage {
     pub fn new() -> Stage {
         let dir = tempfile::Builder::new().prefix("quell-system.").tempdir().unwrap();
-        // Other users examine views here, too.
+        // Other users must have access, because some tests examine views as another user.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let path = dir.path().canonicalize().unwrap();
         fs::create_dir(path.join("out")).unwrap();

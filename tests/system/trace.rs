@@ -1,4 +1,4 @@
-//! The means to understand a slow or hung program: `QUELL_LOG`, `--log-file`, and SIGUSR1.
+//! The means to find the cause of a slow or hung program: `QUELL_LOG`, `--log-file`, and SIGUSR1.
 
 use std::fs;
 use std::path::PathBuf;

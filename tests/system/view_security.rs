@@ -210,7 +210,7 @@ fn a_backing_file_is_not_reached_through_another_users_symbolic_link() {
         ended.expect(2).says(why).says(base.to_str().unwrap()).says(&format!("--trust-owner {owner}"));
     };
     refused("symbolic link");
-    // With that user trusted, the file is still root's alone.
+    // Even if that user is trusted, only root may read the file.
     let mounted = mount_image(&stage, &top, &["--trust-owner", &owner]);
     let shown = mounted.point.join("base.raw");
     as_reader(&stage, &[OsStr::new("cat"), shown.as_ref()]).expect(1).says("Permission denied");
@@ -356,7 +356,8 @@ fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
             all_is(&read(&new), b'2', "the new one");
             all_is(&read(&old), b'1', "the old one");
             all_is(&fs::read(&shown).unwrap(), b'2', "a later open");
-            // Once more, where the file system may reuse an inode number.
+            // The file is replaced once more, because the file system may now reuse an inode
+            // number.
             replace(&stage.file("another", vec![b'3'; BYTES]), &file);
             all_is(&fs::read(&shown).unwrap(), b'3', "the third");
             drop((mapped_old, mapped_new));
