@@ -1,5 +1,5 @@
 //! Decodes bytes as a boot image: it is refused, or every request to it is answered. If the first
-//! byte says so, the start of the header and the checksums are corrected first, so that the later
+//! byte is odd, the start of the header and the checksums are corrected first, so that the later
 //! checks are reached.
 
 #![no_main]
@@ -7,7 +7,8 @@
 use libfuzzer_sys::fuzz_target;
 use quell_boot::{BootImage, reseal};
 
-/// Frames may decompress to a thousand times their size; the caller's limit is checked before.
+/// Limit on the memory of the decoded blocks, in bytes: frames may decompress to a thousand times
+/// their size. A caller of `decode` has to check such a limit first.
 const MEMORY_BYTES_MAX: u64 = 16 << 20;
 
 fuzz_target!(|bytes: &[u8]| {

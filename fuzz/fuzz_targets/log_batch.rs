@@ -1,4 +1,4 @@
-//! Decodes a batch of an index log: it is refused, or encoded as it was. If the first byte says so,
+//! Decodes a batch of an index log: it is refused, or encoded as it was. If the first byte is odd,
 //! the checksum is corrected first, so that the later checks are reached.
 
 #![no_main]

@@ -1,5 +1,5 @@
 //! Decodes the header of a frame and its runs: they are refused, or encoded as they were. If the
-//! first byte says so, the checksum is corrected first, so that the later checks are reached.
+//! first byte is odd, the checksum is corrected first, so that the later checks are reached.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
 //! Decodes the 64-byte header of a container's file: it is refused, or encoded as it was. If the
-//! first byte says so, the checksum is corrected first, so that the later checks are reached.
+//! first byte is odd, the checksum is corrected first, so that the later checks are reached.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
 //! Decodes a placement map: it is refused, or each name has a store in use, and the map is encoded
-//! as it was. If the first byte says so, the checksum is corrected first, so that the later checks
+//! as it was. If the first byte is odd, the checksum is corrected first, so that the later checks
 //! are reached.
 
 #![no_main]

@@ -1,5 +1,5 @@
 //! Decodes a share of an index: it is refused, or all of its extents lie in frames of its logs, and
-//! it is encoded as it was. If the first byte says so, the header and the checksums are corrected
+//! it is encoded as it was. If the first byte is odd, the header and the checksums are corrected
 //! first, so that the later checks are reached.
 
 #![no_main]

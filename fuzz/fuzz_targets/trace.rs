@@ -45,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
     let variables = variables(environment.into_iter());
     let location_rules = location_rules(*choice);
     let mut links = Circles(choice & 32 != 0);
-    // With several files, each line says which file it is from.
+    // With several files, the first byte of each line determines the file that the line belongs to.
     let several = choice & 64 != 0;
     let lines: Vec<(Source, &[u8])> = trace
         .split(|b| *b == b'\n')

@@ -1,5 +1,5 @@
-//! Checks that the C header in the repository is the one that cbindgen generates from frontends/capi.
-//! With `BLESS=1` in the environment the header is written instead.
+//! Checks that the C header in the repository is the one that cbindgen generates from
+//! frontends/capi. With `BLESS=1` in the environment the header is written instead.
 
 use std::fs;
 use std::path::Path;

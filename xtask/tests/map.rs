@@ -224,7 +224,8 @@ fn denials() -> String {
     lines
 }
 
-/// With `BLESS=1` in the environment the lines are written instead.
+/// Compares the lines in deny.toml with those of the architecture. With `BLESS=1` in the
+/// environment, writes them instead.
 #[test]
 fn deny_toml_agrees_with_the_table_of_libraries() {
     let (begin, end) = ("    # BEGIN: made from ARCHITECTURE.md by `make fix`\n", "    # END\n");

@@ -3,7 +3,7 @@
 //!
 //! A module here is a file; an inline `mod name { ... }` belongs to its file. Code for tests
 //! (`#[cfg(test)]`) is left out. A path is followed through imports and re-exports to the module
-//! that defines the item. Re-exporting an item of a module below is no use of it.
+//! that defines the item. A re-export of an item of a child module does not count as a use.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -70,8 +70,8 @@ pub fn printed(module: &ModulePath) -> String {
 }
 
 impl Graph {
-    /// Reads the crate whose root is the file `root`. `read` returns the content of a file, or `None`
-    /// if there is no such file.
+    /// Reads the crate whose root is the file `root`. `read` returns the content of a file, or
+    /// `None` if there is no such file.
     pub fn read(root: &Path, read: &dyn Fn(&Path) -> Option<String>) -> Graph {
         let mut modules = Modules { modules: BTreeMap::new(), read };
         modules.add_file(root, Vec::new());
@@ -187,7 +187,7 @@ impl Modules<'_> {
         let exported: Vec<String> = exported.collect();
         let before = self.modules.insert(path.clone(), code.module);
         if let Some(before) = before {
-            // The macros that modules below this root export.
+            // Keeps the macros that modules below this root have already exported.
             self.modules.entry(path.clone()).or_default().imports.extend(before.imports);
         }
         for name in exported.into_iter().filter(|_| !path.is_empty()) {
@@ -230,7 +230,7 @@ impl Modules<'_> {
     }
 
     /// Returns the meaning of a path in the module `from`, or `None` if it leads out of the crate.
-    /// `is_prefix` says that more segments follow, so that the path means a module.
+    /// `is_prefix`: more segments follow, so a module is preferred to an item of the same name.
     fn resolve(&self, from: &ModulePath, path: &[String], is_prefix: bool, imports: usize) -> Option<Target> {
         let mut at = from.clone();
         let mut rest = path;
@@ -249,7 +249,7 @@ impl Modules<'_> {
                 Some(Target::Module(module)) => at = module,
                 Some(item) => return Some(item),
                 None if is_local => return None,
-                // For example a library that the module exports again.
+                // The name may be that of a library that the module re-exports.
                 None => return Some(Target::Item(at)),
             }
             (rest, is_local) = (others, false);
@@ -434,7 +434,7 @@ fn attributes(item: &syn::Item) -> &[syn::Attribute] {
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")).any(|attribute| {
         let mut found = false;
-        // The condition's other parts are of no interest, so errors in them are not either.
+        // Other parts of the condition are ignored, including errors in them.
         let _ = attribute.parse_nested_meta(|meta| {
             if meta.path.is_ident("test") {
                 found = true;
