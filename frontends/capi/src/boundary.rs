@@ -36,7 +36,7 @@ pub fn number(call: impl FnOnce() -> Result<i64>) -> i64 {
     }
 }
 
-/// As `number`, for functions that return only success or an error.
+/// Does the same as `number`, for functions that return only success or an error.
 pub fn status(call: impl FnOnce() -> Result<()>) -> c_int {
     number(|| call().map(|()| 0)) as c_int
 }
@@ -132,7 +132,7 @@ pub unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a [u8]> {
     Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
 }
 
-/// As `text`, as a path of the operating system.
+/// Does the same as `text`, and returns the bytes as a path.
 ///
 /// # Safety
 ///
@@ -159,7 +159,7 @@ pub unsafe fn slice<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]> {
     }
 }
 
-/// As `slice`, but mutable.
+/// Does the same as `slice`, for values that the call may change.
 ///
 /// # Safety
 ///

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 /// The libraries that a program linked with the static library also needs.
 const STATIC: [&str; 3] = ["-lpthread", "-ldl", "-lm"];
 
-/// The directory of the library: cargo builds it beside this test.
+/// Returns the directory of the library, which cargo builds beside this test.
 fn libraries() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let beside = own.parent().unwrap();

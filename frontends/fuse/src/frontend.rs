@@ -43,8 +43,8 @@ pub(crate) type WritableHandles = Handles<dyn WritableFile>;
 /// arrive any more. Errors can only be counted.
 pub(crate) fn publish_all(files: &WritableHandles, counters: &Counters) {
     for file in files.all() {
-        // A panic in one file, perhaps the one that ended the session, must not prevent the
-        // publication of the others.
+        // A panic in one file must not prevent the publication of the others: the session may have
+        // ended because of the same panic.
         let published = catch_unwind(AssertUnwindSafe(|| file.publish()));
         count(if matches!(published, Ok(Ok(()))) { &counters.published } else { &counters.errors });
     }
@@ -106,15 +106,16 @@ impl Frontend {
         }
     }
 
-    /// Every request starts here: it is listed as in flight, it has a span in the trace, and a
-    /// panic ends the session.
+    /// Begins a request; every request handler calls this first. While the result exists, the
+    /// request is listed as in flight, it has a span in the trace, and a panic ends the session.
     pub(crate) fn enter(&self, operation: &'static str, inode: INodeNo) -> RequestGuard<'_> {
         self.state.enter(operation, node(inode))
     }
 
-    /// As [`enter`](Self::enter), for requests that open or change something. If this process runs
-    /// as root, they are done with the permissions of the caller. Lookups, attributes and listings
-    /// do not need this: the kernel has already checked access, and they change nothing.
+    /// Begins a request that opens or changes something, as [`enter`](Self::enter) does. If this
+    /// process runs as root, they are done with the permissions of the caller. Lookups, attributes
+    /// and listings do not need this: the kernel has already checked access, and they change
+    /// nothing.
     pub(crate) fn enter_for(
         &self,
         operation: &'static str,

@@ -19,7 +19,7 @@ use rustix::net::{
 use crate::Options;
 use crate::options::{Access, SUBTYPE};
 
-/// The names of the program: that of libfuse 3, and that on older systems.
+/// The names of the program: the one of libfuse 3, then the one on older systems.
 const PROGRAMS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// Mounts on `path` and returns the device. The socket is the standard input of the program, which

@@ -83,8 +83,8 @@ impl RecentFiles {
     }
 
     /// Returns the open file of `node`, and opens it if it is not among the recent ones. `open`
-    /// runs outside the lock: two readers may both open a file, and the one that finishes later
-    /// uses the other's and drops its own.
+    /// runs outside the lock: two readers may both open a file; the reader that finishes later then
+    /// uses the file of the other and drops its own.
     pub(crate) fn get(&self, node: NodeId, open: impl FnOnce() -> Result<Box<dyn File>>) -> Result<OpenFile> {
         if let Some(file) = self.lock().get(&node) {
             return Ok(Arc::clone(file));

@@ -66,8 +66,9 @@ pub(crate) fn topmost_at(path: &Path) -> Option<DeviceNumber> {
     parse_topmost(&fs::read("/proc/self/mountinfo").ok()?, path)
 }
 
-/// Lines of mountinfo have the form `id parent major:minor root mountpoint options ...`. Of two
-/// mounts at one path, the later line is on top.
+/// Returns the device number of the topmost mount at `path` in the text of mountinfo. Its lines
+/// have the form `id parent major:minor root mountpoint options ...`. Of two mounts at one path,
+/// the later line is on top.
 fn parse_topmost(mountinfo: &[u8], path: &Path) -> Option<DeviceNumber> {
     let mut lines = mountinfo.split(|b| *b == b'\n').rev();
     lines.find_map(|line| {

@@ -49,9 +49,9 @@ pub struct Options {
     /// process's memory, and which are too large to be kept there and in the page cache. Files of a
     /// writable tree are always served in this way.
     pub direct: bool,
-    /// Admit users other than the one who mounts; modes and owners decide about their access. An
+    /// Give users other than the mounting user access, as far as modes and owners allow it. An
     /// ordinary user who mounts with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for
-    /// it.
+    /// this.
     pub allow_other: bool,
     /// Set-id bits have an effect. The kernel allows this only to root.
     pub suid: bool,

@@ -91,7 +91,8 @@ impl Filesystem for Frontend {
         }
     }
 
-    /// Also called for batches, which the library splits.
+    /// Returns references to a node. The library also calls this for each node of a batch of
+    /// FORGETs.
     fn forget(&self, _: &Request, ino: INodeNo, references: u64) {
         if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
             let _worker = self.enter("forget", ino);
@@ -198,8 +199,8 @@ impl Filesystem for Frontend {
         }
     }
 
-    /// The contract has no hard links: a file of a log mount is a directory in the store, and
-    /// directories cannot be hard-linked.
+    /// Refuses the request. The contract has no hard links: a file of a log mount is a directory in
+    /// the store, and directories cannot be hard-linked.
     fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
         reply.error(Errno::EPERM); // as link(2) documents it for file systems without hard links
     }
@@ -356,7 +357,8 @@ impl Filesystem for Frontend {
         }
     }
 
-    /// Sent at each close(2); its result is the result of close(2).
+    /// Publishes the file. The kernel sends this request at each close(2), which returns its
+    /// result.
     fn flush(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let _worker = self.enter("flush", ino);
         if self.fs.writable().is_none() {
@@ -375,7 +377,8 @@ impl Filesystem for Frontend {
         send(self.counted(&self.counters.synced, file.sync()), reply);
     }
 
-    /// On a read-only mount there is nothing to sync, and from now on the kernel answers by itself.
+    /// Syncs a directory. On a read-only mount there is nothing to sync: after the error ENOSYS the
+    /// kernel answers by itself.
     fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let _worker = self.enter("fsyncdir", dir);
         let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
@@ -528,7 +531,7 @@ impl Filesystem for Frontend {
         reply.error(Errno::ENOSYS); // the kernel then treats the whole file as data
     }
 
-    /// `isatty` sends this for every file that Python opens.
+    /// Refuses the request. Python calls isatty(3) for every file that it opens, which causes one.
     fn ioctl(
         &self,
         _: &Request,

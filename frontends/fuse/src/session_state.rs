@@ -43,9 +43,8 @@ impl SessionState {
         }
     }
 
-    /// Called at the start of every request. The returned guard detects a panic. If the session is
-    /// over, this ends the thread, and the request is answered with EIO because its reply is
-    /// dropped.
+    /// Begins a request. The returned guard detects a panic. If the session is over, this ends the
+    /// thread, and the request is answered with EIO because its reply is dropped.
     pub(crate) fn enter(&self, operation: &'static str, node: NodeId) -> RequestGuard<'_> {
         if self.over.load(Ordering::Relaxed) {
             resume_unwind(Box::new("the session is over"));

@@ -242,8 +242,8 @@ fn a_program_started_by_the_server_does_not_keep_the_connection() {
     drop(session);
 }
 
-/// The command prefix for an ordinary user: empty if the test runs as one, otherwise a change to
-/// user 65534.
+/// Returns the command prefix for an ordinary user: empty if the test runs as one, otherwise a
+/// change to user 65534.
 fn as_ordinary_user(stage: &Stage) -> Vec<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Vec::new();

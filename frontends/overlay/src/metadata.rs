@@ -192,7 +192,7 @@ fn failed(errno: Errno, operation: &'static str, path: &[u8]) -> Error {
     Error::from_io(errno.into(), operation, path)
 }
 
-/// The error for an entry that the tmpfs cannot hold in this namespace.
+/// Returns the error for an entry that the tmpfs cannot hold in this namespace.
 fn unsupported(what: &'static str, path: &[u8]) -> Error {
     Error::new(ErrorKind::Unsupported, what, path)
 }
@@ -258,8 +258,8 @@ impl Fill<'_> {
         Ok(all)
     }
 
-    /// Lists a directory. One whose content is not known stays empty and inaccessible: see
-    /// `finish_directory`.
+    /// Lists a directory. A directory whose content is not known stays empty and becomes
+    /// inaccessible: see `finish_directory`.
     fn list(&self, node: NodeId, path: &[u8], visit: &mut dyn FnMut(&[u8], Attributes)) -> Result<()> {
         let listed = self.fs.list(&Context::OWN, node, Cursor::START, &mut |entry| {
             let attributes = entry.attributes.expect("a read-only tree lists all attributes");
@@ -470,8 +470,9 @@ impl Fill<'_> {
         self.set_times(at, name, a, path)
     }
 
-    /// With an upper directory, the root of the view has the attributes of the upper directory.
-    /// They must not give access to users whom the original denies it.
+    /// Sets the attributes of the upper directory to those of the tree's root. The root of a view
+    /// with an upper directory has the attributes of the upper directory, which must not give
+    /// access to users to whom the original denies it.
     fn finish_upper(&self, at: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         let root = self.fs.attributes(&Context::OWN, self.fs.root())?;
         self.finish(at, name, &root, self.mode(&root), b"the upper directory")

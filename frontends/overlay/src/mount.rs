@@ -70,7 +70,8 @@ impl Powers {
 pub struct Layers<'a> {
     /// The source of names and attributes.
     pub metadata: BorrowedFd<'a>,
-    /// The layers with data, in order: the first one that has a file is used.
+    /// The layers with data, in order. The data of a file is taken from the first layer that has
+    /// the file.
     pub data: &'a [OwnedFd],
     /// The layer that takes writes; without one the view is read-only.
     pub upper: Option<&'a Upper>,

@@ -53,7 +53,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// An empty tree that all users may change.
+    /// Returns an empty tree that all users may change.
     pub fn new() -> (Arc<Watched>, Arc<Watch>) {
         let (model, watch) = (WritableModel::new(), Arc::new(Watch::default()));
         model.change(&Context::OWN, ROOT, &Change { permissions: Some(0o777), ..Change::default() }).unwrap();
