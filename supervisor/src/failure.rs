@@ -17,7 +17,7 @@ pub struct Failure {
 impl Failure {
     /// The exit code for wrong usage or input.
     pub const WRONG_INPUT: u8 = 2;
-    /// The exit code for an environment that does not allow what was requested.
+    /// The exit code for a request that the environment does not allow.
     pub const CANNOT: u8 = 3;
     /// The code by which shells report a program that SIGINT ended.
     pub const INTERRUPTED: u8 = 130;

@@ -54,8 +54,8 @@ pub fn quell_mount_at(path: &Path) -> Option<Mount> {
     mount_table().ok()?.into_iter().rfind(|mount| mount.point == path && mount.is_quell())
 }
 
-/// Returns all mounts that this process sees. Of several at one path, the last one covers the
-/// others.
+/// Returns all mounts in the namespace of this process. Of several mounts at one path, the last one
+/// covers the others.
 pub fn mount_table() -> std::io::Result<Vec<Mount>> {
     Ok(parse_mount_table(&std::fs::read(MOUNT_TABLE)?))
 }

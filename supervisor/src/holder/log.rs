@@ -195,10 +195,10 @@ impl Service for ServedLog<'_> {
         if is_needed { Need::Listed } else { Need::Over }
     }
 
-    /// The mount is checked in `need`, which follows each interval.
+    /// Does nothing: `need`, which is called after each interval, checks the mount.
     fn tick(&mut self) {}
 
-    /// A log mount has no stream of its creator.
+    /// Does nothing: a log mount keeps no stream of its creator open.
     fn creator_ended(&mut self) {}
 }
 

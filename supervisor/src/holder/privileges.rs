@@ -1,4 +1,4 @@
-//! The privileges of a holder, and what follows from them.
+//! The privileges of a holder, and the isolation, visibility and rules that result from them.
 
 use quell_index::Rules;
 use quell_overlay::Isolation;
@@ -26,8 +26,8 @@ pub fn isolate(isolation: Isolation) -> Result<(), Failure> {
         .map_err(|e| Failure::cannot(format!("{e}; `quell doctor` prints how to allow it")))
 }
 
-/// Returns which users will see the view. Must be called before this process enters a user
-/// namespace.
+/// Returns the users to whom the view will be visible. Must be called before this process enters a
+/// user namespace.
 pub fn visibility(target: &Target) -> Visibility {
     match (isolation(), target) {
         (Isolation::Mount, Target::Mountpoint { .. }) => Visibility::AllUsers,

@@ -1,4 +1,4 @@
-//! The signals that ask a holder to end.
+//! The signals that request the end of a holder.
 //!
 //! SIGTERM, SIGINT and SIGHUP request the end. A view at a mount point is unmounted. If programs
 //! use it, it is detached, which removes its name, and is served until the last of them has ended.

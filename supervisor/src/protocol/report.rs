@@ -59,7 +59,7 @@ pub struct TreeReport {
     pub source: PathBuf,
     /// The name of the view.
     pub view: String,
-    /// Why this view was chosen, and not one that comes before it.
+    /// The reason why this view was chosen, and not a preferred one.
     pub reason: String,
     /// Number of entries in the index.
     pub entries: u64,

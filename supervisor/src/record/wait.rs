@@ -28,7 +28,7 @@ pub struct RecordingEnd {
     pub started: bool,
     /// The result of the recording, if the holder sent it.
     pub result: Option<RecordingResult>,
-    /// Whether the program was asked to end because the condition was met, or at Ctrl-C.
+    /// Whether SIGTERM was sent to the program, because the condition was met or at Ctrl-C.
     pub was_stopped: bool,
 }
 

@@ -37,7 +37,8 @@ pub enum Need {
     Over,
 }
 
-/// What a holder serves. `Holder::serve` calls the methods from one thread, and from no other code.
+/// The view or mount of a holder, as the socket server uses it. Only `Holder::serve` calls the
+/// methods, from one thread.
 pub trait Service {
     /// Returns the report that `quell stats` requests, as JSON.
     fn report(&self) -> String;
