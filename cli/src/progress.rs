@@ -121,7 +121,7 @@ fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> Strin
 }
 
 /// The remaining time is estimated after this part of the work and this time in seconds. The rate
-/// of the first seconds is that of a cold cache and a few directories.
+/// of the first seconds is not representative: caches are cold, and few directories are known.
 const SHARE_KNOWN: f64 = 0.1;
 const SECONDS_KNOWN: f64 = 5.0;
 

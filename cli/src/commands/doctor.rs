@@ -17,7 +17,7 @@ struct Finding {
     name: String,
     works: bool,
     detail: String,
-    /// What the user can do if it does not work.
+    /// Advice for the user if it does not work.
     advice: &'static str,
 }
 

@@ -124,8 +124,8 @@ const FILES: [(&str, &str); 4] = [
     ("quell.toml", "Trees and log mounts, for --config."),
 ];
 
-/// Returns the sections that clap does not know: EXAMPLES, NOTES, EXIT STATUS, ENVIRONMENT, FILES,
-/// SEE ALSO.
+/// Returns the sections of a man page that clap does not generate: EXAMPLES, NOTES, EXIT STATUS,
+/// ENVIRONMENT, FILES, SEE ALSO.
 fn own_sections(command: &clap::Command, names: &[String]) -> String {
     let help = command.get_after_long_help().or_else(|| command.get_after_help());
     let help = help.map(ToString::to_string).unwrap_or_default();

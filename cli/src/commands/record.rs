@@ -18,8 +18,8 @@ use crate::{progress, tracer};
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let creation = Creation { is_reported: !quiet, quiet };
     let index = args.index.as_ref().map(|index| index_of(index, creation)).transpose()?;
-    // `quell run` gets the directory that was named, so that it checks that the index belongs to
-    // it.
+    // `quell run` gets the directory that the user named, so that it checks that the index is of
+    // this directory.
     let index =
         index.map(|(file, directory)| directory.filter(|_| args.source.is_none()).unwrap_or(file.path));
     if let Some(image) = &args.image {
