@@ -185,8 +185,8 @@ fn check_directory(path: &Path, worker: &mut Worker) -> Result<(OwnedFd, Vec<Lef
     Ok((directory, leftovers))
 }
 
-/// Measures, and removes everything that was created. `local`: the file system is local to this
-/// node.
+/// Measures the file system, and removes everything that was created. `local`: the file system is
+/// local to this node.
 pub fn measure(
     survey: Survey,
     limits: &Limits,
@@ -450,8 +450,8 @@ fn prepare(
     files: u32,
     worker: &mut Worker,
 ) -> Result<(), Refusal> {
-    // If a limit is reached or the user interrupts, the probe goes on with what exists, and removes
-    // it later.
+    // If a limit is reached or the user interrupts, the probe continues with the created names, and
+    // removes them later.
     let ignore_limit = |result: Result<(), Stopped>| match result {
         Ok(()) | Err(Stopped::LimitReached) => Ok(()),
         Err(Stopped::Failed(error)) => Err(Refusal::Failed(error)),
@@ -469,7 +469,7 @@ fn prepare(
     ignore_limit(probe_directory.fill(directories, files, worker))
 }
 
-/// An error while creating names means that no probe is possible here.
+/// Returns the refusal for an error while creating names: no probe is possible in this directory.
 fn not_writable(refusal: Refusal) -> Refusal {
     match refusal {
         Refusal::Failed(error) => Refusal::NotWritable(error),

@@ -102,7 +102,7 @@ impl Worker {
         Ok(self.call_regardless_of_limits(kind, request))
     }
 
-    /// As `call`, for the few calls that are made regardless of the limits.
+    /// Does the same as `call`, for the few calls that are made regardless of the limits.
     pub fn call_regardless_of_limits<T>(
         &mut self,
         kind: Kind,

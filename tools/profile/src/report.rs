@@ -586,6 +586,6 @@ pub struct Nodes {
     pub capacity: f64,
     /// The source of the capacity: `--capacity`, or the directory and day of a `quell probe`.
     pub capacity_from: String,
-    /// What the estimate leaves out.
+    /// The effects that the estimate leaves out.
     pub leaves_out: Vec<String>,
 }

@@ -28,7 +28,8 @@ pub struct ClientCache {
 }
 
 impl ClientCache {
-    /// `cache_us`: how long the client answers for a directory or for attributes from its cache.
+    /// Returns empty caches. `cache_us`: how long the client uses cached directories and
+    /// attributes, in microseconds.
     pub fn new(cache_us: u64) -> ClientCache {
         ClientCache {
             cache_us,
@@ -87,8 +88,8 @@ impl ClientCache {
             return self.operations_by_descriptor(map, event, path);
         };
         if event.result.is_missing() {
-            // The lookup ends at the first missing name. A listing does not answer for names that
-            // are not in it.
+            // The lookup ends at the first missing name. The client sends a lookup even for a name
+            // that is not in a cached listing.
             let mut at = path;
             loop {
                 let above = map.paths.parent(at);

@@ -20,8 +20,8 @@ pub struct Lane {
 }
 
 impl Lanes {
-    /// `processes`: the numbers of the processes to record. `duration_us`: the duration of the
-    /// trace.
+    /// Returns empty lanes. `processes`: the numbers of the processes to record. `duration_us`: the
+    /// duration of the trace.
     pub fn new(processes: impl Iterator<Item = u32>, duration_us: u64) -> Lanes {
         let empty = Lane { operations: 0, steps: vec![0; LANE_STEPS] };
         let step_us = duration_us.div_ceil(LANE_STEPS as u64).max(1);

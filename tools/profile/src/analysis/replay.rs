@@ -15,7 +15,7 @@ use crate::report::Scenarios;
 use crate::trace::calls::{Class, Effect};
 use crate::trace::event::{CallResult, CallTarget, Event};
 
-/// How long a client answers for a directory or for attributes from its cache.
+/// How long a client uses cached directories and attributes, in microseconds.
 const CACHE_US: u64 = 1_000_000;
 /// Operations for loading the index of a tree (the lookups on its path, its open, its size) and for
 /// the eight comparisons of the sample. Measured on MooseFS: 10 to 11.

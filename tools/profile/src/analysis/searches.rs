@@ -34,7 +34,8 @@ pub fn variables<'a>(environment: impl Iterator<Item = (&'a [u8], &'a [u8])>) ->
     variables
 }
 
-/// What is searched for, and how this was determined.
+/// The kind of a search: the number of the environment variable that lists the directory, or the
+/// variable that the name suggests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
     Environment(u16),

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::paths::PathId;
 
-/// What a descriptor refers to.
+/// The file or other object that a descriptor refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     File(PathId),

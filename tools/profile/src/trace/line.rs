@@ -306,7 +306,8 @@ pub struct Call<'a> {
     pub result: Outcome<'a>,
     /// Microseconds, with `-T`.
     pub duration_us: Option<u64>,
-    /// The id of a new process as the tracer sees it, if its parent sees another one.
+    /// The id of a new process in the tracer's PID namespace, if its id in its parent's namespace
+    /// is another one.
     pub tracer_pid: Option<u32>,
 }
 

@@ -37,7 +37,8 @@ struct Process {
     group: u32,
 }
 
-/// What a child shares with its parent.
+/// The state that a child shares with its parent: descriptors, working and root directory, thread
+/// group.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Shares {
     pub files: bool,

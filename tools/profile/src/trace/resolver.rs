@@ -65,7 +65,8 @@ pub struct CallResolver {
 }
 
 impl CallResolver {
-    /// `working`: the working directory of the first process, if known.
+    /// Returns a resolver without processes. `working`: the working directory of the first process,
+    /// if known.
     pub fn new(working: Option<PathId>) -> CallResolver {
         CallResolver {
             processes: ProcessTable::new(working),
