@@ -64,9 +64,9 @@ impl<D: ?Sized> CountingDir<D> {
         CountingDir { inner, path: Vec::new(), log: Arc::default() }
     }
 
-    /// As `new`, with a `hook` that is called before each operation reaches the file system, with
-    /// the number of the operation. The hook may use the file system, so a test can interleave two
-    /// users of it at every operation.
+    /// Does the same as `new`, with a `hook` that is called before each operation reaches the file
+    /// system, with the number of the operation. The hook may use the file system, so a test can
+    /// interleave two users of it at every operation.
     pub fn with_hook(
         inner: Arc<D>,
         hook: impl Fn(usize, &Operation) + Send + Sync + 'static,

@@ -250,7 +250,7 @@ impl Table {
         Ok(())
     }
 
-    /// The permissions of the model's own process are root's.
+    /// Truncates a file. Without a caller, the request has the permissions of root.
     fn truncate(&mut self, context: &Context<'_>, node: NodeId, size_bytes: u64) -> Result<()> {
         self.set_size(node, size_bytes)?;
         match context.caller {
@@ -522,7 +522,7 @@ impl Writable for WritableModel {
         Ok(Box::new(self.opened(&mut table, node, mode)))
     }
 
-    /// Every name survives at once.
+    /// Checks the deadline and the directory. All names are durable immediately.
     fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {
         self.lock_in_time(context)?.dir(dir).map(drop)
     }

@@ -347,7 +347,7 @@ fn operations_that_write_are_counted() {
     );
 }
 
-/// Random operations on a store and on a real directory, compared.
+/// Random operations have the same results on a store and on a real directory.
 #[test]
 fn the_store_in_memory_behaves_like_a_real_directory() {
     for seed in 0..40 {

@@ -271,7 +271,8 @@ impl OffsetState {
         self.may_end_before = ends || (self.may_end_before && !safe);
     }
 
-    /// The file extends beyond this offset, which is zero if nothing was written there.
+    /// Records that the file extends beyond this offset: the byte is zero if nothing was written
+    /// there.
     fn reach(&mut self, safe: bool) {
         if self.may_end_before {
             self.permitted = self.found == Some(0) || (self.permitted && !(safe && self.found.is_none()));

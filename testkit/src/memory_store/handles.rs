@@ -210,8 +210,8 @@ struct StoreFile {
 }
 
 impl StoreFile {
-    /// As on Linux, a failure that no descriptor has reported is also reported by one that is
-    /// opened now.
+    /// Opens a file. As on Linux, the new descriptor also reports an earlier failure that no other
+    /// descriptor has reported.
     fn open(shared: &SharedState, state: &mut State, number: Number) -> StoreFile {
         let inode = state.inode(number);
         let known = if inode.is_reported { 0 } else { inode.writeback_errors.min(1) };

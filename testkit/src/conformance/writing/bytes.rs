@@ -38,7 +38,8 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     assert_eq!(mount.bytes(node), b"new");
 }
 
-/// Overlapping writes of all sizes in all orders, read in different pieces than they were written.
+/// Checks overlapping writes of all sizes in all orders, read in different pieces than they were
+/// written.
 fn any_order(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     let (node, file) = mount.create("file");

@@ -75,7 +75,8 @@ fn after_close(mount: &Mount) {
     assert_eq!(mount.bytes(node), b"published by close, and more");
 }
 
-/// Processes take turns to write each other's blocks, and each reads all data.
+/// Checks that each process reads all data while the processes take turns to write each other's
+/// blocks.
 fn by_turns(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     let (node, creator) = mount.create("file");
@@ -102,7 +103,7 @@ fn by_turns(implementation: &WritableImplementation<'_>) {
     assert!(mount.bytes(node) == expected[..size]);
 }
 
-/// A file that one process after the other opens, appends to and closes.
+/// Checks a file that one process after the other opens, appends to and closes.
 fn again_and_again(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     let node = mount.write("file", b"");

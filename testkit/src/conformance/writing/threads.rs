@@ -84,7 +84,7 @@ fn appended(mount: &Mount) {
     assert!(records.iter().all(|record| record[4] == 0xEE && record[..2] == record[2..4]));
 }
 
-/// One open file, used by all threads.
+/// Checks the promise with one open file that all threads use.
 fn one_handle(mount: &Mount) {
     let (node, file) = mount.create("one handle");
     std::thread::scope(|scope| {
@@ -109,7 +109,7 @@ fn one_handle(mount: &Mount) {
     assert!(bytes.chunks(100).enumerate().all(|(i, chunk)| chunk.iter().all(|byte| *byte == i as u8)));
 }
 
-/// Names that are created and removed concurrently, each in its own thread.
+/// Checks names that are created and removed concurrently, each in its own thread.
 fn names(mount: &Mount) {
     let dir = mount.make_dir("names");
     std::thread::scope(|scope| {
