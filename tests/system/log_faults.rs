@@ -396,7 +396,8 @@ fn a_program_that_waits_for_input_sees_the_mount_go() {
 }
 
 /// An ext4 on a loop device whose file lies on a tmpfs. When the tmpfs is full, the device cannot
-/// write new blocks of that file. ext4 does not know this, so its writeback really fails.
+/// write new blocks of that file. ext4 accepts writes, because it has free blocks itself, and their
+/// writeback fails.
 struct FailingDevice<'a> {
     stage: &'a Stage,
     backing: PathBuf,

@@ -1,5 +1,6 @@
-//! Log mounts across users and PID namespaces: root's mount and tools on a store of a user who
-//! exchanges names all the time, and repairs that cannot see the writing process.
+//! Log mounts across users and PID namespaces: root's mount and tools on a store whose owner
+//! exchanges names continuously, and repairs by a process in a PID namespace in which the writing
+//! process is not visible.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Write};

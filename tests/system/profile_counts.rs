@@ -139,7 +139,7 @@ fn processes_are_counted_alike_however_they_were_traced() {
     assert_eq!(counts, [counts[0]; 5], "{launches:?}");
 }
 
-/// A deterministic random number generator.
+/// Returns a pseudorandom number below `limit`, and advances the seed.
 fn random_below(seed: &mut u64, limit: usize) -> usize {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*seed >> 33) as usize % limit

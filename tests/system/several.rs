@@ -71,7 +71,7 @@ fn a_directory_is_indexed_first_if_need_be() {
     let second = run(&["-v"]);
     assert!(!second.err.contains("has no index yet"));
     assert_eq!(second.text(), "hello\n");
-    // Success prints nothing unless it is asked for.
+    // Success prints nothing without an option that requests it.
     fs::remove_file(&index).unwrap();
     let third = run(&[]);
     assert_eq!((third.text().as_str(), third.err.as_str()), ("hello\n", ""));
