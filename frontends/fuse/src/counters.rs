@@ -1,5 +1,5 @@
-//! Counters of the requests to a mount. Each request is counted once, here. Requests that the
-//! kernel answers from its own caches never arrive and are not counted.
+//! Counters of the requests to a mount, which only this crate counts. Requests that the kernel
+//! answers from its own caches never arrive and are not counted.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -75,7 +75,8 @@ counters! {
     reads,
     /// Bytes that those reads returned.
     bytes_read,
-    /// Requests answered with an error. A missing name or extended attribute is not an error.
+    /// Requests for which the served file system returned an error. A missing name or extended
+    /// attribute is not an error.
     errors;
     /// Files, directories and symbolic links created.
     made,

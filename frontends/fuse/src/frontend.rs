@@ -106,16 +106,17 @@ impl Frontend {
         }
     }
 
-    /// Begins a request; every request handler calls this first. While the result exists, the
-    /// request is listed as in flight, it has a span in the trace, and a panic ends the session.
+    /// Begins a request; all handlers call this first, except those that only return a constant
+    /// error. While the result exists, the request is listed as in flight, it has a span in the
+    /// trace, and a panic ends the session.
     pub(crate) fn enter(&self, operation: &'static str, inode: INodeNo) -> RequestGuard<'_> {
         self.state.enter(operation, node(inode))
     }
 
     /// Begins a request that opens or changes something, as [`enter`](Self::enter) does. If this
-    /// process runs as root, they are done with the permissions of the caller. Lookups, attributes
-    /// and listings do not need this: the kernel has already checked access, and they change
-    /// nothing.
+    /// process runs as root, the request is done with the permissions of the caller. Lookups,
+    /// attributes and listings do not need this: the kernel has already checked access, and these
+    /// requests change nothing.
     pub(crate) fn enter_for(
         &self,
         operation: &'static str,

@@ -20,7 +20,9 @@
 //!
 //! For a file system that claims to be `immutable`, the kernel caches every answer for as long as
 //! it has memory: entries, negative entries, attributes, link targets, whole listings and file
-//! data. For any other file system it caches nothing and sends every request.
+//! data. For any other file system it caches no entries, attributes, link targets and listings, and
+//! file data only until the next open of the file. For a writable one it caches no file data
+//! either.
 //!
 //! # Writable trees
 //!

@@ -1,6 +1,6 @@
 //! Overlay views: the kernel serves the metadata of a tree from a tmpfs (or from a FUSE mount of
-//! Quell) through overlayfs, and its data from the tree itself. No Quell process is involved in a
-//! request.
+//! Quell) through overlayfs, and its data from the tree itself. With a tmpfs, and data layers that
+//! are not FUSE mounts, no Quell process is involved in a request.
 //!
 //! The metadata layer has one empty file for each regular file. Its attributes
 //! `user.overlay.metacopy` and `user.overlay.redirect` direct the kernel to the data-only layer for
