@@ -24,8 +24,8 @@ pub const RESULT_VALID_FOR: Duration = Duration::from_secs(600);
 pub const CLAIM_VALID_FOR: Duration = Duration::from_secs(120);
 /// How long a node polls for another node's result.
 pub const AWAIT_TIMEOUT: Duration = Duration::from_secs(600);
-/// The pause before a node polls for the first time. It is doubled each time up to
-/// `POLL_PAUSE_MAX`, so 500 nodes make fewer than 50 lookups per second, and soon fewer than 10.
+/// The pause after the first poll of a node. It is doubled after each poll, up to `POLL_PAUSE_MAX`:
+/// 500 nodes then make fewer than 50 lookups per second, and soon fewer than 10.
 const POLL_PAUSE_MIN: Duration = Duration::from_secs(2);
 const POLL_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A check ends after this number of differences: by then it is clear that the index is out of
@@ -92,13 +92,13 @@ pub enum CheckTiming {
     /// Check the tree before the program starts, for at most `START_TIMEOUT`; then continue the
     /// check while the program runs.
     BeforeStart,
-    /// As `BeforeStart` if this node is the first of the job to claim the check; otherwise ask for
-    /// the result.
+    /// As `BeforeStart` if this node is the first of the job to claim the check; otherwise as
+    /// `AwaitResult`.
     BeforeStartIfClaimed,
-    /// While the program runs, ask for a recent result, and check the tree if there is none and no
+    /// While the program runs, poll for a recent result, and check the tree if there is none and no
     /// other node is checking it.
     DuringRun,
-    /// Ask for another node's result.
+    /// Poll for another node's result while the program runs.
     AwaitResult,
 }
 
@@ -136,7 +136,8 @@ pub fn is_writable_by(
     })
 }
 
-/// Returns the pause before the next request for a result. `random` varies it by up to a quarter.
+/// Returns the pause between two polls. `attempt`: the number of polls before. `random` varies the
+/// pause by up to a quarter.
 pub fn poll_pause(attempt: u32, random: u64) -> Duration {
     let pause = POLL_PAUSE_MIN.saturating_mul(1 << attempt.min(10)).min(POLL_PAUSE_MAX);
     pause * 3 / 4 + pause / 2 * (random % 1024) as u32 / 1024

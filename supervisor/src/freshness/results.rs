@@ -2,10 +2,11 @@
 //!
 //! Results are in the state directory, which the nodes of a job share and only the user can access:
 //! `$XDG_STATE_HOME/quell`, by default `~/.local/state/quell`. If that cannot be used, they are in
-//! the runtime directory of the node. The checking node creates a file `check-KEY` with `O_EXCL`.
-//! It is empty until it has the result: JSON of an `Option<StaleReport>`. For a tree that the
-//! caller may write to, the key depends on tree and job, otherwise on the tree alone, so that one
-//! result serves all jobs of the user.
+//! the runtime directory of the node. A node that checks a tree creates an empty file `check-KEY`,
+//! with `O_EXCL` if another node may claim the check as well. When the check has ended, the file is
+//! replaced by one with the result: JSON of an `Option<StaleReport>`. For a tree that the caller
+//! may write to, the key depends on tree and job, otherwise on the tree alone, so that one result
+//! serves all jobs of the user.
 
 use std::fs::{DirBuilder, File};
 use std::io::{Read, Write};

@@ -205,7 +205,7 @@ impl RunningCheck {
         phase.found.take()
     }
 
-    /// Returns the number of differences found so far.
+    /// Returns the number of differences that the check has found; 0 until it has ended.
     pub fn changes(&self) -> u64 {
         self.shared.changes.load(Ordering::Relaxed)
     }

@@ -64,7 +64,8 @@ impl Context {
     }
 }
 
-/// Returns `false` if the command that reads the answer was killed.
+/// Writes the answer to standard output and closes it. Returns `false` if the command that reads
+/// the answer was killed.
 pub fn answer(answer: &Answer) -> bool {
     let text = serde_json::to_string(answer).expect("an answer is always JSON");
     let written = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());

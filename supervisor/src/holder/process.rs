@@ -29,7 +29,8 @@ pub fn run_holder(console: Arc<dyn Console>, quiet: bool) -> Result<(), Failure>
     }
 }
 
-/// Detaches the process from the terminal's signals, the caller's directory and its limits.
+/// Detaches the process from the terminal and from the caller's directory and umask, and raises its
+/// limits of open files and file size to the maximum.
 fn leave_session() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid, umask};
     // The process was started as /proc/self/exe and would be named `exe`.

@@ -36,7 +36,8 @@ pub struct ActiveRecording {
     plan: RecordingPlan,
     recorded: Recorded,
     messages: Messages,
-    /// A process that waits for the result sees end of file if this process is killed.
+    /// Kept open, so that the process that waits for the result reads end of file if this process
+    /// is killed.
     pipe: File,
 }
 

@@ -2,9 +2,10 @@
 //!
 //! SIGTERM, SIGINT and SIGHUP request the end. A view at a mount point is unmounted. If programs
 //! use it, it is detached, which removes its name, and is served until the last of them has ended.
-//! A view of `quell run` is served until the last program has ended. A writable view remains in
-//! place while programs use it, because its process holds the lock of the writable layer. A second
-//! SIGTERM or SIGINT ends any of these views at once.
+//! A view of `quell run` is served until the last program has ended; if the kernel alone serves it,
+//! the holder ends at once. A writable view remains in place while programs use it, because its
+//! process holds the lock of the writable layer. A second SIGTERM or SIGINT ends any of these views
+//! at once.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;

@@ -9,10 +9,11 @@ use crate::failure::Failure;
 /// Number of directories in /tmp that are tried: another user may have created some of them.
 const SHARED_DIRECTORIES_MAX: u32 = 16;
 
-/// Returns a directory that only this user can access: `$QUELL_RUNTIME_DIR`,
-/// `$XDG_RUNTIME_DIR/quell`, for root `/run/quell`, or `/tmp/quell-UID`. If another user owns the
-/// last one, it is the first of `/tmp/quell-UID-1`, `-2`, ... that exists and belongs to this user,
-/// or the first that can be created. All processes of a user therefore find the same directory.
+/// Returns a directory that only this user can access: `$QUELL_RUNTIME_DIR`, or
+/// `$XDG_RUNTIME_DIR/quell` if that variable names a directory of this user. Without these
+/// variables, returns the first of `/run/quell` (only for root), `/tmp/quell-UID`,
+/// `/tmp/quell-UID-1`, `-2`, ... that exists and belongs to this user, or creates the first that
+/// can be created. All processes of a user therefore find the same directory.
 pub fn runtime_directory() -> Result<PathBuf, Failure> {
     let uid = rustix::process::geteuid().as_raw();
     let own = |variable: &str| std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);

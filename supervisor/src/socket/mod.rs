@@ -1,7 +1,7 @@
-//! The holder: one process per node, user and job, which has created the namespace. Other processes
-//! join through its socket; it stays until the last process of the namespace has ended. Ranks that
-//! share a namespace can read each other's memory (MPI's cross-memory attach); ranks in separate
-//! namespaces cannot.
+//! The socket of a holder. For each plan and job of a user there is one holder on a node, which has
+//! created the namespace. Other processes join through its socket. The holder stays until the last
+//! process of the namespace has ended. Ranks that share a namespace can read each other's memory
+//! (MPI's cross-memory attach); ranks in separate namespaces cannot.
 //!
 //! The protocol uses a Unix stream socket in a directory that only the user may enter. Numbers have
 //! 4 bytes and are little endian.
@@ -22,8 +22,9 @@
 //! whether its working directory exists in the view.
 //!
 //! The lock file of a holder is locked while a process checks for a holder, while it creates one,
-//! and while a holder leaves. No process waits for an answer with the lock held, so a holder that
-//! does not answer delays all callers by one timeout together, not one after the other.
+//! and while a holder leaves. No process holds the lock while it waits for an answer of an existing
+//! holder, so a holder that does not answer delays all callers by one timeout together, not one
+//! after the other.
 
 pub(crate) mod client;
 pub(crate) mod connection;

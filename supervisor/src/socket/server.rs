@@ -171,13 +171,15 @@ impl Holder {
         }
     }
 
-    /// Removes the socket, which no other process knows yet. The caller must hold the lock.
+    /// Removes the socket, which no other process has used yet, and the lock file. The caller must
+    /// hold the lock.
     pub fn abandon(self) {
         remove_files(&self.directory, &self.key);
     }
 
-    /// Waits until a caller connects or sends data, a member ends, or the timeout. Returns whether
-    /// a descriptor of `wake_on` has an event.
+    /// Waits until a caller connects or sends data, a member or the creator ends, a descriptor of
+    /// `wake_on` has an event, or the timeout. Returns whether a descriptor of `wake_on` has an
+    /// event.
     fn wait(&self, timeout: Duration) -> Result<bool> {
         let mut watched: Vec<PollFd<'_>> =
             self.wakers.iter().map(|(waker, events)| PollFd::new(waker, *events)).collect();
