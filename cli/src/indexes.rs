@@ -49,7 +49,7 @@ pub struct Creation {
 }
 
 /// Opens the indexes in their order, together with the directories that were named, and creates
-/// missing ones. No index is written into a tree that another one covers.
+/// missing ones. Refuses to create an index in one of the indexed trees.
 pub fn open_indexes(
     indexes: Vec<RequestedIndex>,
     creation: Creation,

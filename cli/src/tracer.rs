@@ -192,8 +192,8 @@ pub struct Traced {
     pub call_cost: Option<Duration>,
 }
 
-/// The maximum part of the duration that tracing takes according to an estimate. If it takes more,
-/// a small error of the estimate has a large effect on the rest.
+/// If tracing takes more than this part of the duration, the duration without tracing is not
+/// estimated: a small error of the cost of a call would have a large effect on it.
 const TRACING_PART_MAX: f64 = 0.75;
 
 impl Traced {
