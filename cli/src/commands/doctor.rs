@@ -222,8 +222,8 @@ fn user_namespaces() -> Finding {
     }
 }
 
-/// Returns the user's groups that the user namespace of `quell run` does not keep;
-/// docs/semantics.md has the complete list of differences.
+/// Returns the finding about the groups of the user and the owners of files that the user namespace
+/// of `quell run` does not keep; docs/semantics.md has the complete list of differences.
 fn groups_and_owners() -> Finding {
     let own = rustix::process::getegid();
     let groups = rustix::process::getgroups().unwrap_or_default();

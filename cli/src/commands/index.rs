@@ -118,8 +118,8 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
 }
 
 /// Returns the default path of a directory's index, beside it. `directory` has no symbolic links.
-/// There is no default path for the root directory, or for a directory in an indexed tree, because
-/// creating the file would change that tree.
+/// There is no default path for the root directory. An index that does not exist yet has none in an
+/// indexed tree either, because creating the file would change that tree.
 pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
     let wrong = |reason: String| Failure::wrong_input(format!("{reason}; name the index file with -o"));
     let path = quell_mount_spec::default_index_path(directory)

@@ -86,7 +86,8 @@ impl Bar {
         Bar { bar, terminal, quiet, done: 0, all, lines: 0, next_line: LOG_INTERVAL, begin: Instant::now() }
     }
 
-    /// Returns `false` if the reading was interrupted.
+    /// Counts a line of this many bytes and updates the bar. Returns `false` if the reading was
+    /// interrupted.
     fn advance(&mut self, activity: &'static str, bytes: usize, interrupted: &AtomicBool) -> bool {
         self.done += bytes as u64 + 1;
         self.lines += 1;

@@ -63,7 +63,7 @@ impl ReportDirectory {
         unreachable!("there is a next number")
     }
 
-    /// Checks that an existing directory is empty or contains a report.
+    /// Checks that an existing directory is empty or contains a report, unless `--force` was given.
     fn checked(self) -> Result<ReportDirectory, Failure> {
         let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&self.path)));
         if self.created || self.force || std::fs::read_dir(&self.path).map_err(failed)?.next().is_none() {
@@ -93,7 +93,8 @@ impl ReportDirectory {
             .replace(content, |_| Ok(()))?)
     }
 
-    /// Removes the trace after a failure, and the directory if this process created it.
+    /// Removes the trace, the mount table and the directory after a failure, if this process
+    /// created the directory.
     pub fn discard(&self) {
         if self.created {
             for name in [TRACE, MOUNTINFO] {
@@ -112,7 +113,8 @@ impl ReportDirectory {
             self.write(&format!("{}.png", chart.name), &chart.png)?;
         }
         self.write("report.html", quell_profile::html(report).as_bytes())?;
-        // Also written without trees, so that `quell run --config` can say that nothing is covered.
+        // Also written without trees, so that `quell run --config` can report that nothing is
+        // covered.
         self.write(CONFIG, config.text(&report.verdict.text)?.as_bytes())
     }
 }
