@@ -1,5 +1,6 @@
-//! The curve of figure 3: decides on the next number of threads, on the end of the rise, and on the
-//! sustained rate. Plain functions of the steps so far; no clock, no thread, no file.
+//! The curve of figure 3 of the paper: decides on the next number of threads, on the end of the
+//! rise, and on the sustained rate. Plain functions of the steps so far; no clock, no thread, no
+//! file.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ pub struct Step {
     pub operations: u64,
     /// The duration in seconds.
     pub seconds: f64,
-    /// The latency of a call.
+    /// The median latency of a call.
     pub p50: Duration,
     /// The 99th percentile of the latencies.
     pub p99: Duration,

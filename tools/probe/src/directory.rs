@@ -1,6 +1,6 @@
 //! The probe's own directory: created, filled, examined, locked and removed. All names are reached
-//! from open directories and are names that a probe creates. No link is followed, and files with
-//! other names are left alone.
+//! from open directories and are names that a probe creates. No link in the directory is followed,
+//! and files with other names are left alone.
 //!
 //! ```text
 //! DIR/.quell-probe-XXXXXX/          mode 0700

@@ -1,8 +1,8 @@
 //! Measures how many metadata operations per second a file system sustains, within hard limits, and
 //! removes everything it creates. Decisions are made in `budget`, `curve`, `kind` and `leftover`,
-//! which access no files; `directory`, `measure`, `node` and `pool` act on them. The crate never
-//! follows a link and never removes a file that a probe did not create. docs/techniques/probe.md
-//! describes the requests and the reasons for them.
+//! which access no files; `directory`, `measure`, `node` and `pool` act on them. The crate follows
+//! no link below the directory that the user names, and never removes a file that a probe did not
+//! create. docs/techniques/probe.md describes the requests and the reasons for them.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -34,7 +34,7 @@ const CACHED_STATS: usize = 200;
 /// The size of the buffer for a listing, in bytes. A directory of the tree takes two reads, the
 /// last of which returns nothing.
 const NAMES_BUFFER_BYTES: usize = 8 << 10;
-/// Less free space than this counts as none.
+/// The minimum free space, in bytes.
 const FREE_BYTES_MIN: u64 = 1 << 20;
 /// The minimum number of free inodes. A probe creates about three hundred, and others need some.
 const FREE_NAMES_MIN: u64 = 400;
@@ -345,7 +345,7 @@ impl Probe {
             if self.pool.progress().is_stopped() {
                 return Ok(End::Interrupted);
             }
-            // An interrupted step is not meaningful.
+            // A step that a slow call has ended is not meaningful.
             if !self.pool.has_slow_call() {
                 let node_busy = before.zip(Ticks::now()).and_then(|(then, now)| now.busy_since(then));
                 self.steps.push(step(parallelism, &done, node_busy));

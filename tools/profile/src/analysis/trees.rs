@@ -31,7 +31,7 @@ const SHARE_MIN: f64 = 0.01;
 /// If directories below one account for this part of its calls, they are proposed instead of it.
 const NEARLY_ALL: f64 = 0.9;
 const TREES_MAX: usize = 16;
-/// Limit on the recursion; software is not installed deeper below another tree.
+/// Limit on the recursion: no tree is proposed that is deeper below the root of a file system.
 const DEPTH_MAX: u32 = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
