@@ -28,8 +28,8 @@
 //!   (`fdatasync`).
 //! - **A failed sync** may have lost the data that it was to write, even if the next sync succeeds,
 //!   as on Linux.
-//! - Old changes are written back without a sync: all but the last 64 MiB of a file and the last
-//!   10,000 names. Tests with fewer changes are not affected.
+//! - Old changes are written back without a sync: at most about 64 MiB of a file and 10,000 changes
+//!   of names are unsynced at any time. Tests with fewer changes are not affected.
 //!
 //! [`MemoryStore::kill`] creates the state after all processes were killed: all written data is
 //! present, and no file is open. Both return another store; the original and its open files remain

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use super::inode::Number;
 
-/// The number of changes of names that may be unsynced.
+/// The maximum number of unsynced changes of names. When it is exceeded, the older half becomes
+/// durable.
 pub(super) const CHANGES_MAX: usize = 10_000;
 
 /// A change of one name: its inode before and after.

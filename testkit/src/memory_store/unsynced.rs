@@ -4,7 +4,7 @@
 use crate::random::Random;
 use crate::sparse::{BLOCK_BYTES, SparseBytes};
 
-/// The number of bytes of a file that may be unsynced.
+/// The maximum number of unsynced bytes of a file, apart from the last 1,024 writes.
 const UNSYNCED_BYTES_MAX: usize = 64 << 20;
 /// A change of a file's data that no sync has made durable.
 #[derive(Debug, Clone)]
