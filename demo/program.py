@@ -1,9 +1,9 @@
 """An ordinary program that does not depend on Quell.
 
-It imports six packages and computes one line with each of them.
+It imports six packages, uses each of them, and prints one line.
 
-Its start makes some thousand lookups of modules and libraries before the first number is computed;
-this is the load that Quell reduces. Its output is the same on every run.
+Its start makes several thousand lookups of modules and libraries before the first number is
+computed; this is the load that Quell reduces. Its output is the same on every run.
 """
 import matplotlib
 import numpy as np

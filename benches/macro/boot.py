@@ -1,10 +1,10 @@
 """Boot images of programs, measured for bench.py.
 
-The import of six packages on a node with empty caches is measured directly, with the index alone, with index and boot image, and from the file-system
-images that root would mount instead. The client itself counts its requests: metadata are the
-messages that programs cause at the metadata server (without those that keep the client registered),
-data the reads that it sends to the data servers. Loading the index and the image, and mounting a
-file-system image, are included in counts and times.
+The import of six packages on a node with empty caches is measured directly, with the index alone,
+with index and boot image, and from the file-system images that root would mount instead. The client
+itself counts its requests: metadata are the messages that programs cause at the metadata server
+(without those that keep the client registered), data the reads that it sends to the data servers.
+Loading the index and the image, and mounting a file-system image, are included in counts and times.
 """
 import os
 import shutil
@@ -22,7 +22,7 @@ OF_THE_SERVER = (
 REPEATS = 3
 NODE = 2
 READ_BYTES = 128 << 10  # of one request
-FEW = 6  # the sample is random, and a traced run takes longer
+FEW = 6  # allowed difference of operations: the sample is random, and a traced run takes longer
 IMPORT = "import of six packages, cold node"
 # Mounts a file system in a mount namespace of the command, so that no mount remains however the
 # command ends.
@@ -44,7 +44,7 @@ def why_not(kind):
     """Return the reason why an image of this kind cannot be mounted here, or None."""
     if not shutil.which(IMAGES[kind][0]):
         return f"{IMAGES[kind][0]} is not installed"
-    if shutil.which("modprobe"):  # may be a module that is not loaded
+    if shutil.which("modprobe"):  # the file system may be a module that is not loaded
         subprocess.run(["modprobe", "--quiet", kind], stderr=subprocess.DEVNULL)
     if not any(line.split()[-1] == kind for line in Path("/proc/filesystems").read_text().splitlines()):
         return f"the kernel has no {kind}"
@@ -52,7 +52,7 @@ def why_not(kind):
 
 
 class BootImages:
-    """The rows that are added to a benchmark's own."""
+    """Measures boot images and adds their rows to a benchmark."""
 
     def __init__(self, bench, program):
         self.bench, self.testbed, self.program = bench, bench.testbed, program
@@ -122,7 +122,7 @@ class BootImages:
         return middle, [median(values) for values in zip(*after)], lines, operations
 
     def local_warm(self, local):
-        """Time the same from a copy on a local disk, in the page cache, in turn with the cold start
+        """Time the program from a copy on a local disk, in the page cache, in turn with the cold start
         with the boot image."""
         copy = Path(local, "env")
         run(["cp", "-a", self.testbed.path(1, "env"), copy])

@@ -83,7 +83,7 @@ class Rates(dict):
 
 
 class Logs:
-    """The rows that are added to a benchmark's own."""
+    """Measures log mounts and adds their rows to a benchmark."""
 
     def __init__(self, bench, stand_in=False):
         self.quell, self.testbed, self.add = bench.quell, bench.testbed, bench.add
@@ -96,8 +96,8 @@ class Logs:
         self.stand_in = stand_in
         self.program = self.scratch / "records"
         run(["cc", "-O2", "-Wall", "-o", self.program, HERE / "records.c"])
-        # The same work without the mount, directly and through libquell. It measures its time as
-        # records.c does.
+        # nto1 does the same work without the mount, directly and through libquell, and measures its
+        # time as records.c does.
         self.library = Path(self.quell).resolve().parent / "libquell.so"
         self.nto1 = self.scratch / "nto1"
         if self.library.exists():

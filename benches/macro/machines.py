@@ -271,7 +271,7 @@ class Machines:
 
     def cold(self, node):
         self.testbed.drop(node)
-        # Drops the chunk server's own page cache.
+        # Also drop the page cache of the chunk server.
         run(["sync"])
         Path("/proc/sys/vm/drop_caches").write_text("1")
 
