@@ -5,6 +5,7 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use quell_boot::{BootImage, LoadingContents};
 use quell_index::{Image, format};
@@ -265,9 +266,13 @@ pub fn readers_of(image: &Image, above: &Path) -> Readers {
     Readers { others, group: group.then_some(root_group) }
 }
 
-/// Writes an index; see [`Output::replace`].
-pub fn save_index(path: &Path, bytes: &[u8], readers: Readers, force: bool) -> Result<()> {
+/// Writes an index; see [`Output::replace`]. The modification time of the file becomes the time, by the
+/// clock of its file system, at which the tree began to be read: `age` before now. `quell index
+/// --update=dirs` reads directories again that changed shortly before that time or later.
+pub fn save_index(path: &Path, bytes: &[u8], readers: Readers, age: Duration, force: bool) -> Result<()> {
     Output { path, format: INDEX, force }.replace(bytes, |file| {
+        let written = file.metadata()?.modified()?;
+        file.set_modified(written.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH))?;
         let mut mode = 0o600;
         if readers.others {
             mode |= 0o044;
@@ -294,6 +299,20 @@ mod tests {
         {
             assert_eq!(default_index_path(Path::new(directory)), file.map(PathBuf::from));
         }
+    }
+
+    #[test]
+    fn the_time_of_an_index_is_the_beginning_of_the_build() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tree.quell");
+        let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+        let before = directory.path().join("before");
+        fs::write(&before, "").unwrap();
+        let age = Duration::from_secs(1000);
+        save_index(&path, &format::MAGIC, Readers { others: false, group: None }, age, false).unwrap();
+        let passed = modified(&path).duration_since(modified(&before) - age).unwrap();
+        assert!(passed < age, "{passed:?}");
+        assert!(modified(&path) < modified(&before));
     }
 
     #[test]

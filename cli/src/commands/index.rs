@@ -17,8 +17,9 @@ use crate::inputs::{
 };
 use crate::output::{counted, errln, outln};
 
-/// A directory that changed less than this before the old index was written may have changed again
-/// within the same timestamp granule. Some file systems have timestamps in steps of two seconds.
+/// A directory that changed less than this before the build of the old index began, which is the
+/// modification time of its file, may have changed again within the same timestamp granule. Some file
+/// systems have timestamps in steps of two seconds.
 const CLOCK_TICK_SECONDS: i64 = 2;
 /// Number of unreadable paths that are printed; the rest is only counted.
 const PROBLEMS_SHOWN: u64 = 20;
@@ -75,7 +76,7 @@ pub fn run(args: IndexArgs, quiet: bool, report: Report) -> Result<ExitCode, Fai
     let refused = args.strict && problems > 0;
     if !unchanged && !refused {
         let readers = quell_mount_spec::readers_of(&image, &task.directory);
-        quell_mount_spec::save_index(&task.output, image.bytes(), readers, args.force)?;
+        quell_mount_spec::save_index(&task.output, image.bytes(), readers, begun.elapsed(), args.force)?;
     }
     let outcome = match (unchanged, refused) {
         (_, true) => "refused",
