@@ -509,7 +509,7 @@ def set_up(testbed, options):
     """Create the two trees on MooseFS, concurrently from two nodes, and the million entries in
     local memory."""
     if not options.only:
-        print("Making the Python environment, the synthetic tree and a million entries (two minutes or so) ...", flush=True)
+        print("Making the Python environment, the synthetic tree and a million entries (about two minutes) ...", flush=True)
     shape, many = (["4", "3", "17"],) * 2 if options.quick else (["16", "3", "17"], ["16", "3", "228"])
     synthetic = TOP / "testbed/synthetic-tree"
     environment = ('"$0" -m venv "$1" && exec "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps '

@@ -333,7 +333,7 @@ class Machines:
                         print(f"    {method}, memory short: {times[-1]:.1f} s", flush=True)
                 prefetched, hot = (median(times) for times in got.values())
                 self.add("the same with memory short, against prefetching", "s", prefetched, hot, "at most 0.8 of prefetched",
-                         hot <= 0.8 * prefetched, note=f"{NODE_MEMORY // MIB} MiB for the machine, what serves it and a reader of 320 MB/s")
+                         hot <= 0.8 * prefetched, note=f"{NODE_MEMORY // MIB} MiB for the machine, the process that serves it, and a reader of 320 MB/s")
             finally:
                 occupier.terminate()
                 occupier.wait()

@@ -282,7 +282,7 @@ int main(int argc, char **argv)
     char **paths = argv + 5;
     ranks = (uint64_t)argc - 5;
     if (records == 0 || bytes == 0 || (work == FILL && (pattern == PRIVATE || pattern == RANDOM))) {
-        fprintf(stderr, "records: nothing to do, or 'fill' of what has no order\n");
+        fprintf(stderr, "records: RECORDS and BYTES must not be 0, and 'fill' needs 'strided' or 'segmented'\n");
         return 2;
     }
     shared = mmap(NULL, sizeof *shared + ranks * sizeof *shared->steps, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -85,7 +85,7 @@ changed. It is sufficient for tools that replace files by renaming, such as pip,
 conda and spack. It does not notice a file that was written in place, whose mode
 changed, or that got a second name in another directory.")]
 pub struct IndexArgs {
-    /// The directory; with --update the index file, or the directory that it lies beside.
+    /// The directory; with --update the index file, or the indexed directory.
     pub path: PathBuf,
     /// The file to write [default: DIR.quell beside the directory].
     #[arg(short, long, value_name = "FILE")]

@@ -57,7 +57,7 @@ fn real_store(store: &Path) -> Result<PathBuf, Failure> {
     let name = shown(store);
     let found = store.canonicalize().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => Failure::wrong_input(format!(
-            "{name} does not exist; a store is an empty directory at first: mkdir {name}"
+            "{name} does not exist; create an empty directory for the store: mkdir {name}"
         )),
         _ => Failure::wrong_input(format!("{name}: {e}")),
     })?;

@@ -39,7 +39,7 @@ fn message(distrust: &Distrust, tree: Option<&Path>) -> String {
                 "not to you or to root".into()
             };
             format!(
-                "the {file_use} {file} belongs to {owner}, {rule}: it decides what programs are given, and is not used; \
+                "the {file_use} {file} belongs to {owner}, {rule}: it determines the files that programs see, so it is not used; \
                  if you trust that user with your programs, pass --trust-owner {option}"
             )
         }

@@ -298,7 +298,7 @@ fn an_image_that_is_cut_anywhere_is_refused() {
     for part in 0..16 {
         fs::write(&fixture.image, &whole[..whole.len() * part / 16]).unwrap();
         fixture.boot(&["verify"]).expect(2);
-        let ended = fixture.run(&[], START).expect(0).says("nothing of it is served from memory");
+        let ended = fixture.run(&[], START).expect(0).says("the boot image is not used");
         assert!(ended.out == expected, "{part} of 16");
         fixture.run(&["--strict"], START).expect(2);
     }
@@ -315,7 +315,7 @@ fn a_flipped_bit_anywhere_is_found_and_nothing_of_it_is_served() {
         flipped[(whole.len() - 1) * part / 15] ^= 0x10;
         fs::write(&fixture.image, flipped).unwrap();
         fixture.boot(&["verify"]).expect(2);
-        let ended = fixture.run(&[], START).expect(0).says("nothing of it is served from memory");
+        let ended = fixture.run(&[], START).expect(0).says("the boot image is not used");
         assert!(ended.out == expected, "{part} of 15");
     }
 }
@@ -450,7 +450,7 @@ fn with_too_small_a_budget_a_strict_run_fails_and_others_run_without_the_image()
     fixture.record(&["-q"], r#"cksum "$0/large""#).expect(0);
     let words = "takes at least 2 MiB of memory, and 1 MiB are left (of the limit of --budget)";
     fixture.run(&["--budget", "1", "--strict"], "true").expect(3).says(words);
-    fixture.run(&["--budget", "1"], "true").expect(0).says(words).says("nothing of it is served from memory");
+    fixture.run(&["--budget", "1"], "true").expect(0).says(words).says("the boot image is not used");
     fixture.run(&["--budget", "0"], "true").expect(2);
     let mut command = fixture.stage.quell();
     command.args(["run", "-q", "--strict", "--budget", "4", "-i"]).arg(&fixture.index);

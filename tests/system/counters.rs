@@ -252,7 +252,7 @@ fn counters_of_mount(stage: &Stage, point: &Path) -> serde_json::Value {
 #[test]
 fn an_ordinary_user_lets_others_in_only_where_the_administrator_allows_it() {
     if is_root() {
-        skip!("root lets others in without asking");
+        skip!("root may use allow_other without a line in /etc/fuse.conf");
     }
     if !mount_views().contains(&"fuse") {
         skip!("no fuse mount");

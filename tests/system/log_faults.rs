@@ -361,7 +361,7 @@ fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
 #[test]
 fn an_ordinary_users_mount_is_closed_to_others() {
     if is_root() {
-        skip!("root's mounts are for everybody");
+        skip!("all users have access to root's mounts");
     }
     let fixture = log_fixture!();
     let allowed = fs::read_to_string("/etc/fuse.conf")

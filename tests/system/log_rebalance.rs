@@ -73,7 +73,7 @@ fn stores_are_named_in_any_order_and_none_is_forgotten() {
         .run(&mut fixture.command(&[&fixture.store], &[], &point))
         .expect(2)
         .says(&named)
-        .says("name them all");
+        .says("give all of them");
     let all: [&Path; 3] = [&fixture.store, &others[0], &others[1]];
     fixture.stage.run(&mut fixture.command(&all, &[], &point)).expect(2).says("--add");
     assert_eq!(fs::read_dir(&others[1]).unwrap().count(), 0);

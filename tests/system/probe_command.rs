@@ -348,7 +348,7 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_reports_it() {
     fs::remove_file(own.join("d00/precious")).unwrap();
     clean().expect(0);
     expect_empty(&directory);
-    assert!(clean().expect(0).text().contains("no probe left anything"));
+    assert!(clean().expect(0).text().contains("no leftovers of probes"));
 }
 
 #[test]
@@ -469,11 +469,11 @@ fn a_busy_file_system_is_left_alone() {
     let stage = Stage::new();
     let directory = MemoryDirectory::new();
     let slow = ["statx:delay_enter=70000"];
-    stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy, or far away");
+    stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy or slow");
     expect_empty(&directory);
     // One call that takes longer than a second is sufficient.
     let slow = ["faccessat2:delay_enter=1500000"];
-    stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy, or far away");
+    stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy or slow");
     expect_empty(&directory);
 }
 

@@ -203,7 +203,7 @@ pub struct LogFsckArgs {
     /// numbers of writers. If the process is alive, its next fsync or close fails. Can be repeated.
     #[arg(long, value_name = "WRITER", requires_all = ["force", "repair"], value_parser = writer_number)]
     pub writer: Vec<u64>,
-    /// With --writer: close the writer whatever the state of its process is.
+    /// With --writer: close the writer regardless of the state of its process.
     #[arg(long, requires = "writer")]
     pub force: bool,
     /// Report and remove leftovers only if they have not changed for this number of days.

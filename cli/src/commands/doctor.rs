@@ -31,7 +31,7 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
             name: "trial".into(),
             works: false,
             detail: failure.to_string(),
-            advice: "no view was tested; set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
+            advice: "no view was tested; set QUELL_RUNTIME_DIR to a directory that you own with mode 700",
         }),
         Ok(trial) => {
             for view in [View::Overlay, View::Fuse, View::OverlayFuse] {
@@ -189,7 +189,7 @@ impl Trial {
             View::Overlay => {
                 "needs Linux 6.16 (or a distribution's backport) and one of: user namespaces, root"
             }
-            View::OverlayFuse => "needs what overlay needs, and /dev/fuse",
+            View::OverlayFuse => "has the requirements of overlay, and needs /dev/fuse",
             View::Fuse => {
                 "needs /dev/fuse and one of: user namespaces, root; else `quell mount` and fusermount3"
             }

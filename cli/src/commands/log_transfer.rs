@@ -207,7 +207,7 @@ fn print_text(place: &Path, verb: &str, result: &TransferResult, quiet: bool) {
     }
     for path in short {
         errln!(
-            "quell: {}: a log has lost its end, and the copy has the previous content there; see `quell log fsck`",
+            "quell: {}: the end of a log is lost, and the copy has the previous content of that range; see `quell log fsck`",
             shown_bytes(path)
         );
     }

@@ -179,7 +179,7 @@ fn clean(directory: &Path, quiet: bool) -> Result<ExitCode, Failure> {
             outln!("{}: removed", shown(directory.join(name)));
         }
         if cleaned.removed.is_empty() && cleaned.kept.is_empty() {
-            outln!("{}: no probe left anything here", shown(directory));
+            outln!("{}: no leftovers of probes", shown(directory));
         }
     }
     Ok(ExitCode::from(if cleaned.kept.is_empty() { YES } else { NO }))

@@ -49,7 +49,7 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
     }
     if let Some(other) = chain.iter().find(|file| file.format == DiskFormat::Other) {
         return Err(Failure::wrong_input(format!(
-            "{} is neither raw nor qcow2: where the blocks of the disk are in it is not known here; `quell run --image` and \
+            "{} is neither raw nor qcow2, which are the only formats of this command; `quell run --image` and \
              `quell mount --image` serve it",
             shown(&other.path)
         )));
@@ -81,9 +81,14 @@ fn misfit(image: &BootImage, chain: &[ChainFile]) -> Option<String> {
         let file = image.file(number);
         let (position, path) = parse_disk_name(file.name).expect("checked with the image");
         match chain.get(position) {
-            None => Some(format!("the disk image lies on no file like {} any more", shown_bytes(path))),
+            None => {
+                Some(format!("the backing chain of the disk image no longer contains {}", shown_bytes(path)))
+            }
             Some(now) if (now.stat.size_bytes, now.stat.modified) != (file.size_bytes, file.modified) => {
-                Some(format!("{} has another size or time than what was recorded", shown(&now.path)))
+                Some(format!(
+                    "the size or modification time of {} differs from the recorded one",
+                    shown(&now.path)
+                ))
             }
             Some(_) => None,
         }

@@ -27,13 +27,13 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
             output::print(format_args!("{text}"));
         } else {
             // The exporter runs as another user, and must never read an incomplete file.
-            let everybody = Permissions::from_mode(0o644);
+            let readable_by_all = Permissions::from_mode(0o644);
             let format = OutputFormat {
                 name: "a file of counters that `quell stats` wrote",
                 begins: |bytes| bytes.starts_with(b"# TYPE quell_"),
             };
             let output = Output { path: file, format, force: args.force };
-            output.replace(text.as_bytes(), |f| f.set_permissions(everybody))?;
+            output.replace(text.as_bytes(), |f| f.set_permissions(readable_by_all))?;
         }
     } else if args.json {
         outln!("{}", serde_json::to_string(&reports).map_err(|e| Failure::cannot(e.to_string()))?);

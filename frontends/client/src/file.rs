@@ -39,7 +39,7 @@ impl<F: Writable> ClientFile<F> {
 
     fn reader(&self) -> Result<&dyn WritableFile> {
         let file = self.file.get()?;
-        if self.reads { Ok(&**file) } else { Err(refused("read", "opened for writing alone")) }
+        if self.reads { Ok(&**file) } else { Err(refused("read", "the file was not opened for reading")) }
     }
 
     fn writer(&self) -> Result<&dyn WritableFile> {

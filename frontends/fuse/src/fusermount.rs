@@ -95,8 +95,8 @@ fn refused(output: &Output, operation: &'static str, path: &Path) -> Error {
     let said = said.trim();
     let kind = if said.contains("busy") { ErrorKind::Busy } else { ErrorKind::PermissionDenied };
     let reason = if said.contains("user_allow_other") {
-        "an ordinary user may let others in (allow_other) only where an administrator has put the line \
-         user_allow_other into /etc/fuse.conf"
+        "an ordinary user may give other users access (allow_other) only if /etc/fuse.conf has the line \
+         user_allow_other; ask an administrator"
             .to_owned()
     } else {
         format!("fusermount3: {}", said.trim_start_matches("fusermount3: "))

@@ -115,7 +115,7 @@ class Store:
 def _path(path):
     path = os.fsencode(path)
     if b"\0" in path:
-        raise ValueError("a path has no zero in it")
+        raise ValueError("a path must not contain a NUL byte")
     return path
 
 

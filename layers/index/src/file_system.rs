@@ -212,8 +212,8 @@ impl IndexFs {
 
     /// Returns an error if a user may have lost an access that the index grants.
     fn check_access(&self, entry: EntryId, indexed: &Attributes, now: &Stat) -> Result<()> {
-        let everybody = if indexed.kind == Kind::Dir { 0o001 } else { 0o004 };
-        let open_to_all = self.on_change != OnChange::Refuse && now.mode & everybody != 0;
+        let others_may = if indexed.kind == Kind::Dir { 0o001 } else { 0o004 };
+        let open_to_all = self.on_change != OnChange::Refuse && now.mode & others_may != 0;
         if open_to_all || same_access(indexed, now, true) {
             return Ok(());
         }

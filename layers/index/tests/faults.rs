@@ -42,13 +42,13 @@ fn with_ancestors(path: &[u8]) -> Vec<&[u8]> {
 
 /// Checks that every entry is correct or listed as a problem, that no other entry exists, and that
 /// each problem has a cause.
-fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
+fn check_index(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
     let model = Model::new(tree.clone());
     let problems: Vec<Vec<u8>> = image.problems().map(|p| p.path).collect();
     let mut nodes = HashMap::new();
     // A problem at any of a file's names is a problem of the file.
     let of_problem = |(path, number)| problems.contains(&path).then_some(number);
-    let troubled: HashSet<usize> = tree.paths().into_iter().filter_map(of_problem).collect();
+    let nodes_with_problems: HashSet<usize> = tree.paths().into_iter().filter_map(of_problem).collect();
     for (path, number) in tree.paths() {
         let shown_path = format!("seed {seed}, {}", path.escape_ascii());
         let Some(entry) = entry_at(image, &path) else {
@@ -66,7 +66,7 @@ fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
         let node = tree.node(number);
         assert_eq!(image.link_target(entry).unwrap_or_default(), node.target, "{shown_path}");
         let pairs = node.xattrs.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
-        let is_reported = image.xattrs(entry).count() == 0 && troubled.contains(&number);
+        let is_reported = image.xattrs(entry).count() == 0 && nodes_with_problems.contains(&number);
         assert!(image.xattrs(entry).eq(pairs) || is_reported, "{shown_path}: attributes");
         assert_eq!(
             *nodes.entry(number).or_insert(image.node_of(entry)),
@@ -101,7 +101,7 @@ fn every_entry_is_correct_or_among_the_problems() {
         let tree = Arc::new(random_tree(seed, SHAPE));
         let faults = Faults::new(seed, 25, &Fault::ALL);
         match built(&tree, &faults, 1 + seed as usize % 4) {
-            Ok(image) => is_honest(seed, &tree, &image, &faults),
+            Ok(image) => check_index(seed, &tree, &image, &faults),
             Err(e) => {
                 assert!(faults.affected_paths().contains(&b""[..]), "seed {seed}: {e}");
                 refused += 1;
@@ -192,7 +192,7 @@ fn a_tree_in_which_every_second_call_fails_is_refused_or_an_index_with_problems(
         let faults = Faults::new(seed, 2, &[Fault::Error(errno::EIO), Fault::Vanished]);
         match built(&tree, &faults, 4) {
             Ok(image) => {
-                is_honest(seed, &tree, &image, &faults);
+                check_index(seed, &tree, &image, &faults);
                 assert!(
                     image.problem_count() > 0,
                     "seed {seed}: no problem among {} entries",

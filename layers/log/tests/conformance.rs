@@ -126,10 +126,10 @@ fn random_histories_of_two_mounts_match_the_model() {
 
 /// Number of stores, bytes that a writer collects, and size of index logs up to which they are
 /// flattened.
-const CRASH_WORLDS: [(usize, usize, u64); 3] = [(1, 1 << 20, 0), (1, 700, 1 << 20), (3, 3000, 0)];
+const CRASH_CONFIGURATIONS: [(usize, usize, u64); 3] = [(1, 1 << 20, 0), (1, 700, 1 << 20), (3, 3000, 0)];
 
-fn in_crash_world<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>) -> T) -> T {
-    let (stores, buffer_bytes, flatten_bytes) = CRASH_WORLDS[number];
+fn with_crash_stores<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>) -> T) -> T {
+    let (stores, buffer_bytes, flatten_bytes) = CRASH_CONFIGURATIONS[number];
     let choices = Choices { buffer_bytes, index_threads: 2, flatten_bytes, flattens_later: false };
     let make = |stores: &[MemoryStore], boots| {
         let roots = stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
@@ -142,8 +142,8 @@ fn in_crash_world<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>) -
 
 #[test]
 fn synced_data_survives_a_power_failure_and_published_data_a_kill() {
-    for number in 0..CRASH_WORLDS.len() {
-        in_crash_world(number, |implementation| crash::check(implementation, 0..300));
+    for number in 0..CRASH_CONFIGURATIONS.len() {
+        with_crash_stores(number, |implementation| crash::check(implementation, 0..300));
     }
 }
 
@@ -161,7 +161,7 @@ fn histories_of(name: &str) {
         // Mounts derive their random numbers from the seed, too, so that a seed always gives the
         // same history.
         mounted::begin_with(seed);
-        let outcome = in_crash_world(seed as usize % CRASH_WORLDS.len(), |implementation| {
+        let outcome = with_crash_stores(seed as usize % CRASH_CONFIGURATIONS.len(), |implementation| {
             crash::run(implementation, failure, seed)
         });
         if let Err(report) = outcome {

@@ -33,7 +33,7 @@ pub fn add_boot_images(
             if context.plan.strict || failure.is_final() {
                 return Err(failure);
             }
-            context.print(&format!("{failure}; nothing of it is served from memory"));
+            context.print(&format!("{failure}; the boot image is not used"));
         }
     }
     Ok(())

@@ -82,7 +82,7 @@ fn open_tree(
     let root = root_of(&image);
     if let Some(named) = tree.named.as_ref().filter(|named| **named != root) {
         return Err(Failure::refused(format!(
-            "{} is an index of {}, not of {}: index that directory, or name the place of the indexed tree with --source or --at",
+            "{} is an index of {}, not of {}: index that directory, or name the location of the indexed tree with --source or --at",
             shown(&tree.index),
             shown(&root),
             shown(named)

@@ -198,7 +198,7 @@ fn select_view(
     match mount(covered, &options) {
         // The frames of a boot image are verified while they are decoded.
         Err(e) if e.kind == ErrorKind::Damaged && options.has_boot_image && !plan.strict => {
-            context.print(&format!("{e}; nothing of it is served from memory"));
+            context.print(&format!("{e}; the boot image is not used"));
             covered.hot = None;
             options.has_boot_image = false;
             Ok(mount(covered, &options)?)

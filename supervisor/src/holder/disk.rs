@@ -229,7 +229,7 @@ impl WatchedDisk {
         self.reported[number] = true;
         self.disks.mark_changed(number);
         messages.print(&format!(
-            "{} has changed while it is served: nothing of it is served from memory from now on, and running virtual machines may \
+            "{} has changed while it is served: its boot image is not used any more, and running virtual machines may \
              combine old data with new: restart them",
             shown(&self.files[number].path)
         ));
@@ -289,7 +289,7 @@ impl Service for ServedDisk<'_> {
         match &mut self.mount {
             Some(_) if self.session.is_over() => Need::Over,
             Some(mount) => mount.need(requests, BusyPolicy::DetachAndServe, &self.context.messages),
-            None if requests < 2 => Need::Listed,
+            None if requests < 2 => Need::Joinable,
             None => Need::Over,
         }
     }

@@ -57,7 +57,7 @@ pub fn add_boot_image(
         Ok(open) => open,
         Err(failure) if is_strict || failure.is_final() => return Err(failure),
         Err(failure) => {
-            context.print(&format!("{failure}; nothing of it is served from memory"));
+            context.print(&format!("{failure}; the boot image is not used"));
             return Ok((disks, None));
         }
     };
@@ -70,7 +70,7 @@ pub fn add_boot_image(
         if is_strict {
             return Err(Failure::wrong_input(misfit));
         }
-        context.print(&format!("{misfit}; nothing of it is served from memory"));
+        context.print(&format!("{misfit}; the boot image is not used"));
     }
     if fitting == 0 {
         return Ok((disks, None));

@@ -181,7 +181,7 @@ impl Service for ServedLog<'_> {
             return Need::Over;
         }
         if !self.session.is_over() && self.mount.exists() {
-            return Need::Listed;
+            return Need::Joinable;
         }
         // `quell umount` waits as long as this process exists. After a forced unmount the session
         // ends when the last program has closed its files; otherwise the kernel ends it a moment
@@ -192,7 +192,7 @@ impl Service for ServedLog<'_> {
         }
         let is_needed =
             self.session.is_over() && self.fs.is_flattening() && since.elapsed() < FLATTEN_TIMEOUT;
-        if is_needed { Need::Listed } else { Need::Over }
+        if is_needed { Need::Joinable } else { Need::Over }
     }
 
     /// Does nothing: `need`, which is called after each interval, checks the mount.

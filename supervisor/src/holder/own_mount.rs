@@ -63,11 +63,11 @@ impl OwnMount {
     pub fn need(&mut self, requests: u32, busy: BusyPolicy, messages: &Messages) -> Need {
         let is_served = matches!(busy, BusyPolicy::DetachAndServe);
         if self.is_detached {
-            return if is_served && requests < 2 { Need::Unlisted } else { Need::Over };
+            return if is_served && requests < 2 { Need::NotJoinable } else { Need::Over };
         }
         let Some(mount) = self.current() else { return Need::Over };
         if requests == 0 {
-            return Need::Listed;
+            return Need::Joinable;
         }
         if let Err(failure) = self.unmount(&mount, requests > 1, busy, messages) {
             if requests != self.requests_failed {
@@ -76,10 +76,10 @@ impl OwnMount {
                     "{failure}; it is served until it is unmounted, or until a second SIGTERM"
                 ));
             }
-            return if requests > 1 { Need::Over } else { Need::Listed };
+            return if requests > 1 { Need::Over } else { Need::Joinable };
         }
         match self.is_detached && is_served && requests < 2 {
-            true => Need::Unlisted,
+            true => Need::NotJoinable,
             false => Need::Over,
         }
     }

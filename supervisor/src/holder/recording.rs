@@ -93,7 +93,7 @@ impl ActiveRecording {
         // Merged blocks become part of an image that belongs to the caller, so the old image must
         // be trusted.
         let Recorded { fs, subject, trusted, owner, .. } = &self.recorded;
-        let recorded_of = Some((Path::new("what it was recorded of"), owner));
+        let recorded_of = Some((Path::new("the recorded tree or disk image"), owner));
         check_trust(trusted, &file, output, TrustedUse::BootImage, recorded_of)?;
         let old = quell_mount_spec::load_boot_from(&file, output, |_| Ok::<(), Failure>(()))?;
         if subject.can_merge(&**fs, &old) {

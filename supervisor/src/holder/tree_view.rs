@@ -201,7 +201,7 @@ impl Service for ServedTrees<'_> {
         match &mut self.mount {
             Some(_) if is_over => Need::Over,
             Some(mount) => mount.need(requests, policy, &self.context.messages),
-            None if requests == 0 || requests == 1 && (is_served || self.is_writable) => Need::Listed,
+            None if requests == 0 || requests == 1 && (is_served || self.is_writable) => Need::Joinable,
             None => Need::Over,
         }
     }

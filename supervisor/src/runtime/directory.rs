@@ -24,14 +24,14 @@ pub fn runtime_directory() -> Result<PathBuf, Failure> {
         Some(path) => {
             make_private(&path).map_err(|e| {
                 Failure::cannot(format!(
-                    "cannot create the runtime directory {}: {e}; set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
+                    "cannot create the runtime directory {}: {e}; set QUELL_RUNTIME_DIR to a directory that you own with mode 700",
                     shown(&path)
                 ))
             })?;
             match is_private(&path, uid) {
                 true => Ok(path),
                 false => Err(Failure::cannot(format!(
-                    "{} is not a directory of yours with mode 700; set QUELL_RUNTIME_DIR to one",
+                    "{} is not a directory that you own with mode 700; set QUELL_RUNTIME_DIR to one",
                     shown(&path)
                 ))),
             }
@@ -57,13 +57,13 @@ fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Fail
         match make_private(path) {
             // Another process of this user may have created it meanwhile.
             Ok(()) if is_private(path, uid) => return Ok(path.clone()),
-            Ok(()) => reason = "is not a directory of yours with mode 700".into(),
+            Ok(()) => reason = "is not a directory that you own with mode 700".into(),
             Err(e) => reason = e.to_string(),
         }
     }
     let last = paths.last().expect("there are several");
     Err(Failure::cannot(format!(
-        "{} and all before it cannot be used ({reason}); set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
+        "{} and all before it cannot be used ({reason}); set QUELL_RUNTIME_DIR to a directory that you own with mode 700",
         shown(last)
     )))
 }

@@ -22,7 +22,7 @@ use crate::socket::request::{Caller, CoveredTree, Request, send_answer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HolderEnd {
     /// The last process of the namespace has ended.
-    Deserted,
+    LastMemberEnded,
     /// The service returned `Need::Over`.
     NotNeeded,
 }
@@ -31,9 +31,9 @@ pub enum HolderEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// The holder is needed and can be joined through its socket.
-    Listed,
+    Joinable,
     /// The holder serves programs that still use its view; a new holder may take its key.
-    Unlisted,
+    NotJoinable,
     Over,
 }
 
@@ -66,7 +66,7 @@ pub struct Holder {
     creator: Option<OwnedFd>,
     /// Descriptors whose events make `serve` call `Service::need`.
     wakers: Vec<(OwnedFd, PollFlags)>,
-    is_unlisted: bool,
+    is_not_joinable: bool,
 }
 
 impl Holder {
@@ -88,7 +88,7 @@ impl Holder {
             trees: Vec::new(),
             creator: None,
             wakers: Vec::new(),
-            is_unlisted: false,
+            is_not_joinable: false,
         })
     }
 
@@ -152,20 +152,20 @@ impl Holder {
             if must_ask_need {
                 must_ask_need = false;
                 match service.need() {
-                    Need::Listed => {}
-                    Need::Unlisted if self.is_unlisted => {}
-                    Need::Unlisted => {
-                        self.is_unlisted = self.leave()?;
-                        must_ask_need = !self.is_unlisted;
+                    Need::Joinable => {}
+                    Need::NotJoinable if self.is_not_joinable => {}
+                    Need::NotJoinable => {
+                        self.is_not_joinable = self.leave()?;
+                        must_ask_need = !self.is_not_joinable;
                     }
-                    Need::Over if self.is_unlisted || self.leave()? => return Ok(HolderEnd::NotNeeded),
+                    Need::Over if self.is_not_joinable || self.leave()? => return Ok(HolderEnd::NotNeeded),
                     Need::Over => must_ask_need = true,
                 }
             }
             if namespaces.is_some() && self.members.is_empty() {
                 self.find_members();
                 if self.members.is_empty() && self.leave()? {
-                    return Ok(HolderEnd::Deserted);
+                    return Ok(HolderEnd::LastMemberEnded);
                 }
             }
         }

@@ -19,19 +19,23 @@ pub fn credentials(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<
     }
     let reason = match () {
         () if view_options.trees.writes != Writes::Refused => {
-            "of a writable view the kernel opens them with the rights of root"
+            "the kernel opens those of a writable view with the permissions of root"
         }
         () if !is_public(&covered.image) => "not all of them are readable by every user",
         () => match probe(Credentials::Nobody) {
             Ok(()) => return Ok(Credentials::Nobody),
-            Err(_) => "that needs Linux 6.15 and a file system that lets every user in",
+            Err(_) => "this needs Linux 6.15 and a file system that every user can access",
         },
     };
     // Root's own programs may read everything.
     if view_options.visibility == Visibility::RootPrograms && view_options.index_belongs_to_root {
         return Ok(Credentials::Mounter);
     }
-    Err(Error::new(ErrorKind::Unsupported, "open originals with no more rights than every user has:", reason))
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "open originals with the permissions of an unprivileged user:",
+        reason,
+    ))
 }
 
 /// Returns whether the modes allow every user to read all files, list all directories and use all

@@ -34,7 +34,7 @@ impl fmt::Display for Refusal {
             Refusal::NoSpace(what) => write!(f, "too few free {what} here"),
             Refusal::Busy(median) => write!(
                 f,
-                "the file system takes {} ms for one request: it is busy, or far away, and a probe would add load",
+                "the file system takes {} ms for one request: it is busy or slow, and a probe would add load",
                 median.as_millis()
             ),
             Refusal::InUse { name, owner } => {

@@ -118,10 +118,10 @@ impl<'a> LogDirectories<'a> {
         }
         let dir = create(&*own, &name, logs_permissions(permissions))?;
         match self.point_first(&name, store)? {
-            there if there == store => Ok(dir),
-            there => {
+            pointed if pointed == store => Ok(dir),
+            pointed => {
                 let _ = own.remove_dir(&name); // no pointer names it
-                let parts = self.stores.parts_dir(there)?;
+                let parts = self.stores.parts_dir(pointed)?;
                 parts.open_writable_dir(&number_name(self.container))?.open_writable_dir(&name)
             }
         }
@@ -133,7 +133,7 @@ impl<'a> LogDirectories<'a> {
         match self.point(name, store, Rename::Keep) {
             Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::Unsupported) => {
                 match none_if_not_found(read_pointer(self.stores, &**self.dir, name))?.flatten() {
-                    Some(there) => Ok(there),
+                    Some(pointed) => Ok(pointed),
                     None => self.point(name, store, Rename::Replace).map(|()| store),
                 }
             }
@@ -244,7 +244,7 @@ fn owners_and_pointers(container: &dyn WritableDir) -> Result<(Vec<u32>, bool)> 
 
 fn of_another_user(name: &[u8]) -> Error {
     Error {
-        source: Some("what another store has under this container's number is another user's".into()),
+        source: Some("the directory of this container in another store belongs to another user".into()),
         ..Error::new(ErrorKind::Damaged, "open", name)
     }
 }

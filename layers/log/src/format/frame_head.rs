@@ -76,7 +76,7 @@ fn head_sum(head_and_runs: &[u8]) -> u64 {
 pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<FrameHead, Damage> {
     let damage = |offset, reason| Damage { object: "a frame", offset, reason };
     if &bytes[..4] != MAGIC {
-        return Err(damage(0, "the magic bytes are others"));
+        return Err(damage(0, "wrong magic number"));
     }
     let head = FrameHead {
         runs_bytes: u32_at(bytes, 4).into(),

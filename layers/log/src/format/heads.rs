@@ -79,7 +79,7 @@ impl Head {
             return Err(damage(bytes.len() as u64, "it ends too early"));
         }
         if &bytes[..8] != kind.magic() {
-            return Err(damage(0, "the magic bytes are others"));
+            return Err(damage(0, "wrong magic number"));
         }
         if u64_at(bytes, SUM_AT) != xxh3_64(&bytes[..SUM_AT]) {
             return Err(damage(SUM_AT as u64, "the checksum does not match"));

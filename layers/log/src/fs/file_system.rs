@@ -23,7 +23,7 @@ use crate::session::{Choices, Flattened, Share, flatten, read_share};
 use crate::stores::Stores;
 
 /// The time that `end` waits for cancelled flattening to remove its temporary file.
-const GIVES_UP_WITHIN: Duration = Duration::from_secs(1);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The file system of a log mount.
 pub struct LogFs {
@@ -107,7 +107,7 @@ impl LogFs {
         for shared in &open {
             ended = ended.and(shared.file.end());
         }
-        self.mount.files.flattening().stop(GIVES_UP_WITHIN);
+        self.mount.files.flattening().stop(CANCEL_TIMEOUT);
         for shared in open {
             ended = ended.and(shared.delete_if_removed());
         }

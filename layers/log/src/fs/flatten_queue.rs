@@ -81,15 +81,15 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
     }
 
     /// Clears the queue, refuses further files, and cancels the running work. Waits until that has
-    /// ended, but at most for `patience`.
-    pub fn stop(&self, patience: Duration) {
+    /// ended, but at most for `timeout`.
+    pub fn stop(&self, timeout: Duration) {
         let mut state = self.lock();
         // Set while the lock is held, so that nothing is added afterwards.
         self.is_stopped.store(true, Ordering::Relaxed);
         let dropped = std::mem::take(&mut state.waiting);
         drop(state);
         drop(dropped);
-        let waited = self.ended.wait_timeout_while(self.lock(), patience, |state| state.has_thread);
+        let waited = self.ended.wait_timeout_while(self.lock(), timeout, |state| state.has_thread);
         drop(waited);
     }
 
@@ -203,8 +203,8 @@ mod tests {
 
     #[test]
     fn stopping_waits_for_a_task_that_ends_early() {
-        let queue = Arc::new(FlattenQueue::new(|_: &u32, is_given_up: &AtomicBool| {
-            while !is_given_up.load(Ordering::Relaxed) {
+        let queue = Arc::new(FlattenQueue::new(|_: &u32, is_cancelled: &AtomicBool| {
+            while !is_cancelled.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
         }));

@@ -87,11 +87,11 @@ impl Nodes {
             Node { parent: dir, name: name.to_vec(), kind, is_removed: false, references: 1, children: 0 };
         self.nodes.insert(number, node);
         self.names.insert((dir, name.to_vec()), number);
-        self.adopt(dir);
+        self.add_child(dir);
         number
     }
 
-    fn adopt(&mut self, dir: NodeId) {
+    fn add_child(&mut self, dir: NodeId) {
         if let Some(parent) = self.nodes.get_mut(&dir) {
             parent.children += 1;
         }
@@ -112,8 +112,8 @@ impl Nodes {
         self.names.insert((to_dir, to.to_vec()), number);
         let node = self.nodes.get_mut(&number).expect("a name has a node");
         (node.parent, node.name) = (to_dir, to.to_vec());
-        self.adopt(to_dir);
-        self.abandon(from_dir);
+        self.add_child(to_dir);
+        self.remove_child(from_dir);
     }
 
     pub fn exchanged(&mut self, a_dir: NodeId, a: &[u8], b_dir: NodeId, b: &[u8]) {
@@ -125,8 +125,8 @@ impl Nodes {
             self.names.insert((dir, name.to_vec()), number);
             let node = self.nodes.get_mut(&number).expect("a name has a node");
             (node.parent, node.name) = (dir, name.to_vec());
-            self.adopt(dir);
-            self.abandon(old);
+            self.add_child(dir);
+            self.remove_child(old);
         }
     }
 
@@ -153,10 +153,10 @@ impl Nodes {
             self.names.remove(&(gone.parent, gone.name));
         }
         self.forgotten.push(node);
-        self.abandon(gone.parent);
+        self.remove_child(gone.parent);
     }
 
-    fn abandon(&mut self, dir: NodeId) {
+    fn remove_child(&mut self, dir: NodeId) {
         if let Some(parent) = self.nodes.get_mut(&dir) {
             parent.children -= 1;
             self.drop_unused(dir);

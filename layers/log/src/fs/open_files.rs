@@ -31,9 +31,9 @@ pub(crate) struct SharedFile {
 
 impl SharedFile {
     /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
-    pub fn flatten(&self, is_given_up: &AtomicBool) {
+    pub fn flatten(&self, is_cancelled: &AtomicBool) {
         if lock(&self.trash).is_none()
-            && let Err(error) = self.file.flatten_if_due(is_given_up)
+            && let Err(error) = self.file.flatten_if_due(is_cancelled)
         {
             tracing::debug!(
                 container = %self.file.container().shown_number(),

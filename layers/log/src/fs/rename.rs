@@ -10,7 +10,7 @@ use crate::format::{container_name, other_name};
 use crate::fs::mount::{EntryName, Mount};
 use crate::fs::remove::{RemovedNode, discard};
 use crate::fs::search::{FoundEntry, has_moved, is_another, search};
-use crate::fs::store_dirs::{Dirs, check_empty, make_dir_like, rename_or_replace, take_back};
+use crate::fs::store_dirs::{Dirs, check_empty, make_dir_like, rename_or_replace, undo_dir_rename};
 use crate::not_found::none_if_not_found;
 use crate::stores::StoreList;
 
@@ -250,7 +250,7 @@ fn undo_rename(source: Source<'_>, target: Target<'_>, renamed: &[Option<Stat>])
     for (store, moved) in renamed.iter().enumerate().rev() {
         let (from_dir, to_dir) = (&*source.dirs[store], &*target.dirs[store]);
         let Some(moved) = moved else { continue };
-        take_back(from_dir, &old, to_dir, &new, moved)?;
+        undo_dir_rename(from_dir, &old, to_dir, &new, moved)?;
         if let Some(like) = &replaced_dir {
             make_dir_like(to_dir, &new, like)?;
         }

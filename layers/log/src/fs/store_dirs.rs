@@ -51,7 +51,7 @@ pub(crate) fn make_dir_like(dir: &dyn WritableDir, stored: &[u8], like: &Stat) -
 /// Undoes the rename of the directory `moved` from `old` in `from_dir` to `new` in `to_dir`.
 /// Another mount may have replaced `moved`, which was empty in this store, by its own directory:
 /// that directory keeps its name, and `moved` is created again.
-pub(crate) fn take_back(
+pub(crate) fn undo_dir_rename(
     from_dir: &dyn WritableDir,
     old: &[u8],
     to_dir: &dyn WritableDir,

@@ -37,7 +37,7 @@ pub struct LogPiece {
     pub payload: PayloadOffset,
     pub frame: Frame,
     /// The bytes were synced, or no power failure can have removed them: missing bytes are damage.
-    pub must_be_there: bool,
+    pub is_required: bool,
 }
 
 /// The result of flattening a file.
@@ -653,8 +653,8 @@ impl ExtentMap {
         while at < end {
             let frame = log.frames.frame(at);
             let length = (frame.payload_end().min(end) - at) as usize;
-            let must_be_there = log.must_have(&frame);
-            pieces.push(LogPiece { writer: log.writer, into, length, payload: at, frame, must_be_there });
+            let is_required = log.must_have(&frame);
+            pieces.push(LogPiece { writer: log.writer, into, length, payload: at, frame, is_required });
             at += length as u64;
             into += length;
         }

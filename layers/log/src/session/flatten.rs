@@ -16,12 +16,12 @@ pub fn flatten(container: &Container, threads: usize) -> Result<Flattened> {
     flatten_until(container, threads, &AtomicBool::new(false))
 }
 
-fn flatten_until(container: &Container, threads: usize, is_given_up: &AtomicBool) -> Result<Flattened> {
+fn flatten_until(container: &Container, threads: usize, is_cancelled: &AtomicBool) -> Result<Flattened> {
     let summary = container.summary()?;
     let map = ExtentMap::published(container, &summary, threads)?;
     let flattened = container.replace_flat(map.epoch().max(summary.epoch()), |file| {
         let put = |pieces: &[&[u8]], offset| {
-            go_on(is_given_up)?;
+            check_cancelled(is_cancelled)?;
             file.write_pieces_at(pieces, offset)
         };
         map.write_flat(container.head(), put)
@@ -49,12 +49,12 @@ pub fn read_share(container: &Container, number: usize, shares: usize, threads: 
 }
 
 /// Flattens the file if no writer is open, if more than one has written, and if all index logs
-/// together are not larger than `bytes_max`. Returns an error soon after `is_given_up` was set.
+/// together are not larger than `bytes_max`. Returns an error soon after `is_cancelled` was set.
 pub fn flatten_after_last_writer(
     container: &Container,
     threads: usize,
     bytes_max: u64,
-    is_given_up: &AtomicBool,
+    is_cancelled: &AtomicBool,
 ) -> Result<Option<Flattened>> {
     let summary = container.summary()?;
     if !summary.open.is_empty() || summary.closed.len() < 2 {
@@ -62,17 +62,17 @@ pub fn flatten_after_last_writer(
     }
     let mut bytes = 0;
     for closed in &summary.closed {
-        go_on(is_given_up)?;
+        check_cancelled(is_cancelled)?;
         bytes += container.open_index(closed.writer)?.stat()?.size_bytes;
         if bytes > bytes_max {
             return Ok(None);
         }
     }
-    flatten_until(container, threads, is_given_up).map(Some)
+    flatten_until(container, threads, is_cancelled).map(Some)
 }
 
-fn go_on(is_given_up: &AtomicBool) -> Result<()> {
-    match is_given_up.load(Ordering::Relaxed) {
+fn check_cancelled(is_cancelled: &AtomicBool) -> Result<()> {
+    match is_cancelled.load(Ordering::Relaxed) {
         true => Err(Error::new(ErrorKind::Interrupted, "flatten", b"")),
         false => Ok(()),
     }

@@ -235,13 +235,13 @@ impl LogFile {
     }
 
     /// Creates a flat index if the options require it and there is no writer. Returns an error soon
-    /// after `is_given_up` was set.
-    pub fn flatten_if_due(&self, is_given_up: &AtomicBool) -> Result<Option<Flattened>> {
+    /// after `is_cancelled` was set.
+    pub fn flatten_if_due(&self, is_cancelled: &AtomicBool) -> Result<Option<Flattened>> {
         let Choices { index_threads, flatten_bytes, .. } = self.choices;
         if flatten_bytes == 0 || !self.slots().is_empty() {
             return Ok(None);
         }
-        flatten_after_last_writer(&self.container, index_threads, flatten_bytes, is_given_up)
+        flatten_after_last_writer(&self.container, index_threads, flatten_bytes, is_cancelled)
     }
 
     /// Ends all writers of this node, including those with open handles.

@@ -267,22 +267,22 @@ impl LogReader {
         // The size alone is not sufficient, because a file may consist of holes.
         let taken = stat.size_bytes.min(stat.blocks.saturating_mul(512));
         self.extents_allowed = EXTENTS_UNCHECKED_MAX.saturating_add(taken);
-        let mut is_there = stat.size_bytes >= batch.frames.log_end();
-        if is_there && self.extents_indexed > self.extents_allowed {
+        let mut is_present = stat.size_bytes >= batch.frames.log_end();
+        if is_present && self.extents_indexed > self.extents_allowed {
             // The store may compress data or update `st_blocks` late, so the blocks themselves are
             // verified.
             for (frame, _) in batch.frames.iter() {
                 let payload_start =
                     self.next_batch.indexed.payload + (frame.payload_start - PayloadOffset::ZERO);
                 let frame = Frame { payload_start, ..frame };
-                is_there = is_there && is_frame_whole(&*file, &frame, self.frames.block_bytes())?;
-                if !is_there {
+                is_present = is_present && is_frame_whole(&*file, &frame, self.frames.block_bytes())?;
+                if !is_present {
                     break;
                 }
             }
             self.extents_allowed = self.extents_indexed;
         }
-        match is_there {
+        match is_present {
             true => Ok(()),
             false => Err(Error {
                 source: Some("it describes data that the data log does not have".into()),
@@ -311,10 +311,9 @@ impl LogReader {
             // In the part that must be present, a bad block is damage, and the blocks after it
             // still count.
             let end = log_offset + head.bytes() + stored_bytes(head.payload_bytes, block_bytes);
-            let must_be_there = end <= self.bounds.required_bytes;
+            let is_required = end <= self.bounds.required_bytes;
             let is_counted = log_offset < counted_bytes;
-            if !is_counted || !must_be_there && !is_frame_whole(&*file, &head.frame(log_offset), block_bytes)?
-            {
+            if !is_counted || !is_required && !is_frame_whole(&*file, &head.frame(log_offset), block_bytes)? {
                 return Ok(false);
             }
             self.frames.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence);

@@ -287,7 +287,7 @@ impl Reader {
     /// Installs a map that was built from `summary`.
     fn install(&self, file: ReadContext<'_>, map: ExtentMap, summary: &Summary) -> Result<()> {
         if map.size() == 0 && file.container.is_gone()? {
-            return Err(moved_elsewhere());
+            return Err(removed_or_moved());
         }
         file.mark_seen(&map, summary);
         self.end_build(file, map)
@@ -475,11 +475,11 @@ impl Reader {
         let bad = match error.kind {
             // Another node removed the file, or moved it to another store: the log itself is not
             // lost.
-            ErrorKind::NotFound if file.container.is_gone()? => return Err(moved_elsewhere()),
-            ErrorKind::NotFound if piece.must_be_there => {
+            ErrorKind::NotFound if file.container.is_gone()? => return Err(removed_or_moved()),
+            ErrorKind::NotFound if piece.is_required => {
                 return Err(Error::new(ErrorKind::Damaged, "read", data_name(piece.writer)));
             }
-            _ if piece.must_be_there => return Ok(false),
+            _ if piece.is_required => return Ok(false),
             ErrorKind::NotFound => vec![PayloadRange::ALL],
             ErrorKind::Damaged => match self.descriptors.data(file.container, piece.writer) {
                 Ok(data) => torn_blocks(&*data, &piece.frame, file.container.head().block_bytes.into())?,
@@ -498,8 +498,8 @@ impl Reader {
 }
 
 /// Returns the error for a file that another node has removed or moved.
-fn moved_elsewhere() -> Error {
-    Error::new(ErrorKind::Stale, "read", b"a file that is elsewhere now")
+fn removed_or_moved() -> Error {
+    Error::new(ErrorKind::Stale, "read", b"a file that was removed or moved")
 }
 
 /// The kept blocks of one log.

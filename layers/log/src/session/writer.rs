@@ -68,7 +68,7 @@ pub struct State {
     /// The end of the written data in the file, after truncations of this node, and the same
     /// ignoring truncations.
     end: FileOffset,
-    end_ever: FileOffset,
+    end_untruncated: FileOffset,
 }
 
 struct Logs {
@@ -83,7 +83,7 @@ struct Logs {
     /// The content of the writer's `open` name.
     running: Running,
     /// The `open` name survives a power failure.
-    is_named: bool,
+    is_open_name_synced: bool,
     names_synced: bool,
     /// Payload offset up to which the index log records that the data is synced.
     synced: PayloadOffset,
@@ -114,7 +114,7 @@ impl Writer {
             first_epoch: 0,
             last: Order::default(),
             end: FileOffset::ZERO,
-            end_ever: FileOffset::ZERO,
+            end_untruncated: FileOffset::ZERO,
         };
         Writer { id, state: RankedMutex::new(Rank::Writer, state) }
     }
@@ -278,7 +278,7 @@ impl State {
             (0..run.count).for_each(|i| logs.runs.push(run.start_of(i), run.length));
             self.end = self.end.max(run.end());
         }
-        self.end_ever = self.end_ever.max(self.end);
+        self.end_untruncated = self.end_untruncated.max(self.end);
         logs.runs.end_extent();
         self.log_end = LogPosition { log_offset: logs.frames.log_end(), payload: start.payload + bytes };
         self.last = order;
@@ -327,9 +327,9 @@ impl State {
             logs.names_synced = true;
         }
         logs.append_batch(file.container(), id, self.log_end.payload, true)?;
-        if !logs.is_named {
+        if !logs.is_open_name_synced {
             file.container().meta()?.sync()?;
-            logs.is_named = true;
+            logs.is_open_name_synced = true;
         }
         Ok(are_new)
     }
@@ -340,7 +340,7 @@ impl State {
         let Some(logs) = &mut self.logs else { return Ok(()) };
         let published = Published {
             last_epoch: self.last.epoch,
-            end: self.end_ever,
+            end: self.end_untruncated,
             data_bytes: self.log_end.log_offset,
             time,
         };
@@ -352,7 +352,7 @@ impl State {
         file.container()
             .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Open(running.clone()))
             .map_err(|error| unless_ended(file.container(), running.writer, error))?;
-        (logs.running, logs.is_named) = (running, false);
+        (logs.running, logs.is_open_name_synced) = (running, false);
         Ok(())
     }
 
@@ -389,7 +389,7 @@ impl State {
             writer: id,
             first_epoch: self.first_epoch,
             last_epoch: self.last.epoch,
-            end: self.end_ever,
+            end: self.end_untruncated,
             data_bytes: self.log_end.log_offset,
             time,
             is_synced: logs.synced == self.log_end.payload,
@@ -410,8 +410,8 @@ fn unless_ended(container: &Container, id: u64, error: Error) -> Error {
         return error;
     }
     let reason = format!(
-        "a repair (`quell log fsck --repair`) has ended writer {id:016x}, which this process is: what it has written since is \
-         no part of the file; open the file again and write it once more"
+        "`quell log fsck --repair` has ended writer {id:016x} of this process: data written since is not part of the file; open \
+         the file again and repeat the writes"
     );
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::Os(errno::EIO), "publish", data_name(id)) }
 }
@@ -439,7 +439,7 @@ impl Logs {
             frames,
             runs,
             running,
-            is_named: false,
+            is_open_name_synced: false,
             names_synced: false,
             synced: PayloadOffset::ZERO,
             synced_to: LogPosition::START,

@@ -15,7 +15,7 @@ pub(crate) fn not_a_member(path: &[u8]) -> Error {
     refused(
         path,
         format!(
-            "{shown} is none of these stores: `quell log rebalance STORE,... --add {shown}` makes it one"
+            "{shown} is not part of this set of stores: `quell log rebalance STORE,... --add {shown}` makes it one"
         ),
     )
 }
@@ -23,5 +23,8 @@ pub(crate) fn not_a_member(path: &[u8]) -> Error {
 /// Returns the error for a member of the map that was not given by the caller.
 pub(crate) fn not_given(member: &Member) -> Error {
     let path = String::from_utf8_lossy(&member.path);
-    refused(&member.path, format!("the store {path} belongs to these and is not named: name them all"))
+    refused(
+        &member.path,
+        format!("the store {path} belongs to this set of stores, but was not given; give all of them"),
+    )
 }

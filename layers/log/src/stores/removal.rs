@@ -45,7 +45,7 @@ fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result
         for child in dir.names()? {
             if !(is_defined_name(&child) || numbers_are_ours && is_number_name(&child)) {
                 removed = removed.and(Err(Error {
-                    source: Some("no log mount makes this name".into()),
+                    source: Some("Quell did not create this name".into()),
                     ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
                 }));
                 continue;

@@ -59,7 +59,7 @@ pub(crate) fn change_roles<'a>(
             (Role::Drain, None) => {
                 return Err(refused(
                     &store.root.path,
-                    "it is none of these stores, or is drained already".into(),
+                    "it is not part of this set of stores, or is already drained".into(),
                 ));
             }
         }

@@ -57,8 +57,8 @@ fn stores_that_were_mounted_together_are_the_same_in_any_order() {
 fn stores_that_do_not_belong_together_are_refused_with_instructions() {
     let stores = memory(4);
     open(&stores, &[0, 1]).unwrap();
-    refused_with(open(&stores, &[0]), "/s1 belongs to these");
-    refused_with(open(&stores, &[1]), "/s0 belongs to these");
+    refused_with(open(&stores, &[0]), "/s1 belongs to this set");
+    refused_with(open(&stores, &[1]), "/s0 belongs to this set");
     refused_with(open(&stores, &[0, 1, 2]), "--add /s2");
     assert_eq!(stores[2].root().names().unwrap(), Vec::<Vec<u8>>::new(), "it is left as it was");
     open(&stores, &[3]).unwrap();
@@ -93,7 +93,7 @@ fn a_single_store_can_get_others_which_can_be_drained() {
     // ... but is no longer a member after it has left.
     change(&stores, &[(0, Role::Drain), (1, Role::Keep)]).unwrap().leave_drained().unwrap();
     assert_eq!(open(&stores, &[1]).unwrap().count(), 1);
-    refused_with(open(&stores, &[0, 1]), "/s0 is none of these stores");
+    refused_with(open(&stores, &[0, 1]), "/s0 is not part of this set of stores");
     assert!(running.refresh().is_ok());
 }
 
