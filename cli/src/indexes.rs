@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::arguments::{IndexArgs, XattrsArg};
-use crate::commands::index::{self, Report};
+use crate::commands::index::{self, SummaryOutput};
 use crate::failure::Failure;
 use crate::inputs::{InputFile, root_of, shown};
 use crate::output::errln;
@@ -99,7 +99,7 @@ fn index_at(directory: &Path, file: &Path, creation: Creation) -> Result<InputFi
                 json: false,
             },
             creation.quiet,
-            if creation.is_reported { Report::Stderr } else { Report::None },
+            if creation.is_reported { SummaryOutput::Stderr } else { SummaryOutput::None },
         )?;
     }
     InputFile::open(file)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use quell_index::{BuildOptions, Image, Progress, Tree, Trust};
+use quell_index::{BuildOptions, Image, BuildProgress, Tree, Trust};
 use quell_posix::PosixDir;
 pub use quell_supervisor::{InputFile, real_path, root_of, shown, shown_bytes};
 
@@ -86,7 +86,7 @@ impl Reading<'_> {
     pub fn read(&self) -> Result<Tree, Failure> {
         let interrupted = progress::interruption();
         let is_unwanted = || interrupted.load(Ordering::Relaxed);
-        let progress = Progress::default();
+        let progress = BuildProgress::default();
         let title = format!("indexing {}", shown(self.directory));
         // The work runs in another thread, so it must not borrow `self`.
         let Reading { directory, root_path, options, threads, trust, .. } = *self;

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::arguments::{Arguments, Command};
-use crate::commands::index::Report;
+use crate::commands::index::SummaryOutput;
 use crate::output::errln;
 
 fn main() -> ExitCode {
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     let quiet = arguments.quiet;
     let result = match arguments.command {
         Command::Index(args) => {
-            let report = if quiet { Report::None } else { Report::Stdout };
+            let report = if quiet { SummaryOutput::None } else { SummaryOutput::Stdout };
             commands::index::run(args, quiet, report)
         }
         Command::Boot(command) => commands::boot::run(command, quiet),

@@ -2,7 +2,7 @@
 
 use quell_mount_spec::DiskFormat;
 use quell_supervisor::{
-    BootPlan, ChangePolicy, CheckMode, ImageFormat, IndexMode, LogOptions, Plan, Source, Target, TreePlan,
+    BootPlan, ChangePolicy, CheckMode, ImageFormat, IndexMode, LogOptions, Plan, PlanSource, Target, TreePlan,
     TreesPlan, ViewChoice, Writes,
 };
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::trace;
 
 /// Returns a plan with the options that all kinds of views have in common.
-pub fn plan(target: Target, source: Source, cover: &CoverArgs, quiet: bool) -> Plan {
+pub fn plan(target: Target, source: PlanSource, cover: &CoverArgs, quiet: bool) -> Plan {
     Plan {
         target,
         source,
@@ -27,13 +27,13 @@ pub fn plan(target: Target, source: Source, cover: &CoverArgs, quiet: bool) -> P
 }
 
 /// Returns the part of a plan that concerns trees.
-pub fn trees(trees: Vec<TreePlan>, boot: BootPlan, cover: &CoverArgs) -> Result<Source, Failure> {
+pub fn trees(trees: Vec<TreePlan>, boot: BootPlan, cover: &CoverArgs) -> Result<PlanSource, Failure> {
     let writes = match (&cover.writable, cover.scratch) {
         (Some(directory), _) => Writes::Kept(directory.clone()),
         (None, true) => Writes::Scratch,
         (None, false) => Writes::Refused,
     };
-    Ok(Source::Trees(TreesPlan {
+    Ok(PlanSource::Trees(TreesPlan {
         trees,
         boot,
         view: cover.view.into(),

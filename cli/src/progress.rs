@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
-use quell_index::Progress;
+use quell_index::BuildProgress;
 use quell_supervisor::{Console, ProgressTask};
 
 /// Interval between two lines in a log.
@@ -45,7 +45,7 @@ impl Console for Terminal {
 /// work ends early. `expected` is the number of entries of an older index, if there is one.
 pub fn watch<T: Send>(
     what: &str,
-    progress: &Progress,
+    progress: &BuildProgress,
     expected: Option<u64>,
     quiet: bool,
     unwanted: &dyn Fn() -> bool,
@@ -99,7 +99,7 @@ pub fn watch_line<T: Send>(
     result
 }
 
-fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> String {
+fn state(progress: &BuildProgress, expected: Option<u64>, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(0.001);
     let entries = progress.entries();
     let rate = (entries as f64 / seconds) as u64;

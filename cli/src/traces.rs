@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use quell_profile::{LINE_BYTES_MAX, Source};
+use quell_profile::{LINE_BYTES_MAX, LineSource};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
@@ -17,14 +17,14 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
 pub struct Traces {
-    files: Vec<(PathBuf, Source)>,
+    files: Vec<(PathBuf, LineSource)>,
     pub bytes: u64,
 }
 
 /// One line and its origin.
 #[derive(Debug)]
 pub struct Line<'a> {
-    pub source: Source,
+    pub source: LineSource,
     pub text: &'a [u8],
     pub path: &'a Path,
     pub number: u64,
@@ -47,10 +47,10 @@ impl Traces {
                 )));
             }
             bytes += metadata.len();
-            let mut source = Source { space: number as u32, pid: 0 };
+            let mut source = LineSource { space: number as u32, pid: 0 };
             if let Some((stem, pid)) = pid_in_name(path).filter(|_| !has_pids(path)) {
                 // `strace -ff`: the process ids in all files of one run belong to the same machine.
-                source = Source { space: *spaces.entry(stem).or_insert(number as u32), pid };
+                source = LineSource { space: *spaces.entry(stem).or_insert(number as u32), pid };
             }
             files.push((path.clone(), source));
         }
@@ -110,7 +110,7 @@ impl Traces {
 #[derive(Debug)]
 struct Lines<'a> {
     path: &'a Path,
-    source: Source,
+    source: LineSource,
     reader: BufReader<File>,
     text: Vec<u8>,
     number: u64,

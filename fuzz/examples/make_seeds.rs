@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use quell_index::{BuildOptions, Progress, Xattrs, build, encode};
+use quell_index::{BuildOptions, BuildProgress, Xattrs, build, encode};
 use quell_testkit::MemoryDir;
 use quell_testkit::operations::{Shape, random_tree};
 
@@ -17,7 +17,7 @@ fn main() {
         let options = BuildOptions { xattrs: Xattrs::Always, exclude, ..Default::default() };
         let source = Arc::new(MemoryDir::new(Arc::new(tree)));
         let built =
-            build(source, b"/tree", &options, 1, None, &Progress::default()).expect("it is in memory");
+            build(source, b"/tree", &options, 1, None, &BuildProgress::default()).expect("it is in memory");
         let bytes = encode(&built).expect("it is small");
         for target in ["index_image", "index_image_checksummed"] {
             std::fs::write(format!("seeds/{target}/tree-{seed}"), &bytes).expect("run this in fuzz/");

@@ -5,21 +5,21 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use quell_index::{BuildOptions, Image, Progress, build, encode};
-use quell_testkit::{MemoryDir, Node, Tree};
+use quell_index::{BuildOptions, Image, BuildProgress, build, encode};
+use quell_testkit::{MemoryDir, TreeNode, Tree};
 
 fn small_tree() -> Arc<Tree> {
     let mut tree = Tree::new();
-    let lib = tree.add(Tree::ROOT, "lib", Node::dir());
-    tree.add(lib, "a.pyc", Node::file("x"));
-    tree.add(lib, "[odd]", Node::file("x").with_xattr("user.note", "x"));
-    tree.add(Tree::ROOT, "link", Node::symlink("lib"));
+    let lib = tree.add(Tree::ROOT, "lib", TreeNode::dir());
+    tree.add(lib, "a.pyc", TreeNode::file("x"));
+    tree.add(lib, "[odd]", TreeNode::file("x").with_xattr("user.note", "x"));
+    tree.add(Tree::ROOT, "link", TreeNode::symlink("lib"));
     Arc::new(tree)
 }
 
 fn image(options: &BuildOptions, lines: Option<Vec<String>>) -> Option<Image> {
     let source = Arc::new(MemoryDir::new(small_tree()));
-    let mut tree = build(source, b"/tree", options, 1, None, &Progress::default()).ok()?;
+    let mut tree = build(source, b"/tree", options, 1, None, &BuildProgress::default()).ok()?;
     if let Some(lines) = lines {
         tree.options = lines;
     }

@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use quell_vfs::ReadAt;
-use quell_qcow2::{Cluster, Header, Layer, Named, Source, expand, hot_blocks, named, visit};
+use quell_qcow2::{Cluster, Header, Layer, Named, BlockSource, expand, hot_blocks, named, visit};
 
 struct Bytes<'a>(&'a [u8]);
 
@@ -51,7 +51,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(walked.is_ok());
     for (block, source) in found {
         assert!(block < header.virtual_bytes.div_ceil(4096));
-        if let Source::Block { block, .. } = source {
+        if let BlockSource::Block { block, .. } = source {
             assert!(hot.contains(&block));
         }
     }

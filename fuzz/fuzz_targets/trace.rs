@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_profile::{Capacity, FirstReading, Links, LocationRules, Mount, Source, variables};
+use quell_profile::{Capacity, FirstReading, Links, LocationRules, MountPoint, LineSource, variables};
 
 /// Symbolic links that form cycles, or lead out of the known directories.
 struct Circles(bool);
@@ -23,7 +23,7 @@ impl Links for Circles {
 }
 
 fn location_rules(choice: u8) -> LocationRules {
-    let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
+    let mount = |point: &str, kind: &str| MountPoint { point: point.into(), file_system: kind.into() };
     let some =
         |bit: u8, path: &str| if choice & bit != 0 { vec![path.as_bytes().to_vec()] } else { Vec::new() };
     LocationRules {
@@ -47,14 +47,14 @@ fuzz_target!(|data: &[u8]| {
     let mut links = Circles(choice & 32 != 0);
     // With several files, the first byte of each line determines the file that the line belongs to.
     let several = choice & 64 != 0;
-    let lines: Vec<(Source, &[u8])> = trace
+    let lines: Vec<(LineSource, &[u8])> = trace
         .split(|b| *b == b'\n')
         .map(|line| match line.split_first() {
             Some((file, rest)) if several => {
                 let file = u32::from(*file);
-                (Source { space: file % 3, pid: if file % 2 == 0 { 0 } else { file } }, rest)
+                (LineSource { space: file % 3, pid: if file % 2 == 0 { 0 } else { file } }, rest)
             }
-            _ => (Source { space: 0, pid: 0 }, line),
+            _ => (LineSource { space: 0, pid: 0 }, line),
         })
         .collect();
     let mut first = FirstReading::new(&location_rules, variables, &mut links);

@@ -4,13 +4,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_profile::{FirstReading, LocationRules, NoLinks, Report, Source};
+use quell_profile::{FirstReading, LocationRules, NoLinks, Report, LineSource};
 
 fn report(lines: &[&[u8]]) -> Report {
     let location_rules = LocationRules { working: Some(b"/work".to_vec()), ..LocationRules::default() };
     let mut links = NoLinks;
     let mut first = FirstReading::new(&location_rules, Vec::new(), &mut links);
-    let source = Source { space: 0, pid: 0 };
+    let source = LineSource { space: 0, pid: 0 };
     lines.iter().for_each(|line| first.line(source, line, || "line".into()));
     first.end();
     let mut second = first.choose(1.0);

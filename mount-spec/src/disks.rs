@@ -237,7 +237,7 @@ fn look_into(
         return Ok((format, None));
     }
     let qcow2 = |header| (DiskFormat::Qcow2, Some(header));
-    let damaged = |e: quell_qcow2::Damage| refused(ErrorKind::Damaged, path, e.to_string());
+    let damaged = |e: quell_qcow2::Qcow2Error| refused(ErrorKind::Damaged, path, e.to_string());
     // All header data is usually in the first page; with large clusters it may be longer.
     match Header::parse(&begin) {
         Ok(header) => Ok(qcow2(header)),
@@ -325,7 +325,7 @@ impl OpenDisks {
             Ok(DiskFile {
                 name,
                 attributes,
-                source: Arc::new(Source { file: file.file.clone(), public_path }),
+                source: Arc::new(OpenDiskFile { file: file.file.clone(), public_path }),
             })
         });
         let (uid, gid) = owner.unwrap_or((0, 0));
@@ -354,19 +354,19 @@ fn attributes(stat: &Stat, owner: Option<(u32, u32)>) -> Attributes {
     }
 }
 
-struct Source {
+struct OpenDiskFile {
     file: Arc<dyn OpenFile>,
     /// If the file is shown as readable by every user, the directories of its path.
     public_path: Option<Directories>,
 }
 
-impl ReadAt for Source {
+impl ReadAt for OpenDiskFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.file.read_at(into, offset)
     }
 }
 
-impl DiskSource for Source {
+impl DiskSource for OpenDiskFile {
     fn check_open(&self) -> Result<()> {
         let Some(directories) = &self.public_path else { return Ok(()) };
         match resolve::is_readable_by_everyone_now(&*self.file, directories)? {

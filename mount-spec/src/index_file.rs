@@ -353,7 +353,7 @@ mod tests {
             quell_vfs::Time { seconds: 1, nanoseconds: 0 },
         );
         recording.add(0, 0..1);
-        let mut bytes = packer.pack(quell_boot::Kind::Disk, &recording, &mut Zeros, 1).unwrap();
+        let mut bytes = packer.pack(quell_boot::ImageKind::Disk, &recording, &mut Zeros, 1).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("machine.boot");
         fs::write(&path, &bytes).unwrap();

@@ -1,6 +1,6 @@
 //! The output of the command that started a holder.
 
-use quell_index::Progress;
+use quell_index::BuildProgress;
 
 /// Prints messages and progress for the user. The holder calls it from several threads.
 pub trait Console: Send + Sync {
@@ -8,7 +8,7 @@ pub trait Console: Send + Sync {
     fn print(&self, message: &str);
 
     /// Runs `run` and shows its progress until it returns. Stops the work early, with
-    /// `Progress::stop`, once `is_unwanted` returns true.
+    /// `BuildProgress::stop`, once `is_unwanted` returns true.
     fn watch(&self, task: &ProgressTask<'_>, is_unwanted: &dyn Fn() -> bool, run: &mut (dyn FnMut() + Send));
 }
 
@@ -18,7 +18,7 @@ pub struct ProgressTask<'a> {
     /// The title of the progress bar.
     pub title: &'a str,
     /// The progress of the work, which the console reads.
-    pub progress: &'a Progress,
+    pub progress: &'a BuildProgress,
     /// The number of entries of an older index of the same tree, if there is one.
     pub expected_entries: Option<u64>,
     /// Whether the progress is hidden.

@@ -4,7 +4,7 @@ use crate::display::shown;
 use crate::failure::Failure;
 use crate::inputs::InputFile;
 use crate::protocol::answer::Refusal;
-use crate::protocol::plan::{Plan, Source};
+use crate::protocol::plan::{Plan, PlanSource};
 use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::{key, notices};
@@ -37,7 +37,7 @@ pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result
     let working_directory = WorkingDirectory::of_caller()?;
     // Machines are started by separate runs without a job. They share one holder, so that the
     // blocks are in memory once.
-    let shared_by = job.or(matches!(plan.source, Source::Disk(_)).then_some("machines"));
+    let shared_by = job.or(matches!(plan.source, PlanSource::Disk(_)).then_some("machines"));
     let address = Address { directory: runtime_directory()?, key: key::view_key(plan, files, shared_by)? };
     let Address { directory, key } = &address;
     // If another rank of the job was refused within the last 30 s, this rank does not try again.

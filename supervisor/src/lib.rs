@@ -45,13 +45,13 @@ pub use inputs::{InputFile, real_path, root_of};
 pub use log_plan::{LogOptions, log_plan};
 pub use mount::{mount, mount_target};
 pub use mount_point::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and_wait};
-pub use mount_table::{MOUNT_TABLE, Mount, file_system_of, mount_table, parse_mount_table};
+pub use mount_table::{MOUNT_TABLE, MountTableEntry, file_system_of, mount_table, parse_mount_table};
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
     BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, IndexMode, LogPlan, Plan, RecordingPlan,
-    Source, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    PlanSource, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
-pub use protocol::report::{LogReport, Report, TreeReport};
+pub use protocol::report::{LogReport, HolderReport, TreeReport};
 pub use record::output_copy::OutputCopy;
 pub use record::stop::StopCondition;
 pub use record::wait::{RecordingEnd, wait_for_recording};

@@ -8,7 +8,7 @@ use rustix::mount::UnmountFlags;
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::mount_table::{self, Mount};
+use crate::mount_table::{self, MountTableEntry};
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::mount_key;
 use crate::socket::client::{HolderProcess, process_of};
@@ -51,7 +51,7 @@ fn holder_of(mountpoint: &Path) -> Option<HolderProcess> {
 /// Returns whether the topmost mount at this path is one of Quell.
 pub fn is_quell_mount(path: &Path) -> bool {
     let table = mount_table::mount_table().unwrap_or_default();
-    table.iter().rfind(|mount| mount.point == path).is_some_and(Mount::is_quell)
+    table.iter().rfind(|mount| mount.point == path).is_some_and(MountTableEntry::is_quell)
 }
 
 /// Unmounts `path`, and waits for the end of the process that served the mount. With `force`, the

@@ -10,7 +10,7 @@ pub const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
 /// One line of the table.
 #[derive(Debug, Clone)]
-pub struct Mount {
+pub struct MountTableEntry {
     /// The kernel's mount id. The id of a removed mount may be used again.
     pub id: u64,
     /// Major and minor number of the device, with a colon.
@@ -27,14 +27,14 @@ pub struct Mount {
     pub options: String,
 }
 
-impl Mount {
+impl MountTableEntry {
     /// Returns whether this is a mount of Quell.
     pub fn is_quell(&self) -> bool {
         self.source.starts_with(SOURCE_PREFIX)
     }
 
     /// Returns whether both lines describe the same mount, which may have been moved in between.
-    pub fn is_same(&self, other: &Mount) -> bool {
+    pub fn is_same(&self, other: &MountTableEntry) -> bool {
         (self.id, &self.device, &self.source) == (other.id, &other.device, &other.source)
     }
 }
@@ -45,23 +45,23 @@ pub fn mount_source(index: &Path) -> String {
 }
 
 /// Returns the topmost mount at exactly this path.
-pub fn topmost_at(path: &Path) -> Option<Mount> {
+pub fn topmost_at(path: &Path) -> Option<MountTableEntry> {
     mount_table().ok()?.into_iter().rfind(|mount| mount.point == path)
 }
 
 /// Returns the topmost Quell mount at exactly this path, even if another mount covers it.
-pub fn quell_mount_at(path: &Path) -> Option<Mount> {
+pub fn quell_mount_at(path: &Path) -> Option<MountTableEntry> {
     mount_table().ok()?.into_iter().rfind(|mount| mount.point == path && mount.is_quell())
 }
 
 /// Returns all mounts in the namespace of this process. Of several mounts at one path, the last one
 /// covers the others.
-pub fn mount_table() -> std::io::Result<Vec<Mount>> {
+pub fn mount_table() -> std::io::Result<Vec<MountTableEntry>> {
     Ok(parse_mount_table(&std::fs::read(MOUNT_TABLE)?))
 }
 
 /// Parses a copy of the mount table; malformed lines are skipped.
-pub fn parse_mount_table(table: &[u8]) -> Vec<Mount> {
+pub fn parse_mount_table(table: &[u8]) -> Vec<MountTableEntry> {
     table.split(|b| *b == b'\n').filter_map(parse).collect()
 }
 
@@ -72,7 +72,7 @@ pub fn file_system_of(path: &Path) -> Option<String> {
     above.max_by_key(|mount| mount.point.components().count()).map(|mount| mount.kind)
 }
 
-fn parse(line: &[u8]) -> Option<Mount> {
+fn parse(line: &[u8]) -> Option<MountTableEntry> {
     use std::os::unix::ffi::OsStringExt;
     let path = |field: &[u8]| PathBuf::from(std::ffi::OsString::from_vec(unescape(field)));
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
@@ -84,7 +84,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let kind = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
     let options = String::from_utf8_lossy(rest.next()?).into_owned();
-    Some(Mount { id, device, root, point, kind, source, options })
+    Some(MountTableEntry { id, device, root, point, kind, source, options })
 }
 
 /// Decodes a field: the mount table writes blanks and backslashes as three octal digits.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::failure::Failure;
 use crate::inputs::real_path;
-use crate::protocol::report::{Report, TreeReport};
+use crate::protocol::report::{HolderReport, TreeReport};
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::holder_keys;
 use crate::socket::client::request_report;
@@ -13,7 +13,7 @@ use crate::socket::client::request_report;
 #[derive(Debug, Default)]
 pub struct Reports {
     /// The reports, one for each holder that answered.
-    pub reports: Vec<Report>,
+    pub reports: Vec<HolderReport>,
     /// Messages about holders that did not answer in time.
     pub unanswered: Vec<String>,
 }
@@ -34,7 +34,7 @@ pub fn reports_of(path: &Path) -> Result<Reports, Failure> {
             // A holder that has just ended is not an error.
             Ok(None) | Err(_) => continue,
         };
-        let Ok(report) = serde_json::from_str::<Report>(&text) else { continue };
+        let Ok(report) = serde_json::from_str::<HolderReport>(&text) else { continue };
         if is_about(&report, &real) {
             found.reports.push(report);
         }
@@ -42,7 +42,7 @@ pub fn reports_of(path: &Path) -> Result<Reports, Failure> {
     Ok(found)
 }
 
-fn is_about(report: &Report, path: &Path) -> bool {
+fn is_about(report: &HolderReport, path: &Path) -> bool {
     let covers = |tree: &TreeReport| tree.index == path || tree.path == path;
     let is_store = report.log.as_ref().is_some_and(|log| log.stores.iter().any(|store| store == path));
     report.mountpoint.as_deref() == Some(path) || is_store || report.trees.iter().any(covers)

@@ -10,7 +10,7 @@ use quell_index::Image;
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::mount_table::{self, Mount};
+use crate::mount_table::{self, MountTableEntry};
 
 /// The limit without `--budget`, in MiB, unless half of the available memory is less.
 const DEFAULT_MIB: u64 = 1024;
@@ -131,7 +131,7 @@ fn groups() -> Vec<PathBuf> {
 }
 
 /// Returns the control groups in one mount. `own` is the content of /proc/self/cgroup.
-fn groups_on(mount: &Mount, own: &str) -> Vec<PathBuf> {
+fn groups_on(mount: &MountTableEntry, own: &str) -> Vec<PathBuf> {
     let lines = own.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
         rest.split_once(':')

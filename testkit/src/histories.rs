@@ -24,7 +24,7 @@ use quell_vfs::FileSystem;
 
 use crate::WritableModel;
 use crate::conformance::writing::{Mounts, WritableImplementation};
-use executor::{Executor, Outcome};
+use executor::{Executor, OperationResult};
 use operation::{Operation, Path, generate};
 pub use shape::Shape;
 
@@ -121,7 +121,7 @@ impl History<'_> {
             let expected = self.model.perform(number, operation);
             let found = self.tested.perform(number, operation);
             let file = before.or_else(|| self.model.file_of(operation));
-            let refused = if let Outcome::Error(errno) = expected { Some(errno) } else { None };
+            let refused = if let OperationResult::Error(errno) = expected { Some(errno) } else { None };
             self.done.push(Done { number, file, refused });
             self.same(number, file, operation, &expected, &found)?;
         }
@@ -144,7 +144,7 @@ impl History<'_> {
                 let (expected, found) =
                     (self.model.perform(end, &operation), self.tested.perform(end, &operation));
                 self.same(end, None, &operation, &expected, &found)?;
-                let Outcome::Names(names) = expected else { continue };
+                let OperationResult::Names(names) = expected else { continue };
                 for name in files_among(&names) {
                     let path = Path { dir, name };
                     for operation in [Operation::ReadAll { path }, Operation::Stat { path }] {
@@ -163,8 +163,8 @@ impl History<'_> {
         number: usize,
         file: Option<u64>,
         operation: &Operation,
-        expected: &Outcome,
-        found: &Outcome,
+        expected: &OperationResult,
+        found: &OperationResult,
     ) -> Result<(), Difference> {
         if expected.agrees(found) {
             return Ok(());

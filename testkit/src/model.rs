@@ -8,7 +8,7 @@ use quell_vfs::{
     NAME_BYTES_MAX, NodeId, NodeRef, ReadAt, Result,
 };
 
-use crate::tree::{Node, NodeNumber, Tree};
+use crate::tree::{TreeNode, NodeNumber, Tree};
 
 /// A described tree as a file system. Nodes have the same numbers as in the tree.
 #[derive(Debug)]
@@ -47,11 +47,11 @@ impl Model {
         }
     }
 
-    fn node(&self, node: NodeId) -> Result<&Node> {
+    fn node(&self, node: NodeId) -> Result<&TreeNode> {
         Ok(self.tree.node(self.number(node)?))
     }
 
-    fn dir(&self, node: NodeId) -> Result<&Node> {
+    fn dir(&self, node: NodeId) -> Result<&TreeNode> {
         match self.node(node)? {
             dir if dir.kind == Kind::Dir => Ok(dir),
             _ => Err(Error::new(ErrorKind::NotADirectory, "look into", self.path(node)?)),
@@ -75,7 +75,7 @@ impl Model {
         }
     }
 
-    fn some_node(&self, is: impl Fn(&Node) -> bool) -> bool {
+    fn some_node(&self, is: impl Fn(&TreeNode) -> bool) -> bool {
         (0..self.tree.node_count()).any(|number| self.paths[number].is_some() && is(self.tree.node(number)))
     }
 }

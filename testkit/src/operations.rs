@@ -6,7 +6,7 @@ use quell_vfs::{Attributes, Context, FileSystem, Kind, NodeId, Result, Time};
 
 use crate::compare::{Listed, differences, listing};
 use crate::random::Random;
-use crate::tree::{Node, NodeNumber, Tree};
+use crate::tree::{TreeNode, NodeNumber, Tree};
 
 /// The parameters of a generated tree.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ impl Shape {
 pub fn random_tree(seed: u64, shape: Shape) -> Tree {
     let mut random = Random::new(seed);
     let mut tree = Tree::new();
-    *tree.node_mut(Tree::ROOT) = dressed(Node::dir(), shape, &mut random);
+    *tree.node_mut(Tree::ROOT) = dressed(TreeNode::dir(), shape, &mut random);
     let mut directories = vec![Tree::ROOT];
     let mut files: Vec<NodeNumber> = Vec::new();
     for _ in 0..shape.entries {
@@ -75,28 +75,28 @@ fn random_name(shape: Shape, random: &mut Random) -> Vec<u8> {
     if name == b"." || name == b".." { b"dots".to_vec() } else { name }
 }
 
-fn random_node(shape: Shape, random: &mut Random) -> Node {
+fn random_node(shape: Shape, random: &mut Random) -> TreeNode {
     match random.below(12) {
-        0..3 => Node::dir(),
+        0..3 => TreeNode::dir(),
         3 => {
             let longest = if shape.extremes { 4095 } else { 100 };
             let length = if random.one_in(4) { longest } else { 1 + random.below(20) };
-            Node::symlink(random.bytes(length).into_iter().map(|b| b.max(1)).collect::<Vec<_>>())
+            TreeNode::symlink(random.bytes(length).into_iter().map(|b| b.max(1)).collect::<Vec<_>>())
         }
-        4 => Node::special(Kind::Fifo, 0),
-        5 => Node::special(Kind::Socket, 0),
+        4 => TreeNode::special(Kind::Fifo, 0),
+        5 => TreeNode::special(Kind::Socket, 0),
         6 if shape.extremes => {
             let rdev = if random.one_in(3) { u64::MAX } else { random.number() % 0x1_0000 };
-            Node::special(*random.pick(&[Kind::CharDevice, Kind::BlockDevice]), rdev)
+            TreeNode::special(*random.pick(&[Kind::CharDevice, Kind::BlockDevice]), rdev)
         }
         _ => {
             let length = random.below(6000);
-            Node::file(random.bytes(length))
+            TreeNode::file(random.bytes(length))
         }
     }
 }
 
-fn dressed(mut node: Node, shape: Shape, random: &mut Random) -> Node {
+fn dressed(mut node: TreeNode, shape: Shape, random: &mut Random) -> TreeNode {
     node.permissions = match node.kind {
         Kind::Symlink => 0o777,
         Kind::Dir => *random.pick(&[0o755, 0o700, 0o1777, 0o2755]),
@@ -180,7 +180,7 @@ pub fn replace_by_renaming(tree: &mut Tree, random: &mut Random, changes: usize)
                 }
             }
             1 => {
-                let below = tree.add(dir, random_name(Shape::SMALL, random), Node::dir());
+                let below = tree.add(dir, random_name(Shape::SMALL, random), TreeNode::dir());
                 let node = random_node(Shape::SMALL, random);
                 tree.add(below, b"in it", node);
             }

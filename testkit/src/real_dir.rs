@@ -12,7 +12,7 @@ use rustix::fs::{
     mknodat, utimensat,
 };
 
-use crate::tree::{Node, Tree};
+use crate::tree::{TreeNode, Tree};
 
 /// An entry that could not be created, and the reason. Tests report it as skipped.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub fn make_on_disk(tree: &Tree, at: &Path) -> Result<(), CannotMake> {
     Ok(())
 }
 
-fn make(node: &Node, path: &Path) -> io::Result<()> {
+fn make(node: &TreeNode, path: &Path) -> io::Result<()> {
     let file_type = match node.kind {
         Kind::Dir if path.exists() => return Ok(()),
         Kind::Dir => return std::fs::create_dir(path),
@@ -80,7 +80,7 @@ fn make(node: &Node, path: &Path) -> io::Result<()> {
     Ok(mknodat(CWD, path, file_type, Mode::from_raw_mode(0o600), node.rdev)?)
 }
 
-fn dress(node: &Node, path: &Path) -> Result<(), (&'static str, io::Error)> {
+fn dress(node: &TreeNode, path: &Path) -> Result<(), (&'static str, io::Error)> {
     let is_link = node.kind == Kind::Symlink;
     for (name, value) in &node.xattrs {
         rustix::fs::lsetxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty())

@@ -10,7 +10,7 @@ pub type NodeNumber = usize;
 
 /// A node of the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct TreeNode {
     /// The kind.
     pub kind: Kind,
     /// The lower twelve bits of `st_mode`.
@@ -41,10 +41,10 @@ pub struct Node {
     pub outside_links: u32,
 }
 
-impl Node {
-    fn new(kind: Kind, permissions: u32) -> Node {
+impl TreeNode {
+    fn new(kind: Kind, permissions: u32) -> TreeNode {
         let time = Time { seconds: 1_700_000_000, nanoseconds: 123_456_789 };
-        Node {
+        TreeNode {
             kind,
             permissions,
             uid: 1000,
@@ -63,35 +63,35 @@ impl Node {
     }
 
     /// Returns an empty directory.
-    pub fn dir() -> Node {
-        Node { size_bytes: 4096, blocks: 8, ..Node::new(Kind::Dir, 0o755) }
+    pub fn dir() -> TreeNode {
+        TreeNode { size_bytes: 4096, blocks: 8, ..TreeNode::new(Kind::Dir, 0o755) }
     }
 
     /// Returns a regular file with this data.
-    pub fn file(data: impl AsRef<[u8]>) -> Node {
+    pub fn file(data: impl AsRef<[u8]>) -> TreeNode {
         let data = data.as_ref().to_vec();
         let size_bytes = data.len() as u64;
-        Node { size_bytes, blocks: size_bytes.div_ceil(4096) * 8, data, ..Node::new(Kind::File, 0o644) }
+        TreeNode { size_bytes, blocks: size_bytes.div_ceil(4096) * 8, data, ..TreeNode::new(Kind::File, 0o644) }
     }
 
     /// Returns a symbolic link with this target.
-    pub fn symlink(target: impl AsRef<[u8]>) -> Node {
+    pub fn symlink(target: impl AsRef<[u8]>) -> TreeNode {
         let target = target.as_ref().to_vec();
-        Node { size_bytes: target.len() as u64, target, ..Node::new(Kind::Symlink, 0o777) }
+        TreeNode { size_bytes: target.len() as u64, target, ..TreeNode::new(Kind::Symlink, 0o777) }
     }
 
     /// Creates a fifo, a socket or, with its number, a device.
-    pub fn special(kind: Kind, rdev: u64) -> Node {
-        Node { rdev, ..Node::new(kind, 0o600) }
+    pub fn special(kind: Kind, rdev: u64) -> TreeNode {
+        TreeNode { rdev, ..TreeNode::new(kind, 0o600) }
     }
 
     /// Returns the node with other permissions.
-    pub fn with_permissions(self, permissions: u32) -> Node {
-        Node { permissions, ..self }
+    pub fn with_permissions(self, permissions: u32) -> TreeNode {
+        TreeNode { permissions, ..self }
     }
 
     /// Returns the node with one more extended attribute.
-    pub fn with_xattr(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Node {
+    pub fn with_xattr(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> TreeNode {
         self.xattrs.insert(name.as_ref().to_vec(), value.as_ref().to_vec());
         self
     }
@@ -110,7 +110,7 @@ impl Node {
 /// A complete tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
 }
 
 impl Default for Tree {
@@ -125,16 +125,16 @@ impl Tree {
 
     /// Creates a root without entries.
     pub fn new() -> Tree {
-        Tree { nodes: vec![Node::dir()] }
+        Tree { nodes: vec![TreeNode::dir()] }
     }
 
     /// Returns a node.
-    pub fn node(&self, number: NodeNumber) -> &Node {
+    pub fn node(&self, number: NodeNumber) -> &TreeNode {
         &self.nodes[number]
     }
 
     /// Returns a node to be changed.
-    pub fn node_mut(&mut self, number: NodeNumber) -> &mut Node {
+    pub fn node_mut(&mut self, number: NodeNumber) -> &mut TreeNode {
         &mut self.nodes[number]
     }
 
@@ -144,7 +144,7 @@ impl Tree {
     }
 
     /// Adds a node with a name and replaces an existing entry of that name.
-    pub fn add(&mut self, dir: NodeNumber, name: impl AsRef<[u8]>, node: Node) -> NodeNumber {
+    pub fn add(&mut self, dir: NodeNumber, name: impl AsRef<[u8]>, node: TreeNode) -> NodeNumber {
         let number = self.nodes.len();
         self.nodes.push(node);
         self.link(dir, name, number);
@@ -185,8 +185,8 @@ impl Tree {
     /// plus the number of its child directories.
     pub fn link_counts(&self) -> Vec<u32> {
         let directories =
-            |node: &Node| node.children.values().filter(|c| self.nodes[**c].kind == Kind::Dir).count();
-        let of = |node: &Node| match node.kind {
+            |node: &TreeNode| node.children.values().filter(|c| self.nodes[**c].kind == Kind::Dir).count();
+        let of = |node: &TreeNode| match node.kind {
             Kind::Dir => 2 + directories(node) as u32,
             _ => node.outside_links,
         };
@@ -200,7 +200,7 @@ impl Tree {
     }
 
     /// Returns the same tree without the nodes for which `drop` returns true.
-    pub fn without(&self, drop: impl Fn(&Node) -> bool) -> Tree {
+    pub fn without(&self, drop: impl Fn(&TreeNode) -> bool) -> Tree {
         let mut tree = self.clone();
         for number in 0..tree.nodes.len() {
             let names: Vec<_> = tree.nodes[number].children.clone().into_iter().collect();

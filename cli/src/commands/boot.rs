@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use indicatif::HumanBytes;
 use quell_boot::{
-    BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, parse_disk_name,
+    BLOCK_BYTES, BootImage, Contents, DisksFs, ImageKind, Packer, ReadBlock, Subject, parse_disk_name,
 };
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
@@ -43,14 +43,14 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     let size: u64 = numbers.clone().map(|n| image.file(n).size_bytes).sum();
     let whole = numbers.clone().filter(|n| image.is_whole(&image.file(*n))).count();
     let of = match image.kind() {
-        Kind::Tree(generation) => format!("{generation:032x}"),
-        Kind::Disk => "disk".to_owned(),
+        ImageKind::Tree(generation) => format!("{generation:032x}"),
+        ImageKind::Disk => "disk".to_owned(),
     };
     let text = if args.json { text_of_bytes } else { shown_bytes };
     let row = |number: u32| {
         let file = image.file(number);
         let recordings = image.runs_of(&file).map(|run| run.recordings).max().unwrap_or(0);
-        let name = match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
+        let name = match parse_disk_name(file.name).filter(|_| image.kind() == ImageKind::Disk) {
             Some((position, path)) => format!("{position} {}", text(path)),
             None => text(file.name),
         };
@@ -72,15 +72,15 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     }
     outln!("{}", shown(&args.file));
     match image.kind() {
-        Kind::Tree(_) => outln!("  index               generation {of}"),
-        Kind::Disk => outln!("  kind                boot image of a disk image"),
+        ImageKind::Tree(_) => outln!("  index               generation {of}"),
+        ImageKind::Disk => outln!("  kind                boot image of a disk image"),
     }
     outln!("  recordings          {}", image.recordings());
     outln!(
         "  files               {} ({whole} whole), {}{}",
         image.files(),
         HumanBytes(size),
-        if image.kind() == Kind::Disk { "" } else { " in the tree" }
+        if image.kind() == ImageKind::Disk { "" } else { " in the tree" }
     );
     outln!("  blocks              {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
     outln!(
@@ -115,7 +115,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(YES));
     };
     let tree = std::sync::Arc::new(quell_mount_spec::load_index(&index_file(index)?)?);
-    if image.kind() != Kind::Tree(tree.generation().0) {
+    if image.kind() != ImageKind::Tree(tree.generation().0) {
         outln!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
         return Ok(ExitCode::from(NO));
     }
@@ -148,7 +148,7 @@ fn verify_disk(
     contents: &Contents,
     quiet: bool,
 ) -> Result<ExitCode, Failure> {
-    if image.kind() != Kind::Disk {
+    if image.kind() != ImageKind::Disk {
         return Err(Failure::wrong_input(format!(
             "{} is a boot image of an indexed tree: name the index with -i",
             shown(&args.file)
@@ -219,8 +219,8 @@ fn same(
 
 /// Returns the key by which files of two images count as the same file. For a disk it is the
 /// position in the backing chain, because the path may have been another.
-fn same_file(kind: Kind, name: &[u8]) -> Vec<u8> {
-    match parse_disk_name(name).filter(|_| kind == Kind::Disk) {
+fn same_file(kind: ImageKind, name: &[u8]) -> Vec<u8> {
+    match parse_disk_name(name).filter(|_| kind == ImageKind::Disk) {
         Some((position, _)) => position.to_string().into_bytes(),
         None => name.to_vec(),
     }
@@ -329,7 +329,7 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
     for number in 0..image.files() {
         let file = image.file(number);
         let path =
-            args.directory.join(match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
+            args.directory.join(match parse_disk_name(file.name).filter(|_| image.kind() == ImageKind::Disk) {
                 // Files of a backing chain may have the same name in several directories.
                 Some((position, path)) => {
                     let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();

@@ -25,7 +25,7 @@ const CLOCK_TICK_SECONDS: i64 = 2;
 const PROBLEMS_SHOWN: u64 = 20;
 
 /// A checked request to create or update an index.
-struct Task {
+struct IndexRequest {
     directory: PathBuf,
     root_path: PathBuf,
     output: PathBuf,
@@ -39,7 +39,7 @@ struct Task {
 /// Where the result is printed. Paths that cannot be read are printed on standard error in any
 /// case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum SummaryOutput {
     Stdout,
     /// On standard error, because standard output belongs to the program that is run.
     Stderr,
@@ -47,7 +47,7 @@ pub enum Report {
 }
 
 /// Creates or updates an index. `quiet`: shows no progress.
-pub fn run(args: IndexArgs, quiet: bool, report: Report) -> Result<ExitCode, Failure> {
+pub fn run(args: IndexArgs, quiet: bool, report: SummaryOutput) -> Result<ExitCode, Failure> {
     let task = match args.update {
         Some(update) => update_task(&args, update)?,
         None => new_task(&args)?,
@@ -87,7 +87,7 @@ pub fn run(args: IndexArgs, quiet: bool, report: Report) -> Result<ExitCode, Fai
     Ok(ExitCode::from(if problems > 0 { NO } else { YES }))
 }
 
-fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
+fn new_task(args: &IndexArgs) -> Result<IndexRequest, Failure> {
     let directory = real_path(&args.path)?;
     if !directory.is_dir() {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&args.path))));
@@ -115,7 +115,7 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
         XattrsArg::Never => Xattrs::Never,
     };
     let options = BuildOptions { exclude: args.exclude.clone(), cross_mounts: args.cross_mounts, xattrs };
-    Ok(Task { root_path: directory.clone(), directory, output, options, old: None, before: None })
+    Ok(IndexRequest { root_path: directory.clone(), directory, output, options, old: None, before: None })
 }
 
 /// Returns the default path of a directory's index, beside it. `directory` has no symbolic links.
@@ -160,7 +160,7 @@ pub fn refuse_within(file: &Path, trees: &[PathBuf]) -> Result<(), Failure> {
     }
 }
 
-fn update_task(args: &IndexArgs, update: Update) -> Result<Task, Failure> {
+fn update_task(args: &IndexArgs, update: Update) -> Result<IndexRequest, Failure> {
     let named = InputFile::open(&args.path)?;
     let (file, directory_named) = match named.is_dir() {
         true => {
@@ -212,7 +212,7 @@ fn update_task(args: &IndexArgs, update: Update) -> Result<Task, Failure> {
     let owner = Ownership::read(&owner, &directory)?;
     let trusted = Trusted::by_caller(&args.trust_owner);
     check_trust(&trusted, &opened, &file, TrustedUse::Index, Some((&directory, &owner)))?;
-    Ok(Task {
+    Ok(IndexRequest {
         directory,
         root_path,
         output: file,
@@ -222,7 +222,7 @@ fn update_task(args: &IndexArgs, update: Update) -> Result<Task, Failure> {
     })
 }
 
-fn print_result(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, seconds: f64, report: Report) {
+fn print_result(args: &IndexArgs, task: &IndexRequest, image: &Image, outcome: &str, seconds: f64, report: SummaryOutput) {
     let entries = image.entries();
     let bytes = image.file_bytes();
     if args.json {
@@ -249,7 +249,7 @@ fn print_result(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, sec
             shown(&task.output)
         );
     }
-    if report == Report::None {
+    if report == SummaryOutput::None {
         return;
     }
     let rate = f64::from(entries) / seconds.max(0.001);
@@ -261,7 +261,7 @@ fn print_result(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, sec
         bytes as f64 / f64::from(entries),
     );
     match report {
-        Report::Stderr => errln!("quell: {line}"),
+        SummaryOutput::Stderr => errln!("quell: {line}"),
         _ => outln!("{line}"),
     }
 }

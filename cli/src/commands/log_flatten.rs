@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use indicatif::HumanBytes;
-use quell_log::{Container, Flattened, Found, StoredDir, Stores};
+use quell_log::{Container, Flattened, ResolvedPath, StoredDir, Stores};
 use quell_vfs::{Error, Kind};
 use serde_json::json;
 
@@ -22,11 +22,11 @@ pub fn run(args: &LogFlattenArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let path = args.path.as_deref().unwrap_or(Path::new(""));
     let name = path.as_os_str().as_bytes();
     match find(&stores, &args.stores, path)? {
-        Found::Entry(dir, entry) if entry.kind == Kind::File => flattening.flatten(name, dir.open(&entry)),
-        Found::Entry(..) => {
+        ResolvedPath::Entry(dir, entry) if entry.kind == Kind::File => flattening.flatten(name, dir.open(&entry)),
+        ResolvedPath::Entry(..) => {
             return Err(Failure::wrong_input(format!("{} is a symbolic link; name a file", shown(path))));
         }
-        Found::Dir(dir) => flattening.flatten_tree(&stores, dir, name)?,
+        ResolvedPath::Dir(dir) => flattening.flatten_tree(&stores, dir, name)?,
     }
     Ok(ExitCode::from(if flattening.has_failed { NO } else { YES }))
 }
@@ -43,9 +43,9 @@ impl Flattening<'_> {
     fn flatten_tree(&mut self, stores: &Arc<Stores>, root: StoredDir, path: &[u8]) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_vec(), Some(root))];
         while let Some((path, known)) = waiting.pop() {
-            let dir = match known.map_or_else(|| quell_log::find(stores, &path), |dir| Ok(Found::Dir(dir))) {
-                Ok(Found::Dir(dir)) => dir,
-                Ok(Found::Entry(..)) => continue, // replaced meanwhile
+            let dir = match known.map_or_else(|| quell_log::find(stores, &path), |dir| Ok(ResolvedPath::Dir(dir))) {
+                Ok(ResolvedPath::Dir(dir)) => dir,
+                Ok(ResolvedPath::Entry(..)) => continue, // replaced meanwhile
                 Err(error) => {
                     self.report_failure(&path, &error);
                     continue;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_log::{Entry, FileReport, FileSummary, Found, StoredDir, Stores, Truncation, WriterReport};
+use quell_log::{Entry, FileReport, FileSummary, ResolvedPath, StoredDir, Stores, Truncation, WriterReport};
 use quell_vfs::{Error, Kind};
 use serde_json::{Value, json};
 
@@ -35,18 +35,18 @@ pub fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
         outln!("{}", row(["size", "logs", "open", "in store"], "name"));
     }
     match found {
-        Found::Entry(dir, entry) => {
+        ResolvedPath::Entry(dir, entry) => {
             let name = path.as_os_str().as_bytes().to_vec();
             list.print(&dir, &entry, &name);
         }
-        Found::Dir(dir) => {
+        ResolvedPath::Dir(dir) => {
             // One directory is open at a time, regardless of the depth of the tree.
             let mut waiting = list.print_dir(&dir, b"", args.recursive)?;
             while let Some(below) = waiting.pop() {
                 let full = [path.as_os_str().as_bytes(), b"/", &below].concat();
                 match quell_log::find(&stores, &full) {
-                    Ok(Found::Dir(dir)) => waiting.extend(list.print_dir(&dir, &below, true)?),
-                    Ok(Found::Entry(..)) => {} // replaced meanwhile
+                    Ok(ResolvedPath::Dir(dir)) => waiting.extend(list.print_dir(&dir, &below, true)?),
+                    Ok(ResolvedPath::Entry(..)) => {} // replaced meanwhile
                     Err(error) => list.report_failure(&below, &error),
                 }
             }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_log::{Container, Found, Stores};
+use quell_log::{Container, ResolvedPath, Stores};
 use quell_vfs::{Error, ErrorKind, Kind};
 
 use crate::arguments::StoresArg;
@@ -33,7 +33,7 @@ pub(super) fn stores_failure(stores: &StoresArg, error: Error) -> Failure {
 }
 
 /// Resolves a path in the mount.
-pub(super) fn find(stores: &Arc<Stores>, named: &StoresArg, path: &Path) -> Result<Found, Failure> {
+pub(super) fn find(stores: &Arc<Stores>, named: &StoresArg, path: &Path) -> Result<ResolvedPath, Failure> {
     quell_log::find(stores, path.as_os_str().as_bytes()).map_err(|error| {
         let is_absent = error.kind == ErrorKind::NotFound;
         let failure = Failure::from(error);
@@ -50,11 +50,11 @@ pub(super) fn find(stores: &Arc<Stores>, named: &StoresArg, path: &Path) -> Resu
 /// Opens the container of the file at `path`.
 pub(super) fn open_file(stores: &Arc<Stores>, named: &StoresArg, path: &Path) -> Result<Container, Failure> {
     match find(stores, named, path)? {
-        Found::Entry(dir, entry) if entry.kind == Kind::File => Ok(dir.open(&entry)?),
-        Found::Entry(..) => {
+        ResolvedPath::Entry(dir, entry) if entry.kind == Kind::File => Ok(dir.open(&entry)?),
+        ResolvedPath::Entry(..) => {
             Err(Failure::wrong_input(format!("{} is a symbolic link; name a file", shown(path))))
         }
-        Found::Dir(_) => Err(Failure::wrong_input(format!("{} is a directory; name a file", shown(path)))),
+        ResolvedPath::Dir(_) => Err(Failure::wrong_input(format!("{} is a directory; name a file", shown(path)))),
     }
 }
 

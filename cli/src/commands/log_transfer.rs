@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use quell_log::{Choices, ExportSource, Found, ImportSource, Progress, TransferOptions, TransferResult};
+use quell_log::{Choices, ExportSource, ResolvedPath, ImportSource, ToolProgress, TransferOptions, TransferResult};
 use quell_posix::PosixDir;
 use quell_vfs::{ErrorKind, Kind};
 use serde_json::json;
@@ -39,11 +39,11 @@ pub fn export(args: &LogExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
     }
     let (source, into) = match find(&stores, &args.stores, &args.path)? {
-        Found::Dir(dir) => {
+        ResolvedPath::Dir(dir) => {
             create_empty_dir(&args.dest, args.transfer.resume)?;
             (ExportSource::Dir(dir), args.dest.clone())
         }
-        Found::Entry(dir, entry) => {
+        ResolvedPath::Entry(dir, entry) => {
             let (parent, name) = match args.dest.is_dir() {
                 true => (args.dest.clone(), entry.name.clone()),
                 false => split(&args.dest)?,
@@ -114,8 +114,8 @@ pub fn import(args: &LogImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let is_dir = source.is_dir();
     let (parent, name) = split(&source)?;
     let existing = match quell_log::find(&stores, path.as_os_str().as_bytes()) {
-        Ok(Found::Dir(_)) => Some(Kind::Dir),
-        Ok(Found::Entry(_, entry)) => Some(entry.kind),
+        Ok(ResolvedPath::Dir(_)) => Some(Kind::Dir),
+        Ok(ResolvedPath::Entry(_, entry)) => Some(entry.kind),
         Err(error) if error.kind == ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),
     };
@@ -127,7 +127,7 @@ pub fn import(args: &LogImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
             (parent, ImportSource::Entry(name, target_name), dir)
         }
     };
-    if let Found::Entry(..) = find(&stores, &args.stores, &into)? {
+    if let ResolvedPath::Entry(..) = find(&stores, &args.stores, &into)? {
         return Err(Failure::wrong_input(format!("{} is not a directory of the store", shown(&into))));
     }
     let from = Arc::new(PosixDir::open(&from)?);
@@ -152,9 +152,9 @@ pub(super) fn run_with_progress<T: Send>(
     title: &str,
     quiet: bool,
     interrupted: &str,
-    work: impl FnOnce(&Progress) -> quell_vfs::Result<T> + Send,
+    work: impl FnOnce(&ToolProgress) -> quell_vfs::Result<T> + Send,
 ) -> Result<T, Failure> {
-    let progress = Progress::default();
+    let progress = ToolProgress::default();
     let is_interrupted = progress::interruption();
     let stop_if_interrupted = || {
         if is_interrupted.load(Ordering::Relaxed) {

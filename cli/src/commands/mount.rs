@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use quell_supervisor::{BootPlan, Plan, Source, TreePlan, disk_plan, log_plan, mount, mount_target};
+use quell_supervisor::{BootPlan, Plan, PlanSource, TreePlan, disk_plan, log_plan, mount, mount_target};
 
 use crate::arguments::MountArgs;
 use crate::commands::umount::unmount;
@@ -59,7 +59,7 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         let format = args.image_format.image_format.map(Into::into);
         let (recheck, owners) = (args.cover.recheck, &args.cover.trust_owner);
         let disk = disk_plan(file, format, boot()?, recheck, &target, owners)?;
-        plans::plan(target, Source::Disk(disk), &args.cover, quiet)
+        plans::plan(target, PlanSource::Disk(disk), &args.cover, quiet)
     } else {
         let creation = Creation { is_reported: args.cover.verbose, quiet };
         let (index, directory) = index_of(file, creation)?;
@@ -80,7 +80,7 @@ fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<Exi
         let target = mount_target(path, args.allow_other)?;
         let mountpoint = target.mountpoint().unwrap_or(path);
         let log = log_plan(stores, mountpoint, args.logs.options(*index), args.init)?;
-        log_plans.push(plans::plan(target, Source::Log(log), &args.cover, quiet));
+        log_plans.push(plans::plan(target, PlanSource::Log(log), &args.cover, quiet));
     }
     let mut mounted: Vec<PathBuf> = Vec::new();
     for plan in log_plans {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use quell_mount_spec::{Output, OutputFormat};
-use quell_probe::{AnsweredBy, End, Kind, Leftover, Limits, Outcome, Progress, Refusal, Stage};
+use quell_probe::{AnsweredBy, End, OperationKind, Leftover, Limits, ProbeResult, ProbeProgress, Refusal, Stage};
 use quell_supervisor::file_system_of;
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ const NODE_BUSY: f64 = 0.85;
 const BAR: f64 = 16.0;
 
 /// A checked request to probe a directory.
-struct Task<'a> {
+struct ProbeRequest<'a> {
     directory: &'a Path,
     kind: Option<String>,
     local: bool,
@@ -77,7 +77,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
     }
     let kind = file_system_of(&directory);
-    let task = Task {
+    let task = ProbeRequest {
         directory: &directory,
         local: kind.as_deref().is_some_and(|kind| LOCAL.contains(&kind)),
         kind,
@@ -97,7 +97,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(output) = &args.output {
         result_file(output, args.force).check()?;
     }
-    let progress = Arc::new(Progress::default());
+    let progress = Arc::new(ProbeProgress::default());
     let survey =
         quell_probe::survey(&directory, &progress).map_err(|refusal| refused(refusal, &directory))?;
     if !args.yes {
@@ -205,7 +205,7 @@ fn left_behind(leftover: &Leftover, directory: &Path) -> String {
 }
 
 /// Describes the current stage for the progress line.
-fn state(progress: &Progress) -> String {
+fn state(progress: &ProbeProgress) -> String {
     let what = match progress.stage() {
         Stage::Checking => "checking".into(),
         Stage::Creating => "creating a tree".into(),
@@ -218,14 +218,14 @@ fn state(progress: &Progress) -> String {
 }
 
 /// Returns the name of a kind as it is printed.
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: OperationKind) -> &'static str {
     match kind {
-        Kind::LookUp => "look-ups",
-        Kind::Attributes => "attributes",
-        Kind::List => "listings",
-        Kind::Create => "creates",
-        Kind::Remove => "removes",
-        Kind::Other => "others",
+        OperationKind::LookUp => "look-ups",
+        OperationKind::Attributes => "attributes",
+        OperationKind::List => "listings",
+        OperationKind::Create => "creates",
+        OperationKind::Remove => "removes",
+        OperationKind::Other => "others",
     }
 }
 
@@ -253,7 +253,7 @@ fn rounded(number: f64, digits: i32) -> f64 {
     (number * scale).round() / scale
 }
 
-impl Task<'_> {
+impl ProbeRequest<'_> {
     /// Describes the planned measurement.
     fn plan(&self) -> String {
         let (directories, files) = self.limits.shape();
@@ -281,7 +281,7 @@ impl Task<'_> {
     }
 
     /// Returns the remarks for the interpretation of the numbers.
-    fn notes(&self, outcome: &Outcome) -> Vec<String> {
+    fn notes(&self, outcome: &ProbeResult) -> Vec<String> {
         let mut notes = Vec::new();
         let kind = self.kind.as_deref().unwrap_or("unknown");
         if self.local {
@@ -327,7 +327,7 @@ impl Task<'_> {
         notes
     }
 
-    fn result(&self, outcome: &Outcome, notes: &[String]) -> Value {
+    fn result(&self, outcome: &ProbeResult, notes: &[String]) -> Value {
         let kinds: Vec<Value> = outcome
             .kinds
             .iter()
@@ -375,7 +375,7 @@ impl Task<'_> {
     }
 
     /// Prints the curve (figure 3 of the paper) and its interpretation.
-    fn print(&self, outcome: &Outcome, notes: &[String]) {
+    fn print(&self, outcome: &ProbeResult, notes: &[String]) {
         let kind = self.kind.as_deref().unwrap_or("file system unknown");
         outln!("{} ({kind}), {} operations in all", shown(self.directory), grouped(outcome.operations));
         outln!();

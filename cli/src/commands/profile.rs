@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_profile::{Capacity, Links, LocationRules, Mount};
+use quell_profile::{Capacity, Links, LocationRules, MountPoint};
 
 use crate::arguments::ProfileArgs;
 use crate::failure::{Failure, INTERRUPTED, NO};
@@ -159,7 +159,7 @@ fn location_rules(args: &ProfileArgs, shared: &[PathBuf]) -> Result<LocationRule
             "the mount table of --mounts is empty; copy /proc/self/mountinfo of the traced machine",
         ));
     }
-    let mounts = table.into_iter().map(|m| Mount { point: bytes(&m.point), file_system: m.kind }).collect();
+    let mounts = table.into_iter().map(|m| MountPoint { point: bytes(&m.point), file_system: m.kind }).collect();
     let mut temporary: Vec<Vec<u8>> = TEMPORARY.map(|t| t.as_bytes().to_vec()).to_vec();
     if args.import.is_empty() {
         let own = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|p| p.is_absolute());

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_boot::{BootImage, Contents, Kind, ZEROS, parse_disk_name};
+use quell_boot::{BootImage, Contents, ImageKind, ZEROS, parse_disk_name};
 use quell_mount_spec::{ChainFile, DiskFormat, Output, Ownership, QCOW2, Trusted, TrustedUse, disk_chain};
-use quell_qcow2::{BLOCK_BYTES, Block, Layer, Source, expand, hot_blocks};
+use quell_qcow2::{BLOCK_BYTES, Block, Layer, BlockSource, expand, hot_blocks};
 use quell_supervisor::check_trust;
 use quell_vfs::ReadAt;
 
@@ -23,7 +23,7 @@ use crate::output::outln;
 pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
     let file = InputFile::open(&args.file)?.file;
     let (image, contents) = load_whole_from(&file, &args.file)?;
-    if image.kind() != Kind::Disk {
+    if image.kind() != ImageKind::Disk {
         let message =
             format!("{} holds files of an indexed tree, not blocks of a disk image", shown(&args.file));
         return Err(Failure::wrong_input(message));
@@ -155,7 +155,7 @@ fn layer(
     image: &BootImage,
     contents: &Contents,
     chain: &[ChainFile],
-) -> Result<Vec<u8>, quell_qcow2::Damage> {
+) -> Result<Vec<u8>, quell_qcow2::Qcow2Error> {
     let mut numbers = vec![None; chain.len()];
     for number in 0..image.files() {
         let (position, _) = parse_disk_name(image.file(number).name).expect("checked with the image");
@@ -180,11 +180,11 @@ fn layer(
     let mut blocks: Vec<(u64, u64, From)> = Vec::new();
     for (number, source) in found {
         let (order, from) = match source {
-            Source::Block { layer, block } => match recorded.content(layer, block) {
+            BlockSource::Block { layer, block } => match recorded.content(layer, block) {
                 Some((content, _)) => (u64::from(content), From::Content(content)),
                 None => (0, From::Zeros),
             },
-            Source::Compressed { layer, offset, bytes, within } => {
+            BlockSource::Compressed { layer, offset, bytes, within } => {
                 let begin = match begins.entry((layer, offset)) {
                     Entry::Occupied(known) => *known.get(),
                     Entry::Vacant(new) => {

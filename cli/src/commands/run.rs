@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use quell_supervisor::{
-    BootPlan, NotEntered, Plan, RecordingPlan, Source, Target, TreePlan, current_job, disk_plan, enter_view,
+    BootPlan, NotEntered, Plan, RecordingPlan, PlanSource, Target, TreePlan, current_job, disk_plan, enter_view,
     is_first_notice, open_fifo, runtime_directory, with_consequence,
 };
 
@@ -21,7 +21,7 @@ use crate::plans;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (plan, files) = plan(&args, quiet)?;
-    if let (Some(config), Source::Trees(trees)) = (&args.config, &plan.source)
+    if let (Some(config), PlanSource::Trees(trees)) = (&args.config, &plan.source)
         && trees.trees.is_empty()
     {
         let message = format!("{} has no [[tree]]", shown(config));
@@ -31,7 +31,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         print_once(&args, &format!("{message}: running on the original directory, without Quell"));
         return become_program(&args.command, None);
     }
-    let original = if matches!(plan.source, Source::Disk(_)) { "disk image" } else { "directory" };
+    let original = if matches!(plan.source, PlanSource::Disk(_)) { "disk image" } else { "directory" };
     // Opened before the view is entered, because in it the paths may refer to other files.
     let outputs = match plan.recording().and_then(|recording| recording.outputs.as_ref()) {
         Some([out, err]) => Some([open_fifo(out)?, open_fifo(err)?]),
@@ -82,7 +82,7 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<InputFile>), Failure> 
             let format = args.image_format.image_format.map(Into::into);
             let boot = boot_plan(args, &mut files)?;
             let (target, owners) = (&Target::Namespace, &cover.trust_owner);
-            Source::Disk(disk_plan(disk, format, boot, cover.recheck, target, owners)?)
+            PlanSource::Disk(disk_plan(disk, format, boot, cover.recheck, target, owners)?)
         }
         None => {
             let trees = tree_plans(args, quiet, &mut files)?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use quell_mount_spec::{Output, OutputFormat};
-use quell_supervisor::{LogReport, Report, Reports, reports_of, shown_list};
+use quell_supervisor::{LogReport, HolderReport, Reports, reports_of, shown_list};
 
 use crate::arguments::StatsArgs;
 use crate::failure::{Failure, NO};
@@ -49,7 +49,7 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &Report) {
+fn print(report: &HolderReport) {
     if let Some(log) = &report.log {
         print_log(log, report.pid);
     }
@@ -82,7 +82,7 @@ fn print_log(log: &LogReport, pid: u32) {
 }
 
 /// Formats the counters in the Prometheus text format.
-fn prometheus(reports: &[Report]) -> String {
+fn prometheus(reports: &[HolderReport]) -> String {
     let mut samples: std::collections::BTreeMap<String, Vec<String>> = Default::default();
     let escape = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     for report in reports {

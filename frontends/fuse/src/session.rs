@@ -20,7 +20,7 @@ use crate::in_flight::RequestsInFlight;
 use crate::location::MountLocation;
 use crate::nodes::ino;
 use crate::options::Options;
-use crate::session_state::{Outcome, SessionState};
+use crate::session_state::{SessionEnd, SessionState};
 
 /// A served mount. Dropping it stops it, as [`Session::stop`] does.
 #[derive(Debug)]
@@ -146,7 +146,7 @@ impl Drop for Session {
             // A mount that cannot be unmounted, because its namespace is gone, is unusable after
             // this anyway.
             let _ = self.location.unmount(true);
-            self.state.end(Outcome::Stopped);
+            self.state.end(SessionEnd::Stopped);
             // The process may end before the workers do.
             publish_all(&self.writable_files, &self.counters);
         }

@@ -15,7 +15,7 @@ use tracing::span::EnteredSpan;
 use crate::in_flight::{Entered, InFlight};
 
 #[derive(Debug, Clone)]
-pub(crate) enum Outcome {
+pub(crate) enum SessionEnd {
     Unmounted,
     Stopped,
     Failed(String),
@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct SessionState {
     over: AtomicBool,
-    outcome: Mutex<Option<Outcome>>,
+    outcome: Mutex<Option<SessionEnd>>,
     changed: Condvar,
     pub(crate) in_flight: Arc<InFlight>,
     /// The connection's number under `/sys/fs/fuse/connections`, if it is known.
@@ -56,14 +56,14 @@ impl SessionState {
 
     pub(crate) fn finish(&self, ran: io::Result<()>) {
         self.end(match ran {
-            Ok(()) => Outcome::Unmounted,
-            Err(cause) => Outcome::Failed(cause.to_string()),
+            Ok(()) => SessionEnd::Unmounted,
+            Err(cause) => SessionEnd::Failed(cause.to_string()),
         });
     }
 
     /// Ends the session. The first reason is kept.
-    pub(crate) fn end(&self, outcome: Outcome) {
-        let unmounted = matches!(outcome, Outcome::Unmounted);
+    pub(crate) fn end(&self, outcome: SessionEnd) {
+        let unmounted = matches!(outcome, SessionEnd::Unmounted);
         lock(&self.outcome).get_or_insert(outcome);
         self.over.store(true, Ordering::Relaxed);
         self.changed.notify_all();
@@ -79,14 +79,14 @@ impl SessionState {
 
     pub(crate) fn is_unmounted(&self) -> bool {
         let outcome = lock(&self.outcome);
-        matches!(*outcome, Some(Outcome::Unmounted))
+        matches!(*outcome, Some(SessionEnd::Unmounted))
     }
 
     pub(crate) fn wait(&self) -> Result<()> {
         let outcome = lock(&self.outcome);
         let outcome = wait_while(&self.changed, outcome, |outcome| outcome.is_none());
         match &*outcome {
-            Some(Outcome::Failed(reason)) => {
+            Some(SessionEnd::Failed(reason)) => {
                 let failed = Error::new(ErrorKind::Os(errno::EIO), "serve", "the mount");
                 Err(Error { source: Some(reason.as_str().into()), ..failed })
             }
@@ -106,7 +106,7 @@ pub(crate) struct RequestGuard<'a> {
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.state.end(Outcome::Failed("a worker panicked; its message is on standard error".to_owned()));
+            self.state.end(SessionEnd::Failed("a worker panicked; its message is on standard error".to_owned()));
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use quell_vfs::{Attributes, Context, Error, ErrorKind, FileSystem, Kind, NodeId, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
-use crate::image::{BootFile, BootImage, Contents, Damage};
+use crate::image::{BootFile, BootImage, Contents, BootImageDamage};
 
 /// An image and the files of a tree that it has; the blocks are still compressed.
 pub struct HotSet {
@@ -137,13 +137,13 @@ impl HotSet {
 
 struct Failed(Error);
 
-impl From<Damage> for Failed {
-    fn from(damage: Damage) -> Failed {
+impl From<BootImageDamage> for Failed {
+    fn from(damage: BootImageDamage) -> Failed {
         Failed(damaged(damage))
     }
 }
 
-fn damaged(damage: Damage) -> Error {
+fn damaged(damage: BootImageDamage) -> Error {
     tracing::debug!(
         section = damage.section,
         at = damage.at,

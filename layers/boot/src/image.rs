@@ -18,7 +18,7 @@ use crate::recording::{Recorded, Recording};
 
 /// The reason why bytes are not a valid boot image, and the position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
+pub struct BootImageDamage {
     /// `header`, `FILES`, `NAMES`, `RUNS`, `FRAMES` or `frame`.
     pub section: &'static str,
     /// A row of a table, the number of a frame, or an offset in the header.
@@ -27,21 +27,21 @@ pub struct Damage {
     pub what: String,
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for BootImageDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {}: {}", self.section, self.at, self.what)
     }
 }
 
-impl std::error::Error for Damage {}
+impl std::error::Error for BootImageDamage {}
 
-fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Result<T, Damage> {
-    Err(Damage { section, at: at as u64, what: what.into() })
+fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Result<T, BootImageDamage> {
+    Err(BootImageDamage { section, at: at as u64, what: what.into() })
 }
 
 /// The kind of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ImageKind {
     /// Files of the tree whose index has this generation.
     Tree(u128),
     /// Files of a disk's backing chain.
@@ -97,7 +97,7 @@ pub(crate) fn blocks_of(size_bytes: u64) -> u32 {
 /// A complete image, whose frames are still compressed.
 pub struct BootImage {
     bytes: Vec<u8>,
-    kind: Kind,
+    kind: ImageKind,
     recordings: u32,
     contents: u32,
     files: Range<usize>,
@@ -123,7 +123,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-fn check_header(bytes: &[u8], length: u64) -> Result<(), Damage> {
+fn check_header(bytes: &[u8], length: u64) -> Result<(), BootImageDamage> {
     if !bytes.iter().zip(&MAGIC).all(|(found, due)| found == due) {
         return damage("header", 0, "this is not a boot image");
     }
@@ -179,7 +179,7 @@ pub fn reseal(bytes: &mut [u8]) {
 impl BootImage {
     /// Validates the bytes of a file, except the frames, which are verified when they are decoded,
     /// and takes ownership of the bytes.
-    pub fn parse(bytes: Vec<u8>) -> Result<BootImage, Damage> {
+    pub fn parse(bytes: Vec<u8>) -> Result<BootImage, BootImageDamage> {
         let length = bytes.len() as u64;
         BootImage::parse_tables(bytes, length)
     }
@@ -187,7 +187,7 @@ impl BootImage {
     /// Returns an upper bound of the offset at which the tables end, according to the header of a
     /// file of `length` bytes. The header is validated as far as possible on its own; its values
     /// are still untrusted.
-    pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Result<u64, Damage> {
+    pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Result<u64, BootImageDamage> {
         check_header(header, length)?;
         let count = |at: usize| u64::from(u32_at(header, at));
         let rows = FILE_ROW_BYTES as u64 * count(56)
@@ -198,7 +198,7 @@ impl BootImage {
 
     /// Does the same as `parse`, for the beginning of a file of `length` bytes, which must include
     /// the tables.
-    pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, Damage> {
+    pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, BootImageDamage> {
         check_header(&bytes, length)?;
         let image = BootImage::locate_tables(bytes)?;
         let tables = &image.bytes[HEADER_BYTES..image.frames.end];
@@ -212,11 +212,11 @@ impl BootImage {
     }
 
     /// Determines the offsets of the tables.
-    fn locate_tables(bytes: Vec<u8>) -> Result<BootImage, Damage> {
+    fn locate_tables(bytes: Vec<u8>) -> Result<BootImage, BootImageDamage> {
         let generation = u128::from_le_bytes(bytes[40..56].try_into().expect("sixteen bytes"));
         let kind = match u32_at(&bytes, 12) {
-            0 => Kind::Tree(generation),
-            1 if generation == 0 => Kind::Disk,
+            0 => ImageKind::Tree(generation),
+            1 if generation == 0 => ImageKind::Disk,
             1 => return damage("header", 40, "a disk image belongs to no index"),
             other => return damage("header", 12, format!("kind {other}")),
         };
@@ -253,7 +253,7 @@ impl BootImage {
         Ok(BootImage { kind, recordings, contents, files, names, runs, frames, bytes })
     }
 
-    fn check_files(&self) -> Result<(), Damage> {
+    fn check_files(&self) -> Result<(), BootImageDamage> {
         let names_bytes = self.names.len() as u64;
         let mut next_run = 0u64;
         let mut last: Option<&[u8]> = None;
@@ -281,9 +281,9 @@ impl BootImage {
             }
             last = Some(file.name);
             let named = match self.kind {
-                Kind::Disk => parse_disk_name(file.name)
+                ImageKind::Disk => parse_disk_name(file.name)
                     .is_some_and(|(position, _)| !std::mem::replace(&mut positions[position], true)),
-                Kind::Tree(_) => file.name.split(|b| *b == b'/').all(|name| check_name(name).is_ok()),
+                ImageKind::Tree(_) => file.name.split(|b| *b == b'/').all(|name| check_name(name).is_ok()),
             };
             if !named {
                 return damage(
@@ -299,7 +299,7 @@ impl BootImage {
         Ok(())
     }
 
-    fn check_runs(&self) -> Result<(), Damage> {
+    fn check_runs(&self) -> Result<(), BootImageDamage> {
         let mut all = 0;
         for number in 0..self.files() {
             let file = self.file(number);
@@ -327,7 +327,7 @@ impl BootImage {
         Ok(())
     }
 
-    fn check_frames(&self, file_bytes: u64) -> Result<(), Damage> {
+    fn check_frames(&self, file_bytes: u64) -> Result<(), BootImageDamage> {
         let mut next = self.frames.end as u64;
         for number in 0..self.frame_count() {
             let row = self.frames.start + number * FRAME_ROW_BYTES;
@@ -347,7 +347,7 @@ impl BootImage {
     }
 
     /// Returns the kind of the image.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ImageKind {
         self.kind
     }
 
@@ -485,7 +485,7 @@ impl BootImage {
         Recording::from_blocks(blocks.into_iter().map(|(_, recorded)| recorded), self.recordings)
     }
 
-    fn decode_frame(&self, number: usize, into: &mut [u8]) -> Result<(), Damage> {
+    fn decode_frame(&self, number: usize, into: &mut [u8]) -> Result<(), BootImageDamage> {
         let (begin, length) = self.frame_range(number);
         self.decode_bytes(number, &self.bytes[begin as usize..begin as usize + length], into)
     }
@@ -496,7 +496,7 @@ impl BootImage {
         (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8) as usize)
     }
 
-    pub(crate) fn decode_bytes(&self, number: usize, frame: &[u8], into: &mut [u8]) -> Result<(), Damage> {
+    pub(crate) fn decode_bytes(&self, number: usize, frame: &[u8], into: &mut [u8]) -> Result<(), BootImageDamage> {
         let row = self.frames.start + number * FRAME_ROW_BYTES;
         if xxh3_64(frame) != u64_at(&self.bytes, row + 16) {
             return damage("frame", number, "the checksum is wrong");
@@ -510,14 +510,14 @@ impl BootImage {
 
     /// Decodes all frames with `threads` threads. Allocates `memory_bytes`, which the caller must
     /// check before.
-    pub fn decode(&self, threads: usize) -> Result<Contents, Damage> {
+    pub fn decode(&self, threads: usize) -> Result<Contents, BootImageDamage> {
         self.decode_to(threads, &|_| true, &|_, _| Ok(()))
     }
 
     /// Decodes each frame once, with `threads` threads. `take` receives the first content of the
     /// frame and the bytes of all its contents. Contents for which `keep` returns true stay in
     /// memory.
-    pub(crate) fn decode_to<E: From<Damage> + Send>(
+    pub(crate) fn decode_to<E: From<BootImageDamage> + Send>(
         &self,
         threads: usize,
         keep: &(dyn Fn(ContentId) -> bool + Sync),

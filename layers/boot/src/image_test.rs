@@ -4,7 +4,7 @@
 use quell_vfs::{Result, Time};
 
 use crate::format::{BLOCK_BYTES, FRAME_BLOCKS, ZEROS};
-use crate::image::{BootImage, Damage, Kind, reseal};
+use crate::image::{BootImage, BootImageDamage, ImageKind, reseal};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
 
@@ -67,14 +67,14 @@ fn packed() -> Packed {
 
 fn pack(from: &Packed, threads: usize) -> Vec<u8> {
     let mut files = Files(from.files.iter().cloned().map(Some).collect());
-    from.packer.pack(Kind::Tree(77), &from.recording, &mut files, threads).unwrap()
+    from.packer.pack(ImageKind::Tree(77), &from.recording, &mut files, threads).unwrap()
 }
 
 #[test]
 fn the_image_has_exactly_the_recorded_blocks() {
     let from = packed();
     let image = BootImage::parse(pack(&from, 2)).unwrap();
-    assert_eq!((image.kind(), image.files(), image.recordings()), (Kind::Tree(77), 5, 1));
+    assert_eq!((image.kind(), image.files(), image.recordings()), (ImageKind::Tree(77), 5, 1));
     let contents = image.decode(2).unwrap();
     let recorded: std::collections::HashSet<(u32, u32)> =
         from.recording.all().map(|r| (r.file, r.block)).collect();
@@ -127,14 +127,14 @@ fn a_file_that_changed_during_the_recording_is_left_out() {
     let from = packed();
     let mut files: Vec<_> = from.files.iter().cloned().map(Some).collect();
     files[2] = None;
-    let bytes = from.packer.pack(Kind::Tree(77), &from.recording, &mut Files(files), 1).unwrap();
+    let bytes = from.packer.pack(ImageKind::Tree(77), &from.recording, &mut Files(files), 1).unwrap();
     let image = BootImage::parse(bytes).unwrap();
     assert_eq!((image.find(b"data/large"), image.files()), (None, 4));
 }
 
 #[test]
 fn an_empty_recording_is_a_valid_image() {
-    let bytes = Packer::default().pack(Kind::Disk, &Recording::new(), &mut Files(Vec::new()), 1).unwrap();
+    let bytes = Packer::default().pack(ImageKind::Disk, &Recording::new(), &mut Files(Vec::new()), 1).unwrap();
     let image = BootImage::parse(bytes).unwrap();
     assert_eq!((image.files(), image.contents(), image.decode(4).unwrap().block(ZEROS)[0]), (0, 0, 0));
 }
@@ -149,7 +149,7 @@ fn each_file_of_a_disk_has_a_position_of_its_own() {
             recording.add(number, 0..1);
         }
         let mut files = Files(names.iter().map(|_| Some(noise(10, 1))).collect());
-        BootImage::parse(packer.pack(Kind::Disk, &recording, &mut files, 1).unwrap())
+        BootImage::parse(packer.pack(ImageKind::Disk, &recording, &mut files, 1).unwrap())
     };
     let image = parsed(&["0/srv/top", "10/srv/k", "2/srv/base"]).unwrap();
     assert_eq!((image.files(), image.contents()), (3, 1));
@@ -158,7 +158,7 @@ fn each_file_of_a_disk_has_a_position_of_its_own() {
     }
 }
 
-fn refused(bytes: Vec<u8>) -> Option<Damage> {
+fn refused(bytes: Vec<u8>) -> Option<BootImageDamage> {
     match BootImage::parse(bytes) {
         Err(damage) => Some(damage),
         Ok(image) => image.decode(1).err(),

@@ -10,7 +10,7 @@ use crate::format::{
     BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_ROW_BYTES, HEADER_BYTES,
     HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION, ZEROS,
 };
-use crate::image::{Kind, Run, blocks_of, header_checksum};
+use crate::image::{ImageKind, Run, blocks_of, header_checksum};
 use crate::recording::Recording;
 
 /// The zstd level. For 115 MB of a Python environment, level 9 gives 34.2 MB in 1.5 s, level 3 36.7
@@ -73,7 +73,7 @@ impl Packer {
     /// cannot be read, are left out.
     pub fn pack(
         &self,
-        kind: Kind,
+        kind: ImageKind,
         recording: &Recording,
         source: &mut dyn ReadBlock,
         threads: usize,
@@ -133,7 +133,7 @@ impl Packer {
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
         put(&mut header, 8, VERSION);
-        if let Kind::Tree(generation) = kind {
+        if let ImageKind::Tree(generation) = kind {
             header[40..56].copy_from_slice(&generation.to_le_bytes());
         } else {
             put(&mut header, 12, 1);

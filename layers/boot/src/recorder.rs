@@ -50,7 +50,7 @@ pub struct Unreadable {
 pub type RecorderFs = OpenOverride<Arc<Recorder>>;
 
 #[derive(Debug, Default)]
-struct State {
+struct RecorderState {
     files: HashMap<NodeId, u32>,
     /// Nodes by number.
     nodes: Vec<NodeId>,
@@ -60,7 +60,7 @@ struct State {
 /// The blocks that were read so far.
 #[derive(Default)]
 pub struct Recorder {
-    state: Mutex<State>,
+    state: Mutex<RecorderState>,
 }
 
 impl fmt::Debug for Recorder {
@@ -72,11 +72,11 @@ impl fmt::Debug for Recorder {
 impl Recorder {
     /// Returns a recorder without recorded reads.
     pub fn new() -> Arc<Recorder> {
-        let state = State { recording: Recording::new(), ..State::default() };
+        let state = RecorderState { recording: Recording::new(), ..RecorderState::default() };
         Arc::new(Recorder { state: Mutex::new(state) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecorderState> {
         lock(&self.state)
     }
 
@@ -148,7 +148,7 @@ impl Recorder {
                 }
             }
         }
-        let mut source = Source { fs, nodes: &nodes, open: None, unreadable: Unreadable::default() };
+        let mut source = BlockReader { fs, nodes: &nodes, open: None, unreadable: Unreadable::default() };
         let bytes = packer.pack(subject.kind(), &recording, &mut source, threads)?;
         Ok((bytes, source.unreadable))
     }
@@ -193,14 +193,14 @@ impl ReadAt for RecordedFile {
 }
 
 /// Reads blocks of a file system's files, one file after another.
-struct Source<'a> {
+struct BlockReader<'a> {
     fs: &'a dyn FileSystem,
     nodes: &'a [NodeId],
     open: Option<(u32, Box<dyn File>)>,
     unreadable: Unreadable,
 }
 
-impl ReadBlock for Source<'_> {
+impl ReadBlock for BlockReader<'_> {
     fn read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
         match self.try_read(number, block, into) {
             Ok(()) => Ok(true),
@@ -214,7 +214,7 @@ impl ReadBlock for Source<'_> {
     }
 }
 
-impl Source<'_> {
+impl BlockReader<'_> {
     fn try_read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<()> {
         let file = match &mut self.open {
             Some((open, file)) if *open == number => file,

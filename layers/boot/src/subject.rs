@@ -4,7 +4,7 @@
 use quell_vfs::{Attributes, Context, FileSystem, NodeId, Result};
 
 use crate::disk_name::{disk_name, parse_disk_name};
-use crate::image::{BootImage, Kind};
+use crate::image::{BootImage, ImageKind};
 
 /// The subject of a recording.
 #[derive(Debug, Clone)]
@@ -18,10 +18,10 @@ pub enum Subject {
 
 impl Subject {
     /// Returns the kind of an image of this subject.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ImageKind {
         match self {
-            Subject::Tree(generation) => Kind::Tree(*generation),
-            Subject::Disk(_) => Kind::Disk,
+            Subject::Tree(generation) => ImageKind::Tree(*generation),
+            Subject::Disk(_) => ImageKind::Disk,
         }
     }
 

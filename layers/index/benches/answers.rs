@@ -5,10 +5,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use quell_index::{BuildOptions, Image, IndexFs, OnChange, Progress, build, encode};
+use quell_index::{BuildOptions, Image, IndexFs, OnChange, BuildProgress, build, encode};
 use quell_posix::Dir;
 use quell_testkit::operations::{Shape, random_tree};
-use quell_testkit::{MemoryDir, Node, Random, Tree};
+use quell_testkit::{MemoryDir, TreeNode, Random, Tree};
 use quell_vfs::{Context, Cursor, FileSystem, NodeId, resolve};
 
 mod synthetic;
@@ -41,10 +41,10 @@ fn answers(c: &mut Criterion) {
 fn listing(c: &mut Criterion) {
     let mut tree = Tree::new();
     for i in 0..1000 {
-        tree.add(Tree::ROOT, format!("module_{i:04}.py"), Node::file("x"));
+        tree.add(Tree::ROOT, format!("module_{i:04}.py"), TreeNode::file("x"));
     }
     let source: Arc<dyn Dir> = Arc::new(MemoryDir::new(Arc::new(tree)));
-    let tree = build(source.clone(), b"/", &BuildOptions::default(), 1, None, &Progress::default());
+    let tree = build(source.clone(), b"/", &BuildOptions::default(), 1, None, &BuildProgress::default());
     let image = Image::parse(encode(&tree.expect("it is in memory")).expect("it is small"));
     let fs = IndexFs::new(Arc::new(image.expect("we wrote it")), source, OnChange::Refuse);
     let mut group = c.benchmark_group("list");
@@ -74,7 +74,7 @@ fn begin(c: &mut Criterion) {
     let source: Arc<dyn Dir> = Arc::new(MemoryDir::new(tree));
     group.throughput(Throughput::Elements(10_000));
     group.bench_function("build 10,000 entries in memory", |b| {
-        b.iter(|| build(source.clone(), b"/", &BuildOptions::default(), 2, None, &Progress::default()))
+        b.iter(|| build(source.clone(), b"/", &BuildOptions::default(), 2, None, &BuildProgress::default()))
     });
     group.finish();
 }

@@ -108,7 +108,7 @@ pub struct Trust<'a> {
 
 /// The progress of a build. A progress bar reads it, and `stop` ends the build.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct BuildProgress {
     entries: AtomicU64,
     directories_done: AtomicU64,
     /// The parts of the tree that are done, in units of 2^-53. The root's part is the whole; each
@@ -117,10 +117,10 @@ pub struct Progress {
     stop: AtomicBool,
 }
 
-/// The whole tree, in units of `Progress::share_done`.
+/// The whole tree, in units of `BuildProgress::share_done`.
 const WHOLE: f64 = (1u64 << 53) as f64;
 
-impl Progress {
+impl BuildProgress {
     /// Returns the number of entries read so far.
     pub fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
@@ -155,7 +155,7 @@ pub fn build(
     options: &BuildOptions,
     threads: usize,
     trust: Option<Trust<'_>>,
-    progress: &Progress,
+    progress: &BuildProgress,
 ) -> Result<Tree> {
     let _span = tracing::debug_span!("read_tree", root = %printable(root_path), threads).entered();
     let walk =
@@ -183,7 +183,7 @@ fn walk(
     read_all_xattrs: bool,
     threads: usize,
     trust: Option<Trust<'_>>,
-    progress: &Progress,
+    progress: &BuildProgress,
 ) -> Result<Option<Tree>> {
     let stat = root.stat_self()?;
     if stat.kind() != Some(Kind::Dir) {
@@ -207,7 +207,7 @@ fn walk(
         trust,
         distrusted: trust.map(|trust| directories_with_problems(trust.image)).unwrap_or_default(),
         progress,
-        found: Mutex::new(Found {
+        found: Mutex::new(ListingResult {
             root: stat,
             listings: vec![Listing::default()],
             problems: Vec::new(),
@@ -215,8 +215,8 @@ fn walk(
         }),
         attributes_found: AtomicBool::new(false),
     };
-    let first = Job::List(Task {
-        source: Source::Open(root),
+    let first = Job::List(ListTask {
+        source: UnlistedDir::Open(root),
         listing: 0,
         parent_slot: None,
         path: Vec::new(),
@@ -226,7 +226,7 @@ fn walk(
         share: 1.0,
     });
     quell_threads::run(threads, [first], |job, jobs| walker.run_job(job, jobs));
-    let Found { root, listings, mut problems, failure } = into_inner(walker.found);
+    let ListingResult { root, listings, mut problems, failure } = into_inner(walker.found);
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -254,7 +254,7 @@ fn walk(
     }))
 }
 
-struct Found {
+struct ListingResult {
     root: Stat,
     listings: Vec<Listing>,
     problems: Vec<Problem>,
@@ -262,18 +262,18 @@ struct Found {
 }
 
 enum Job {
-    List(Task),
+    List(ListTask),
     ReadChunk(Arc<Chunks>, usize),
 }
 
-enum Source {
+enum UnlistedDir {
     Open(Arc<dyn Dir>),
     Child(Arc<dyn Dir>, Vec<u8>),
 }
 
 /// A directory that has to be listed.
-struct Task {
-    source: Source,
+struct ListTask {
+    source: UnlistedDir,
     listing: u32,
     /// The directory's index in its parent's listing; `None` for the root.
     parent_slot: Option<(u32, u32)>,
@@ -282,14 +282,14 @@ struct Task {
     /// The same directory in the trusted index.
     old: Option<EntryId>,
     tries: u32,
-    /// The directory's part of the tree, for `Progress::share`.
+    /// The directory's part of the tree, for `BuildProgress::share`.
     share: f64,
 }
 
 /// A directory whose entries are being read, one chunk of names at a time.
 struct Chunks {
     dir: Arc<dyn Dir>,
-    task: Task,
+    task: ListTask,
     before: Stat,
     names: Vec<Vec<u8>>,
     results: Mutex<Vec<Option<Vec<EntryResult>>>>,
@@ -314,8 +314,8 @@ struct Walker<'a> {
     trust: Option<Trust<'a>>,
     /// Directories whose content the trusted index does not have completely. They are read again.
     distrusted: HashSet<Vec<u8>>,
-    progress: &'a Progress,
-    found: Mutex<Found>,
+    progress: &'a BuildProgress,
+    found: Mutex<ListingResult>,
     attributes_found: AtomicBool,
 }
 
@@ -341,7 +341,7 @@ impl Walker<'_> {
         lock(&self.found).problems.push(Problem { path, errno: errno as u32 });
     }
 
-    fn list(&self, task: Task, jobs: &Tasks<Job>) {
+    fn list(&self, task: ListTask, jobs: &Tasks<Job>) {
         let trusted = |trust: &Trust<'_>| trust.holds(&task) && !self.distrusted.contains(&task.path);
         if let Some(trust) = self.trust.filter(trusted) {
             return self.take_from_index(task, trust, jobs);
@@ -353,15 +353,15 @@ impl Walker<'_> {
         self.list_open(dir, task, jobs);
     }
 
-    fn open(&self, source: &Source) -> Result<Arc<dyn Dir>> {
+    fn open(&self, source: &UnlistedDir) -> Result<Arc<dyn Dir>> {
         match source {
-            Source::Open(dir) => Ok(dir.clone()),
-            Source::Child(parent, name) => parent.open_dir(name),
+            UnlistedDir::Open(dir) => Ok(dir.clone()),
+            UnlistedDir::Child(parent, name) => parent.open_dir(name),
         }
     }
 
     /// Records a problem. The directory stays in the index, with unknown content.
-    fn cannot_list(&self, task: &Task, error: Error) {
+    fn cannot_list(&self, task: &ListTask, error: Error) {
         tracing::debug!(path = %printable(&task.path), %error, "cannot list a directory");
         if task.path.is_empty() {
             lock(&self.found).failure.get_or_insert(error);
@@ -375,7 +375,7 @@ impl Walker<'_> {
         self.progress.directory_done(task.share);
     }
 
-    fn list_open(&self, dir: Arc<dyn Dir>, task: Task, jobs: &Tasks<Job>) {
+    fn list_open(&self, dir: Arc<dyn Dir>, task: ListTask, jobs: &Tasks<Job>) {
         let listed = dir.stat_self().and_then(|before| Ok((before, dir.names()?)));
         let (before, mut names) = match listed {
             Ok(listed) => listed,
@@ -481,8 +481,8 @@ impl Walker<'_> {
                 tries_left = task.tries - 1,
                 "a directory changed while it was read: reading it again"
             );
-            let again = Task {
-                source: Source::Open(chunks.dir.clone()),
+            let again = ListTask {
+                source: UnlistedDir::Open(chunks.dir.clone()),
                 listing: task.listing,
                 parent_slot: task.parent_slot,
                 path: task.path.clone(),
@@ -519,7 +519,7 @@ impl Walker<'_> {
 
     /// Stores the directory's record as of the time when its names were read, instead of an earlier
     /// one.
-    fn set_own_record(&self, task: &Task, now: Stat) {
+    fn set_own_record(&self, task: &ListTask, now: Stat) {
         if now == task.record {
             return;
         }
@@ -533,7 +533,7 @@ impl Walker<'_> {
     /// Stores a complete listing and queues its child directories.
     fn keep(
         &self,
-        task: &Task,
+        task: &ListTask,
         dir: Option<&Arc<dyn Dir>>,
         children: Children,
         old: &dyn Fn(&[u8]) -> Option<EntryId>,
@@ -548,13 +548,13 @@ impl Walker<'_> {
             let number = found.listings.len() as u32;
             found.listings.push(Listing::default());
             listing.push_special(child, Special::Listing(number));
-            more.push(Job::List(Task {
+            more.push(Job::List(ListTask {
                 listing: number,
                 parent_slot: Some((task.listing, child)),
                 path: join(&task.path, &name),
                 record,
                 old: old(&name),
-                source: Source::Child(dir, name),
+                source: UnlistedDir::Child(dir, name),
                 tries: LISTING_TRIES,
                 share,
             }));
@@ -570,7 +570,7 @@ impl Walker<'_> {
     /// child directories are examined separately, because its times do not show changes of their
     /// content. Hard-linked files are read too, because their other names may be in directories
     /// that changed.
-    fn take_from_index(&self, task: Task, trust: Trust<'_>, jobs: &Tasks<Job>) {
+    fn take_from_index(&self, task: ListTask, trust: Trust<'_>, jobs: &Tasks<Job>) {
         let image = trust.image;
         let entry = task.old.expect("only a known directory is trusted");
         let children = image.children(entry).unwrap_or(0..0);
@@ -633,7 +633,7 @@ impl Children {
 impl Trust<'_> {
     /// Returns whether the directory's times equal those in the index, and are old enough to prove
     /// that its content is unchanged.
-    fn holds(&self, task: &Task) -> bool {
+    fn holds(&self, task: &ListTask) -> bool {
         let Some(entry) = task.old else { return false };
         let old = self.image.attributes(entry);
         old.kind == Kind::Dir

@@ -61,15 +61,15 @@ pub fn check(
         stop,
         full: AtomicBool::new(false),
         entries: AtomicU64::new(1),
-        found: Mutex::new(Found::default()),
+        found: Mutex::new(Findings::default()),
     };
     checker.compare(ROOT, &stat);
-    quell_threads::run(threads, [Job::List(Source::Open(root), ROOT)], |job, jobs| {
+    quell_threads::run(threads, [Job::List(UncheckedDir::Open(root), ROOT)], |job, jobs| {
         checker.run_job(job, jobs)
     });
     let entries = checker.entries.load(Ordering::Relaxed);
     let is_full = checker.full.load(Ordering::Relaxed);
-    let Found { mut differences, failure } = into_inner(checker.found);
+    let Findings { mut differences, failure } = into_inner(checker.found);
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -79,19 +79,19 @@ pub fn check(
     Ok(Checked { differences, entries, complete })
 }
 
-enum Source {
+enum UncheckedDir {
     Open(Arc<dyn Dir>),
     Child(Arc<dyn Dir>, EntryId),
 }
 
 enum Job {
-    List(Source, EntryId),
+    List(UncheckedDir, EntryId),
     /// A range of the children of an open directory.
     Compare(Arc<dyn Dir>, Arc<Vec<EntryId>>, Range<usize>),
 }
 
 #[derive(Default)]
-struct Found {
+struct Findings {
     differences: Vec<Difference>,
     failure: Option<Error>,
 }
@@ -111,7 +111,7 @@ struct Checker<'a> {
     /// Whether `differences_max` differences were found.
     full: AtomicBool,
     entries: AtomicU64,
-    found: Mutex<Found>,
+    found: Mutex<Findings>,
 }
 
 impl Checker<'_> {
@@ -140,10 +140,10 @@ impl Checker<'_> {
         }
     }
 
-    fn list(&self, source: Source, directory: EntryId, jobs: &Tasks<Job>) {
+    fn list(&self, source: UncheckedDir, directory: EntryId, jobs: &Tasks<Job>) {
         let opened = match source {
-            Source::Open(dir) => Ok(dir),
-            Source::Child(parent, entry) => parent.open_dir(self.image.name(entry)),
+            UncheckedDir::Open(dir) => Ok(dir),
+            UncheckedDir::Child(parent, entry) => parent.open_dir(self.image.name(entry)),
         };
         let (dir, names) = match opened.and_then(|dir| Ok((dir.clone(), dir.names()?))) {
             Ok(listed) => listed,
@@ -201,7 +201,7 @@ impl Checker<'_> {
                     let is_dir = self.compare(entry, &stat);
                     let closed = |field| self.image.extra(entry, field).is_some();
                     if is_dir && !closed(Field::Unknown) && !closed(Field::Boundary) {
-                        jobs.push([Job::List(Source::Child(dir.clone(), entry), entry)]);
+                        jobs.push([Job::List(UncheckedDir::Child(dir.clone(), entry), entry)]);
                     }
                 }
                 Err(e) if is_gone(&e) => self.report(self.image.path(entry), Change::Removed),

@@ -13,7 +13,7 @@ use crate::tree::{Listing, Special, Tree};
 
 /// The location of one entry's record and specials in the tree.
 #[derive(Clone, Copy)]
-struct Location {
+struct EntryPosition {
     listing: u32,
     child: u32,
 }
@@ -22,7 +22,7 @@ struct Location {
 struct Order<'a> {
     tree: &'a Tree,
     /// The location of each entry except the root.
-    locations: Vec<Location>,
+    locations: Vec<EntryPosition>,
     /// (first child, entry) for each directory.
     dirs: Vec<(u32, u32)>,
     /// The first entry of each hard-linked file.
@@ -59,7 +59,7 @@ impl<'a> Order<'a> {
             let prefix = if path_bytes == 0 { 0 } else { path_bytes + 1 };
             for child in 0..listing.len() {
                 let record = listing.record(child);
-                order.locations.push(Location { listing: number, child });
+                order.locations.push(EntryPosition { listing: number, child });
                 let entry = order.locations.len() as u32;
                 let path_bytes = prefix + listing.name(child).len() as u64;
                 order.longest_path = order.longest_path.max(path_bytes);
@@ -81,7 +81,7 @@ impl<'a> Order<'a> {
         self.locations.len() as u32 + 1
     }
 
-    fn listing(&self, location: Location) -> &'a Listing {
+    fn listing(&self, location: EntryPosition) -> &'a Listing {
         &self.tree.listings[location.listing as usize]
     }
 

@@ -11,7 +11,7 @@ use crate::format::{self, Field, Section};
 
 /// The reason why bytes are not a valid index, and the position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
+pub struct IndexDamage {
     /// A section's title, `header` or `file`.
     pub section: &'static str,
     /// Offset of the byte within the section.
@@ -20,16 +20,16 @@ pub struct Damage {
     pub what: String,
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for IndexDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at byte {}: {}", self.section, self.at, self.what)
     }
 }
 
-impl std::error::Error for Damage {}
+impl std::error::Error for IndexDamage {}
 
-fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Result<T, Damage> {
-    Err(Damage { section, at: at as u64, what: what.into() })
+fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Result<T, IndexDamage> {
+    Err(IndexDamage { section, at: at as u64, what: what.into() })
 }
 
 /// Identifies one state of one tree.
@@ -108,7 +108,7 @@ pub(crate) fn header_checksum(bytes: &[u8]) -> u64 {
 
 impl Image {
     /// Validates the bytes of an index file, and takes ownership of them.
-    pub fn parse(bytes: Vec<u8>) -> Result<Image, Damage> {
+    pub fn parse(bytes: Vec<u8>) -> Result<Image, IndexDamage> {
         let mut image = Image::parse_preamble(bytes)?;
         image.check_sections()?;
         image.check_names()?;
@@ -127,7 +127,7 @@ impl Image {
     /// Checks the header and section table at the beginning of a file of `length` bytes, before
     /// memory is allocated for the rest: the file has the size in the header, and the sections fill
     /// it without gaps.
-    pub fn check_preamble(preamble: &[u8], length: u64) -> Result<(), Damage> {
+    pub fn check_preamble(preamble: &[u8], length: u64) -> Result<(), IndexDamage> {
         if length == 0 {
             return damage("file", 0, "the file is empty");
         }
@@ -200,7 +200,7 @@ impl Image {
         Ok(())
     }
 
-    fn parse_preamble(bytes: Vec<u8>) -> Result<Image, Damage> {
+    fn parse_preamble(bytes: Vec<u8>) -> Result<Image, IndexDamage> {
         Image::check_preamble(&bytes, bytes.len() as u64)?;
         Ok(Image {
             sections: Default::default(),
@@ -214,7 +214,7 @@ impl Image {
     }
 
     /// Checks the checksums of the sections. The section table was checked with the header.
-    fn check_sections(&mut self) -> Result<(), Damage> {
+    fn check_sections(&mut self) -> Result<(), IndexDamage> {
         for (i, section) in format::sections(self.format_version()).iter().copied().enumerate() {
             let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
             let (start, length) = (u64_at(&self.bytes, row + 16), u64_at(&self.bytes, row + 24));
@@ -232,7 +232,7 @@ impl Image {
         Ok(())
     }
 
-    fn check_names(&self) -> Result<(), Damage> {
+    fn check_names(&self) -> Result<(), IndexDamage> {
         // The offsets at which names begin, as one bit per byte: this takes 1/8 of the size of
         // NAMES during the check.
         let names = self.section(Section::Names);
@@ -268,7 +268,7 @@ impl Image {
         Ok(())
     }
 
-    fn check_classes(&self) -> Result<(), Damage> {
+    fn check_classes(&self) -> Result<(), IndexDamage> {
         let classes = self.section(Section::Classes);
         if !classes.len().is_multiple_of(format::CLASS_ROW_BYTES) {
             return damage("CLASSES", classes.len(), "the last row is cut short");
@@ -288,7 +288,7 @@ impl Image {
         Ok(())
     }
 
-    fn check_dirs(&self) -> Result<(), Damage> {
+    fn check_dirs(&self) -> Result<(), IndexDamage> {
         let rows = self.section(Section::Dirs);
         if rows.len() as u64 != (u64::from(self.directories) + 1) * format::DIR_ROW_BYTES as u64 {
             return damage("DIRS", rows.len(), "not one row for each directory");
@@ -326,7 +326,7 @@ impl Image {
         Ok(())
     }
 
-    fn check_extras(&self) -> Result<(), Damage> {
+    fn check_extras(&self) -> Result<(), IndexDamage> {
         let rows = self.section(Section::Extras);
         if !rows.len().is_multiple_of(format::EXTRA_ROW_BYTES) {
             return damage("EXTRAS", rows.len(), "the last row is cut short");
@@ -393,7 +393,7 @@ impl Image {
         if good { Ok(()) } else { Err(format!("entry {entry}: {field:?} cannot be {value}")) }
     }
 
-    fn check_problems(&self) -> Result<(), Damage> {
+    fn check_problems(&self) -> Result<(), IndexDamage> {
         let mut rest = self.section(Section::Problems);
         let whole = rest.len();
         let mut found = 0;

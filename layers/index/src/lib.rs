@@ -18,7 +18,7 @@ mod freshness;
 mod image;
 mod tree;
 
-pub use builder::{BuildOptions, Progress, Trust, Xattrs, build};
+pub use builder::{BuildOptions, BuildProgress, Trust, Xattrs, build};
 pub use check::{Checked, check};
 pub use compare::{Change, Difference, changed_attributes, compare};
 pub use encode::encode;
@@ -26,5 +26,5 @@ pub use encode::encode;
 pub use encode::reseal;
 pub use file_system::{IndexFs, OnChange, Rules};
 pub use freshness::Sampler;
-pub use image::{Damage, EntryId, Generation, Image, Problem, ROOT, XattrSet};
+pub use image::{IndexDamage, EntryId, Generation, Image, Problem, ROOT, XattrSet};
 pub use tree::{Listing, Special, Tree};

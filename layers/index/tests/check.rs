@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use quell_index::{BuildOptions, Change, Checked, Image, Progress, build, check, encode};
+use quell_index::{BuildOptions, Change, Checked, Image, BuildProgress, build, check, encode};
 use quell_posix::{Dir, PosixDir};
 
 fn open(path: &Path) -> Arc<dyn Dir> {
@@ -17,7 +17,7 @@ fn open(path: &Path) -> Arc<dyn Dir> {
 }
 
 fn image_of(path: &Path, options: &BuildOptions) -> Image {
-    let tree = build(open(path), b"/the/root", options, 4, None, &Progress::default()).unwrap();
+    let tree = build(open(path), b"/the/root", options, 4, None, &BuildProgress::default()).unwrap();
     Image::parse(encode(&tree).unwrap()).unwrap()
 }
 

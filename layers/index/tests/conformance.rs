@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_index::{BuildOptions, Image, IndexFs, OnChange, Progress, Xattrs, build, encode};
+use quell_index::{BuildOptions, Image, IndexFs, OnChange, BuildProgress, Xattrs, build, encode};
 use quell_posix::{Dir, PosixDir};
 use quell_testkit::conformance::{Implementation, Instance, run};
-use quell_testkit::{MemoryDir, Node, Tree, make_on_disk};
+use quell_testkit::{MemoryDir, TreeNode, Tree, make_on_disk};
 
 fn indexed(source: Arc<dyn Dir>) -> Arc<IndexFs> {
     let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };
-    let tree = build(source.clone(), b"/tree", &options, 4, None, &Progress::default()).unwrap();
+    let tree = build(source.clone(), b"/tree", &options, 4, None, &BuildProgress::default()).unwrap();
     assert_eq!(tree.problems, []);
     let image = Arc::new(Image::parse(encode(&tree).unwrap()).unwrap());
     Arc::new(IndexFs::new(image, source, OnChange::Refuse))
@@ -23,7 +23,7 @@ fn the_index_of_a_directory_in_memory_conforms() {
     run(&Implementation { name: "index over memory", exact: true, devices: true, xattrs: true, make: &make });
 }
 
-fn can_make(node: Node, what: &str) -> bool {
+fn can_make(node: TreeNode, what: &str) -> bool {
     let temp = tempfile::tempdir().unwrap();
     let mut tree = Tree::new();
     tree.add(Tree::ROOT, "probe", node);
@@ -32,8 +32,8 @@ fn can_make(node: Node, what: &str) -> bool {
 
 #[test]
 fn the_index_of_a_real_directory_conforms() {
-    let devices = can_make(Node::special(quell_vfs::Kind::CharDevice, 0x0103), "devices");
-    let xattrs = can_make(Node::file("").with_xattr("user.probe", "x"), "attributes");
+    let devices = can_make(TreeNode::special(quell_vfs::Kind::CharDevice, 0x0103), "devices");
+    let xattrs = can_make(TreeNode::file("").with_xattr("user.probe", "x"), "attributes");
     let make = |tree: &Tree| {
         let temp = tempfile::tempdir().unwrap();
         make_on_disk(tree, temp.path()).unwrap_or_else(|e| panic!("{e}"));

@@ -5,7 +5,7 @@ mod every_method;
 
 use std::sync::Arc;
 
-use quell_index::{BuildOptions, Image, Progress, Xattrs, build, encode, format, reseal};
+use quell_index::{BuildOptions, Image, BuildProgress, Xattrs, build, encode, format, reseal};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Random};
 
@@ -14,7 +14,7 @@ fn good_bytes(seed: u64) -> Vec<u8> {
     let source = Arc::new(MemoryDir::new(Arc::new(random_tree(seed, shape))));
     let exclude = vec!["*.tmp".to_owned(), "a/b".to_owned()];
     let options = BuildOptions { xattrs: Xattrs::Always, exclude, ..Default::default() };
-    let mut tree = build(source, b"/tree", &options, 1, None, &Progress::default()).unwrap();
+    let mut tree = build(source, b"/tree", &options, 1, None, &BuildProgress::default()).unwrap();
     tree.problems.push(quell_index::Problem { path: b"some/path".to_vec(), errno: 13 });
     encode(&tree).unwrap()
 }

@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use quell_index::{BuildOptions, EntryId, Image, Progress, ROOT, Trust, Xattrs, build, encode};
+use quell_index::{BuildOptions, EntryId, Image, BuildProgress, ROOT, Trust, Xattrs, build, encode};
 use quell_posix::{Dir, OpenFile, Stat};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{Fault, Faults, FaultyDir};
-use quell_testkit::{MemoryDir, Model, Node, Tree};
+use quell_testkit::{MemoryDir, Model, TreeNode, Tree};
 use quell_vfs::{Context, Error, ErrorKind, FileSystem, Time, errno, resolve};
 
 const SHAPE: Shape = Shape { entries: 80, extremes: false, xattrs: true };
@@ -22,7 +22,7 @@ fn built(tree: &Arc<Tree>, faults: &Arc<Faults>, threads: usize) -> quell_vfs::R
     let (done, wait) = mpsc::channel();
     std::thread::spawn(move || {
         let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };
-        let tree = build(faulty, b"/tree", &options, threads, None, &Progress::default());
+        let tree = build(faulty, b"/tree", &options, threads, None, &BuildProgress::default());
         let _ = done.send(tree.and_then(|tree| encode(&tree)));
     });
     let bytes = wait.recv_timeout(HANG).expect("the builder neither panics nor hangs")?;
@@ -161,11 +161,11 @@ fn an_entry_with_unreadable_extended_attributes_is_indexed_without_them() {
     }
     let mut tree = Tree::new();
     for name in ["heavy", "plain", "secret"] {
-        tree.add(Tree::ROOT, name, Node::file(name));
+        tree.add(Tree::ROOT, name, TreeNode::file(name));
     }
     let source: Arc<dyn Dir> = Arc::new(Unreadable(MemoryDir::new(Arc::new(tree))));
     let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };
-    let tree = build(source, b"/tree", &options, 1, None, &Progress::default()).unwrap();
+    let tree = build(source, b"/tree", &options, 1, None, &BuildProgress::default()).unwrap();
     let problems: Vec<_> = tree.problems.iter().map(|p| (p.path.as_slice(), p.errno)).collect();
     assert_eq!(problems, [(&b"heavy"[..], 7), (b"secret", 13)]);
     let image = Image::parse(encode(&tree).unwrap()).unwrap();
@@ -220,7 +220,7 @@ fn problems_survive_an_update_that_trusts_directories() {
             let faults = Faults::new(seed, 25, &[Fault::Error(errno::EIO), Fault::Vanished]);
             Arc::new(FaultyDir::new(Arc::new(MemoryDir::new(tree.clone())), faults))
         };
-        let progress = Progress::default();
+        let progress = BuildProgress::default();
         let Ok(first) = build(faulty(), b"/tree", &options, 2, None, &progress) else { continue };
         let bytes = encode(&first).unwrap();
         let image = Image::parse(bytes.clone()).unwrap();
@@ -238,7 +238,7 @@ fn the_contract_passes_torn_reads_of_the_backend_on() {
     // The layer uses the backend's file: a caller's read has the same result as a read of the
     // backend.
     let mut tree = Tree::new();
-    tree.add(Tree::ROOT, "file", Node::file("0123456789"));
+    tree.add(Tree::ROOT, "file", TreeNode::file("0123456789"));
     let tree = Arc::new(tree);
     let image = built(&tree, &Faults::new(0, 1, &[]), 1).unwrap();
     let healthy = Arc::new(MemoryDir::new(tree));

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_index::{
-    BuildOptions, Change, Image, IndexFs, OnChange, Progress, ROOT, Sampler, Tree, Trust, Xattrs, build,
+    BuildOptions, Change, Image, IndexFs, OnChange, BuildProgress, ROOT, Sampler, Tree, Trust, Xattrs, build,
     compare, encode,
 };
 use quell_posix::{Dir, PosixDir};
@@ -15,7 +15,7 @@ use quell_vfs::{Context, Cursor, FileSystem, Kind, NodeId, resolve};
 
 fn tree_of(path: &Path, options: &BuildOptions, threads: usize) -> Tree {
     let root: Arc<dyn Dir> = Arc::new(PosixDir::open(path).unwrap());
-    build(root, b"/the/root", options, threads, None, &Progress::default()).unwrap()
+    build(root, b"/the/root", options, threads, None, &BuildProgress::default()).unwrap()
 }
 
 fn image_of(path: &Path, options: &BuildOptions) -> Image {
@@ -157,7 +157,7 @@ fn an_update_by_directory_times_equals_a_build_from_nothing() {
     let before = quell_vfs::Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };
     let root: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
     let trust = Some(Trust { image: &old, before });
-    let updated = build(root, b"/the/root", &options, 4, trust, &Progress::default()).unwrap();
+    let updated = build(root, b"/the/root", &options, 4, trust, &BuildProgress::default()).unwrap();
     assert!(encode(&updated).unwrap() == fresh);
 }
 
@@ -173,7 +173,7 @@ fn an_update_reads_directories_whose_times_are_too_young_to_trust() {
         let root: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
         let before = quell_vfs::Time { seconds: before, nanoseconds: 0 };
         let trust = Some(Trust { image: &old, before });
-        let updated = build(root, b"/the/root", &options, 4, trust, &Progress::default()).unwrap();
+        let updated = build(root, b"/the/root", &options, 4, trust, &BuildProgress::default()).unwrap();
         assert_eq!(encode(&updated).unwrap() == fresh.bytes(), seen);
     }
 }

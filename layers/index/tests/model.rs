@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use quell_index::{
-    BuildOptions, Image, IndexFs, OnChange, Progress, ROOT, Sampler, Trust, Xattrs, build, encode,
+    BuildOptions, Image, IndexFs, OnChange, BuildProgress, ROOT, Sampler, Trust, Xattrs, build, encode,
 };
 use quell_posix::Dir;
 use quell_testkit::operations::{Comparison, Shape, random_tree, replace_by_renaming};
-use quell_testkit::{CountingDir, MemoryDir, Model, Node, Random, Tree};
+use quell_testkit::{CountingDir, MemoryDir, Model, TreeNode, Random, Tree};
 use quell_vfs::{Context, FileSystem, Time, errno, resolve};
 
 const FAR_FUTURE: Time = Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };
@@ -22,7 +22,7 @@ fn memory(tree: &Arc<Tree>) -> Arc<dyn Dir> {
 }
 
 fn bytes_of(tree: &Arc<Tree>, threads: usize, trust: Option<Trust<'_>>) -> Vec<u8> {
-    let built = build(memory(tree), b"/tree", &all_attributes(), threads, trust, &Progress::default());
+    let built = build(memory(tree), b"/tree", &all_attributes(), threads, trust, &BuildProgress::default());
     let built = built.unwrap();
     assert_eq!(built.problems, []);
     encode(&built).unwrap()
@@ -87,13 +87,13 @@ fn an_update_by_directories_equals_a_build_after_any_replacements() {
 fn an_update_by_directories_reads_only_what_changed() {
     let mut tree = random_tree(5, Shape { entries: 400, ..Shape::SMALL });
     let image = Image::parse(bytes_of(&Arc::new(tree.clone()), 2, None)).unwrap();
-    let dir = tree.add(Tree::ROOT, "new directory", Node::dir());
-    tree.add(dir, "file", Node::file("x"));
+    let dir = tree.add(Tree::ROOT, "new directory", TreeNode::dir());
+    tree.add(dir, "file", TreeNode::file("x"));
     tree.node_mut(Tree::ROOT).modified = FAR_FUTURE;
     let counting = CountingDir::new(memory(&Arc::new(tree)));
     let trust = Some(Trust { image: &image, before: FAR_FUTURE });
     let options = BuildOptions { xattrs: Xattrs::Never, ..Default::default() };
-    build(Arc::new(counting.clone()), b"/tree", &options, 2, trust, &Progress::default()).unwrap();
+    build(Arc::new(counting.clone()), b"/tree", &options, 2, trust, &BuildProgress::default()).unwrap();
     let listed = counting.operations().into_iter().filter(|o| o.verb == "list");
     let listed: Vec<_> = listed.map(|o| o.path).collect();
     assert_eq!(listed.len(), 2, "{listed:?}");
@@ -126,9 +126,9 @@ fn a_very_deep_tree_is_indexed_and_read_without_recursion() {
     let mut tree = Tree::new();
     let mut at = Tree::ROOT;
     for _ in 0..3000 {
-        at = tree.add(at, "d", Node::dir());
+        at = tree.add(at, "d", TreeNode::dir());
     }
-    tree.add(at, "file", Node::file("deep"));
+    tree.add(at, "file", TreeNode::file("deep"));
     let tree = Arc::new(tree);
     let image = Arc::new(Image::parse(bytes_of(&tree, 2, None)).unwrap());
     assert_eq!(image.longest_path_bytes(), 2 * 3000 + 4);

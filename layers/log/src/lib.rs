@@ -31,14 +31,14 @@ mod test_stores;
 mod tools;
 
 pub use container::Container;
-pub use format::{Damage, Holder, Member, StoreMap, Truncation, is_own};
-pub use fs::{Entry, Found, Listing, LogFs, NameProblem, NameProblemKind, StoredDir, find};
+pub use format::{LogDamage, Holder, Member, StoreMap, Truncation, is_own};
+pub use fs::{Entry, ResolvedPath, Listing, LogFs, NameProblem, NameProblemKind, StoredDir, find};
 pub use session::{Choices, Flattened, flatten};
 pub use stores::{Host, Opener, Role, Root, Scratch, Stores, is_store};
 pub use tools::fsck::{
     ByteRange, CheckOptions, CheckResult, Finding, Problem, ProblemKind, RepairOutcome, check,
 };
-pub use tools::progress::Progress;
+pub use tools::progress::ToolProgress;
 pub use tools::rebalance::{RebalanceResult, preview_rebalance, rebalance};
 pub use tools::report::{
     ByteState, FileReport, FileSummary, LogLocation, LoggedRange, MappedRange, OpenWriter, ResolvedFile,

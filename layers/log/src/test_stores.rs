@@ -9,7 +9,7 @@ use quell_vfs::{Context, FileSystem, Kind, NewEntry, OpenMode, Writable, Writabl
 
 use crate::container::Container;
 use crate::format::Holder;
-use crate::fs::{Found, LogFs, find};
+use crate::fs::{ResolvedPath, LogFs, find};
 use crate::session::Choices;
 use crate::stores::{EXTENTS_MAX, Host, Role, Root, Scratch, Stores};
 
@@ -83,7 +83,7 @@ pub fn container_with(stores: &[MemoryStore], name: &str, extents_max: usize) ->
     let host = Host { scratch: scratch(extents_max), ..later(99) };
     let stores = Arc::new(Stores::open(roots(stores), host, 4).unwrap());
     match find(&stores, name.as_bytes()).unwrap() {
-        Found::Entry(dir, entry) if entry.kind == Kind::File => dir.open(&entry).unwrap(),
+        ResolvedPath::Entry(dir, entry) if entry.kind == Kind::File => dir.open(&entry).unwrap(),
         other => panic!("{other:?}"),
     }
 }

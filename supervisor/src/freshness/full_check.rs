@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_index::{BuildOptions, Difference, Image, Progress, compare};
+use quell_index::{BuildOptions, Difference, Image, BuildProgress, compare};
 use quell_posix::PosixDir;
 
 use crate::console::{Console, ProgressTask};
@@ -25,7 +25,7 @@ pub fn full_check(
     is_unwanted: &dyn Fn() -> bool,
 ) -> Result<Vec<Difference>, Failure> {
     let (options, root_path) = (BuildOptions::from_image(image)?, root_of(image));
-    let progress = Progress::default();
+    let progress = BuildProgress::default();
     let title = format!("indexing {}", shown(source));
     let expected_entries = Some(image.entries().into());
     let task = ProgressTask { title: &title, progress: &progress, expected_entries, quiet };

@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::path::Path;
 
-use quell_boot::Kind;
+use quell_boot::ImageKind;
 use quell_mount_spec::{Ownership, TrustedUse};
 
 use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::holder::checked_tree::CheckedTree;
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::inputs::InputFile;
 use crate::protocol::plan::BootPlan;
 use crate::protocol::transfer::OpenFiles;
@@ -19,7 +19,7 @@ use crate::trust::check_trust;
 /// Assigns each boot image to the tree with its index. Without `--strict`, an image that cannot be
 /// used is reported and left out, and the tree is served without it.
 pub fn add_boot_images(
-    context: &Context,
+    context: &HolderContext,
     boot: &BootPlan,
     trees: &mut Vec<CheckedTree>,
     files: &mut OpenFiles,
@@ -40,7 +40,7 @@ pub fn add_boot_images(
 }
 
 fn add_boot_image(
-    context: &Context,
+    context: &HolderContext,
     path: &Path,
     opened: Option<File>,
     budget: &mut MemoryBudget,
@@ -51,11 +51,11 @@ fn add_boot_image(
         None => InputFile::open(path)?.file,
     };
     let boot = resources::load_boot(&file, path, budget)?;
-    if boot.kind() == Kind::Disk {
+    if boot.kind() == ImageKind::Disk {
         let message = format!("{} is a boot image of a disk image: use it with --image", shown(path));
         return Err(Failure::wrong_input(message));
     }
-    let is_of = |tree: &CheckedTree| boot.kind() == Kind::Tree(tree.covered.image.generation().0);
+    let is_of = |tree: &CheckedTree| boot.kind() == ImageKind::Tree(tree.covered.image.generation().0);
     let Some(position) = trees.iter().position(is_of) else {
         return Err(Failure::wrong_input(format!(
             "{} belongs to another index, or to an older state of this one: record it again",

@@ -14,7 +14,7 @@ use crate::freshness::full_check::full_check;
 use crate::freshness::sample::sample;
 use crate::freshness::stale::StaleReport;
 use crate::freshness::whole_check::{CheckPlan, RunningCheck, TreeCheck};
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::holder::privileges;
 use crate::inputs::{InputFile, root_of};
 use crate::protocol::plan::{CheckMode, Target, TreePlan, TreesPlan};
@@ -48,7 +48,7 @@ pub struct StaleTree {
 /// Opens the trees of a plan and compares them with their indexes, as far as this is done before
 /// the namespace exists. Trees with differences are left out and reported.
 pub fn open_trees(
-    context: &Context,
+    context: &HolderContext,
     plan: &TreesPlan,
     files: &mut OpenFiles,
 ) -> Result<Vec<CheckedTree>, Failure> {
@@ -64,7 +64,7 @@ pub fn open_trees(
 }
 
 fn open_tree(
-    context: &Context,
+    context: &HolderContext,
     trees: &TreesPlan,
     tree: &TreePlan,
     files: &mut OpenFiles,
@@ -130,7 +130,7 @@ fn open_tree(
 
 /// Reports trees that are not covered because their indexes are out of date. This is an error with
 /// --strict, or if no tree is left.
-pub fn report_stale(context: &Context, stale: &[StaleTree], none_left: bool) -> Result<(), Failure> {
+pub fn report_stale(context: &HolderContext, stale: &[StaleTree], none_left: bool) -> Result<(), Failure> {
     if stale.is_empty() {
         return Ok(());
     }
@@ -146,7 +146,7 @@ pub fn report_stale(context: &Context, stale: &[StaleTree], none_left: bool) -> 
 
 /// Starts the checks of whole trees; views are created meanwhile. Returns the time until which the
 /// start waits for the checks that it depends on.
-pub fn start_checks(context: &Context, trees: &mut [CheckedTree]) -> Instant {
+pub fn start_checks(context: &HolderContext, trees: &mut [CheckedTree]) -> Instant {
     for tree in trees {
         let report = late_report(context, &tree.index, &tree.covered.source_path);
         tree.running_check = tree.planned_check.take().map(|check| check.begin(report));
@@ -156,7 +156,7 @@ pub fn start_checks(context: &Context, trees: &mut [CheckedTree]) -> Instant {
 
 /// Returns the function that reports differences found after the program's start, and with --strict
 /// ends the programs of the view.
-fn late_report(context: &Context, index: &Path, source: &Path) -> impl FnOnce(&StaleReport) + Send + 'static {
+fn late_report(context: &HolderContext, index: &Path, source: &Path) -> impl FnOnce(&StaleReport) + Send + 'static {
     let (index, source, messages) = (index.to_owned(), source.to_owned(), context.messages.clone());
     let ends_programs = context.plan.strict && matches!(context.plan.target, Target::Namespace);
     move |stale| {

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::freshness::stale::difference_line;
 use crate::freshness::whole_check::RunningCheck;
 use crate::holder::checked_tree::CheckedTree;
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::holder::messages::Messages;
 use crate::holder::privileges::{needs_user_namespace, visibility};
 use crate::mount_table::mount_source;
@@ -59,7 +59,7 @@ impl CoveredView {
     /// Mounts the view of a tree, without attaching it. `squash`: in a user namespace, the ids that
     /// it maps.
     pub fn mount(
-        context: &Context,
+        context: &HolderContext,
         trees: &TreesPlan,
         tree: CheckedTree,
         squash: Option<Ids>,
@@ -157,7 +157,7 @@ impl CoveredView {
 }
 
 fn select_view(
-    context: &Context,
+    context: &HolderContext,
     trees: &TreesPlan,
     covered: &mut Covered,
     index: &Path,

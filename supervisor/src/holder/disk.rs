@@ -19,7 +19,7 @@ use crate::disk_plan::{chain_state, trusted_owners};
 use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::holder::disk_boot::add_boot_image;
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::holder::in_flight::report_on_signal;
 use crate::holder::messages::Messages;
 use crate::holder::own_mount::{BusyPolicy, OwnMount};
@@ -30,7 +30,7 @@ use crate::holder::signals::Signals;
 use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::{BootPlan, DiskPlan, Target};
-use crate::protocol::report::{Report, TreeReport};
+use crate::protocol::report::{HolderReport, TreeReport};
 use crate::protocol::transfer::OpenFiles;
 use crate::socket::server::{Holder, Need, Service};
 
@@ -62,7 +62,7 @@ struct WatchedDisk {
 
 impl DiskView {
     /// Covers the files of a disk image. `opened` has the files that were sent with the plan.
-    pub fn create(context: &Context, disk: &DiskPlan, mut opened: OpenFiles) -> Result<DiskView, Failure> {
+    pub fn create(context: &HolderContext, disk: &DiskPlan, mut opened: OpenFiles) -> Result<DiskView, Failure> {
         let target = &context.plan.target;
         let trusted = trusted_owners(target, &context.plan.trust_owners);
         let chain = disk_chain(&disk.path, disk.format.map(Into::into), trusted.as_ref())?;
@@ -152,7 +152,7 @@ fn description(disk: &Path, backing_files: usize, path: &Path, target: &Target) 
 /// Mounts the file system and puts it, or the files in it, in place. Returns the path at which the
 /// disk image is seen.
 fn mount(
-    context: &Context,
+    context: &HolderContext,
     disk: &DiskPlan,
     fs: Arc<dyn FileSystem>,
     files: &[ChainFile],
@@ -191,7 +191,7 @@ fn mount(
 /// Reports the files of the backing chain that the mount does not show: a file that is named by an
 /// absolute path is opened at that path, regardless of the directory in which the disk image is
 /// shown.
-fn report_files_not_shown(context: &Context, chain: &[ChainFile]) -> Result<(), Failure> {
+fn report_files_not_shown(context: &HolderContext, chain: &[ChainFile]) -> Result<(), Failure> {
     if let Some(data) = chain.iter().find(|file| file.is_data_file) {
         return Err(Failure::wrong_input(format!(
             "{} has its data in {}, which virtual machines open by that path: use `quell run --image`, which covers both files",
@@ -263,7 +263,7 @@ impl WatchedDisk {
 
 /// The view of a disk image while it is served.
 struct ServedDisk<'a> {
-    context: &'a Context,
+    context: &'a HolderContext,
     session: Session,
     watched: WatchedDisk,
     mount: Option<OwnMount>,
@@ -274,7 +274,7 @@ struct ServedDisk<'a> {
 
 impl Service for ServedDisk<'_> {
     fn report(&self) -> String {
-        Report {
+        HolderReport {
             pid: std::process::id(),
             mountpoint: self.context.plan.target.mountpoint().map(Path::to_owned),
             trees: vec![self.watched.report(&self.session)],
@@ -314,12 +314,12 @@ impl Served for DiskView {
         self.mount.is_some()
     }
 
-    fn abandon(self, _context: &Context) {
+    fn abandon(self, _context: &HolderContext) {
         self.session.stop();
         self.holder.abandon();
     }
 
-    fn serve(self, context: &Context) -> Result<(), Failure> {
+    fn serve(self, context: &HolderContext) -> Result<(), Failure> {
         let DiskView { holder, namespaces, session, watched, recording, signals, mount, .. } = self;
         report_on_signal(vec![session.in_flight()], &context.messages)?;
         let mountpoint = context.plan.target.mountpoint();

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_boot::{Disks, Fit, Kind, LoadingContents};
+use quell_boot::{Disks, Fit, ImageKind, LoadingContents};
 use quell_mount_spec::{ChainFile, OpenBoot, Ownership, TrustedUse};
 
 use crate::display::{shown, shown_bytes};
 use crate::failure::Failure;
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::holder::messages::Messages;
 use crate::inputs::InputFile;
 use crate::protocol::plan::{BootPlan, Target};
@@ -45,7 +45,7 @@ impl PendingBlocks {
 /// Assigns the recorded blocks of a plan's boot image to the files of the disk image. A recorded
 /// file that has changed or is missing is reported; with `--strict` it is an error.
 pub fn add_boot_image(
-    context: &Context,
+    context: &HolderContext,
     boot: &BootPlan,
     files: &mut OpenFiles,
     disks: Disks,
@@ -87,7 +87,7 @@ pub fn add_boot_image(
 }
 
 fn open_boot_image(
-    context: &Context,
+    context: &HolderContext,
     path: &Path,
     budget_mib: Option<u64>,
     opened: Option<File>,
@@ -103,7 +103,7 @@ fn open_boot_image(
     let mut budget = MemoryBudget::new(budget_mib);
     let open = OpenBoot::begin(Some(file), path, |bytes| budget.check_minimum(path, bytes))?;
     let image = &open.image;
-    if image.kind() != Kind::Disk {
+    if image.kind() != ImageKind::Disk {
         let message = format!(
             "{} is a boot image of an indexed tree, not of a disk image: use it with -i",
             shown(path)

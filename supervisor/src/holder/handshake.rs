@@ -9,7 +9,7 @@ use crate::protocol::plan::{Plan, Target};
 use crate::protocol::transfer::{Address, Envelope};
 
 /// The values that every holder has: its plan, its name, the command that started it, its messages.
-pub struct Context {
+pub struct HolderContext {
     pub plan: Plan,
     pub address: Address,
     /// The process that waits for the answer.
@@ -17,10 +17,10 @@ pub struct Context {
     pub messages: Messages,
 }
 
-impl Context {
-    pub fn new(envelope: Envelope, messages: Messages) -> Context {
+impl HolderContext {
+    pub fn new(envelope: Envelope, messages: Messages) -> HolderContext {
         let Envelope { plan, address, creator, .. } = envelope;
-        Context { plan, address, creator, messages }
+        HolderContext { plan, address, creator, messages }
     }
 
     /// Prints a message for the user.

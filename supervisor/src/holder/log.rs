@@ -10,7 +10,7 @@ use quell_log::{Choices, LogFs};
 
 use crate::display::{shown, shown_list};
 use crate::failure::Failure;
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::holder::in_flight::report_on_signal;
 use crate::holder::messages::Messages;
 use crate::holder::own_mount::OwnMount;
@@ -19,7 +19,7 @@ use crate::holder::signals::Signals;
 use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::{IndexMode, LogPlan, Target};
-use crate::protocol::report::{LogReport, Report};
+use crate::protocol::report::{LogReport, HolderReport};
 use crate::socket::server::{Holder, Need, Service};
 
 /// Interval at which the process checks that its mount still exists.
@@ -48,7 +48,7 @@ pub struct LogMount {
 
 impl LogMount {
     /// Opens the stores and mounts them.
-    pub fn create(context: &Context, plan: &LogPlan) -> Result<LogMount, Failure> {
+    pub fn create(context: &HolderContext, plan: &LogPlan) -> Result<LogMount, Failure> {
         let Target::Mountpoint { path, allow_other } = &context.plan.target else {
             return Err(Failure::wrong_input(
                 "a log store needs a mount point: quell mount --log STORE MOUNTPOINT",
@@ -103,13 +103,13 @@ impl Served for LogMount {
         true
     }
 
-    fn abandon(self, _context: &Context) {
+    fn abandon(self, _context: &HolderContext) {
         self.session.stop();
         self.holder.abandon();
     }
 
     /// Serves until the mount is removed, then ends open writers.
-    fn serve(self, context: &Context) -> Result<(), Failure> {
+    fn serve(self, context: &HolderContext) -> Result<(), Failure> {
         let LogMount { holder, session, fs, path, plan, signals, mount } = self;
         report_on_signal(vec![session.in_flight()], &context.messages)?;
         close_idle_logs(&fs, &context.messages);
@@ -142,7 +142,7 @@ impl Served for LogMount {
 
 /// A log mount while it is served.
 struct ServedLog<'a> {
-    context: &'a Context,
+    context: &'a HolderContext,
     session: Session,
     fs: Arc<LogFs>,
     path: PathBuf,
@@ -165,7 +165,7 @@ impl Service for ServedLog<'_> {
             index: self.plan.index,
             counters: pairs.map(|(name, value)| (name.to_owned(), value)).collect(),
         };
-        Report {
+        HolderReport {
             pid: std::process::id(),
             mountpoint: Some(self.path.clone()),
             trees: Vec::new(),

@@ -9,13 +9,13 @@ use crate::display::shown;
 use crate::failure::Failure;
 use crate::holder::messages::Messages;
 use crate::mount_point;
-use crate::mount_table::{self, MOUNT_TABLE, Mount};
+use crate::mount_table::{self, MOUNT_TABLE, MountTableEntry};
 use crate::socket::server::{Holder, Need};
 
 /// This process's mount at a mount point.
 #[derive(Debug)]
 pub struct OwnMount {
-    mount: Option<Mount>,
+    mount: Option<MountTableEntry>,
     is_detached: bool,
     /// The number of requests at which an unmount last failed, and the failure was reported.
     requests_failed: u32,
@@ -45,7 +45,7 @@ impl OwnMount {
     }
 
     /// Returns the mount with its current path: a mount moves with the directories above it.
-    fn current(&self) -> Option<Mount> {
+    fn current(&self) -> Option<MountTableEntry> {
         let mount = self.mount.as_ref()?;
         match mount_table::mount_table() {
             Ok(table) => table.into_iter().find(|other| other.is_same(mount)),
@@ -96,7 +96,7 @@ impl OwnMount {
     /// Unmounts; a mount that is in use is detached.
     fn unmount(
         &mut self,
-        mount: &Mount,
+        mount: &MountTableEntry,
         by_force: bool,
         busy: BusyPolicy,
         messages: &Messages,

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use crate::console::Console;
 use crate::failure::Failure;
 use crate::holder::disk::DiskView;
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::holder::log::LogMount;
 use crate::holder::messages::Messages;
 use crate::holder::served::hold;
 use crate::holder::tree_view::TreeView;
-use crate::protocol::plan::Source;
+use crate::protocol::plan::PlanSource;
 use crate::protocol::transfer::{self, Received};
 
 /// Runs the holder: reads its plan from standard input, writes its answer to standard output, and
@@ -21,11 +21,11 @@ pub fn run_holder(console: Arc<dyn Console>, quiet: bool) -> Result<(), Failure>
     let Received { mut envelope, lock, files } = transfer::receive(std::io::stdin())?;
     envelope.plan.quiet |= quiet;
     leave_session();
-    let context = Context::new(envelope, Messages::new(console));
+    let context = HolderContext::new(envelope, Messages::new(console));
     match &context.plan.source {
-        Source::Trees(trees) => hold(TreeView::create(&context, trees, files), lock, &context),
-        Source::Disk(disk) => hold(DiskView::create(&context, disk, files), lock, &context),
-        Source::Log(log) => hold(LogMount::create(&context, log), lock, &context),
+        PlanSource::Trees(trees) => hold(TreeView::create(&context, trees, files), lock, &context),
+        PlanSource::Disk(disk) => hold(DiskView::create(&context, disk, files), lock, &context),
+        PlanSource::Log(log) => hold(LogMount::create(&context, log), lock, &context),
     }
 }
 

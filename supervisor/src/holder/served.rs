@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use crate::failure::Failure;
-use crate::holder::handshake::{Context, answer};
+use crate::holder::handshake::{HolderContext, answer};
 use crate::protocol::answer::{Answer, Refusal};
 use crate::socket::client::sweep;
 
@@ -16,15 +16,15 @@ pub trait Served {
     fn is_mounted(&self) -> bool;
 
     /// Removes the mount and the socket at once. The caller holds the lock.
-    fn abandon(self, context: &Context);
+    fn abandon(self, context: &HolderContext);
 
     /// Serves until the last user has ended, and finishes a recording.
-    fn serve(self, context: &Context) -> Result<(), Failure>;
+    fn serve(self, context: &HolderContext) -> Result<(), Failure>;
 }
 
 /// Answers the command, serves, and ends. `lock`: the lock of the holder's key, released when other
 /// processes can find the holder.
-pub fn hold<V: Served>(served: Result<V, Failure>, lock: File, context: &Context) -> Result<(), Failure> {
+pub fn hold<V: Served>(served: Result<V, Failure>, lock: File, context: &HolderContext) -> Result<(), Failure> {
     let served = match served {
         Ok(served) => served,
         Err(failure) => {

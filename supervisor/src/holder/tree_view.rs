@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::holder::boot_images::add_boot_images;
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
 use crate::holder::covered_view::{CoveredView, Unattached};
-use crate::holder::handshake::Context;
+use crate::holder::handshake::HolderContext;
 use crate::holder::in_flight::report_on_signal;
 use crate::holder::own_mount::{BusyPolicy, OwnMount};
 use crate::holder::privileges::{isolate, isolation};
@@ -22,7 +22,7 @@ use crate::holder::signals::Signals;
 use crate::holder::writable_layer::lock_writable_layer;
 use crate::mount_point::refuse_mounted;
 use crate::protocol::plan::{BootPlan, CheckMode, Target, TreesPlan, Writes};
-use crate::protocol::report::Report;
+use crate::protocol::report::HolderReport;
 use crate::protocol::transfer::OpenFiles;
 use crate::socket::server::{Holder, Need, Service};
 
@@ -46,7 +46,7 @@ pub struct TreeView {
 impl TreeView {
     /// Creates the views. Threads are started only after the namespace was created: a process with
     /// several threads cannot enter a user namespace (unshare(2)).
-    pub fn create(context: &Context, plan: &TreesPlan, mut files: OpenFiles) -> Result<TreeView, Failure> {
+    pub fn create(context: &HolderContext, plan: &TreesPlan, mut files: OpenFiles) -> Result<TreeView, Failure> {
         let target = &context.plan.target;
         let mut trees = checked_tree::open_trees(context, plan, &mut files)?;
         let paths = trees.iter().map(|tree| (&*tree.covered.source_path, &*tree.path));
@@ -99,7 +99,7 @@ impl TreeView {
 
 /// Mounts and attaches the views of all trees whose checks find no difference in time.
 fn mount_views(
-    context: &Context,
+    context: &HolderContext,
     plan: &TreesPlan,
     mut trees: Vec<CheckedTree>,
     squash: Option<Ids>,
@@ -123,7 +123,7 @@ fn mount_views(
 
 /// Leaves out the views of trees in which a check has found differences before the deadline.
 fn leave_out_stale(
-    context: &Context,
+    context: &HolderContext,
     mounted: Vec<(CoveredView, Unattached)>,
     deadline: Instant,
 ) -> Result<(Vec<CoveredView>, Vec<Unattached>), Failure> {
@@ -160,7 +160,7 @@ fn attach(mounts: &[Unattached]) -> Result<(), Failure> {
 
 /// The views while they are served.
 struct ServedTrees<'a> {
-    context: &'a Context,
+    context: &'a HolderContext,
     views: Vec<CoveredView>,
     mount: Option<OwnMount>,
     signals: Signals,
@@ -176,7 +176,7 @@ struct ServedTrees<'a> {
 
 impl Service for ServedTrees<'_> {
     fn report(&self) -> String {
-        Report {
+        HolderReport {
             pid: std::process::id(),
             mountpoint: self.context.plan.target.mountpoint().map(Path::to_owned),
             trees: self.views.iter().map(CoveredView::report).collect(),
@@ -230,14 +230,14 @@ impl Served for TreeView {
         self.mount.is_some()
     }
 
-    fn abandon(mut self, context: &Context) {
+    fn abandon(mut self, context: &HolderContext) {
         if let Some(mount) = &mut self.mount {
             mount.abandon(&context.messages);
         }
         self.holder.abandon();
     }
 
-    fn serve(self, context: &Context) -> Result<(), Failure> {
+    fn serve(self, context: &HolderContext) -> Result<(), Failure> {
         let plan = self.plan;
         let mountpoint = context.plan.target.mountpoint();
         let rechecks = plan.rechecks_per_second > 0.0;

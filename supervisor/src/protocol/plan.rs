@@ -16,7 +16,7 @@ pub struct Plan {
     /// Where the view is mounted.
     pub target: Target,
     /// The trees, the disk image or the stores that the view shows.
-    pub source: Source,
+    pub source: PlanSource,
     /// For trees and disk images: fail, instead of leaving out a tree or a boot image that cannot
     /// be used.
     pub strict: bool,
@@ -61,7 +61,7 @@ impl Target {
 /// The trees, the disk image or the stores that the holder shows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Source {
+pub enum PlanSource {
     /// Indexed trees.
     Trees(TreesPlan),
     /// A disk image.
@@ -330,9 +330,9 @@ impl Plan {
     /// Returns the recording to make, if there is one.
     pub fn recording(&self) -> Option<&RecordingPlan> {
         match &self.source {
-            Source::Trees(trees) => trees.boot.recording(),
-            Source::Disk(disk) => disk.boot.recording(),
-            Source::Log(_) => None,
+            PlanSource::Trees(trees) => trees.boot.recording(),
+            PlanSource::Disk(disk) => disk.boot.recording(),
+            PlanSource::Log(_) => None,
         }
     }
 }
@@ -351,7 +351,7 @@ mod tests {
         };
         let plan = Plan {
             target: Target::Mountpoint { path: "/m".into(), allow_other: false },
-            source: Source::Log(log),
+            source: PlanSource::Log(log),
             strict: false,
             trust_owners: Vec::new(),
             threads: 1,
@@ -365,7 +365,7 @@ mod tests {
             "{text}"
         );
         let again: Plan = serde_json::from_str(&text).unwrap();
-        assert!(matches!(again.source, Source::Log(log) if log.stores == [Path::new("/s")]));
+        assert!(matches!(again.source, PlanSource::Log(log) if log.stores == [Path::new("/s")]));
         let unknown = text.replace("\"log\":{", "\"pool\":{");
         assert!(serde_json::from_str::<Plan>(&unknown).unwrap_err().to_string().contains("unknown variant"));
     }

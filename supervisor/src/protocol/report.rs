@@ -9,7 +9,7 @@ use crate::protocol::plan::IndexMode;
 
 /// The views or the mount that a holder serves, with their counters.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Report {
+pub struct HolderReport {
     /// The process id of the holder.
     pub pid: u32,
     /// The mount point; absent for a view in a namespace.
@@ -24,7 +24,7 @@ pub struct Report {
     pub messages: Option<PathBuf>,
 }
 
-impl Report {
+impl HolderReport {
     /// Returns the report as the holder sends it.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()

@@ -3,23 +3,23 @@
 use quell_vfs::{Capabilities, Context, FileSystem};
 
 use super::implementation::Implementation;
-use crate::tree::{Node, Tree};
+use crate::tree::{TreeNode, Tree};
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let mut plain = Tree::new();
-    plain.add(Tree::ROOT, "file", Node::file("x"));
+    plain.add(Tree::ROOT, "file", TreeNode::file("x"));
     let mut cases = vec![plain.clone()];
     if implementation.xattrs {
         let mut noted = plain.clone();
-        let dir = noted.add(Tree::ROOT, "dir", Node::dir());
-        noted.add(dir, "noted", Node::file("x").with_xattr("user.note", "x"));
+        let dir = noted.add(Tree::ROOT, "dir", TreeNode::dir());
+        noted.add(dir, "noted", TreeNode::file("x").with_xattr("user.note", "x"));
         cases.push(noted);
     }
     if implementation.xattrs && implementation.exact {
         let mut listed = plain;
         let acl =
             b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x04\0\x04\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
-        listed.add(Tree::ROOT, "acl", Node::file("x").with_xattr("system.posix_acl_access", acl));
+        listed.add(Tree::ROOT, "acl", TreeNode::file("x").with_xattr("system.posix_acl_access", acl));
         cases.push(listed);
     }
     for tree in cases {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use quell_vfs::{Context, FileSystem, Kind, NodeId};
 
-use crate::tree::{Node, Tree};
+use crate::tree::{TreeNode, Tree};
 
 /// A file system created from a described tree, and the resources that must live as long.
 pub struct Instance {
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Implementation<'_> {
 impl Implementation<'_> {
     /// Creates the tree without nodes and attributes that the implementation does not support.
     pub(super) fn create(&self, tree: &Tree) -> Instance {
-        let device = |node: &Node| matches!(node.kind, Kind::CharDevice | Kind::BlockDevice);
+        let device = |node: &TreeNode| matches!(node.kind, Kind::CharDevice | Kind::BlockDevice);
         let mut tree = tree.without(|node| device(node) && !self.devices);
         if !self.xattrs {
             for number in 0..tree.node_count() {
@@ -60,34 +60,34 @@ impl Implementation<'_> {
 /// Returns a tree with every kind of node and many kinds of names.
 pub(super) fn varied_tree() -> Tree {
     let mut tree = Tree::new();
-    let bin = tree.add(Tree::ROOT, "bin", Node::dir().with_permissions(0o2755));
-    let tool = tree.add(bin, "tool", Node::file("#!/bin/sh\n").with_permissions(0o4751));
+    let bin = tree.add(Tree::ROOT, "bin", TreeNode::dir().with_permissions(0o2755));
+    let tool = tree.add(bin, "tool", TreeNode::file("#!/bin/sh\n").with_permissions(0o4751));
     tree.link(bin, "tool-1.0", tool);
-    tree.add(bin, "link", Node::symlink("../lib/a"));
-    tree.add(bin, "dangling", Node::symlink(vec![b'x'; 4000]));
-    let lib = tree.add(Tree::ROOT, "lib", Node::dir().with_permissions(0o700));
+    tree.add(bin, "link", TreeNode::symlink("../lib/a"));
+    tree.add(bin, "dangling", TreeNode::symlink(vec![b'x'; 4000]));
+    let lib = tree.add(Tree::ROOT, "lib", TreeNode::dir().with_permissions(0o700));
     tree.link(lib, "the tool", tool);
-    tree.add(lib, "a", Node::file(vec![7; 70_000]).with_xattr("user.note", "seven"));
-    let mut sparse = Node::file("begins");
+    tree.add(lib, "a", TreeNode::file(vec![7; 70_000]).with_xattr("user.note", "seven"));
+    let mut sparse = TreeNode::file("begins");
     sparse.size_bytes = 1 << 33;
     tree.add(lib, "sparse", sparse);
-    tree.add(lib, "empty file", Node::file(""));
-    tree.add(lib, "fifo", Node::special(Kind::Fifo, 0));
-    tree.add(lib, "socket", Node::special(Kind::Socket, 0));
-    tree.add(lib, "null", Node::special(Kind::CharDevice, 0x0103));
-    tree.add(lib, "disk", Node::special(Kind::BlockDevice, 0x0801));
-    let names = tree.add(lib, "names", Node::dir().with_xattr("user.empty", ""));
+    tree.add(lib, "empty file", TreeNode::file(""));
+    tree.add(lib, "fifo", TreeNode::special(Kind::Fifo, 0));
+    tree.add(lib, "socket", TreeNode::special(Kind::Socket, 0));
+    tree.add(lib, "null", TreeNode::special(Kind::CharDevice, 0x0103));
+    tree.add(lib, "disk", TreeNode::special(Kind::BlockDevice, 0x0801));
+    let names = tree.add(lib, "names", TreeNode::dir().with_xattr("user.empty", ""));
     for name in [&b"\xff\xfe"[..], b"with\nnewline", b" ", b"...", b"-rf", &[b'n'; 255]] {
-        tree.add(names, name, Node::file(name));
+        tree.add(names, name, TreeNode::file(name));
     }
-    let mut at = tree.add(Tree::ROOT, "deep", Node::dir());
+    let mut at = tree.add(Tree::ROOT, "deep", TreeNode::dir());
     for depth in 0..40 {
-        at = tree.add(at, format!("{depth}"), Node::dir());
+        at = tree.add(at, format!("{depth}"), TreeNode::dir());
     }
-    tree.add(Tree::ROOT, "empty", Node::dir());
-    let many = tree.add(Tree::ROOT, "many", Node::dir());
+    tree.add(Tree::ROOT, "empty", TreeNode::dir());
+    let many = tree.add(Tree::ROOT, "many", TreeNode::dir());
     for i in 0..700 {
-        tree.add(many, format!("f{i}"), Node::file(format!("{i}")));
+        tree.add(many, format!("f{i}"), TreeNode::file(format!("{i}")));
     }
     tree
 }

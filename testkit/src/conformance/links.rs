@@ -4,7 +4,7 @@ use quell_vfs::Context;
 use quell_vfs::errno::EINVAL;
 
 use super::implementation::{Implementation, node_at, refused, varied_tree};
-use crate::tree::{Node, Tree};
+use crate::tree::{TreeNode, Tree};
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let instance = implementation.create(&varied_tree());
@@ -16,7 +16,7 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     }
     let mut tree = Tree::new();
     for (i, target) in [&b"/"[..], b".", b"\xff\xfe\n ", b"a//b/", &[b'y'; 4095]].iter().enumerate() {
-        tree.add(Tree::ROOT, format!("{i}"), Node::symlink(target));
+        tree.add(Tree::ROOT, format!("{i}"), TreeNode::symlink(target));
     }
     let instance = implementation.create(&tree);
     for (name, number) in &tree.node(Tree::ROOT).children {

@@ -5,7 +5,7 @@ use quell_vfs::errno::{EINVAL, EISDIR};
 use quell_vfs::{Context, FileSystem, resolve};
 
 use super::implementation::{Implementation, node_at, refused, varied_tree};
-use crate::tree::Node;
+use crate::tree::TreeNode;
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let tree = varied_tree();
@@ -23,7 +23,7 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     many_readers(fs);
 }
 
-fn read_everywhere(fs: &dyn FileSystem, path: &str, node: &Node) {
+fn read_everywhere(fs: &dyn FileSystem, path: &str, node: &TreeNode) {
     let file = fs.open(&Context::OWN, resolve(fs, &Context::OWN, path.as_bytes()).unwrap().node).unwrap();
     let end = node.size_bytes;
     assert_eq!(file.attributes().unwrap(), *resolve(fs, &Context::OWN, path.as_bytes()).unwrap());

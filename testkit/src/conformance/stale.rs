@@ -5,11 +5,11 @@ use quell_vfs::errno::ESTALE;
 use quell_vfs::{Context, Cursor, NodeId};
 
 use super::implementation::{Implementation, refused};
-use crate::tree::{Node, Tree};
+use crate::tree::{TreeNode, Tree};
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let mut tree = Tree::new();
-    tree.add(Tree::ROOT, "file", Node::file("x"));
+    tree.add(Tree::ROOT, "file", TreeNode::file("x"));
     let instance = implementation.create(&tree);
     let fs = &*instance.fs;
     for node in [2, 1000, u64::from(u32::MAX), 1 << 32, u64::MAX].map(NodeId) {

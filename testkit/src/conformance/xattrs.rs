@@ -2,20 +2,20 @@
 //! changes. An attribute that is not set is not an error.
 
 use super::implementation::Implementation;
-use crate::tree::{Node, Tree};
+use crate::tree::{TreeNode, Tree};
 use quell_vfs::Context;
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let mut tree = Tree::new();
-    let mut node = Node::file("x");
+    let mut node = TreeNode::file("x");
     for (name, value) in [("user.b", "2"), ("user.a", "1"), ("user.empty", "")] {
         node = node.with_xattr(name, value);
     }
     let node = node.with_xattr("user.long", vec![9; 2000]).with_xattr(b"user.\xff\xfe", "odd");
     let number = tree.add(Tree::ROOT, "file", node);
     tree.link(Tree::ROOT, "the same file", number);
-    let dir = tree.add(Tree::ROOT, "dir", Node::dir().with_xattr("user.of-dir", "x"));
-    tree.add(dir, "plain", Node::file("x"));
+    let dir = tree.add(Tree::ROOT, "dir", TreeNode::dir().with_xattr("user.of-dir", "x"));
+    tree.add(dir, "plain", TreeNode::file("x"));
     let instance = implementation.create(&tree);
     let fs = &*instance.fs;
     for (path, number) in tree.paths() {

@@ -26,7 +26,7 @@ const FILE_BYTES: usize = 16_000;
 const MOUNTS: usize = 4;
 
 /// Mounts the stores on a node that was restarted this number of times.
-pub type Mount<'a> = dyn Fn(&[MemoryStore], u64) -> Arc<dyn FileSystem> + 'a;
+pub type MountStores<'a> = dyn Fn(&[MemoryStore], u64) -> Arc<dyn FileSystem> + 'a;
 
 /// An implementation mounted on stores in memory.
 pub struct CrashImplementation<'a> {
@@ -36,7 +36,7 @@ pub struct CrashImplementation<'a> {
     pub stores: usize,
     /// Mounts the stores in any state that an earlier mount left. The number is that of the node's
     /// restarts.
-    pub make: &'a Mount<'a>,
+    pub make: &'a MountStores<'a>,
     /// The owner of new files.
     pub uid: u32,
     /// The group of new files.

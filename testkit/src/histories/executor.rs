@@ -39,7 +39,7 @@ pub(super) struct Executor {
 
 /// The result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum OperationResult {
     Done,
     Error(i32),
     Bytes(Vec<u8>),
@@ -61,11 +61,11 @@ pub(super) enum Outcome {
     Contradiction(String),
 }
 
-impl Outcome {
-    fn from_attributes(attributes: Attributes) -> Outcome {
+impl OperationResult {
+    fn from_attributes(attributes: Attributes) -> OperationResult {
         let is_file = attributes.kind == Kind::File;
         let set = attributes.modified.nanoseconds == SET_NANOSECONDS;
-        Outcome::Stat {
+        OperationResult::Stat {
             kind: attributes.kind.letter(),
             permissions: attributes.permissions,
             size_bytes: if is_file { attributes.size_bytes } else { 0 },
@@ -75,12 +75,12 @@ impl Outcome {
         }
     }
 
-    pub(super) fn agrees(&self, found: &Outcome) -> bool {
+    pub(super) fn agrees(&self, found: &OperationResult) -> bool {
         self == found
     }
 
     /// Describes the difference for a report.
-    pub(super) fn difference(&self, found: &Outcome) -> String {
+    pub(super) fn difference(&self, found: &OperationResult) -> String {
         let at = |place: &str, expected: &[u8], found: &[u8]| {
             let first = expected.iter().zip(found).position(|(a, b)| a != b);
             let first = first.unwrap_or(expected.len().min(found.len()));
@@ -97,15 +97,15 @@ impl Outcome {
             )
         };
         match (self, found) {
-            (Outcome::Bytes(a), Outcome::Bytes(b)) => at("", a, b),
-            (Outcome::Pieces(a), Outcome::Pieces(b)) => {
+            (OperationResult::Bytes(a), OperationResult::Bytes(b)) => at("", a, b),
+            (OperationResult::Pieces(a), OperationResult::Pieces(b)) => {
                 let piece = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(0);
                 at(&format!("piece {piece}: "), &a[piece], &b[piece])
             }
-            (Outcome::All(size, a, far), Outcome::All(found_size, b, found_far)) if size == found_size => {
+            (OperationResult::All(size, a, far), OperationResult::All(found_size, b, found_far)) if size == found_size => {
                 if a != b { at("", a, b) } else { at("beyond 2^40: ", far, found_far) }
             }
-            (Outcome::All(size, ..), Outcome::All(found, ..)) => {
+            (OperationResult::All(size, ..), OperationResult::All(found, ..)) => {
                 format!("expected {size} bytes, found {found}")
             }
             (expected, found) => format!("expected {expected:?}\nfound    {found:?}"),
@@ -124,8 +124,8 @@ fn read(file: &dyn WritableFile, offset: u64, count: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn all(file: &dyn WritableFile, size_bytes: u64) -> Result<Outcome> {
-    Ok(Outcome::All(size_bytes, read(file, 0, WINDOW_BYTES)?, read(file, FAR, WINDOW_BYTES)?))
+fn all(file: &dyn WritableFile, size_bytes: u64) -> Result<OperationResult> {
+    Ok(OperationResult::All(size_bytes, read(file, 0, WINDOW_BYTES)?, read(file, FAR, WINDOW_BYTES)?))
 }
 
 impl Executor {
@@ -222,13 +222,13 @@ impl Executor {
         if is_published { Ok(()) } else { closed }
     }
 
-    pub(super) fn close_all(&mut self) -> Outcome {
-        let mut answer = Outcome::Done;
+    pub(super) fn close_all(&mut self) -> OperationResult {
+        let mut answer = OperationResult::Done;
         for mount in 0..self.mounts.len() {
             for slot in 0..SLOTS {
                 let idle = self.slots[mount][slot].as_ref().is_some_and(|slot| slot.idle);
                 if let Err(e) = self.close(mount, slot, idle) {
-                    answer = Outcome::Error(e.errno());
+                    answer = OperationResult::Error(e.errno());
                 }
             }
         }
@@ -254,11 +254,11 @@ impl Executor {
         outcome
     }
 
-    pub(super) fn perform(&mut self, number: usize, operation: &Operation) -> Outcome {
-        self.answer(number, operation).unwrap_or_else(|e| Outcome::Error(e.errno()))
+    pub(super) fn perform(&mut self, number: usize, operation: &Operation) -> OperationResult {
+        self.answer(number, operation).unwrap_or_else(|e| OperationResult::Error(e.errno()))
     }
 
-    fn answer(&mut self, number: usize, operation: &Operation) -> Result<Outcome> {
+    fn answer(&mut self, number: usize, operation: &Operation) -> Result<OperationResult> {
         match operation {
             Operation::Open { slot, path, process, truncate } => {
                 let mode = OpenMode { truncate: *truncate, ..OpenMode::READ_WRITE };
@@ -282,9 +282,9 @@ impl Executor {
                         Some(found) => {
                             let again = self.fs().attributes(&Context::OWN, found.node())?;
                             let (again, found) =
-                                (Outcome::from_attributes(again), Outcome::from_attributes(*found));
+                                (OperationResult::from_attributes(again), OperationResult::from_attributes(*found));
                             if again != found {
-                                return Ok(Outcome::Contradiction(format!(
+                                return Ok(OperationResult::Contradiction(format!(
                                     "looked up {found:?}, looked up again {again:?}"
                                 )));
                             }
@@ -296,13 +296,13 @@ impl Executor {
             Operation::Size { path, size } => {
                 let change = Change { size_bytes: Some(*size), ..Change::default() };
                 return self.with_file(*path, |node| {
-                    Ok(Outcome::from_attributes(self.verbs().change(&Context::OWN, node, &change)?))
+                    Ok(OperationResult::from_attributes(self.verbs().change(&Context::OWN, node, &change)?))
                 });
             }
             Operation::Mode { path, permissions } => {
                 let change = Change { permissions: Some(*permissions), ..Change::default() };
                 return self.with_file(*path, |node| {
-                    Ok(Outcome::from_attributes(self.verbs().change(&Context::OWN, node, &change)?))
+                    Ok(OperationResult::from_attributes(self.verbs().change(&Context::OWN, node, &change)?))
                 });
             }
             Operation::Rename { from, to, how } => {
@@ -333,18 +333,18 @@ impl Executor {
                 let entries = self.with_dir(*dir, |dir| listing(self.fs(), dir, 1 + number % 5))?;
                 let names: BTreeSet<_> = entries.iter().map(|(n, a)| (n.clone(), a.kind.letter())).collect();
                 if names.len() != entries.len() {
-                    return Ok(Outcome::Contradiction(format!("a name was listed twice: {entries:?}")));
+                    return Ok(OperationResult::Contradiction(format!("a name was listed twice: {entries:?}")));
                 }
-                return Ok(Outcome::Names(names));
+                return Ok(OperationResult::Names(names));
             }
             Operation::Turn { closing } => self.turn(*closing)?,
             Operation::CloseAll => return Ok(self.close_all()),
             on_a_slot => return self.on_slot(number, on_a_slot),
         }
-        Ok(Outcome::Done)
+        Ok(OperationResult::Done)
     }
 
-    fn on_slot(&mut self, number: usize, operation: &Operation) -> Result<Outcome> {
+    fn on_slot(&mut self, number: usize, operation: &Operation) -> Result<OperationResult> {
         let slot = operation.slot().expect("all others are on a slot");
         let open = self.slot(slot).expect("checked to be open");
         match operation {
@@ -362,10 +362,10 @@ impl Executor {
                 open.file.write_pieces(&pieces)?;
             }
             Operation::Append { count, .. } => {
-                return open.file.append(&bytes_of(number, *count)).map(Outcome::At);
+                return open.file.append(&bytes_of(number, *count)).map(OperationResult::At);
             }
             Operation::Read { offset, count, .. } => {
-                return read(&*open.file, *offset, *count).map(Outcome::Bytes);
+                return read(&*open.file, *offset, *count).map(OperationResult::Bytes);
             }
             Operation::ReadPieces { pieces, .. } => {
                 let mut buffers: Vec<_> = pieces.iter().map(|(_, count)| vec![0xAA; *count]).collect();
@@ -375,24 +375,24 @@ impl Executor {
                 for (buffer, count) in buffers.iter_mut().zip(counts) {
                     buffer.truncate(count);
                 }
-                return Ok(Outcome::Pieces(buffers));
+                return Ok(OperationResult::Pieces(buffers));
             }
             Operation::ReadOpen { .. } => {
                 return all(&*open.file, open.file.attributes()?.size_bytes);
             }
             Operation::StatOpen { .. } => {
-                return open.file.attributes().map(Outcome::from_attributes);
+                return open.file.attributes().map(OperationResult::from_attributes);
             }
             Operation::Publish { .. } => open.file.publish()?,
             Operation::Sync { .. } => open.file.sync()?,
             Operation::SizeOpen { size, .. } => {
                 let change = Change { size_bytes: Some(*size), ..Change::default() };
-                return self.verbs().change(&Context::OWN, open.node, &change).map(Outcome::from_attributes);
+                return self.verbs().change(&Context::OWN, open.node, &change).map(OperationResult::from_attributes);
             }
             Operation::TimeOpen { seconds, .. } => {
                 let modified = Time { seconds: *seconds, nanoseconds: SET_NANOSECONDS };
                 let change = Change { modified: Some(modified), ..Change::default() };
-                return self.verbs().change(&Context::OWN, open.node, &change).map(Outcome::from_attributes);
+                return self.verbs().change(&Context::OWN, open.node, &change).map(OperationResult::from_attributes);
             }
             Operation::Forget { .. } => {
                 self.verbs().forget(open.node, 1);
@@ -400,7 +400,7 @@ impl Executor {
             }
             other => unreachable!("{other} is on no slot"),
         }
-        Ok(Outcome::Done)
+        Ok(OperationResult::Done)
     }
 
     fn create(&mut self, slot: usize, path: Path, process: u32, mode: OpenMode) -> Result<()> {

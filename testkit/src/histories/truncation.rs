@@ -45,7 +45,7 @@ pub fn check(implementation: &CrashImplementation<'_>, mounts: usize, seeds: imp
     }
 }
 
-struct Mount {
+struct OpenMount {
     // The file is dropped before its mount.
     file: Option<Box<dyn WritableFile>>,
     fs: Arc<dyn FileSystem>,
@@ -53,7 +53,7 @@ struct Mount {
 
 struct History<'a> {
     implementation: &'a CrashImplementation<'a>,
-    mounts: Vec<Mount>,
+    mounts: Vec<OpenMount>,
     stores: Vec<MemoryStore>,
     /// The number of restarts of the nodes.
     restarts: u64,
@@ -70,14 +70,14 @@ enum Effect {
     Nothing,
 }
 
-type Outcome<T> = Result<T, String>;
+type HistoryResult<T> = Result<T, String>;
 
-fn succeeded<T>(what: &str, result: quell_vfs::Result<T>) -> Outcome<T> {
+fn succeeded<T>(what: &str, result: quell_vfs::Result<T>) -> HistoryResult<T> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
 impl History<'_> {
-    fn run(&mut self, mounts: usize) -> Outcome<()> {
+    fn run(&mut self, mounts: usize) -> HistoryResult<()> {
         self.mount(mounts);
         let CrashImplementation { uid, gid, .. } = *self.implementation;
         let fs = Arc::clone(&self.mounts[0].fs);
@@ -115,7 +115,7 @@ impl History<'_> {
 
     fn mount(&mut self, mounts: usize) {
         self.mounts = (0..mounts)
-            .map(|_| Mount { file: None, fs: (self.implementation.make)(&self.stores, self.restarts) })
+            .map(|_| OpenMount { file: None, fs: (self.implementation.make)(&self.stores, self.restarts) })
             .collect();
     }
 
@@ -123,7 +123,7 @@ impl History<'_> {
         writeln!(self.log, "{:6}  {what}", self.number).expect("text grows");
     }
 
-    fn same(&self, reader: &str, found: &[u8]) -> Outcome<()> {
+    fn same(&self, reader: &str, found: &[u8]) -> HistoryResult<()> {
         if found == self.expected {
             return Ok(());
         }
@@ -133,7 +133,7 @@ impl History<'_> {
     }
 
     /// Performs one operation of a mount and syncs it; returns its effect on the file.
-    fn step(&mut self, mount: usize, what: usize) -> Outcome<Effect> {
+    fn step(&mut self, mount: usize, what: usize) -> HistoryResult<Effect> {
         let stripe = self.random.below(STRIPES) * self.mounts.len() + mount;
         let from = self.random.below(STRIPE_BYTES);
         let bytes = bytes_of(self.number, 1 + self.random.below(STRIPE_BYTES - from));
@@ -189,7 +189,7 @@ impl History<'_> {
 
     /// Performs an operation during which power fails; returns whether the file can be read
     /// afterwards.
-    fn lose_power(&mut self, mount: usize, what: usize, mounts: usize) -> Outcome<bool> {
+    fn lose_power(&mut self, mount: usize, what: usize, mounts: usize) -> HistoryResult<bool> {
         // The operation attempted does not depend on the time of the failure.
         let left = Arc::new(AtomicU64::new(1 + self.random.below(25) as u64));
         for store in &self.stores {

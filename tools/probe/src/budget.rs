@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::kind::Kind;
+use crate::kind::OperationKind;
 
 /// The limits that the user sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ const DIRECTORIES_MAX: u64 = 16;
 const FILES: u64 = 17;
 
 /// The operations for creating a name and for removing it later.
-pub const NAME_OPERATIONS: u64 = Kind::Create.operations() + Kind::Remove.operations();
+pub const NAME_OPERATIONS: u64 = OperationKind::Create.operations() + OperationKind::Remove.operations();
 
 impl Limits {
     /// Returns the number of directories, and of files in each.
@@ -77,7 +77,7 @@ impl Budget {
 
     /// Reserves the operations for removing `names` names.
     pub fn reserve_removal(&mut self, names: u64) {
-        self.reserved += names * Kind::Remove.operations();
+        self.reserved += names * OperationKind::Remove.operations();
     }
 }
 

@@ -21,10 +21,10 @@ use quell_vfs::Error;
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, StatxFlags};
 use rustix::io::Errno;
 
-use crate::kind::Kind;
+use crate::kind::OperationKind;
 use crate::leftover::{Leftover, Owner, PREFIX, is_probe_directory_name};
 use crate::pool::{LimitReached, TaskLimits, Worker, WorkerPool};
-use crate::progress::{Progress, Stage};
+use crate::progress::{ProbeProgress, Stage};
 use crate::refusal::Refusal;
 
 const OWNER: &str = "owner";
@@ -121,14 +121,14 @@ impl ProbeDirectory {
                 char::from(letter)
             });
             let name: String = PREFIX.chars().chain(letters).collect();
-            match worker.call(Kind::Create, || rustix::fs::mkdirat(parent, &*name, Mode::RWXU))? {
+            match worker.call(OperationKind::Create, || rustix::fs::mkdirat(parent, &*name, Mode::RWXU))? {
                 Ok(()) => break name,
                 Err(Errno::EXIST) if tried < NAMES_TRIED => tried += 1,
                 Err(e) => return Err(Stopped::Failed(failed(e, "create directory", &name))),
             }
         };
         // `call_regardless_of_limits`, because the created directory must be opened to be removed.
-        match worker.call_regardless_of_limits(Kind::Other, || {
+        match worker.call_regardless_of_limits(OperationKind::Other, || {
             rustix::fs::openat(parent, &*name, ENTER, Mode::empty())
         }) {
             Ok(fd) => Ok(ProbeDirectory {
@@ -139,7 +139,7 @@ impl ProbeDirectory {
                 subdirectories: Vec::new(),
             }),
             Err(e) => {
-                let _ = worker.call_regardless_of_limits(Kind::Remove, || {
+                let _ = worker.call_regardless_of_limits(OperationKind::Remove, || {
                     rustix::fs::unlinkat(parent, &*name, AtFlags::REMOVEDIR)
                 });
                 Err(Stopped::Failed(failed(e, "open", &name)))
@@ -152,15 +152,15 @@ impl ProbeDirectory {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let file = worker
-            .call(Kind::Create, || rustix::fs::openat(&self.fd, OWNER, flags, mode))?
+            .call(OperationKind::Create, || rustix::fs::openat(&self.fd, OWNER, flags, mode))?
             .map_err(|e| Stopped::Failed(failed(e, "create", OWNER)))?;
         let owner = Owner { host: host(), process: std::process::id(), started: seconds_now() };
         let written =
-            worker.call(Kind::Other, || rustix::io::write(&file, format!("{owner}\n").as_bytes()))?;
+            worker.call(OperationKind::Other, || rustix::io::write(&file, format!("{owner}\n").as_bytes()))?;
         let mut locked = false;
         for _ in 0..LOCK_TRIES {
             let lock = FlockOperation::NonBlockingLockExclusive;
-            match worker.call(Kind::Other, || rustix::fs::flock(&file, lock))? {
+            match worker.call(OperationKind::Other, || rustix::fs::flock(&file, lock))? {
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
                 answer => {
                     locked = answer.is_ok();
@@ -180,18 +180,18 @@ impl ProbeDirectory {
     pub fn fill(&mut self, directories: u32, files: u32, worker: &mut Worker) -> Result<(), Stopped> {
         for number in 0..directories.min(DIRECTORIES_MAX) {
             let name = directory_name(number);
-            let created = worker.call(Kind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
+            let created = worker.call(OperationKind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
             // Recorded before the result is checked, because a failed call may have created it.
             self.subdirectories.push(Subdirectory { name: name.clone(), fd: None, files: 0 });
             created.map_err(|e| Stopped::Failed(failed(e, "create directory", &name)))?;
             let fd = worker
-                .call(Kind::Other, || rustix::fs::openat(&self.fd, &*name, ENTER, Mode::empty()))?
+                .call(OperationKind::Other, || rustix::fs::openat(&self.fd, &*name, ENTER, Mode::empty()))?
                 .map_err(|e| Stopped::Failed(failed(e, "open", &name)))?;
             let subdirectory = self.subdirectories.last_mut().expect("just pushed");
             let fd = subdirectory.fd.insert(fd);
             for number in 0..files.min(FILES_MAX) {
                 let (name, mode) = (file_name(number), Mode::RUSR | Mode::WUSR);
-                let created = worker.call(Kind::Create, || {
+                let created = worker.call(OperationKind::Create, || {
                     rustix::fs::mknodat(&*fd, &*name, FileType::RegularFile, mode, 0)
                 })?;
                 subdirectory.files += 1;
@@ -234,7 +234,7 @@ impl ProbeDirectory {
 /// Removes a name; returns whether it is gone.
 fn unlink(directory: &OwnedFd, name: &str, flags: AtFlags, worker: &mut Worker) -> bool {
     loop {
-        match worker.call(Kind::Remove, || rustix::fs::unlinkat(directory, name, flags)) {
+        match worker.call(OperationKind::Remove, || rustix::fs::unlinkat(directory, name, flags)) {
             Ok(Err(Errno::INTR)) => {}
             Ok(answer) => return matches!(answer, Ok(()) | Err(Errno::NOENT)),
             Err(LimitReached) => return false,
@@ -246,7 +246,7 @@ fn unlink(directory: &OwnedFd, name: &str, flags: AtFlags, worker: &mut Worker) 
 pub fn open(path: &Path, worker: &mut Worker) -> Result<OwnedFd, Stopped> {
     // Symbolic links in the path, which the user chose, are followed.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = worker.call(Kind::Other, || rustix::fs::openat(CWD, path, flags, Mode::empty()))?;
+    let opened = worker.call(OperationKind::Other, || rustix::fs::openat(CWD, path, flags, Mode::empty()))?;
     opened.map_err(|e| Stopped::Failed(failed(e, "open", path.as_os_str().as_encoded_bytes())))
 }
 
@@ -254,13 +254,13 @@ pub fn open(path: &Path, worker: &mut Worker) -> Result<OwnedFd, Stopped> {
 /// very large directory is searched.
 pub fn leftovers(parent: &OwnedFd, own: Option<&str>, worker: &mut Worker) -> Result<Vec<Leftover>, Stopped> {
     let open = || rustix::fs::openat(parent, ".", READ, Mode::empty());
-    let fd = worker.call(Kind::Other, open)?.map_err(|e| Stopped::Failed(failed(e, "list", ".")))?;
+    let fd = worker.call(OperationKind::Other, open)?.map_err(|e| Stopped::Failed(failed(e, "list", ".")))?;
     let mut names = Vec::new();
     let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
     let mut entries = RawDir::new(&fd, &mut buffer);
     for _ in 0..LISTING_CALLS_MAX {
         // Only reading the first entry of a buffer makes a system call.
-        let first = worker.call(Kind::Other, || match entries.next() {
+        let first = worker.call(OperationKind::Other, || match entries.next() {
             None => Ok(None),
             Some(Err(e)) => Err(e),
             Some(Ok(entry)) => Ok(Some(entry.file_name().to_bytes().to_vec())),
@@ -294,10 +294,10 @@ fn examine(
     name: String,
     worker: &mut Worker,
 ) -> Result<Option<(Leftover, LeftoverFds)>, Stopped> {
-    let entered = worker.call(Kind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty()))?;
+    let entered = worker.call(OperationKind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty()))?;
     let Ok(fd) = entered else { return Ok(None) };
     let flags = AtFlags::EMPTY_PATH;
-    let found = worker.call(Kind::Other, || rustix::fs::statx(&fd, "", flags, StatxFlags::BASIC_STATS))?;
+    let found = worker.call(OperationKind::Other, || rustix::fs::statx(&fd, "", flags, StatxFlags::BASIC_STATS))?;
     let Ok(found) = found else { return Ok(None) };
     let mut leftover = Leftover {
         name,
@@ -309,13 +309,13 @@ fn examine(
     // NONBLOCK: the open must not wait if the name is a fifo. RDWR: NFS locks only files open for
     // writing.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = worker.call(Kind::Other, || rustix::fs::openat(&fd, OWNER, flags, Mode::empty()))?;
+    let opened = worker.call(OperationKind::Other, || rustix::fs::openat(&fd, OWNER, flags, Mode::empty()))?;
     let Ok(file) = opened else { return Ok(Some((leftover, (fd, None)))) };
     let mut buffer = [0; OWNER_BYTES_MAX];
-    let read = worker.call(Kind::Other, || rustix::io::read(&file, &mut buffer[..]))?.unwrap_or(0);
+    let read = worker.call(OperationKind::Other, || rustix::io::read(&file, &mut buffer[..]))?.unwrap_or(0);
     leftover.owner = std::str::from_utf8(&buffer[..read]).ok().and_then(Owner::parse);
     let lock = FlockOperation::NonBlockingLockExclusive;
-    leftover.locked = match worker.call(Kind::Other, || rustix::fs::flock(&file, lock))? {
+    leftover.locked = match worker.call(OperationKind::Other, || rustix::fs::flock(&file, lock))? {
         Ok(()) => Some(false),
         Err(Errno::WOULDBLOCK) => Some(true),
         Err(_) => None,
@@ -339,7 +339,7 @@ pub struct Cleaned {
 }
 
 /// Removes the directories that killed probes of this user left in `directory`.
-pub fn clean(directory: &Path, progress: &Arc<Progress>) -> Result<Cleaned, Refusal> {
+pub fn clean(directory: &Path, progress: &Arc<ProbeProgress>) -> Result<Cleaned, Refusal> {
     progress.enter(Stage::Removing);
     let path = directory.to_owned();
     let until = Instant::now() + REMOVING_MAX;
@@ -364,9 +364,9 @@ pub fn clean(directory: &Path, progress: &Arc<Progress>) -> Result<Cleaned, Refu
 }
 
 fn is_empty_but_for_owner(fd: &OwnedFd, worker: &mut Worker) -> Result<bool, Stopped> {
-    let opened = worker.call(Kind::Other, || rustix::fs::openat(fd, ".", READ, Mode::empty()))?;
+    let opened = worker.call(OperationKind::Other, || rustix::fs::openat(fd, ".", READ, Mode::empty()))?;
     let Ok(listed) = opened else { return Ok(false) };
-    let answer = worker.call(Kind::Other, || {
+    let answer = worker.call(OperationKind::Other, || {
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
         let mut entries = RawDir::new(&listed, &mut buffer);
         while let Some(entry) = entries.next() {
@@ -391,7 +391,7 @@ fn clean_one(parent: &OwnedFd, leftover: Leftover, worker: &mut Worker) -> Resul
     }
     for number in 0..DIRECTORIES_MAX {
         let name = directory_name(number);
-        let entered = worker.call(Kind::Other, || rustix::fs::openat(&fd, &*name, ENTER, Mode::empty()))?;
+        let entered = worker.call(OperationKind::Other, || rustix::fs::openat(&fd, &*name, ENTER, Mode::empty()))?;
         let Ok(subdirectory) = entered else { continue };
         for number in 0..FILES_MAX {
             unlink(&subdirectory, &file_name(number), AtFlags::empty(), worker);

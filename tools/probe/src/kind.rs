@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// A kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum OperationKind {
     /// A lookup of a name that does not exist and was never used.
     LookUp,
     /// The attributes of an open directory, requested from the server.
@@ -20,39 +20,39 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl OperationKind {
     /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::LookUp => "lookup",
-            Kind::Attributes => "attributes",
-            Kind::List => "list",
-            Kind::Create => "create",
-            Kind::Remove => "remove",
-            Kind::Other => "other",
+            OperationKind::LookUp => "lookup",
+            OperationKind::Attributes => "attributes",
+            OperationKind::List => "list",
+            OperationKind::Create => "create",
+            OperationKind::Remove => "remove",
+            OperationKind::Other => "other",
         }
     }
 
     /// Returns the number of requests that a client without caches sends for one call.
     pub const fn operations(self) -> u64 {
         match self {
-            Kind::LookUp | Kind::Attributes | Kind::Other => 1,
+            OperationKind::LookUp | OperationKind::Attributes | OperationKind::Other => 1,
             // Open and read; lookup and change.
-            Kind::List | Kind::Create | Kind::Remove => 2,
+            OperationKind::List | OperationKind::Create | OperationKind::Remove => 2,
         }
     }
 }
 
 /// The kinds that change nothing. The mix consists of them.
-pub const READ_KINDS: [Kind; 3] = [Kind::LookUp, Kind::Attributes, Kind::List];
+pub const READ_KINDS: [OperationKind; 3] = [OperationKind::LookUp, OperationKind::Attributes, OperationKind::List];
 
 /// The entries of one directory of the paper's tree: 17 files and the directory itself.
 const ENTRIES: usize = 18;
 
 /// Returns one round of the mix, without the kinds that do not reach the server.
-pub fn round(answered: impl Fn(Kind) -> bool) -> Vec<Kind> {
-    let pairs = std::iter::repeat_n([Kind::LookUp, Kind::Attributes], ENTRIES).flatten();
-    std::iter::once(Kind::List).chain(pairs).filter(|kind| answered(*kind)).collect()
+pub fn round(answered: impl Fn(OperationKind) -> bool) -> Vec<OperationKind> {
+    let pairs = std::iter::repeat_n([OperationKind::LookUp, OperationKind::Attributes], ENTRIES).flatten();
+    std::iter::once(OperationKind::List).chain(pairs).filter(|kind| answered(*kind)).collect()
 }
 
 /// Where requests seem to have been answered.
@@ -100,13 +100,13 @@ mod tests {
     fn a_round_of_the_mix_has_the_proportions_of_the_papers_tree() {
         let round = round(|_| true);
         let count = |kind| round.iter().filter(|k| **k == kind).count();
-        assert_eq!((count(Kind::LookUp), count(Kind::Attributes), count(Kind::List)), (18, 18, 1));
+        assert_eq!((count(OperationKind::LookUp), count(OperationKind::Attributes), count(OperationKind::List)), (18, 18, 1));
         assert_eq!(round.iter().map(|k| k.operations()).sum::<u64>(), 38);
     }
 
     #[test]
     fn kinds_that_do_not_reach_the_server_are_left_out_of_the_mix() {
-        assert_eq!(round(|kind| kind == Kind::Attributes), [Kind::Attributes; 18]);
+        assert_eq!(round(|kind| kind == OperationKind::Attributes), [OperationKind::Attributes; 18]);
         assert!(round(|_| false).is_empty());
     }
 

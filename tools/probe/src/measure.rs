@@ -15,11 +15,11 @@ use rustix::io::Errno;
 use crate::budget::{Budget, Limits};
 use crate::curve::{self, End, Left, Next, Step};
 use crate::directory::{self, ProbeDirectory, REMOVING_MAX, Stopped, failed};
-use crate::kind::{AnsweredBy, Kind, READ_KINDS, round};
+use crate::kind::{AnsweredBy, OperationKind, READ_KINDS, round};
 use crate::leftover::Leftover;
 use crate::node::Ticks;
 use crate::pool::{Call, LimitReached, SLOW, TaskError, TaskLimits, TaskResult, Worker, WorkerPool};
-use crate::progress::{Progress, Stage};
+use crate::progress::{ProbeProgress, Stage};
 use crate::refusal::Refusal;
 
 /// The number of requests that test whether the file system is busy, and the limit of their median.
@@ -53,7 +53,7 @@ pub struct Survey {
 #[derive(Debug, Clone)]
 pub struct KindRate {
     /// The kind of request.
-    pub kind: Kind,
+    pub kind: OperationKind,
     /// The number of calls.
     pub calls: u64,
     /// The operations of these calls.
@@ -77,7 +77,7 @@ impl KindRate {
 
 /// The result of a probe.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct ProbeResult {
     /// When the probe started.
     pub started: SystemTime,
     /// The results of the kinds measured alone.
@@ -92,7 +92,7 @@ pub struct Outcome {
     pub left: Option<String>,
 }
 
-impl Outcome {
+impl ProbeResult {
     /// Returns the sustained operations per second, if there is a result.
     pub fn sustained(&self) -> Option<f64> {
         curve::sustained(&self.steps)
@@ -110,7 +110,7 @@ impl Outcome {
 }
 
 /// Checks whether the directory may be probed; changes nothing.
-pub fn survey(directory: &Path, progress: &Arc<Progress>) -> Result<Survey, Refusal> {
+pub fn survey(directory: &Path, progress: &Arc<ProbeProgress>) -> Result<Survey, Refusal> {
     progress.enter(Stage::Checking);
     let path = directory.to_owned();
     let task_limits = TaskLimits {
@@ -158,7 +158,7 @@ fn check_directory(path: &Path, worker: &mut Worker) -> Result<(OwnedFd, Vec<Lef
     for _ in 0..TRIAL_REQUESTS {
         let begun = Instant::now();
         worker
-            .call(Kind::Attributes, || fetch_attributes(&directory))?
+            .call(OperationKind::Attributes, || fetch_attributes(&directory))?
             .map_err(|e| Refusal::Failed(failed(e, "stat", subject)))?;
         took.push(begun.elapsed());
     }
@@ -169,9 +169,9 @@ fn check_directory(path: &Path, worker: &mut Worker) -> Result<(OwnedFd, Vec<Lef
     // With the effective user id of this process, not the real one.
     let may = Access::WRITE_OK | Access::EXEC_OK;
     worker
-        .call(Kind::Other, || rustix::fs::accessat(&directory, ".", may, AtFlags::EACCESS))?
+        .call(OperationKind::Other, || rustix::fs::accessat(&directory, ".", may, AtFlags::EACCESS))?
         .map_err(|e| Refusal::NotWritable(failed(e, "write to", subject)))?;
-    let space = worker.call(Kind::Other, || rustix::fs::fstatvfs(&directory))?;
+    let space = worker.call(OperationKind::Other, || rustix::fs::fstatvfs(&directory))?;
     // Some file systems do not count inodes, and some do not support the call.
     if let Ok(space) = space {
         if space.f_files > 0 && space.f_favail < FREE_NAMES_MIN {
@@ -191,8 +191,8 @@ pub fn measure(
     survey: Survey,
     limits: &Limits,
     local: bool,
-    progress: &Arc<Progress>,
-) -> Result<Outcome, Refusal> {
+    progress: &Arc<ProbeProgress>,
+) -> Result<ProbeResult, Refusal> {
     let mut budget = Budget::new(limits.operations);
     budget.spend(survey.operations);
     let started = SystemTime::now();
@@ -229,7 +229,7 @@ pub fn measure(
         (Err(Refusal::Unanswered), Some(_)) => End::Slow,
         (Err(refusal), _) => return Err(refusal),
     };
-    Ok(Outcome {
+    Ok(ProbeResult {
         started,
         kinds: probe.kinds,
         steps: probe.steps,
@@ -279,7 +279,7 @@ impl Probe {
         self.pool.progress().enter(Stage::Creating);
         let (directories, files) = self.limits.shape();
         // The operations for removing all of it are not available for creating.
-        let removing = (2 + u64::from(directories * (1 + files))) * Kind::Remove.operations();
+        let removing = (2 + u64::from(directories * (1 + files))) * OperationKind::Remove.operations();
         let operations = self.budget.free().saturating_sub(removing);
         let task_limits = self.task_limits(1, operations, self.limits.creation_duration());
         let directory = directory.clone();
@@ -360,7 +360,7 @@ impl Probe {
         task_limits: TaskLimits,
         probe_directory: &Arc<ProbeDirectory>,
         names: &Arc<AtomicU64>,
-        mix: Vec<Kind>,
+        mix: Vec<OperationKind>,
     ) -> Result<Option<TaskResult<()>>, Refusal> {
         let (probe_directory, names) = (probe_directory.clone(), names.clone());
         // All threads share one sequence, so that the proportions of the mix hold even if each
@@ -377,11 +377,11 @@ impl Probe {
                     subdirectories[(worker.number() + index / mix.len()) % subdirectories.len()];
                 let kind = mix[index % mix.len()];
                 let answer = match kind {
-                    Kind::LookUp => {
+                    OperationKind::LookUp => {
                         let name = format!("q{:08x}", names.fetch_add(1, Ordering::Relaxed));
                         worker.call(kind, || look_up(subdirectory, &name))
                     }
-                    Kind::Attributes => worker.call(kind, || fetch_attributes(subdirectory)),
+                    OperationKind::Attributes => worker.call(kind, || fetch_attributes(subdirectory)),
                     _ => worker.call(kind, || list(subdirectory)),
                 };
                 match answer {
@@ -434,7 +434,7 @@ impl Probe {
             Ok(done) => (done.results == [true], done.calls),
             Err(_) => (false, Vec::new()),
         };
-        for (kind, calls) in [(Kind::Create, &*created), (Kind::Remove, &removed)] {
+        for (kind, calls) in [(OperationKind::Create, &*created), (OperationKind::Remove, &removed)] {
             self.kinds.extend(kind_rate(kind, calls, self.cached_stat, self.local));
         }
         (!gone).then(|| probe_directory.name.clone())
@@ -503,7 +503,7 @@ fn list(directory: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 /// Summarizes the calls of one kind; `None` if there were none.
-fn kind_rate(kind: Kind, calls: &[Call], cached_stat: Duration, local: bool) -> Option<KindRate> {
+fn kind_rate(kind: OperationKind, calls: &[Call], cached_stat: Duration, local: bool) -> Option<KindRate> {
     let mut took: Vec<Duration> = calls.iter().filter(|c| c.kind == kind).map(|c| c.took).collect();
     let p50 = curve::percentile(&mut took, 0.5);
     (!took.is_empty()).then(|| KindRate {

@@ -7,8 +7,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::kind::Kind;
-use crate::progress::Progress;
+use crate::kind::OperationKind;
+use crate::progress::ProbeProgress;
 
 /// A call that takes longer shows that the file system is overloaded already.
 pub const SLOW: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ pub struct TaskLimits {
 /// A completed call.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    pub kind: Kind,
+    pub kind: OperationKind,
     pub took: Duration,
 }
 
@@ -59,7 +59,7 @@ pub struct LimitReached;
 
 #[derive(Debug)]
 pub struct WorkerPool {
-    progress: Arc<Progress>,
+    progress: Arc<ProbeProgress>,
     slow: Arc<AtomicBool>,
 }
 
@@ -67,7 +67,7 @@ pub struct WorkerPool {
 struct SharedState {
     task_limits: TaskLimits,
     left: AtomicU64,
-    progress: Arc<Progress>,
+    progress: Arc<ProbeProgress>,
     slow: Arc<AtomicBool>,
     started: Instant,
     /// For each thread, the start of the call in flight, in nanoseconds after `started`; 0 if there
@@ -90,7 +90,7 @@ impl Worker {
     /// Makes one call if the limits allow it, counts it and measures its duration.
     pub fn call<T>(
         &mut self,
-        kind: Kind,
+        kind: OperationKind,
         request: impl FnOnce() -> rustix::io::Result<T>,
     ) -> Result<rustix::io::Result<T>, LimitReached> {
         let task_limits = self.state.task_limits;
@@ -105,7 +105,7 @@ impl Worker {
     /// Does the same as `call`, for the few calls that are made regardless of the limits.
     pub fn call_regardless_of_limits<T>(
         &mut self,
-        kind: Kind,
+        kind: OperationKind,
         request: impl FnOnce() -> rustix::io::Result<T>,
     ) -> rustix::io::Result<T> {
         let state = &self.state;
@@ -149,11 +149,11 @@ impl SharedState {
 }
 
 impl WorkerPool {
-    pub fn new(progress: Arc<Progress>) -> WorkerPool {
+    pub fn new(progress: Arc<ProbeProgress>) -> WorkerPool {
         WorkerPool { progress, slow: Arc::default() }
     }
 
-    pub fn progress(&self) -> &Arc<Progress> {
+    pub fn progress(&self) -> &Arc<ProbeProgress> {
         &self.progress
     }
 
@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn call_until_the_limit(worker: &mut Worker) {
-        while worker.call(Kind::List, || Ok(())).is_ok() {}
+        while worker.call(OperationKind::List, || Ok(())).is_ok() {}
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
     fn a_slow_call_ends_the_task_of_all_threads() {
         let pool = WorkerPool::new(Arc::default());
         let job = |worker: &mut Worker| match worker.number() {
-            0 => drop(worker.call(Kind::LookUp, || {
+            0 => drop(worker.call(OperationKind::LookUp, || {
                 std::thread::sleep(SLOW + Duration::from_millis(200));
                 Ok(())
             })),
@@ -277,17 +277,17 @@ mod tests {
         assert!(pool.has_slow_call() && begun.elapsed() < Duration::from_secs(60));
         // The measurement is over, removal is not.
         let removing = TaskLimits { removing: true, ..task_limits(1, 0, 60_000) };
-        let done = pool.run(removing, |worker| worker.call(Kind::Remove, || Ok(())).is_ok()).unwrap();
+        let done = pool.run(removing, |worker| worker.call(OperationKind::Remove, || Ok(())).is_ok()).unwrap();
         assert_eq!(done.results, [true]);
         let done = pool
-            .run(task_limits(1, 10, 60_000), |worker| worker.call(Kind::List, || Ok(())).is_ok())
+            .run(task_limits(1, 10, 60_000), |worker| worker.call(OperationKind::List, || Ok(())).is_ok())
             .unwrap();
         assert_eq!(done.results, [false]);
     }
 
     #[test]
     fn a_stop_request_ends_the_task() {
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(ProbeProgress::default());
         let pool = WorkerPool::new(progress.clone());
         let stopper = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(30));

@@ -19,7 +19,7 @@ pub enum Stage {
 
 /// Shared between the threads of the probe and the thread that displays progress.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct ProbeProgress {
     operations: AtomicU64,
     stage: AtomicU32,
     stop: AtomicBool,
@@ -28,7 +28,7 @@ pub struct Progress {
 // Stages are stored as numbers; those without a number of threads come first.
 const MIX: u32 = 4;
 
-impl Progress {
+impl ProbeProgress {
     /// Ends the measurement. Created names are still removed.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);

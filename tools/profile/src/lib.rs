@@ -15,7 +15,7 @@ mod trace;
 
 pub use analysis::readings::{Capacity, FirstReading, SecondReading, TraceSummary};
 pub use analysis::searches::{Variable, variables};
-pub use locations::{Links, LocationRules, Mount, NoLinks};
+pub use locations::{Links, LocationRules, MountPoint, NoLinks};
 pub use render::chart::{Chart, charts};
 pub use render::operations::csv;
 pub use render::page::html;
@@ -23,10 +23,10 @@ pub use render::picture::PictureError;
 pub use render::terminal::summary;
 pub use report::{
     AccessMode, Directory, Elsewhere, LocationTotals, Locations, MetadataRates, NextStep, Nodes, NotProposed,
-    Operation, Outcome, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
+    Operation, VerdictKind, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
     Scenarios, Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals,
     Tracing, Tree, Verdict,
 };
 pub use trace::calls::TRACED;
 pub use trace::line::{has_pid, time_of};
-pub use trace::reader::{LINE_BYTES_MAX, Source};
+pub use trace::reader::{LINE_BYTES_MAX, LineSource};

@@ -32,7 +32,7 @@ impl Location {
 
 /// A line of the mount table. Of two lines with the same mount point, the later one is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
+pub struct MountPoint {
     /// The mount point.
     pub point: Vec<u8>,
     /// The type of the file system.
@@ -83,7 +83,7 @@ pub fn is_shared(file_system: &str) -> bool {
 #[derive(Debug, Clone, Default)]
 pub struct LocationRules {
     /// The mount table.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<MountPoint>,
     /// Directories that count as shared regardless of their file system.
     pub shared: Vec<Vec<u8>>,
     /// The directories for temporary files.
@@ -290,7 +290,7 @@ mod tests {
     fn rules() -> LocationRules {
         LocationRules {
             mounts: MOUNTS
-                .map(|(point, kind)| Mount { point: point.into(), file_system: kind.into() })
+                .map(|(point, kind)| MountPoint { point: point.into(), file_system: kind.into() })
                 .to_vec(),
             shared: vec![b"/opt/sw".to_vec()],
             temporary: vec![b"/tmp".to_vec()],

@@ -28,7 +28,7 @@ const NAME_MAX: usize = 255;
 const DEPTH_MAX: u16 = 256;
 
 #[derive(Debug)]
-struct Node {
+struct PathTreeNode {
     parent: PathId,
     name_begin: u32,
     name_length: u8,
@@ -37,7 +37,7 @@ struct Node {
 
 #[derive(Debug)]
 pub struct Paths {
-    nodes: Vec<Node>,
+    nodes: Vec<PathTreeNode>,
     names: Vec<u8>,
     table: HashTable<PathId>,
     hasher: DefaultHashBuilder,
@@ -54,7 +54,7 @@ impl Default for Paths {
 
 impl Paths {
     pub fn with_max(max: usize) -> Paths {
-        let root = Node { parent: PathId::ROOT, name_begin: 0, name_length: 0, depth: 0 };
+        let root = PathTreeNode { parent: PathId::ROOT, name_begin: 0, name_length: 0, depth: 0 };
         Paths {
             nodes: vec![root],
             names: Vec::new(),
@@ -100,7 +100,7 @@ impl Paths {
         let id = PathId(self.nodes.len() as u32);
         let name_begin = self.names.len() as u32;
         self.names.extend_from_slice(name);
-        self.nodes.push(Node { parent, name_begin, name_length: name.len() as u8, depth });
+        self.nodes.push(PathTreeNode { parent, name_begin, name_length: name.len() as u8, depth });
         let (nodes, names, hasher) = (&self.nodes, &self.names, &self.hasher);
         self.table.insert_unique(hash, id, |id| {
             let node = &nodes[id.index()];

@@ -87,7 +87,7 @@ pub struct Report {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The kind of result.
-    pub outcome: Outcome,
+    pub outcome: VerdictKind,
     /// The sentence.
     pub text: String,
 }
@@ -96,7 +96,7 @@ pub struct Verdict {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum VerdictKind {
     /// The traces contain no file-system calls.
     #[default]
     NoCalls,

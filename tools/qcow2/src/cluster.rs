@@ -1,7 +1,7 @@
 //! Entries of an L2 table: the location of a cluster's bytes, and the decompression of compressed
 //! clusters.
 
-use crate::damage::{Damage, wrong};
+use crate::damage::{Qcow2Error, wrong};
 use crate::header::{Compression, Header};
 
 const COMPRESSED: u64 = 1 << 62;
@@ -30,7 +30,7 @@ pub enum Cluster {
 
 impl Cluster {
     /// Parses an entry; `None` means that the backing file has the cluster.
-    pub(crate) fn parse(entry: u64, header: &Header) -> Result<Option<Cluster>, Damage> {
+    pub(crate) fn parse(entry: u64, header: &Header) -> Result<Option<Cluster>, Qcow2Error> {
         if entry & COMPRESSED != 0 {
             let bits = 62 - (header.cluster_bits - 8);
             let offset = entry & ((1 << bits) - 1);
@@ -50,7 +50,7 @@ impl Cluster {
 }
 
 /// Decompresses a cluster from the beginning of `bytes`.
-pub fn expand(bytes: &[u8], header: &Header) -> Result<Vec<u8>, Damage> {
+pub fn expand(bytes: &[u8], header: &Header) -> Result<Vec<u8>, Qcow2Error> {
     let mut cluster = vec![0; header.cluster_bytes() as usize];
     let whole = match header.compression {
         Compression::Deflate => {
@@ -63,7 +63,7 @@ pub fn expand(bytes: &[u8], header: &Header) -> Result<Vec<u8>, Damage> {
             length == cluster.len()
         }
         Compression::Zstd => {
-            let mut decoder = zstd::stream::raw::Decoder::new().map_err(|e| Damage::Wrong(e.to_string()))?;
+            let mut decoder = zstd::stream::raw::Decoder::new().map_err(|e| Qcow2Error::Wrong(e.to_string()))?;
             let ran = zstd::stream::raw::Operation::run_on_buffers(&mut decoder, bytes, &mut cluster);
             ran.is_ok_and(|status| status.bytes_written == cluster.len())
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Why an image cannot be read.
 #[derive(Debug)]
-pub enum Damage {
+pub enum Qcow2Error {
     /// The bytes are not valid.
     Wrong(String),
     /// The image is valid, and uses an unsupported feature.
@@ -13,28 +13,28 @@ pub enum Damage {
     Unreadable(quell_vfs::Error),
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for Qcow2Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Damage::Wrong(what) => write!(f, "damaged qcow2: {what}"),
-            Damage::Unsupported(what) => write!(f, "this qcow2 cannot be used: {what}"),
-            Damage::Unreadable(e) => e.fmt(f),
+            Qcow2Error::Wrong(what) => write!(f, "damaged qcow2: {what}"),
+            Qcow2Error::Unsupported(what) => write!(f, "this qcow2 cannot be used: {what}"),
+            Qcow2Error::Unreadable(e) => e.fmt(f),
         }
     }
 }
 
-impl std::error::Error for Damage {}
+impl std::error::Error for Qcow2Error {}
 
-impl From<quell_vfs::Error> for Damage {
-    fn from(error: quell_vfs::Error) -> Damage {
-        Damage::Unreadable(error)
+impl From<quell_vfs::Error> for Qcow2Error {
+    fn from(error: quell_vfs::Error) -> Qcow2Error {
+        Qcow2Error::Unreadable(error)
     }
 }
 
-pub(crate) fn wrong<T>(what: impl Into<String>) -> Result<T, Damage> {
-    Err(Damage::Wrong(what.into()))
+pub(crate) fn wrong<T>(what: impl Into<String>) -> Result<T, Qcow2Error> {
+    Err(Qcow2Error::Wrong(what.into()))
 }
 
-pub(crate) fn unsupported<T>(what: impl Into<String>) -> Result<T, Damage> {
-    Err(Damage::Unsupported(what.into()))
+pub(crate) fn unsupported<T>(what: impl Into<String>) -> Result<T, Qcow2Error> {
+    Err(Qcow2Error::Unsupported(what.into()))
 }

@@ -1,6 +1,6 @@
 //! The header of a qcow2 image: sizes, offsets of tables, and names of other files of the image.
 
-use crate::damage::{Damage, unsupported, wrong};
+use crate::damage::{Qcow2Error, unsupported, wrong};
 
 const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Maximum size of the first cluster, which contains the header, the extensions and the backing
@@ -76,24 +76,24 @@ pub fn is_qcow2(begin: &[u8]) -> bool {
     begin.starts_with(&MAGIC)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Result<u32, Damage> {
+fn u32_at(bytes: &[u8], at: usize) -> Result<u32, Qcow2Error> {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
     field.map(|field| u32::from_be_bytes(*field)).ok_or_else(ended)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Result<u64, Damage> {
+fn u64_at(bytes: &[u8], at: usize) -> Result<u64, Qcow2Error> {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>());
     field.map(|field| u64::from_be_bytes(*field)).ok_or_else(ended)
 }
 
-fn ended() -> Damage {
-    Damage::Wrong("the file ends in its header".into())
+fn ended() -> Qcow2Error {
+    Qcow2Error::Wrong("the file ends in its header".into())
 }
 
 impl Header {
     /// Parses a header. `begin` has the file's first `HEADER_BYTES_MAX` bytes, or all bytes of a
     /// shorter file.
-    pub fn parse(begin: &[u8]) -> Result<Header, Damage> {
+    pub fn parse(begin: &[u8]) -> Result<Header, Qcow2Error> {
         if !is_qcow2(begin) {
             return wrong("it does not begin with the qcow2 magic number");
         }
@@ -177,7 +177,7 @@ fn named_bytes(name: &[u8]) -> bool {
     !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(&0)
 }
 
-fn backing(first_cluster: &[u8], format: Option<Vec<u8>>) -> Result<Option<Backing>, Damage> {
+fn backing(first_cluster: &[u8], format: Option<Vec<u8>>) -> Result<Option<Backing>, Qcow2Error> {
     let (offset, length) = (u64_at(first_cluster, 8)?, u32_at(first_cluster, 16)? as usize);
     if offset == 0 || length == 0 {
         return Ok(None);
@@ -194,7 +194,7 @@ fn backing(first_cluster: &[u8], format: Option<Vec<u8>>) -> Result<Option<Backi
 }
 
 /// Returns type and data of each extension up to the end of the list.
-fn extensions(first_cluster: &[u8], mut at: usize) -> Result<Vec<(u32, &[u8])>, Damage> {
+fn extensions(first_cluster: &[u8], mut at: usize) -> Result<Vec<(u32, &[u8])>, Qcow2Error> {
     let mut found = Vec::new();
     // The name of the backing file also ends the list.
     let end = match u64_at(first_cluster, 8)? {
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn hostile_headers_are_refused() {
         let good = image(b"base.raw");
-        assert!(matches!(Header::parse(b"QFI"), Err(Damage::Wrong(_))));
+        assert!(matches!(Header::parse(b"QFI"), Err(Qcow2Error::Wrong(_))));
         for cut in [4, 20, 71, 103, 104] {
             assert!(Header::parse(&good[..cut]).is_err(), "cut at {cut}");
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use quell_vfs::ReadAt;
 
 use crate::cluster::Cluster;
-use crate::damage::{Damage, unsupported};
+use crate::damage::{Qcow2Error, unsupported};
 use crate::header::Header;
 use crate::map::visit;
 
@@ -38,9 +38,9 @@ impl std::fmt::Debug for Layer<'_> {
     }
 }
 
-/// The location of a recorded block of the disk.
+/// Where the content of a recorded block of the disk is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum BlockSource {
     /// A block of a layer's file.
     Block {
         /// The number of the layer, from the top.
@@ -63,11 +63,11 @@ pub enum Source {
 
 /// Returns the recorded blocks of the disk that the first of `layers` shows, in the order of the
 /// disk. Each layer is the backing file of the previous one.
-pub fn hot_blocks(layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Source>, Damage> {
+pub fn hot_blocks(layers: &[Layer<'_>]) -> Result<BTreeMap<u64, BlockSource>, Qcow2Error> {
     at_most(BLOCKS_MAX, layers)
 }
 
-fn at_most(blocks_max: usize, layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Source>, Damage> {
+fn at_most(blocks_max: usize, layers: &[Layer<'_>]) -> Result<BTreeMap<u64, BlockSource>, Qcow2Error> {
     let mut found = BTreeMap::new();
     for (number, layer) in layers.iter().enumerate().rev() {
         match layer.header {
@@ -76,7 +76,7 @@ fn at_most(blocks_max: usize, layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Sour
                 found = layer
                     .hot
                     .iter()
-                    .map(|block| (u64::from(*block), Source::Block { layer: number, block: *block }))
+                    .map(|block| (u64::from(*block), BlockSource::Block { layer: number, block: *block }))
                     .collect();
             }
             Some(header) => overlay(&mut found, number, layer, header, blocks_max)?,
@@ -86,12 +86,12 @@ fn at_most(blocks_max: usize, layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Sour
 }
 
 fn overlay(
-    found: &mut BTreeMap<u64, Source>,
+    found: &mut BTreeMap<u64, BlockSource>,
     number: usize,
     layer: &Layer<'_>,
     header: &Header,
     blocks_max: usize,
-) -> Result<(), Damage> {
+) -> Result<(), Qcow2Error> {
     let cluster_bytes = header.cluster_bytes();
     if cluster_bytes < BLOCK_BYTES {
         return unsupported(format!("its clusters have {cluster_bytes} bytes, less than {BLOCK_BYTES}"));
@@ -115,7 +115,7 @@ fn overlay(
                 let begin = offset / BLOCK_BYTES;
                 for block in hot_in(begin, begin + blocks) {
                     let disk_block = first + (u64::from(*block) - begin);
-                    found.insert(disk_block, Source::Block { layer: number, block: *block });
+                    found.insert(disk_block, BlockSource::Block { layer: number, block: *block });
                 }
             }
             Cluster::Compressed { offset, bytes } => {
@@ -128,7 +128,7 @@ fn overlay(
                 }
                 for at in 0..blocks {
                     let source =
-                        Source::Compressed { layer: number, offset, bytes, within: at * BLOCK_BYTES };
+                        BlockSource::Compressed { layer: number, offset, bytes, within: at * BLOCK_BYTES };
                     found.insert(first + at, source);
                 }
             }
@@ -172,7 +172,7 @@ mod tests {
         let hot = hot_blocks(&[raw]).unwrap();
         assert_eq!(
             hot.into_iter().collect::<Vec<_>>(),
-            [(2, Source::Block { layer: 0, block: 2 }), (5, Source::Block { layer: 0, block: 5 })]
+            [(2, BlockSource::Block { layer: 0, block: 2 }), (5, BlockSource::Block { layer: 0, block: 5 })]
         );
     }
 
@@ -198,7 +198,7 @@ mod tests {
         let hot = hot_blocks(&[upper, raw]).unwrap();
         assert_eq!(
             hot.into_iter().collect::<Vec<_>>(),
-            [(0, Source::Block { layer: 1, block: 0 }), (1, Source::Block { layer: 0, block: own })]
+            [(0, BlockSource::Block { layer: 1, block: 0 }), (1, BlockSource::Block { layer: 0, block: own })]
         );
     }
 

@@ -17,8 +17,8 @@ mod map;
 mod write;
 
 pub use cluster::{Cluster, expand};
-pub use damage::Damage;
+pub use damage::Qcow2Error;
 pub use header::{Backing, Compression, HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
-pub use hot::{BLOCK_BYTES, Layer, Source, hot_blocks};
+pub use hot::{BLOCK_BYTES, Layer, BlockSource, hot_blocks};
 pub use map::{TABLE_BYTES_MAX, visit};
 pub use write::{Block, write};

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use quell_vfs::ReadAt;
 
 use crate::cluster::{Cluster, OFFSET};
-use crate::damage::{Damage, unsupported, wrong};
+use crate::damage::{Qcow2Error, unsupported, wrong};
 use crate::header::Header;
 
 /// Size limit of all tables of one image together: the tables of 8 TiB in clusters of the usual 64
@@ -17,8 +17,8 @@ pub const TABLE_BYTES_MAX: u64 = 1 << 30;
 pub fn visit(
     header: &Header,
     file: &dyn ReadAt,
-    visit: &mut dyn FnMut(u64, Cluster) -> Result<(), Damage>,
-) -> Result<(), Damage> {
+    visit: &mut dyn FnMut(u64, Cluster) -> Result<(), Qcow2Error>,
+) -> Result<(), Qcow2Error> {
     if header.encrypted {
         return unsupported("it is encrypted");
     }
@@ -74,7 +74,7 @@ fn entries(table: &[u8]) -> impl Iterator<Item = u64> {
     table.chunks_exact(8).map(|entry| u64::from_be_bytes(entry.try_into().expect("eight bytes")))
 }
 
-fn read_whole(file: &dyn ReadAt, into: &mut [u8], offset: u64, what: &str) -> Result<(), Damage> {
+fn read_whole(file: &dyn ReadAt, into: &mut [u8], offset: u64, what: &str) -> Result<(), Qcow2Error> {
     match file.read_at(into, offset)? {
         length if length == into.len() => Ok(()),
         _ => wrong(format!("the file ends in {what}")),

@@ -6,7 +6,7 @@
 //! then               L1 table, refcount table, refcount blocks, L2 tables, contents
 //! ```
 
-use crate::damage::{Damage, unsupported};
+use crate::damage::{Qcow2Error, unsupported};
 use crate::header::L1_ENTRIES_MAX;
 
 const CLUSTER_BITS: u32 = 12;
@@ -37,7 +37,7 @@ pub fn write(
     backing: &[u8],
     format: &str,
     blocks: &[Block<'_>],
-) -> Result<Vec<u8>, Damage> {
+) -> Result<Vec<u8>, Qcow2Error> {
     let l1_entries = virtual_bytes.div_ceil(IN_TABLE * CLUSTER_BYTES);
     if l1_entries > L1_ENTRIES_MAX.into() {
         return unsupported(format!(
@@ -109,7 +109,7 @@ pub fn write(
 }
 
 /// Returns the header without the offsets of the tables.
-fn header(virtual_bytes: u64, backing: &[u8], format: &str, l1_entries: u32) -> Result<Vec<u8>, Damage> {
+fn header(virtual_bytes: u64, backing: &[u8], format: &str, l1_entries: u32) -> Result<Vec<u8>, Qcow2Error> {
     let mut header = vec![0; HEADER_BYTES];
     let mut put = |at: usize, value: &[u8]| header[at..at + value.len()].copy_from_slice(value);
     put(0, b"QFI\xfb");

@@ -38,7 +38,7 @@ pub fn config(report: &Report) -> Config {
 
 /// Returns the commands to run next, in their order. `directory`: the directory of the report.
 pub fn next_steps(report: &Report, args: &ProfileArgs, directory: &Path, config: &Config) -> Vec<NextStep> {
-    let context = Context { args, directory, here: std::env::current_dir().unwrap_or_default() };
+    let context = StepContext { args, directory, here: std::env::current_dir().unwrap_or_default() };
     let mut steps = Vec::new();
     steps.extend(profile_again(report, &context));
     steps.extend(cover(config, &context));
@@ -48,13 +48,13 @@ pub fn next_steps(report: &Report, args: &ProfileArgs, directory: &Path, config:
     steps
 }
 
-struct Context<'a> {
+struct StepContext<'a> {
     args: &'a ProfileArgs,
     directory: &'a Path,
     here: PathBuf,
 }
 
-impl Context<'_> {
+impl StepContext<'_> {
     /// Returns a path for a command line, relative to the current directory if it is below it.
     fn relative(&self, path: &Path) -> String {
         quoted(path.strip_prefix(&self.here).unwrap_or(path).as_os_str())
@@ -93,7 +93,7 @@ fn quoted(text: &OsStr) -> String {
 
 /// Returns a command to profile the program again, if Python wrote bytecode into a tree: the second
 /// run then changes nothing in the tree.
-fn profile_again(report: &Report, context: &Context) -> Option<NextStep> {
+fn profile_again(report: &Report, context: &StepContext) -> Option<NextStep> {
     let is_useful =
         report.not_proposed.iter().any(|tree| tree.only_bytecode) && !context.args.command.is_empty();
     let shared: String =
@@ -111,7 +111,7 @@ fn profile_again(report: &Report, context: &Context) -> Option<NextStep> {
 }
 
 /// Returns the commands to index the trees and to run the program with the indexes.
-fn cover(config: &Config, context: &Context) -> Vec<NextStep> {
+fn cover(config: &Config, context: &StepContext) -> Vec<NextStep> {
     let index = |tree: &TreeConfig| {
         let path = quoted(tree.path.as_os_str());
         step(
@@ -135,7 +135,7 @@ fn cover(config: &Config, context: &Context) -> Vec<NextStep> {
 
 /// Returns the commands to record and use a boot image, if opens and reads are a large part of the
 /// operations.
-fn record(report: &Report, config: &Config, context: &Context) -> Vec<NextStep> {
+fn record(report: &Report, config: &Config, context: &StepContext) -> Vec<NextStep> {
     let remaining = &report.remaining;
     let absorbed = remaining.index.metadata.saturating_sub(remaining.boot.metadata);
     let is_useful = absorbed as f64 >= remaining.direct.metadata as f64 * BOOT_PART_MIN;
@@ -158,7 +158,7 @@ fn record(report: &Report, config: &Config, context: &Context) -> Vec<NextStep> 
 }
 
 /// Returns a command to mount a log mount for a file that several processes write.
-fn log_mount(report: &Report, context: &Context) -> Option<NextStep> {
+fn log_mount(report: &Report, context: &StepContext) -> Option<NextStep> {
     let write = report.shared_writes.iter().find(|write| write.on_shared)?;
     let file = Path::new(&write.path);
     let directory = file.parent()?;
@@ -175,7 +175,7 @@ fn log_mount(report: &Report, context: &Context) -> Option<NextStep> {
 }
 
 /// Returns a command to measure the capacity, if it is unknown.
-fn probe(report: &Report, context: &Context) -> Option<NextStep> {
+fn probe(report: &Report, context: &StepContext) -> Option<NextStep> {
     let is_useful = report.metadata_rate.scenarios.direct.average > 0.0 && report.nodes.is_none();
     let proposed = report.trees.first().map(|tree| Path::new(&tree.path).parent().unwrap_or(Path::new("/")));
     let busiest = || report.path_tree.first().map(|node| Path::new(&node.path));

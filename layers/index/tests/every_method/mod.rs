@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quell_index::format::Field;
 use quell_index::{
-    BuildOptions, Image, IndexFs, OnChange, Progress, ROOT, Sampler, Trust, build, compare, encode,
+    BuildOptions, Image, IndexFs, OnChange, BuildProgress, ROOT, Sampler, Trust, build, compare, encode,
 };
 use quell_posix::Dir;
 use quell_testkit::{MemoryDir, Tree};
@@ -61,7 +61,7 @@ pub fn call_every_method(image: Image) {
     if let Ok(options) = options {
         let before = quell_vfs::Time { seconds: i64::MAX, nanoseconds: 0 };
         let trust = Some(Trust { image: &image, before });
-        let updated = build(source, b"/", &options, 1, trust, &Progress::default());
+        let updated = build(source, b"/", &options, 1, trust, &BuildProgress::default());
         if let Ok(tree) = updated {
             Image::parse(encode(&tree).unwrap()).expect("what we encode we read");
         }

@@ -9,7 +9,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::format::{
-    Damage, FRAME_HEAD_BYTES, Frame, FrameHead, LogPosition, PayloadOffset, PayloadRange, Run, SUM_BYTES,
+    LogDamage, FRAME_HEAD_BYTES, Frame, FrameHead, LogPosition, PayloadOffset, PayloadRange, Run, SUM_BYTES,
     decode_frame_head, decode_frame_runs, stored_bytes,
 };
 
@@ -201,7 +201,7 @@ fn take(block: &Block, at: PayloadOffset, into: &mut [u8]) -> usize {
 }
 
 fn torn(log_offset: u64, reason: &'static str) -> Error {
-    Damage { object: "the data log", offset: log_offset, reason }.in_file("the data log")
+    LogDamage { object: "the data log", offset: log_offset, reason }.in_file("the data log")
 }
 
 /// Blocks of one log that were requested in part, kept for a later read of the remaining part.

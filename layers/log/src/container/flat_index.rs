@@ -10,7 +10,7 @@ use quell_threads::lock;
 use quell_vfs::{ReadAt, Result};
 
 use crate::format::{
-    Damage, Extent, FileOffset, FlatLog, FlatTables, FlatTail, Frame, HEAD_BYTES, Head, Order, Orders,
+    LogDamage, Extent, FileOffset, FlatLog, FlatTables, FlatTail, Frame, HEAD_BYTES, Head, Order, Orders,
     TAIL_BYTES, Truncations,
 };
 
@@ -39,7 +39,7 @@ impl Flat {
     ///
     /// `Damaged` if the file is not a valid flat index of this container.
     pub fn open(file: Box<dyn ReadAt>, size: u64, container: &Head, name: &[u8]) -> Result<Flat> {
-        let damage = |offset, reason| Damage { object: "a flat index", offset, reason }.in_file(name);
+        let damage = |offset, reason| LogDamage { object: "a flat index", offset, reason }.in_file(name);
         let Some(tail_offset) = size.checked_sub(TAIL_BYTES as u64).filter(|at| *at >= HEAD_BYTES as u64)
         else {
             return Err(damage(size, "it ends too early"));
@@ -137,7 +137,7 @@ impl Flat {
         let mut bytes = vec![0; page.bytes as usize];
         let length = self.file.read_at(&mut bytes, page.offset)?;
         let extents = page.decode(&bytes[..length], &self.tables.logs).map_err(|reason| {
-            Damage { object: "a flat index", offset: page.offset, reason }.in_file("the flat index")
+            LogDamage { object: "a flat index", offset: page.offset, reason }.in_file("the flat index")
         })?;
         let extents = Arc::new(extents);
         let mut kept = lock(&self.kept);

@@ -1,7 +1,7 @@
 //! Encodes and decodes the numbers of the on-disk formats: fixed-size little endian, varint
 //! (LEB128) and zigzag.
 
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
@@ -37,11 +37,11 @@ impl<'a> Bytes<'a> {
     }
 
     /// Returns an error for damage at the current position.
-    pub(crate) fn damage(&self, reason: &'static str) -> Damage {
-        Damage { object: self.object, offset: (self.total - self.rest.len()) as u64, reason }
+    pub(crate) fn damage(&self, reason: &'static str) -> LogDamage {
+        LogDamage { object: self.object, offset: (self.total - self.rest.len()) as u64, reason }
     }
 
-    pub(crate) fn take(&mut self, length: usize) -> Result<&'a [u8], Damage> {
+    pub(crate) fn take(&mut self, length: usize) -> Result<&'a [u8], LogDamage> {
         match self.rest.split_at_checked(length) {
             Some((taken, rest)) => {
                 self.rest = rest;
@@ -51,11 +51,11 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, Damage> {
+    pub(crate) fn u64(&mut self) -> Result<u64, LogDamage> {
         Ok(u64_at(self.take(8)?, 0))
     }
 
-    pub(crate) fn varint(&mut self) -> Result<u64, Damage> {
+    pub(crate) fn varint(&mut self) -> Result<u64, LogDamage> {
         let mut value = 0u64;
         for shift in (0..70).step_by(7) {
             let byte = self.take(1)?[0];
@@ -70,7 +70,7 @@ impl<'a> Bytes<'a> {
         Err(self.damage("a number is too large"))
     }
 
-    pub(crate) fn zigzag(&mut self) -> Result<i64, Damage> {
+    pub(crate) fn zigzag(&mut self) -> Result<i64, LogDamage> {
         let value = self.varint()?;
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
     }

@@ -6,7 +6,7 @@ use quell_vfs::{Error, ErrorKind};
 
 /// The damaged object, the position of the damage, and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Damage {
+pub struct LogDamage {
     /// The name of the damaged object.
     pub object: &'static str,
     /// The offset in bytes from where decoding began.
@@ -15,15 +15,15 @@ pub struct Damage {
     pub reason: &'static str,
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for LogDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at byte {}: {}", self.object, self.offset, self.reason)
     }
 }
 
-impl std::error::Error for Damage {}
+impl std::error::Error for LogDamage {}
 
-impl Damage {
+impl LogDamage {
     /// Returns the contract's error for the file `name`.
     pub(crate) fn in_file(self, name: impl AsRef<[u8]>) -> Error {
         Error { source: Some(Box::new(self)), ..Error::new(ErrorKind::Damaged, "read", name) }

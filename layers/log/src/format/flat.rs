@@ -6,7 +6,7 @@ use quell_vfs::Result;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::bytes::{Bytes, put_varint, u32_at, u64_at};
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 use crate::format::extents::Extent;
 use crate::format::frames::{Frames, Order, PAYLOAD_BYTES_MAX};
 use crate::format::heads::{HEAD_BYTES, Head, HeadKind};
@@ -187,7 +187,7 @@ fn encode_page(extents: &[Extent]) -> (Vec<u8>, u32) {
 }
 
 /// Decodes the extents of a page. They are sorted, and each lies within the page and its log.
-fn decode_page(bytes: &[u8], page: &Page, logs: &[FlatLog]) -> Result<Vec<Extent>, Damage> {
+fn decode_page(bytes: &[u8], page: &Page, logs: &[FlatLog]) -> Result<Vec<Extent>, LogDamage> {
     let mut bytes = Bytes::new(bytes, "a page of a flat index");
     let mut extents = Vec::new();
     let mut before = page.first;
@@ -271,7 +271,7 @@ impl FlatTail {
         tail: &[u8; TAIL_BYTES],
         tail_offset: u64,
         container: &Head,
-    ) -> Result<FlatTail, Damage> {
+    ) -> Result<FlatTail, LogDamage> {
         if Head::decode(HeadKind::Flat, head)? != container.for_file(HeadKind::Flat, 0) {
             return Err(damage(0, "it belongs to another file"));
         }
@@ -292,8 +292,8 @@ impl FlatTail {
     }
 }
 
-fn damage(offset: u64, reason: &'static str) -> Damage {
-    Damage { object: "a flat index", offset, reason }
+fn damage(offset: u64, reason: &'static str) -> LogDamage {
+    LogDamage { object: "a flat index", offset, reason }
 }
 
 /// The tables of a flat index.
@@ -310,7 +310,7 @@ pub struct FlatTables {
 
 impl FlatTables {
     /// Decodes the page table and the log table.
-    pub fn decode(tail: &FlatTail, bytes: &[u8], container: &Head) -> Result<FlatTables, Damage> {
+    pub fn decode(tail: &FlatTail, bytes: &[u8], container: &Head) -> Result<FlatTables, LogDamage> {
         let page_bytes = (tail.logs_offset - tail.tables_offset) as usize;
         if bytes.len() < page_bytes || xxh3_64(bytes) != tail.sum {
             return Err(damage(tail.tables_offset, "the checksum does not match"));
@@ -380,7 +380,7 @@ fn page_of(entry: &[u8]) -> Page {
     }
 }
 
-fn decode_logs(bytes: &mut Bytes<'_>, count: u64, block_bytes: u64) -> Result<Vec<FlatLog>, Damage> {
+fn decode_logs(bytes: &mut Bytes<'_>, count: u64, block_bytes: u64) -> Result<Vec<FlatLog>, LogDamage> {
     // Each log takes at least 13 bytes of the table, so the size of the table bounds this vector.
     let mut logs = Vec::new();
     for _ in 0..count {

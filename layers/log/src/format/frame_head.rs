@@ -4,7 +4,7 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::format::bytes::{Bytes, u32_at, u64_at};
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 use crate::format::frames::{FRAME_HEAD_BYTES, Frame, PAYLOAD_BYTES_MAX, RUNS_BYTES_MAX};
 use crate::format::offsets::PayloadOffset;
 use crate::format::runs::{Run, decode_run_list, encode_runs};
@@ -73,8 +73,8 @@ fn head_sum(head_and_runs: &[u8]) -> u64 {
 
 /// Decodes the fixed part of a header. Its checksum also covers the runs and is verified by
 /// `decode_frame_runs`.
-pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<FrameHead, Damage> {
-    let damage = |offset, reason| Damage { object: "a frame", offset, reason };
+pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<FrameHead, LogDamage> {
+    let damage = |offset, reason| LogDamage { object: "a frame", offset, reason };
     if &bytes[..4] != MAGIC {
         return Err(damage(0, "wrong magic number"));
     }
@@ -93,8 +93,8 @@ pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<Fram
 }
 
 /// Decodes the runs of a frame from its complete header and runs, after verifying the checksum.
-pub fn decode_frame_runs(head: &FrameHead, head_and_runs: &[u8]) -> Result<Vec<Run>, Damage> {
-    let damage = |offset, reason| Damage { object: "a frame", offset, reason };
+pub fn decode_frame_runs(head: &FrameHead, head_and_runs: &[u8]) -> Result<Vec<Run>, LogDamage> {
+    let damage = |offset, reason| LogDamage { object: "a frame", offset, reason };
     if head_sum(head_and_runs) != u64_at(head_and_runs, SUM_AT) {
         return Err(damage(SUM_AT as u64, "the checksum does not match"));
     }

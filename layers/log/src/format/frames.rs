@@ -3,7 +3,7 @@
 //! docs/formats/log.md.
 
 use crate::format::bytes::{Bytes, put_varint};
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 use crate::format::offsets::{LogPosition, PayloadOffset};
 use crate::format::runs::FILE_END_MAX;
 
@@ -239,7 +239,7 @@ impl Frames {
     }
 
     /// Decodes and adds `count` groups that `encode` wrote, and verifies each.
-    pub(crate) fn decode(&mut self, bytes: &mut Bytes<'_>, count: u64) -> Result<(), Damage> {
+    pub(crate) fn decode(&mut self, bytes: &mut Bytes<'_>, count: u64) -> Result<(), LogDamage> {
         for _ in 0..count {
             let [repeat, head, payload] = [bytes.varint()?, bytes.varint()?, bytes.varint()?];
             let [epoch, sequence] = [bytes.varint()?, bytes.varint()?];

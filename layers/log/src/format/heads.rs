@@ -4,7 +4,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::bytes::{u32_at, u64_at};
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 
 pub const HEAD_BYTES: usize = 64;
 pub const VERSION: u32 = 1;
@@ -73,8 +73,8 @@ impl Head {
         bytes
     }
 
-    pub fn decode(kind: HeadKind, bytes: &[u8]) -> Result<Head, Damage> {
-        let damage = |offset, reason| Damage { object: kind.name(), offset, reason };
+    pub fn decode(kind: HeadKind, bytes: &[u8]) -> Result<Head, LogDamage> {
+        let damage = |offset, reason| LogDamage { object: kind.name(), offset, reason };
         if bytes.len() < HEAD_BYTES {
             return Err(damage(bytes.len() as u64, "it ends too early"));
         }

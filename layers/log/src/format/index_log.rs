@@ -4,7 +4,7 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::format::bytes::{Bytes, u32_at, u64_at};
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 use crate::format::frames::{Frames, PAYLOAD_BYTES_MAX};
 use crate::format::offsets::LogPosition;
 use crate::format::runs::{Run, decode_run_list, encode_runs};
@@ -60,7 +60,7 @@ pub struct Batch {
 
 /// Decodes the batch at the front of `bytes`. The batch must be complete and begin at `start` in
 /// the data log. Otherwise the index log ends here, and the error gives the reason.
-pub fn decode_batch(bytes: &[u8], block_bytes: u64, start: LogPosition) -> Result<Batch, Damage> {
+pub fn decode_batch(bytes: &[u8], block_bytes: u64, start: LogPosition) -> Result<Batch, LogDamage> {
     let mut front = Bytes::new(bytes, "an index log");
     let head = front.take(BATCH_HEAD_BYTES)?;
     let body_bytes = u64::from(u32_at(head, 4));

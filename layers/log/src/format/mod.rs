@@ -19,7 +19,7 @@ mod store_map;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use bytes::{u32_at, u64_at};
-pub use damage::Damage;
+pub use damage::LogDamage;
 pub use extents::{Extent, Extents, Orders, Piece, resolve};
 pub(crate) use file_names::{
     ACCESS, CONTAINER_RECORD, EPOCH_PREFIX, FLAT_PREFIX, META, MOVED, NEW_DIR, PARTS_DIR, STORE_RECORD,

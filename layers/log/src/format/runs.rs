@@ -3,7 +3,7 @@
 //! functions on values, no I/O.
 
 use crate::format::bytes::{Bytes, put_varint, put_zigzag};
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 use crate::format::offsets::{FileOffset, PayloadOffset, PayloadRange};
 
 /// The largest file offset at which a byte may end, because `off_t` is signed.
@@ -184,7 +184,7 @@ pub fn encode_runs(runs: &[Run], out: &mut Vec<u8>) {
 }
 
 /// Decodes `count` runs that `encode_runs` wrote, verifies each, and visits it.
-pub fn decode_run_list(bytes: &mut Bytes<'_>, count: u64, mut visit: impl FnMut(Run)) -> Result<(), Damage> {
+pub fn decode_run_list(bytes: &mut Bytes<'_>, count: u64, mut visit: impl FnMut(Run)) -> Result<(), LogDamage> {
     let mut expected = FileOffset::ZERO;
     for _ in 0..count {
         let head = bytes.varint()?;

@@ -4,7 +4,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::format::damage::Damage;
+use crate::format::damage::LogDamage;
 use crate::format::placement::choose_store;
 
 /// The largest size of a map, in bytes.
@@ -69,9 +69,9 @@ impl StoreMap {
     }
 
     /// Decodes the content of the file with this version.
-    pub fn decode(version: u64, bytes: &[u8]) -> Result<StoreMap, Damage> {
+    pub fn decode(version: u64, bytes: &[u8]) -> Result<StoreMap, LogDamage> {
         let damage =
-            |offset: usize, reason| Damage { object: "the placement map", offset: offset as u64, reason };
+            |offset: usize, reason| LogDamage { object: "the placement map", offset: offset as u64, reason };
         if bytes.len() > MAP_BYTES_MAX {
             return Err(damage(MAP_BYTES_MAX, "it is too long"));
         }

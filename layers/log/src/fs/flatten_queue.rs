@@ -20,14 +20,14 @@ type Flatten<T> = Box<dyn Fn(&T, &AtomicBool) + Send + Sync>;
 
 /// The files that are to be flattened.
 pub struct FlattenQueue<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     /// Signalled when the thread ends.
     ended: Condvar,
     is_stopped: AtomicBool,
     flatten: Flatten<T>,
 }
 
-struct State<T> {
+struct QueueState<T> {
     waiting: VecDeque<Arc<T>>,
     has_thread: bool,
 }
@@ -36,14 +36,14 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
     /// Creates a queue whose files are passed to `flatten`, one after the other.
     pub fn new(flatten: impl Fn(&T, &AtomicBool) + Send + Sync + 'static) -> FlattenQueue<T> {
         FlattenQueue {
-            state: Mutex::new(State { waiting: VecDeque::new(), has_thread: false }),
+            state: Mutex::new(QueueState { waiting: VecDeque::new(), has_thread: false }),
             ended: Condvar::new(),
             is_stopped: AtomicBool::new(false),
             flatten: Box::new(flatten),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         lock(&self.state)
     }
 

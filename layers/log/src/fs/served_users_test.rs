@@ -17,7 +17,7 @@ use crate::session::Choices;
 use crate::stores::{Host, Root, Stores, remove_shallow};
 use crate::test_stores::host;
 use crate::tools::fsck::{CheckOptions, RepairOutcome, check};
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 const USER: u32 = 1234;
 const OTHER: u32 = 4321;
@@ -262,7 +262,7 @@ fn a_check_removes_nothing_from_a_foreign_directory_in_new_or_trash() {
             leftover_age_seconds: 0,
             is_in_use: &|_, _| false,
         };
-        let checked = check(&stores, b"", &options, &Progress::default()).unwrap();
+        let checked = check(&stores, b"", &options, &ToolProgress::default()).unwrap();
         let outcomes: Vec<_> = checked.findings.iter().map(|finding| &finding.outcome).collect();
         assert!(matches!(outcomes[..], [RepairOutcome::Failed(_)]), "{outcomes:?}");
         names.iter().for_each(|name| assert!(name.exists(), "{}", name.display()));

@@ -74,7 +74,7 @@ impl std::fmt::Debug for StoredDir {
 
 /// The result of resolving a path.
 #[derive(Debug)]
-pub enum Found {
+pub enum ResolvedPath {
     /// A directory.
     Dir(StoredDir),
     /// A file or a symbolic link, and its directory.
@@ -86,18 +86,18 @@ pub enum Found {
 /// # Errors
 ///
 /// `NotFound`, or `NotADirectory`.
-pub fn find(stores: &Arc<Stores>, path: &[u8]) -> Result<Found> {
+pub fn find(stores: &Arc<Stores>, path: &[u8]) -> Result<ResolvedPath> {
     let mut dir = StoredDir::root(stores);
     let mut names = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")).peekable();
     while let Some(name) = names.next() {
         let entry = dir.lookup(name)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "find", path))?;
         match (entry.kind, names.peek()) {
             (Kind::Dir, _) => dir = dir.enter(name)?,
-            (_, None) => return Ok(Found::Entry(dir, entry)),
+            (_, None) => return Ok(ResolvedPath::Entry(dir, entry)),
             (..) => return Err(Error::new(ErrorKind::NotADirectory, "find", path)),
         }
     }
-    Ok(Found::Dir(dir))
+    Ok(ResolvedPath::Dir(dir))
 }
 
 impl StoredDir {

@@ -16,7 +16,7 @@ pub(crate) struct FailuresSeen {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FailureState {
     /// Number of failures.
     count: u64,
     /// There are failures since the last successful sync.
@@ -25,7 +25,7 @@ struct State {
 
 /// The failures of one file.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Mutex<State>);
+pub(crate) struct Failures(Mutex<FailureState>);
 
 impl Failures {
     /// Records a failed write or sync.

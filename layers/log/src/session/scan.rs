@@ -6,7 +6,7 @@ use quell_vfs::{Error, Result};
 
 use crate::container::{Container, read_frame_head};
 use crate::format::{
-    BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, Damage, FrameHead, HEAD_BYTES, HeadKind, LogPosition,
+    BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, LogDamage, FrameHead, HEAD_BYTES, HeadKind, LogPosition,
     PayloadOffset, Run, data_name, decode_batch, stored_bytes,
 };
 use crate::not_found::none_if_not_found;
@@ -22,7 +22,7 @@ pub struct IndexEnd {
     /// The end of the last valid batch.
     pub end: IndexPosition,
     /// The reason why the last valid batch does not end at the end of the file.
-    pub damage: Option<Damage>,
+    pub damage: Option<LogDamage>,
 }
 
 /// The boundary between two batches of an index log.
@@ -62,7 +62,7 @@ pub fn visit_batches_from(
     writer: u64,
     from: IndexPosition,
     visit: &mut VisitBatch<'_>,
-) -> Result<(IndexPosition, Option<Damage>)> {
+) -> Result<(IndexPosition, Option<LogDamage>)> {
     let block_bytes = container.head().block_bytes.into();
     let mut at = from;
     let mut buffer = Vec::new();
@@ -78,7 +78,7 @@ pub fn visit_batches_from(
         if at.index_offset == 0 {
             if container.check_head(&buffer, HeadKind::Index, writer).is_err() {
                 let reason = "it does not begin with its header";
-                return Ok((at, Some(Damage { object: "the index log", offset: 0, reason })));
+                return Ok((at, Some(LogDamage { object: "the index log", offset: 0, reason })));
             }
             (used, at.index_offset) = (HEAD_BYTES, HEAD_BYTES as u64);
         }
@@ -99,7 +99,7 @@ pub fn visit_batches_from(
         };
         let left = buffer.len() - used;
         if is_end || wanted(&buffer[used..]) <= left {
-            return Ok((at, (left > 0).then_some(Damage { offset: at.index_offset, ..damage })));
+            return Ok((at, (left > 0).then_some(LogDamage { offset: at.index_offset, ..damage })));
         }
         buffer.drain(..used);
         used = 0;

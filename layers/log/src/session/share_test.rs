@@ -15,12 +15,12 @@ use quell_testkit::{MemoryStore, Random};
 use quell_vfs::{Change, Context, ErrorKind, FileSystem, NodeId, OpenMode, Writable};
 
 /// A range of the file, and the writer and payload offset of its bytes.
-type Source = (FileOffset, FileOffset, u64, PayloadOffset);
+type SourcedRange = (FileOffset, FileOffset, u64, PayloadOffset);
 
 /// Returns the whole content of an extent map: the size of the file, the source of each byte, and
 /// the known part of each log.
-fn content_of(map: &ExtentMap) -> (u64, Vec<Source>, Vec<FlatLog>) {
-    let mut pieces: Vec<Source> = Vec::new();
+fn content_of(map: &ExtentMap) -> (u64, Vec<SourcedRange>, Vec<FlatLog>) {
+    let mut pieces: Vec<SourcedRange> = Vec::new();
     map.pieces(FileOffset::ZERO, FileOffset(map.size()), &mut |piece| {
         let Piece::Data(extent) = piece else { return };
         let writer = map.logs()[extent.log as usize].writer;

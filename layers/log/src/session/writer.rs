@@ -35,7 +35,7 @@ pub struct Written<'a> {
 /// The writer of one process. Its logs are created at the first write.
 pub struct Writer {
     pub id: u64,
-    state: RankedMutex<State>,
+    state: RankedMutex<LockedWriter>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Writer {
 }
 
 /// The state of a writer. A thread writes to the logs only while it holds the lock.
-pub struct State {
+pub struct LockedWriter {
     /// The credentials with which the logs are created and written: those of the process's user, if
     /// root serves several users and the user has the permission. Otherwise `None`: those of this
     /// process.
@@ -102,7 +102,7 @@ struct Logs {
 impl Writer {
     /// Creates a writer with the current credentials of this thread.
     pub fn new(id: u64, buffer_bytes: usize) -> Writer {
-        let state = State {
+        let state = LockedWriter {
             credentials: assumed(),
             is_revoked: false,
             begun: None,
@@ -119,7 +119,7 @@ impl Writer {
         Writer { id, state: RankedMutex::new(Rank::Writer, state) }
     }
 
-    pub fn lock(&self) -> RankedGuard<MutexGuard<'_, State>> {
+    pub fn lock(&self) -> RankedGuard<MutexGuard<'_, LockedWriter>> {
         self.state.lock()
     }
 }
@@ -142,12 +142,12 @@ pub trait WriterContext {
     fn written(&self, writer: u64, written: Written<'_>);
 }
 
-impl State {
+impl LockedWriter {
     /// Calls `work` with the writer's credentials: a thread that serves another process may write
     /// this writer's data to its logs. An open file keeps the access that its open granted, so if
     /// the user has lost the permission since, calls `work` again with the credentials of this
     /// process.
-    fn with_credentials<T>(&mut self, work: impl Fn(&mut State) -> Result<T>) -> Result<T> {
+    fn with_credentials<T>(&mut self, work: impl Fn(&mut LockedWriter) -> Result<T>) -> Result<T> {
         let user = self.credentials.clone();
         let done = {
             let _acting = assume(user.clone())?;

@@ -14,7 +14,7 @@ use crate::session::Choices;
 use crate::stores::roles::Role;
 use crate::stores::set::Stores;
 use crate::test_stores::{again, host, make, pattern};
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 use crate::tools::rebalance::{RebalanceResult, rebalance};
 
 const FILES: u64 = 30;
@@ -69,7 +69,7 @@ fn changed(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Stores {
 
 #[track_caller]
 fn rebalanced(stores: &[MemoryStore], roles: &[(usize, Role)]) -> RebalanceResult {
-    let result = rebalance(&Arc::new(changed(stores, roles)), 1, &Progress::default()).unwrap();
+    let result = rebalance(&Arc::new(changed(stores, roles)), 1, &ToolProgress::default()).unwrap();
     assert!(result.is_complete, "{result:?}");
     result
 }

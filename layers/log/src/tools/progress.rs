@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The progress of work on many files. A thread that displays the progress can also stop the work.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct ToolProgress {
     files: AtomicU64,
     bytes: AtomicU64,
     is_stopped: AtomicBool,
 }
 
-impl Progress {
+impl ToolProgress {
     /// Returns the number of completed files.
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
@@ -46,7 +46,7 @@ impl Progress {
 pub(crate) fn run_tasks<T: Send>(
     threads: usize,
     first: Vec<T>,
-    progress: &Progress,
+    progress: &ToolProgress,
     work: &(dyn Fn(T, &mut Vec<T>) + Sync),
 ) {
     quell_threads::run(threads, first, |task, tasks| {
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn no_task_starts_after_a_stop() {
-        let (progress, done) = (Progress::default(), AtomicU64::new(0));
+        let (progress, done) = (ToolProgress::default(), AtomicU64::new(0));
         run_tasks(3, (0..100).collect(), &progress, &|_: u32, _| {
             done.fetch_add(1, Ordering::Relaxed);
             progress.stop();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::analysis::searches::{Kind, Searches};
+use crate::analysis::searches::{SearchKind, Searches};
 use crate::analysis::series::Series;
 use crate::locations::{Location, PathMap};
 use crate::paths::PathId;
@@ -117,7 +117,7 @@ pub struct Counts {
     pub paths: Vec<PathCounts>,
     pub programs: HashMap<u32, ProgramCounts>,
     pub program_processes: HashMap<u32, HashSet<u32>>,
-    pub searches: HashMap<Kind, HashMap<PathId, SearchCounts>>,
+    pub searches: HashMap<SearchKind, HashMap<PathId, SearchCounts>>,
     pub processes: HashMap<u32, ProcessCounts>,
     /// Calls to shared file systems.
     pub shared: SharedTotals,
@@ -226,7 +226,7 @@ impl Counts {
         }
     }
 
-    pub fn search_name(&self, kind: &Kind) -> (&str, &'static str) {
+    pub fn search_name(&self, kind: &SearchKind) -> (&str, &'static str) {
         self.search.name(kind)
     }
 

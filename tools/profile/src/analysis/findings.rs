@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use crate::analysis::counts::{PathCounts, ProgramCounts, SearchCounts, Writing};
 use crate::analysis::measured::Measured;
 use crate::analysis::replay::{OPERATIONS_TO_LOAD_BOOT, OPERATIONS_TO_LOAD_INDEX, periodic_checks};
-use crate::analysis::searches::Kind;
+use crate::analysis::searches::SearchKind;
 use crate::analysis::trees::{Chosen, Refused};
 use crate::paths::PathId;
 use crate::report::{
@@ -101,7 +101,7 @@ pub fn processes(measured: &Measured) -> Vec<ProcessLane> {
 }
 
 pub fn searches(measured: &Measured) -> Vec<Search> {
-    let search = |(kind, directories): (&Kind, &HashMap<PathId, SearchCounts>)| {
+    let search = |(kind, directories): (&SearchKind, &HashMap<PathId, SearchCounts>)| {
         let (variable, how) = measured.counts.search_name(kind);
         let mut rows: Vec<(&PathId, &SearchCounts)> = directories.iter().collect();
         rows.sort_by_key(|(path, row)| (Reverse(row.missing), **path));

@@ -15,7 +15,7 @@ use crate::analysis::{findings, notes, path_tree, rates, totals, verdict};
 use crate::locations::{Links, LocationRules, PathMap};
 use crate::paths::PathId;
 use crate::report::{Nodes, Report, SCHEMA, Scenarios};
-use crate::trace::reader::{Output, Reader, Source};
+use crate::trace::reader::{Output, Reader, LineSource};
 
 /// Number of processes of which the operations over time are recorded.
 const LANES_MAX: usize = 24;
@@ -71,7 +71,7 @@ impl<'l> FirstReading<'l> {
     }
 
     /// Reads one line. `position` describes it if it cannot be read.
-    pub fn line(&mut self, source: Source, text: &[u8], position: impl Fn() -> String) {
+    pub fn line(&mut self, source: LineSource, text: &[u8], position: impl Fn() -> String) {
         let counts = &mut self.counts;
         let mut output = Output { map: &mut self.map, on_event: &mut |event, map| counts.count(event, map) };
         self.reader.line(source, text, &position, &mut output);
@@ -160,7 +160,7 @@ pub struct SecondReading<'l> {
 
 impl SecondReading<'_> {
     /// Reads one line. The lines must be those of the first reading, in the same order.
-    pub fn line(&mut self, source: Source, text: &[u8]) {
+    pub fn line(&mut self, source: LineSource, text: &[u8]) {
         let replay = &mut self.replay;
         let mut output = Output { map: &mut self.map, on_event: &mut |event, map| replay.count(event, map) };
         self.reader.line(source, text, &String::new, &mut output);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::analysis::readings::{Capacity, FirstReading};
 use crate::locations::{LocationRules, NoLinks};
-use crate::report::{Outcome, Report};
-use crate::trace::reader::Source;
+use crate::report::{VerdictKind, Report};
+use crate::trace::reader::LineSource;
 
-const SOURCE: Source = Source { space: 0, pid: 0 };
+const SOURCE: LineSource = LineSource { space: 0, pid: 0 };
 
 fn rules() -> LocationRules {
     LocationRules { shared: vec![b"/m".to_vec()], ..LocationRules::default() }
@@ -151,7 +151,7 @@ fn a_tree_into_which_python_wrote_bytecode_is_not_proposed_and_the_report_says_w
            1 rename("/m/env/lib/__pycache__/x.cpython-312.pyc.99", "/m/env/lib/__pycache__/x.cpython-312.pyc") = 0"#,
     ));
     let bytecode = report(&calls);
-    assert_eq!((bytecode.trees.len(), bytecode.verdict.outcome), (0, Outcome::NothingProposed));
+    assert_eq!((bytecode.trees.len(), bytecode.verdict.outcome), (0, VerdictKind::NothingProposed));
     let refused = &bytecode.not_proposed[0];
     assert!(refused.only_bytecode && refused.why.contains("__pycache__"), "{refused:?}");
     assert!(bytecode.verdict.text.contains("Profile the program once more"), "{}", bytecode.verdict.text);
@@ -167,15 +167,15 @@ fn the_verdict_compares_operations_before_and_after() {
     let proposed = report(&tree_calls());
     let text = &proposed.verdict.text;
     let direct = proposed.remaining.direct.metadata;
-    assert_eq!(proposed.verdict.outcome, Outcome::Proposed);
+    assert_eq!(proposed.verdict.outcome, VerdictKind::Proposed);
     assert!(
         text.contains("An index of /m/env leaves") && text.contains(&format!("of {direct} metadata")),
         "{text}"
     );
     assert!(text.contains("The file system saturates at"), "{text}");
     let nothing_shared = report(&lines(r#"1 access("/etc/x", R_OK) = 0"#));
-    assert_eq!(nothing_shared.verdict.outcome, Outcome::NothingShared);
-    assert_eq!(report(&[]).verdict.outcome, Outcome::NoCalls);
+    assert_eq!(nothing_shared.verdict.outcome, VerdictKind::NothingShared);
+    assert_eq!(report(&[]).verdict.outcome, VerdictKind::NoCalls);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::analysis::readings::FirstReading;
 use crate::analysis::replay::OPERATIONS_TO_LOAD_BOOT;
 use crate::locations::{LocationRules, NoLinks};
 use crate::report::Scenarios;
-use crate::trace::reader::Source;
+use crate::trace::reader::LineSource;
 
 /// Returns the remaining operations of the lines. Two seconds pass before each line that begins
 /// with `+`.
@@ -23,7 +23,7 @@ fn remaining(lines: &[&str], tree: bool) -> Scenarios<u64> {
         seconds += 2 * u32::from(line.starts_with('+'));
         all.push(format!("7 17000000{seconds:02}.{:06} {}", 100 + number, line.trim_start_matches('+')));
     }
-    let source = Source { space: 0, pid: 0 };
+    let source = LineSource { space: 0, pid: 0 };
     all.iter().for_each(|line| first.line(source, line.as_bytes(), String::new));
     first.end();
     let mut second = first.choose(1.0);

@@ -37,7 +37,7 @@ pub fn variables<'a>(environment: impl Iterator<Item = (&'a [u8], &'a [u8])>) ->
 /// The kind of a search: the number of the environment variable that lists the directory, or the
 /// variable that the name suggests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum SearchKind {
     Environment(u16),
     Names(&'static str),
 }
@@ -68,16 +68,16 @@ impl Searches {
         Searches { variables, directories }
     }
 
-    pub fn name(&self, kind: &Kind) -> (&str, &'static str) {
+    pub fn name(&self, kind: &SearchKind) -> (&str, &'static str) {
         match kind {
-            Kind::Environment(number) => (&self.variables[usize::from(*number)].name, "environment"),
-            Kind::Names(name) => (name, "names"),
+            SearchKind::Environment(number) => (&self.variables[usize::from(*number)].name, "environment"),
+            SearchKind::Names(name) => (name, "names"),
         }
     }
 
     /// Returns the search that a lookup of this path belongs to, or `None` if it belongs to no
     /// known search.
-    pub fn kind(&self, paths: &Paths, path: PathId, effect: Effect) -> Option<Kind> {
+    pub fn kind(&self, paths: &Paths, path: PathId, effect: Effect) -> Option<SearchKind> {
         let name = paths.name(path);
         let by_name = by_name(paths, path, name);
         let mut directory = paths.parent(path);
@@ -89,15 +89,15 @@ impl Searches {
                 // A directory may be in several lists; the kind of name must be compatible with the
                 // variable.
                 if by_name.is_none_or(|kind| kind.split([' ', ',', '(']).any(|word| word == variable)) {
-                    return Some(Kind::Environment(*number));
+                    return Some(SearchKind::Environment(*number));
                 }
             }
             directory = paths.parent(directory);
         }
         if effect == Effect::Execute {
-            return Some(Kind::Names(PATH));
+            return Some(SearchKind::Names(PATH));
         }
-        by_name.map(Kind::Names)
+        by_name.map(SearchKind::Names)
     }
 }
 
@@ -202,10 +202,10 @@ mod tests {
         ] {
             let id = add(&mut paths, path.as_bytes());
             let found = searches.kind(&paths, id, Effect::Inspect);
-            assert_eq!(found, kind.map(Kind::Names), "{path}");
+            assert_eq!(found, kind.map(SearchKind::Names), "{path}");
         }
         let program = add(&mut paths, b"/opt/x/tool");
-        assert_eq!(searches.kind(&paths, program, Effect::Execute), Some(Kind::Names(PATH)));
+        assert_eq!(searches.kind(&paths, program, Effect::Execute), Some(SearchKind::Names(PATH)));
     }
 
     #[test]

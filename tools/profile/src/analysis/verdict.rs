@@ -2,20 +2,20 @@
 //! reach the shared file systems.
 
 use crate::format::{count, percentage, plural};
-use crate::report::{Outcome, Report, Verdict};
+use crate::report::{VerdictKind, Report, Verdict};
 
 pub fn verdict(report: &Report) -> Verdict {
     let direct = report.remaining.direct.metadata;
     let (outcome, text) = if report.totals.calls == 0 {
-        (Outcome::NoCalls, "The traces contain no file-system calls.".to_owned())
+        (VerdictKind::NoCalls, "The traces contain no file-system calls.".to_owned())
     } else if direct == 0 {
         let text = "No metadata operation reaches a shared file system: Quell would not change this \
                     program. --shared DIR treats a directory as shared.";
-        (Outcome::NothingShared, text.to_owned())
+        (VerdictKind::NothingShared, text.to_owned())
     } else if report.trees.is_empty() {
-        (Outcome::NothingProposed, nothing_proposed(report))
+        (VerdictKind::NothingProposed, nothing_proposed(report))
     } else {
-        (Outcome::Proposed, proposed(report))
+        (VerdictKind::Proposed, proposed(report))
     };
     Verdict { outcome, text }
 }

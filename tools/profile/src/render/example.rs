@@ -2,7 +2,7 @@
 
 use crate::report::{
     AccessMode, Directory, Elsewhere, LocationTotals, Locations, MetadataRates, NextStep, Nodes, NotProposed,
-    Operation, Outcome, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
+    Operation, VerdictKind, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
     Scenarios, Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals,
     Tracing, Tree, Verdict,
 };
@@ -48,7 +48,7 @@ pub fn maker() -> Report {
         host: Some("node17".to_owned()),
         job: Some("SLURM_JOB_ID=4711.0".to_owned()),
         verdict: Verdict {
-            outcome: Outcome::Proposed,
+            outcome: VerdictKind::Proposed,
             text: format!(
                 "An index of {sw} leaves 14,726 of 1,142,781 metadata operations of one node (1.3 %), a boot image \
                  948 (0.08 %)."

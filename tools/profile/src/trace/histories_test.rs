@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::analysis::readings::FirstReading;
-use crate::locations::{LocationRules, Mount, NoLinks, PathMap};
+use crate::locations::{LocationRules, MountPoint, NoLinks, PathMap};
 use crate::report::Report;
 use crate::trace::calls::{CallKind, Class, call_kind};
 use crate::trace::event::{CallTarget, Event};
-use crate::trace::reader::{Output, Reader, Source};
+use crate::trace::reader::{Output, Reader, LineSource};
 
 /// A small random number generator: the same seed gives the same history.
 struct Random(u64);
@@ -484,7 +484,7 @@ impl History {
 }
 
 fn location_rules() -> LocationRules {
-    let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
+    let mount = |point: &str, kind: &str| MountPoint { point: point.into(), file_system: kind.into() };
     LocationRules {
         mounts: vec![mount("/", "ext4"), mount("/sw", "lustre"), mount("/home", "nfs4")],
         shared: vec![b"/data".to_vec()],
@@ -493,7 +493,7 @@ fn location_rules() -> LocationRules {
     }
 }
 
-const SOURCE: Source = Source { space: 0, pid: 0 };
+const SOURCE: LineSource = LineSource { space: 0, pid: 0 };
 
 /// Returns the names and paths in alphabetical order, and the number of processes.
 fn read_events(lines: &[String]) -> (Vec<TrueCall>, usize) {
@@ -534,7 +534,7 @@ fn read_events(lines: &[String]) -> (Vec<TrueCall>, usize) {
     (truth, reader.resolver.processes.groups as usize)
 }
 
-fn report(lines: &[(Source, String)]) -> Report {
+fn report(lines: &[(LineSource, String)]) -> Report {
     let mut links = NoLinks;
     let mut first = FirstReading::new(&location_rules(), Vec::new(), &mut links);
     for (source, line) in lines {
@@ -550,7 +550,7 @@ fn report(lines: &[(Source, String)]) -> Report {
     report
 }
 
-fn lines_of_one_file(lines: &[String]) -> Vec<(Source, String)> {
+fn lines_of_one_file(lines: &[String]) -> Vec<(LineSource, String)> {
     lines.iter().map(|line| (SOURCE, line.clone())).collect()
 }
 
@@ -645,11 +645,11 @@ fn a_file_for_each_process_gives_the_same_report() {
         let history = Model::history(seed, STEPS);
         assert!(!history.reuses_pids);
         let one = lines_of_one_file(&history.lines(format));
-        let many: Vec<(Source, String)> = one
+        let many: Vec<(LineSource, String)> = one
             .iter()
             .map(|(_, line)| {
                 let (pid, rest) = line.split_once(' ').unwrap();
-                (Source { space: 0, pid: pid.parse().unwrap() }, rest.to_owned())
+                (LineSource { space: 0, pid: pid.parse().unwrap() }, rest.to_owned())
             })
             .collect();
         assert_eq!(comparable(report(&one)), comparable(report(&many)), "seed {seed}");
@@ -661,9 +661,9 @@ fn ranks_with_equal_pids_are_separate() {
     for seed in 1..=10 {
         let format = TraceFormat { annotates: false, interrupts: true, times: true };
         let ranks = [Model::history(seed, STEPS), Model::history(seed + 100, STEPS)];
-        let mut both: Vec<(Source, String)> = Vec::new();
+        let mut both: Vec<(LineSource, String)> = Vec::new();
         for (space, rank) in ranks.iter().enumerate() {
-            let source = Source { space: space as u32, pid: 0 };
+            let source = LineSource { space: space as u32, pid: 0 };
             both.extend(rank.lines(format).into_iter().map(|line| (source, line)));
         }
         both.sort_by_key(|(_, line)| line.split(' ').nth(1).map(str::to_owned));

@@ -303,7 +303,7 @@ fn find_last(text: &[u8], what: &[u8]) -> Option<usize> {
 pub struct Call<'a> {
     arguments: [&'a [u8]; ARGUMENTS_MAX],
     count: usize,
-    pub result: Outcome<'a>,
+    pub result: ParsedResult<'a>,
     /// Microseconds, with `-T`.
     pub duration_us: Option<u64>,
     /// The id of a new process in the tracer's PID namespace, if its id in its parent's namespace
@@ -312,7 +312,7 @@ pub struct Call<'a> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Outcome<'a> {
+pub enum ParsedResult<'a> {
     /// The value, and with `-y` the file of a returned descriptor.
     Value(i64, Option<&'a [u8]>),
     /// The name of the error.
@@ -422,7 +422,7 @@ pub fn parse_call<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
 /// unknown.
 pub fn parse_unfinished<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     let (arguments, count, _) = arguments(text.get(name.len() + 1..)?);
-    Some(Call { arguments, count, result: Outcome::Unknown, duration_us: None, tracer_pid: None })
+    Some(Call { arguments, count, result: ParsedResult::Unknown, duration_us: None, tracer_pid: None })
 }
 
 type Arguments<'a> = ([&'a [u8]; ARGUMENTS_MAX], usize, Option<usize>);
@@ -488,25 +488,25 @@ fn closing_quote(text: &[u8], open: usize) -> Option<usize> {
     }
 }
 
-fn outcome(text: &[u8]) -> Option<(Outcome<'_>, &[u8])> {
+fn outcome(text: &[u8]) -> Option<(ParsedResult<'_>, &[u8])> {
     if let Some(rest) = text.strip_prefix(b"?") {
-        return Some((Outcome::Unknown, rest));
+        return Some((ParsedResult::Unknown, rest));
     }
     let length = text.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'-').count();
     let value = signed(&text[..length])?;
     let rest = &text[length..];
     if let Some(annotated) = rest.strip_prefix(b"<") {
         let end = annotation_end(annotated)?;
-        return Some((Outcome::Value(value, Some(&annotated[..end])), &annotated[end + 1..]));
+        return Some((ParsedResult::Value(value, Some(&annotated[..end])), &annotated[end + 1..]));
     }
     if value == -1
         && let Some(error) = rest.strip_prefix(b" E")
     {
         let length = error.iter().take_while(|b| b.is_ascii_alphanumeric()).count();
         let name = &rest[1..length + 2];
-        return Some((Outcome::Failed(name), &error[length..]));
+        return Some((ParsedResult::Failed(name), &error[length..]));
     }
-    Some((Outcome::Value(value, None), rest))
+    Some((ParsedResult::Value(value, None), rest))
 }
 
 /// Parses `2 /* 28917 in strace's PID NS */`.
@@ -576,7 +576,7 @@ pub fn unescape(text: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn parsed_call(text: &str) -> (Vec<&[u8]>, Outcome<'_>, Option<u64>) {
+    fn parsed_call(text: &str) -> (Vec<&[u8]>, ParsedResult<'_>, Option<u64>) {
         let LineKind::Call { name, text } = parse_line(text.as_bytes()).kind else { panic!("{text}") };
         let call = parse_call(name, text).expect("a call");
         ((0..call.count).map(|i| call.argument(i).unwrap()).collect(), call.result, call.duration_us)
@@ -590,7 +590,7 @@ mod tests {
         assert_eq!((read.pid, read.time), (Some(18212), Time::Epoch(1_503_501_245_079_960)));
         let (arguments, result, duration_us) = parsed_call(text);
         assert_eq!(arguments, [b"3</lib64/libpthread-2.12.so>".as_slice(), br#""\x7f\x45\x4c"..."#, b"832"]);
-        assert_eq!((result, duration_us), (Outcome::Value(832, None), None));
+        assert_eq!((result, duration_us), (ParsedResult::Value(832, None), None));
     }
 
     #[test]
@@ -618,10 +618,10 @@ mod tests {
         let text = r#"1 openat(AT_FDCWD</a, b>, "x, \"y\") = 3", O_RDONLY|O_CLOEXEC) = -1 ENOENT (No such file) <0.000021>"#;
         let (arguments, result, duration_us) = parsed_call(text);
         assert_eq!(arguments, [b"AT_FDCWD</a, b>".as_slice(), br#""x, \"y\") = 3""#, b"O_RDONLY|O_CLOEXEC"]);
-        assert_eq!((result, duration_us), (Outcome::Failed(b"ENOENT"), Some(21)));
+        assert_eq!((result, duration_us), (ParsedResult::Failed(b"ENOENT"), Some(21)));
         let text = r#"1 clone3({flags=CLONE_VM|CLONE_FILES, exit_signal=0} => {parent_tid=[9]}, 88) = 9"#;
         let (arguments, result, _) = parsed_call(text);
-        assert_eq!((arguments.len(), result), (2, Outcome::Value(9, None)));
+        assert_eq!((arguments.len(), result), (2, ParsedResult::Value(9, None)));
         assert!(has_flag(arguments[0], b"CLONE_FILES") && !has_flag(arguments[0], b"CLONE_FS"));
     }
 
@@ -633,7 +633,7 @@ mod tests {
         let call = parse_call(name, text).unwrap();
         let descriptor = call.descriptor(0).unwrap();
         assert_eq!((descriptor.number, descriptor.annotation), (Some(3), Some(br"/x\76y".as_slice())));
-        assert_eq!(call.result, Outcome::Value(4, Some(br"/x\76y")));
+        assert_eq!(call.result, ParsedResult::Value(4, Some(br"/x\76y")));
         assert_eq!(unescape(br"/x\76y"), b"/x>y");
     }
 

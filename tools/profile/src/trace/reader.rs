@@ -26,7 +26,7 @@ const EXAMPLE_CHARACTERS_MAX: usize = 80;
 
 /// The origin of lines: a file, and the machine to which its process ids belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Source {
+pub struct LineSource {
     /// The number of the space of process ids. The files of `strace -ff` share one number.
     pub space: u32,
     /// The process id of all lines without one.
@@ -83,7 +83,7 @@ impl Reader {
     }
 
     /// Reads one line without its newline. `position` describes it in examples.
-    pub fn line(&mut self, source: Source, text: &[u8], position: &dyn Fn() -> String, output: &mut Output) {
+    pub fn line(&mut self, source: LineSource, text: &[u8], position: &dyn Fn() -> String, output: &mut Output) {
         self.lines += 1;
         match self.split_lines.joined(source.space, text) {
             Some(line) => self.whole_line(source, &line, position, output),
@@ -93,7 +93,7 @@ impl Reader {
 
     fn whole_line(
         &mut self,
-        source: Source,
+        source: LineSource,
         text: &[u8],
         position: &dyn Fn() -> String,
         output: &mut Output,
@@ -189,7 +189,7 @@ impl Reader {
 
     /// Returns the process of a line. While a trace to a terminal (without `-o`) has only one
     /// process, its lines have no process id.
-    fn pid(&mut self, source: Source, line: &line::Line) -> Pid {
+    fn pid(&mut self, source: LineSource, line: &line::Line) -> Pid {
         let pid_of = |number| Pid { space: source.space, number };
         let nameless = pid_of(0);
         let Some(number) = line.pid else {

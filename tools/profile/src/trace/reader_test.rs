@@ -2,16 +2,16 @@
 //! call, and that each line counts once.
 
 use crate::analysis::readings::FirstReading;
-use crate::locations::{Links, LocationRules, Mount, NoLinks, PathMap};
+use crate::locations::{Links, LocationRules, MountPoint, NoLinks, PathMap};
 use crate::paths::PathId;
 use crate::report::Report;
 use crate::trace::event::{CallResult, CallTarget, Event};
-use crate::trace::reader::{Output, Reader, Source};
+use crate::trace::reader::{Output, Reader, LineSource};
 
-const SOURCE: Source = Source { space: 0, pid: 0 };
+const SOURCE: LineSource = LineSource { space: 0, pid: 0 };
 
 fn location_rules() -> LocationRules {
-    let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
+    let mount = |point: &str, kind: &str| MountPoint { point: point.into(), file_system: kind.into() };
     LocationRules {
         mounts: vec![mount("/", "ext4"), mount("/sw", "lustre")],
         working: Some(b"/home/u".to_vec()),
@@ -26,7 +26,7 @@ struct Events {
     reader: Reader,
 }
 
-fn events_with_links(lines: &[(Source, &[u8])], links: &mut dyn Links) -> Events {
+fn events_with_links(lines: &[(LineSource, &[u8])], links: &mut dyn Links) -> Events {
     let mut map = PathMap::new(&location_rules(), links);
     let working = map.resolve(PathId::ROOT, b"/home/u", true);
     let mut reader = Reader::new(Some(working));
@@ -57,7 +57,7 @@ fn events_with_links(lines: &[(Source, &[u8])], links: &mut dyn Links) -> Events
 }
 
 fn events(trace: &str) -> Events {
-    let lines: Vec<(Source, &[u8])> = trace
+    let lines: Vec<(LineSource, &[u8])> = trace
         .lines()
         .map(|line| (SOURCE, line.strip_prefix("           ").unwrap_or(line).as_bytes()))
         .collect();
@@ -457,7 +457,7 @@ fn a_link_is_not_followed_with_nofollow_flags() {
         r#"1 newfstatat(AT_FDCWD, "/apps/AT_SYMLINK_NOFOLLOW", {}, 0) = 0"#,
         r#"1 stat("/apps/x", {}) = 0"#,
     ];
-    let lines: Vec<(Source, &[u8])> = lines.iter().map(|line| (SOURCE, line.as_bytes())).collect();
+    let lines: Vec<(LineSource, &[u8])> = lines.iter().map(|line| (SOURCE, line.as_bytes())).collect();
     assert_eq!(
         events_with_links(&lines, &mut Apps).calls,
         [
@@ -522,8 +522,8 @@ fn anonymous_mappings_are_not_counted() {
 
 #[test]
 fn files_named_with_a_pid_belong_to_one_trace() {
-    let source = |pid| Source { space: 0, pid };
-    let lines: [(Source, &[u8]); 6] = [
+    let source = |pid| LineSource { space: 0, pid };
+    let lines: [(LineSource, &[u8]); 6] = [
         (source(1), br#"1700000000.1 openat(AT_FDCWD, "a", O_RDONLY) = 3"#),
         (source(1), b"1700000000.2 vfork() = 2"),
         (source(2), b"1700000000.3 fstat(3, {}) = 0"),
@@ -538,7 +538,7 @@ fn files_named_with_a_pid_belong_to_one_trace() {
 #[test]
 fn binary_lines_are_foreign_and_long_lines_are_truncated() {
     let long = [b"1 write(3</a>, \"".as_slice(), &vec![b'x'; 5_000_000], b"\", 5) = 5"].concat();
-    let lines: [(Source, &[u8]); 6] = [
+    let lines: [(LineSource, &[u8]); 6] = [
         (SOURCE, b"1 close(3</a>) = 0\r"),
         (SOURCE, b"1 read(3</a>,  <unfinished ...>\r"),
         (SOURCE, b"1 <... read resumed>\"\", 5) = 0\r"),
@@ -684,7 +684,7 @@ fn no_trace_takes_quadratic_time() {
         traces.push(vec![line; 50]);
     }
     for trace in traces {
-        let lines: Vec<(Source, &[u8])> = trace.iter().map(|line| (SOURCE, line.as_slice())).collect();
+        let lines: Vec<(LineSource, &[u8])> = trace.iter().map(|line| (SOURCE, line.as_slice())).collect();
         let before_s = processor_s();
         events_with_links(&lines, &mut NoLinks);
         let lines: Vec<&[u8]> = trace.iter().map(Vec::as_slice).collect();

@@ -9,7 +9,7 @@ use crate::paths::PathId;
 use crate::trace::calls::{Effect, FileArgument, FileCall, StateCall};
 use crate::trace::descriptors::Target;
 use crate::trace::event::{CallResult, CallTarget, Event, OpenMode};
-use crate::trace::line::{self, Call, Outcome};
+use crate::trace::line::{self, Call, ParsedResult};
 use crate::trace::processes::{Pid, ProcessTable, ProgramId, Shares};
 
 /// Limit on copied descriptors that are followed.
@@ -92,10 +92,10 @@ impl CallResolver {
     ) -> Event<'a> {
         let Occurrence { pid, time_us, name } = occurrence;
         let result = match call.result {
-            Outcome::Value(value, _) if value >= 0 || file.effect.returns_address() => CallResult::Succeeded,
-            Outcome::Value(..) => CallResult::Failed(b""),
-            Outcome::Failed(error) => CallResult::Failed(error),
-            Outcome::Unknown => CallResult::Unknown,
+            ParsedResult::Value(value, _) if value >= 0 || file.effect.returns_address() => CallResult::Succeeded,
+            ParsedResult::Value(..) => CallResult::Failed(b""),
+            ParsedResult::Failed(error) => CallResult::Failed(error),
+            ParsedResult::Unknown => CallResult::Unknown,
         };
         let (mut target, lookup) = self.target(pid, file.file, file.follows, call, map);
         let mut other_path = None;
@@ -114,7 +114,7 @@ impl CallResolver {
             }
             Effect::Open(_) | Effect::Create => {
                 // The tracer prints the opened file itself, and not a link to it.
-                if let Outcome::Value(_, Some(annotation)) = call.result
+                if let ParsedResult::Value(_, Some(annotation)) = call.result
                     && let Target::File(path) = annotated(annotation, map)
                 {
                     target = CallTarget::File(path);
@@ -126,10 +126,10 @@ impl CallResolver {
             target = CallTarget::Invalid;
         }
         let bytes = match (file.effect, call.result) {
-            (Effect::Read | Effect::Write | Effect::Copy(..), Outcome::Value(value, _)) => {
+            (Effect::Read | Effect::Write | Effect::Copy(..), ParsedResult::Value(value, _)) => {
                 u64::try_from(value).unwrap_or(0).min(TRANSFER_BYTES_MAX)
             }
-            (Effect::Map(length), Outcome::Value(..)) => {
+            (Effect::Map(length), ParsedResult::Value(..)) => {
                 call.number(length).and_then(|n| u64::try_from(n).ok()).unwrap_or(0)
             }
             _ => 0,
@@ -263,7 +263,7 @@ impl CallResolver {
             _ => Target::Unknown,
         };
         let returned = match call.result {
-            Outcome::Value(number, _) => i32::try_from(number).ok(),
+            ParsedResult::Value(number, _) => i32::try_from(number).ok(),
             _ => None,
         };
         match event.call.effect {
@@ -325,7 +325,7 @@ impl CallResolver {
     /// `began_fork`: whether `begin_fork` was called when the call was interrupted.
     pub fn apply_state_call(&mut self, pid: Pid, state_call: StateCall, call: &Call, began_fork: bool) {
         let value = match call.result {
-            Outcome::Value(value, _) => i32::try_from(value).ok().filter(|v| *v >= 0),
+            ParsedResult::Value(value, _) => i32::try_from(value).ok().filter(|v| *v >= 0),
             _ => None,
         };
         let first = call.descriptor(0).and_then(|d| d.number);

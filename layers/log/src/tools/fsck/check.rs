@@ -10,14 +10,14 @@ use super::own_data::{check_own_data, check_parts};
 use super::problem::Problem;
 use super::repair::repair_container;
 use crate::format::joined;
-use crate::fs::{Entry, Found, NameProblem, NameProblemKind, StoredDir, find};
+use crate::fs::{Entry, ResolvedPath, NameProblem, NameProblemKind, StoredDir, find};
 use crate::stores::Stores;
-use crate::tools::progress::{Progress, run_tasks};
+use crate::tools::progress::{ToolProgress, run_tasks};
 
 /// Number of attempts to check a file that changes during the check.
 const ATTEMPTS_MAX: usize = 3;
 
-enum Task {
+enum CheckTask {
     Dir(Vec<u8>),
     File(Arc<StoredDir>, Entry, Vec<u8>),
 }
@@ -28,23 +28,23 @@ pub fn check(
     stores: &Arc<Stores>,
     path: &[u8],
     options: &CheckOptions<'_>,
-    progress: &Progress,
+    progress: &ToolProgress,
 ) -> Result<CheckResult> {
     let (first, is_root, is_file) = match find(stores, path)? {
-        Found::Dir(dir) => (Task::Dir(normalize(path)), dir.is_root(), false),
-        Found::Entry(dir, entry) if entry.kind == Kind::File => {
-            (Task::File(Arc::new(dir), entry, normalize(path)), false, true)
+        ResolvedPath::Dir(dir) => (CheckTask::Dir(normalize(path)), dir.is_root(), false),
+        ResolvedPath::Entry(dir, entry) if entry.kind == Kind::File => {
+            (CheckTask::File(Arc::new(dir), entry, normalize(path)), false, true)
         }
-        Found::Entry(..) => return Ok(CheckResult::default()),
+        ResolvedPath::Entry(..) => return Ok(CheckResult::default()),
     };
     let check = Check::new(stores, options, progress, if is_file { options.threads } else { 1 });
     run_tasks(options.threads, vec![first], progress, &|task, added| match task {
-        Task::Dir(path) => {
+        CheckTask::Dir(path) => {
             if let Err(error) = list_dir(&check, &path, added) {
                 check.report(&path, Problem::not_checked(error));
             }
         }
-        Task::File(dir, entry, path) => check_file(&check, &dir, &entry, &path),
+        CheckTask::File(dir, entry, path) => check_file(&check, &dir, &entry, &path),
     });
     if is_root && !progress.is_stopped() {
         // All containers must be known before log directories in `parts` are reported as orphaned.
@@ -66,8 +66,8 @@ fn normalize(path: &[u8]) -> Vec<u8> {
 }
 
 /// Adds a task for each file and directory in a directory.
-fn list_dir(check: &Check<'_>, path: &[u8], added: &mut Vec<Task>) -> Result<()> {
-    let Found::Dir(dir) = find(check.stores, path)? else { return Ok(()) };
+fn list_dir(check: &Check<'_>, path: &[u8], added: &mut Vec<CheckTask>) -> Result<()> {
+    let ResolvedPath::Dir(dir) = find(check.stores, path)? else { return Ok(()) };
     let listing = dir.list()?;
     for problem in &listing.problems {
         check.report(&joined(path, &problem.stored), problem_of(check, problem));
@@ -76,8 +76,8 @@ fn list_dir(check: &Check<'_>, path: &[u8], added: &mut Vec<Task>) -> Result<()>
     for entry in listing.entries.into_iter().rev() {
         let path = joined(path, &entry.name);
         match entry.kind {
-            Kind::File => added.push(Task::File(Arc::clone(&dir), entry, path)),
-            Kind::Dir => added.push(Task::Dir(path)),
+            Kind::File => added.push(CheckTask::File(Arc::clone(&dir), entry, path)),
+            Kind::Dir => added.push(CheckTask::Dir(path)),
             _ => {}
         }
     }

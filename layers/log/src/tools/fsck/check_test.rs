@@ -31,7 +31,7 @@ fn options<'a>(repair: bool, now_seconds: i64, dead_nodes: &'a [String]) -> Chec
 
 fn checked(stores: &[MemoryStore], options: &CheckOptions<'_>) -> CheckResult {
     let opened = Arc::new(opened(stores, 41));
-    check(&opened, b"", options, &Progress::default()).unwrap()
+    check(&opened, b"", options, &ToolProgress::default()).unwrap()
 }
 
 fn ids(checked: &CheckResult) -> Vec<&'static str> {
@@ -558,7 +558,7 @@ fn a_failed_repair_is_reported_and_the_next_run_completes_it() {
 fn a_stopped_check_repairs_nothing() {
     let (stores, _) = killed(b"torn");
     let opened = Arc::new(opened(&stores, 41));
-    let progress = Progress::default();
+    let progress = ToolProgress::default();
     progress.stop();
     let checked = check(&opened, b"f", &options(true, 0, &[]), &progress).unwrap();
     assert!(checked.findings.is_empty());

@@ -12,7 +12,7 @@ use super::problem::{Finding, Problem, RepairOutcome};
 use crate::format::Holder;
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, Stores};
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 /// Returns true if a process of this node has an open file below a name in the `.quell` directory
 /// of a store.
@@ -59,7 +59,7 @@ pub struct CheckResult {
 pub struct Check<'a> {
     pub stores: &'a Arc<Stores>,
     pub options: &'a CheckOptions<'a>,
-    pub progress: &'a Progress,
+    pub progress: &'a ToolProgress,
     /// Number of threads for the logs of one file: all of them if only one file is checked.
     pub threads_per_file: usize,
     result: Mutex<CheckResult>,
@@ -71,7 +71,7 @@ impl<'a> Check<'a> {
     pub fn new(
         stores: &'a Arc<Stores>,
         options: &'a CheckOptions<'a>,
-        progress: &'a Progress,
+        progress: &'a ToolProgress,
         threads_per_file: usize,
     ) -> Check<'a> {
         let (result, containers) = (Mutex::default(), Mutex::default());

@@ -13,7 +13,7 @@ use crate::format::{
 };
 use crate::not_found::none_if_not_found;
 use crate::session::{open_data_and_head, visit_batches};
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 /// Number of blocks in one read.
 const READ_BLOCKS: u64 = 64;
@@ -140,7 +140,7 @@ pub fn check_logs(
     writer: u64,
     state: WriterState,
     summary: &Summary,
-    progress: &Progress,
+    progress: &ToolProgress,
 ) -> Result<LogCheck> {
     let mut check = LogCheck::new(writer, state);
     if check.state == WriterState::Orphan {
@@ -254,7 +254,7 @@ struct FrameWalk<'a> {
     /// others follow.
     torn: Option<TornFrame>,
     check: &'a mut LogCheck,
-    progress: &'a Progress,
+    progress: &'a ToolProgress,
 }
 
 impl FrameWalk<'_> {
@@ -428,7 +428,7 @@ fn bad_blocks(
     data: &dyn OpenFile,
     frame: &Frame,
     block_bytes: u64,
-    progress: &Progress,
+    progress: &ToolProgress,
 ) -> Result<Vec<PayloadRange>> {
     let mut bad: Vec<PayloadRange> = Vec::new();
     let mut buffer = vec![0; (READ_BLOCKS * block_bytes).min(frame.payload_bytes) as usize];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
-use super::state::{Dirs, Outcome, Rebalance, is_being_written, meta_names};
+use super::state::{Dirs, MoveResult, Rebalance, is_being_written, meta_names};
 use crate::container::Container;
 use crate::format::{CONTAINER_RECORD, META, MOVED, container_name, number_name};
 use crate::not_found::none_if_not_found;
@@ -38,20 +38,20 @@ fn two_files(stored: &[u8]) -> Error {
 impl Rebalance<'_> {
     /// Moves one file, whose containers are in the stores `holders`, to its home, and its log
     /// directories to the stores that placement gives.
-    pub(super) fn place_file(&self, dirs: &Dirs, name: &[u8], holders: &[StoreNumber]) -> Result<Outcome> {
+    pub(super) fn place_file(&self, dirs: &Dirs, name: &[u8], holders: &[StoreNumber]) -> Result<MoveResult> {
         let (stored, home) = (container_name(name)?, self.stores.home(name));
         let mut is_file = false;
         for store in holders.iter().copied().filter(|store| *store != home) {
             match self.move_container(dirs, &stored, store, home)? {
-                Outcome::Absent => {}
-                Outcome::Placed => is_file = true,
-                Outcome::Busy => return Ok(Outcome::Busy),
+                MoveResult::Absent => {}
+                MoveResult::Placed => is_file = true,
+                MoveResult::Busy => return Ok(MoveResult::Busy),
             }
         }
         match self.open(dirs, &stored, home)? {
             Some(container) => self.place_log_dirs(&container),
-            None if is_file => Ok(Outcome::Placed), // it was removed after the move
-            None => Ok(Outcome::Absent),
+            None if is_file => Ok(MoveResult::Placed), // it was removed after the move
+            None => Ok(MoveResult::Absent),
         }
     }
 
@@ -69,17 +69,17 @@ impl Rebalance<'_> {
         stored: &[u8],
         from: StoreNumber,
         to: StoreNumber,
-    ) -> Result<Outcome> {
-        let Some(source) = self.open(dirs, stored, from)? else { return Ok(Outcome::Absent) };
+    ) -> Result<MoveResult> {
+        let Some(source) = self.open(dirs, stored, from)? else { return Ok(MoveResult::Absent) };
         if is_being_written(&source)? {
-            return Ok(Outcome::Busy);
+            return Ok(MoveResult::Busy);
         }
         let names_before = meta_names(&source)?;
         let existing = self.open(dirs, stored, to)?;
         let is_new = existing.is_none();
         let target = match existing {
             Some(target) if target.number() != source.number() => return Err(two_files(stored)),
-            Some(target) if is_being_written(&target)? => return Ok(Outcome::Busy),
+            Some(target) if is_being_written(&target)? => return Ok(MoveResult::Busy),
             Some(target) => {
                 self.complete_copy(&source, &target.dir_handle(), to)?;
                 target
@@ -91,7 +91,7 @@ impl Rebalance<'_> {
             // The file was removed or renamed meanwhile, so the copy must not keep the old name.
             Err(error) if error.kind == ErrorKind::NotFound && is_new && !is_being_written(&target)? => {
                 none_if_not_found(self.discard(&target, &*dirs[to], stored, to))?;
-                return Ok(Outcome::Absent);
+                return Ok(MoveResult::Absent);
             }
             renamed => renamed?,
         }
@@ -101,13 +101,13 @@ impl Rebalance<'_> {
                 if is_new && !is_being_written(&target)? {
                     self.discard(&target, &*dirs[to], stored, to)?;
                 }
-                return Ok(Outcome::Busy);
+                return Ok(MoveResult::Busy);
             }
             self.complete_copy(&source, &target.dir_handle(), to)?;
         }
         delete_copy(&source, &*trash, &name)?;
         self.update(|result| result.moved += 1);
-        Ok(Outcome::Placed)
+        Ok(MoveResult::Placed)
     }
 
     /// Creates a complete copy of a container under a temporary name, then gives it its name.

@@ -3,7 +3,7 @@
 use crate::stores::StoreNumber;
 
 /// The location of a log directory: in the container (`None`), or in `parts` of a store.
-pub type Location = Option<StoreNumber>;
+pub type LogDirLocation = Option<StoreNumber>;
 
 /// The existing entry with the name of a log directory in a copy of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub fn locate_in_copy(
     existing: ExistingLogDir,
     placed: StoreNumber,
     copy_store: StoreNumber,
-) -> (Location, Option<StoreNumber>) {
+) -> (LogDirLocation, Option<StoreNumber>) {
     match existing {
         ExistingLogDir::Directory => (None, None),
         ExistingLogDir::Pointer(Some(store)) => (Some(store), None),
@@ -30,7 +30,7 @@ pub fn locate_in_copy(
 }
 
 /// Returns true if a log directory exists only where placement puts it, or does not exist.
-pub fn is_placed(locations: &[Location], placed: StoreNumber, home: StoreNumber) -> bool {
+pub fn is_placed(locations: &[LogDirLocation], placed: StoreNumber, home: StoreNumber) -> bool {
     match locations {
         [] => true,
         [location] => location.unwrap_or(home) == placed,
@@ -58,7 +58,7 @@ pub fn decide_move(
     pointer: Option<StoreNumber>,
     placed: StoreNumber,
     home: StoreNumber,
-) -> (Location, PointerChange) {
+) -> (LogDirLocation, PointerChange) {
     match is_in_container {
         true if placed == home => (None, PointerChange::Unchanged),
         true => (Some(placed), PointerChange::ReplaceDirectory),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use quell_posix::WritableDir;
 use quell_vfs::{ErrorKind, Kind, Rename, Result};
 
-use super::decisions::{ExistingLogDir, Location, PointerChange, decide_move, is_placed, locate_in_copy};
-use super::state::{Outcome, Rebalance, is_being_written, meta_names};
+use super::decisions::{ExistingLogDir, LogDirLocation, PointerChange, decide_move, is_placed, locate_in_copy};
+use super::state::{MoveResult, Rebalance, is_being_written, meta_names};
 use crate::container::{Container, read_pointer, write_pointer};
 use crate::format::{logs_name, number_name};
 use crate::not_found::none_if_not_found;
@@ -15,7 +15,7 @@ use crate::stores::{StoreNumber, remove_tree};
 /// A log directory at one of its locations.
 struct LocatedDir {
     dir: Arc<dyn WritableDir>,
-    location: Location,
+    location: LogDirLocation,
 }
 
 impl Rebalance<'_> {
@@ -88,21 +88,21 @@ impl Rebalance<'_> {
 
     /// Moves the log directories of a container in its home store to the stores that placement
     /// gives.
-    pub(super) fn place_log_dirs(&self, container: &Container) -> Result<Outcome> {
+    pub(super) fn place_log_dirs(&self, container: &Container) -> Result<MoveResult> {
         for directory in 0..container.head().directories {
             let found = self.find_locations(container, directory)?;
-            let locations: Vec<Location> = found.iter().map(|found| found.location).collect();
+            let locations: Vec<LogDirLocation> = found.iter().map(|found| found.location).collect();
             let placed = container.log_directories().placed(directory);
             if is_placed(&locations, placed, container.home()) {
                 continue;
             }
             if is_being_written(container)?
-                || self.move_log_dir(container, directory, &found, placed)? == Outcome::Busy
+                || self.move_log_dir(container, directory, &found, placed)? == MoveResult::Busy
             {
-                return Ok(Outcome::Busy);
+                return Ok(MoveResult::Busy);
             }
         }
-        Ok(Outcome::Placed)
+        Ok(MoveResult::Placed)
     }
 
     fn move_log_dir(
@@ -111,7 +111,7 @@ impl Rebalance<'_> {
         directory: u32,
         found: &[LocatedDir],
         placed: StoreNumber,
-    ) -> Result<Outcome> {
+    ) -> Result<MoveResult> {
         let (name, home) = (logs_name(directory), container.home());
         let names_before = meta_names(container)?;
         let in_container = found.iter().find(|found| found.location.is_none());
@@ -142,7 +142,7 @@ impl Rebalance<'_> {
                 match exchange() {
                     Err(error) if error.kind == ErrorKind::Unsupported => {
                         temporaries.remove(&replaced)?;
-                        return Ok(Outcome::Placed); // readers find it at its old location
+                        return Ok(MoveResult::Placed); // readers find it at its old location
                     }
                     exchanged => exchanged?,
                 }
@@ -166,7 +166,7 @@ impl Rebalance<'_> {
                     }
                     _ => {}
                 }
-                return Ok(Outcome::Busy);
+                return Ok(MoveResult::Busy);
             }
             copy()?;
         }
@@ -177,7 +177,7 @@ impl Rebalance<'_> {
             }
         }
         self.update(|result| result.moved_log_dirs += 1);
-        Ok(Outcome::Placed)
+        Ok(MoveResult::Placed)
     }
 
     /// Removes a log directory in `parts` of `store`, and its parent if that is empty.

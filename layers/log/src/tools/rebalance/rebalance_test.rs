@@ -69,7 +69,7 @@ fn read(stores: &[MemoryStore], path: &str) -> Option<Vec<u8>> {
 #[track_caller]
 fn assert_placed(stores: &[MemoryStore]) {
     let opened = Arc::new(crate::test_stores::opened(stores, 55));
-    let result = rebalance(&opened, 1, &Progress::default()).unwrap();
+    let result = rebalance(&opened, 1, &ToolProgress::default()).unwrap();
     assert_eq!((result.moved, result.moved_log_dirs, result.files), (0, 0, FILES), "{result:?}");
     assert!(result.is_complete && result.busy.is_empty() && result.failed.is_empty(), "{result:?}");
     for store in stores {
@@ -84,7 +84,7 @@ fn with_roles(stores: &[MemoryStore], roles: &[Role], seed: u64) -> Result<Rebal
     let root = |store: &MemoryStore| Root { dir: store.root(), path: Vec::new() };
     let roots = stores.iter().map(root).zip(roles.iter().copied()).collect();
     let opened = Stores::change(roots, host(seed, 1), 4)?;
-    rebalance(&Arc::new(opened), 1, &Progress::default())
+    rebalance(&Arc::new(opened), 1, &ToolProgress::default())
 }
 
 fn memory(count: usize) -> Vec<MemoryStore> {

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use quell_vfs::{Kind, Result};
 
-use super::state::{Dirs, Outcome, Rebalance, RebalanceResult, is_being_written};
+use super::state::{Dirs, MoveResult, Rebalance, RebalanceResult, is_being_written};
 use crate::format::{StoreMap, Stored, is_own, joined, other_name, shown};
-use crate::fs::{Found, StoredDir, find};
+use crate::fs::{ResolvedPath, StoredDir, find};
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, Stores, open_in_all_stores};
-use crate::tools::progress::{Progress, run_tasks};
+use crate::tools::progress::{ToolProgress, run_tasks};
 
 /// The largest number of passes. A later pass finds files that were created in a drained store
 /// during the earlier ones.
 const PASSES_MAX: usize = 4;
 
-enum Task {
+enum RebalanceTask {
     Dir {
         parent: Dirs,
         name: Vec<u8>,
@@ -31,15 +31,15 @@ enum Task {
     },
 }
 
-impl Task {
+impl RebalanceTask {
     fn path(&self) -> &[u8] {
-        let (Task::Dir { path, .. } | Task::File { path, .. }) = self;
+        let (RebalanceTask::Dir { path, .. } | RebalanceTask::File { path, .. }) = self;
         path
     }
 }
 
 /// Moves every container and log directory to the store that the map gives.
-pub fn rebalance(stores: &Arc<Stores>, threads: usize, progress: &Progress) -> Result<RebalanceResult> {
+pub fn rebalance(stores: &Arc<Stores>, threads: usize, progress: &ToolProgress) -> Result<RebalanceResult> {
     let work = Rebalance::new(stores, progress);
     for _ in 0..PASSES_MAX {
         let moves_before = work.moves();
@@ -90,7 +90,7 @@ pub fn preview_rebalance(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalan
                     }
                 }
                 Kind::Dir => {
-                    if let Found::Dir(dir) = find(stores, &path)? {
+                    if let ResolvedPath::Dir(dir) = find(stores, &path)? {
                         waiting.push((dir, path));
                     }
                 }
@@ -102,29 +102,29 @@ pub fn preview_rebalance(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalan
 }
 
 impl Rebalance<'_> {
-    fn run_task(&self, task: Task, added: &mut Vec<Task>) -> Result<()> {
+    fn run_task(&self, task: RebalanceTask, added: &mut Vec<RebalanceTask>) -> Result<()> {
         match task {
-            Task::Dir { parent, name, path } => {
+            RebalanceTask::Dir { parent, name, path } => {
                 let entered = open_in_all_stores(&parent, &other_name(&name)?, self.stores.host());
                 // If the directory is not found, it was removed meanwhile.
                 if let Some(dirs) = none_if_not_found(entered)? {
                     self.list(&Arc::new(dirs), &path, added)?;
                 }
             }
-            Task::File { dirs, name, path, holders } => match self.place_file(&dirs, &name, &holders)? {
-                Outcome::Placed => {
+            RebalanceTask::File { dirs, name, path, holders } => match self.place_file(&dirs, &name, &holders)? {
+                MoveResult::Placed => {
                     self.progress.add_file();
                     self.update(|result| result.files += 1);
                 }
-                Outcome::Busy => self.update(|result| result.busy.push(path)),
-                Outcome::Absent => {}
+                MoveResult::Busy => self.update(|result| result.busy.push(path)),
+                MoveResult::Absent => {}
             },
         }
         Ok(())
     }
 
     /// Adds a task for each file and directory in a directory.
-    fn list(&self, dirs: &Dirs, dir_path: &[u8], added: &mut Vec<Task>) -> Result<()> {
+    fn list(&self, dirs: &Dirs, dir_path: &[u8], added: &mut Vec<RebalanceTask>) -> Result<()> {
         let mut files: BTreeMap<Vec<u8>, Vec<StoreNumber>> = BTreeMap::new();
         for (store, dir) in dirs.iter().enumerate() {
             for stored in dir.names()? {
@@ -135,7 +135,7 @@ impl Rebalance<'_> {
                         let kind = none_if_not_found(dir.stat(&stored))?.and_then(|stat| stat.kind());
                         if kind == Some(Kind::Dir) {
                             let (parent, path) = (Arc::clone(dirs), joined(dir_path, name));
-                            added.push(Task::Dir { parent, name: name.to_vec(), path });
+                            added.push(RebalanceTask::Dir { parent, name: name.to_vec(), path });
                         }
                     }
                     _ => {}
@@ -144,7 +144,7 @@ impl Rebalance<'_> {
         }
         added.extend(files.into_iter().map(|(name, holders)| {
             let path = joined(dir_path, &name);
-            Task::File { dirs: Arc::clone(dirs), name, path, holders }
+            RebalanceTask::File { dirs: Arc::clone(dirs), name, path, holders }
         }));
         Ok(())
     }

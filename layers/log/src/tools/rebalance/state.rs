@@ -8,7 +8,7 @@ use quell_vfs::{Error, Result};
 
 use crate::container::Container;
 use crate::stores::Stores;
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 /// The result of a rebalance.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub struct RebalanceResult {
 
 /// The outcome of the move of a file or a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum MoveResult {
     /// All of it is in the right store.
     Placed,
     /// It is being written and was not moved.
@@ -46,7 +46,7 @@ pub type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
 /// A rebalance that is running.
 pub struct Rebalance<'a> {
     pub stores: &'a Arc<Stores>,
-    pub progress: &'a Progress,
+    pub progress: &'a ToolProgress,
     result: Mutex<RebalanceResult>,
 }
 
@@ -65,7 +65,7 @@ pub fn meta_names(container: &Container) -> Result<Vec<Vec<u8>>> {
 }
 
 impl<'a> Rebalance<'a> {
-    pub fn new(stores: &'a Arc<Stores>, progress: &'a Progress) -> Rebalance<'a> {
+    pub fn new(stores: &'a Arc<Stores>, progress: &'a ToolProgress) -> Rebalance<'a> {
         Rebalance { stores, progress, result: Mutex::default() }
     }
 

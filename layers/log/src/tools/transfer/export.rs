@@ -15,7 +15,7 @@ use crate::container::Descriptors;
 use crate::format::joined;
 use crate::fs::{Entry, StoredDir};
 use crate::not_found::none_if_not_found;
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 /// The source of an export.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ struct TargetFile {
     ranges: RangeCopies,
 }
 
-enum Task {
+enum ExportTask {
     Dir(Arc<StoredDir>, Entry, Arc<TargetDir>),
     Entry(Arc<StoredDir>, Entry, Arc<TargetDir>, Vec<u8>),
     Range(Arc<TargetFile>, u64, u64),
@@ -77,7 +77,7 @@ pub fn export(
     source: ExportSource,
     to: Arc<dyn WritableDir>,
     options: TransferOptions,
-    progress: &Progress,
+    progress: &ToolProgress,
 ) -> Result<TransferResult> {
     let stores = Arc::clone(match &source {
         ExportSource::Dir(dir) | ExportSource::Entry(dir, ..) => dir.stores(),
@@ -96,7 +96,7 @@ pub fn export(
             top.finish_entry(&export.transfer);
         }
         ExportSource::Entry(dir, entry, name) => {
-            tasks.push(Task::Entry(Arc::new(dir), entry, top(to, None), name));
+            tasks.push(ExportTask::Entry(Arc::new(dir), entry, top(to, None), name));
         }
     }
     quell_threads::run(options.threads, tasks, |task, queue| {
@@ -108,13 +108,13 @@ pub fn export(
 }
 
 /// Adds a task for each entry of a directory.
-fn list(from: Arc<StoredDir>, target: &Arc<TargetDir>, added: &mut Vec<Task>) -> Result<()> {
+fn list(from: Arc<StoredDir>, target: &Arc<TargetDir>, added: &mut Vec<ExportTask>) -> Result<()> {
     for entry in from.list()?.entries.into_iter().rev() {
         let (from, target, name) = (Arc::clone(&from), Arc::clone(target), entry.name.clone());
         target.pending.add();
         added.push(match entry.kind {
-            Kind::Dir => Task::Dir(from, entry, target),
-            _ => Task::Entry(from, entry, target, name),
+            Kind::Dir => ExportTask::Dir(from, entry, target),
+            _ => ExportTask::Entry(from, entry, target, name),
         });
     }
     Ok(())
@@ -128,16 +128,16 @@ struct Export<'a> {
 impl Export<'_> {
     /// Runs a task. After a stop it only ends the copy of a range, so that an incomplete file is
     /// removed.
-    fn run_task(&self, task: Task, added: &mut Vec<Task>) {
+    fn run_task(&self, task: ExportTask, added: &mut Vec<ExportTask>) {
         let is_stopped = self.transfer.progress.is_stopped();
         match task {
-            Task::Dir(from, entry, parent) => {
+            ExportTask::Dir(from, entry, parent) => {
                 if !is_stopped && let Err(error) = self.export_dir(&from, &entry, &parent, added) {
                     self.transfer.add_failure(joined(&parent.path, &entry.name), error);
                 }
                 parent.finish_entry(&self.transfer);
             }
-            Task::Entry(from, entry, dir, name) => {
+            ExportTask::Entry(from, entry, dir, name) => {
                 let path = joined(&dir.path, &name);
                 let exported = match entry.kind {
                     _ if is_stopped => Ok(()),
@@ -149,7 +149,7 @@ impl Export<'_> {
                 }
                 dir.finish_entry(&self.transfer);
             }
-            Task::Range(file, start, end) => self.export_range(&file, start, end),
+            ExportTask::Range(file, start, end) => self.export_range(&file, start, end),
         }
     }
 
@@ -158,7 +158,7 @@ impl Export<'_> {
         from: &StoredDir,
         entry: &Entry,
         parent: &Arc<TargetDir>,
-        added: &mut Vec<Task>,
+        added: &mut Vec<ExportTask>,
     ) -> Result<()> {
         let options = &self.transfer.options;
         let from = from.enter(&entry.name)?;
@@ -232,7 +232,7 @@ impl Export<'_> {
         entry: &Entry,
         dir: &Arc<TargetDir>,
         name: Vec<u8>,
-        added: &mut Vec<Task>,
+        added: &mut Vec<ExportTask>,
     ) -> Result<()> {
         let options = &self.transfer.options;
         // A directory with the name of a container but without a record is not a file; a mount does
@@ -267,7 +267,7 @@ impl Export<'_> {
         let (dir, copies) = (Arc::clone(dir), RangeCopies::new(ranges.len()));
         let target = Arc::new(TargetFile { snapshot, file, temporary, name, dir, ranges: copies });
         for (start, end) in ranges.iter().skip(1).rev() {
-            added.push(Task::Range(Arc::clone(&target), *start, *end));
+            added.push(ExportTask::Range(Arc::clone(&target), *start, *end));
         }
         self.export_range(&target, ranges[0].0, ranges[0].1);
         Ok(())

@@ -19,7 +19,7 @@ use super::state::{
 use crate::format::joined;
 use crate::fs::LogFs;
 use crate::stores::Stores;
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 /// Granularity in which zeros are skipped on import, if the file has holes.
 const HOLE_BYTES: usize = 64 << 10;
@@ -81,7 +81,7 @@ impl SourceFile {
     }
 }
 
-enum Task {
+enum ImportTask {
     Entry(Arc<SourceDir>, Vec<u8>, Vec<u8>),
     Range(Arc<SourceFile>, u64, u64),
 }
@@ -95,7 +95,7 @@ pub fn import(
     stores: &Stores,
     path: &[u8],
     options: TransferOptions,
-    progress: &Progress,
+    progress: &ToolProgress,
 ) -> Result<TransferResult> {
     // The reference is kept until the end.
     let target = resolve(fs, &Context::OWN, path)?;
@@ -118,7 +118,7 @@ pub fn import(
             list(&top, &mut tasks)?;
             import.finish_entry(&top);
         }
-        ImportSource::Entry(name, target_name) => tasks.push(Task::Entry(top, name, target_name)),
+        ImportSource::Entry(name, target_name) => tasks.push(ImportTask::Entry(top, name, target_name)),
     }
     quell_threads::run(options.threads, tasks, |task, queue| {
         let mut added = Vec::new();
@@ -129,12 +129,12 @@ pub fn import(
 }
 
 /// Adds a task for each entry of a directory.
-fn list(dir: &Arc<SourceDir>, added: &mut Vec<Task>) -> Result<()> {
+fn list(dir: &Arc<SourceDir>, added: &mut Vec<ImportTask>) -> Result<()> {
     let mut names = dir.from.names()?;
     names.sort_unstable_by(|a, b| b.cmp(a));
     for name in names {
         dir.pending.add();
-        added.push(Task::Entry(Arc::clone(dir), name.clone(), name));
+        added.push(ImportTask::Entry(Arc::clone(dir), name.clone(), name));
     }
     Ok(())
 }
@@ -148,9 +148,9 @@ struct Import<'a> {
 impl Import<'_> {
     /// Runs a task. After a stop it only ends the copy of a range, so that an incomplete file is
     /// removed.
-    fn run_task(&self, task: Task, added: &mut Vec<Task>) {
+    fn run_task(&self, task: ImportTask, added: &mut Vec<ImportTask>) {
         match task {
-            Task::Entry(dir, name, target_name) => {
+            ImportTask::Entry(dir, name, target_name) => {
                 let path = joined(&dir.path, &target_name);
                 if !self.transfer.progress.is_stopped()
                     && let Err(error) = self.import_entry(&dir, &name, target_name, added)
@@ -159,7 +159,7 @@ impl Import<'_> {
                 }
                 self.finish_entry(&dir);
             }
-            Task::Range(file, start, end) => self.import_range(&file, start, end),
+            ImportTask::Range(file, start, end) => self.import_range(&file, start, end),
         }
     }
 
@@ -190,7 +190,7 @@ impl Import<'_> {
         dir: &Arc<SourceDir>,
         name: &[u8],
         target_name: Vec<u8>,
-        added: &mut Vec<Task>,
+        added: &mut Vec<ImportTask>,
     ) -> Result<()> {
         let stat = dir.from.stat(name)?;
         match stat.kind() {
@@ -210,7 +210,7 @@ impl Import<'_> {
         parent: &Arc<SourceDir>,
         name: &[u8],
         target_name: &[u8],
-        added: &mut Vec<Task>,
+        added: &mut Vec<ImportTask>,
     ) -> Result<()> {
         let from = parent.from.open_dir(name)?;
         let stat = from.stat_self()?;
@@ -271,7 +271,7 @@ impl Import<'_> {
         dir: &Arc<SourceDir>,
         name: &[u8],
         target_name: Vec<u8>,
-        added: &mut Vec<Task>,
+        added: &mut Vec<ImportTask>,
     ) -> Result<()> {
         // Attributes are read from the open file, because its name may be replaced meanwhile.
         let from = dir.from.open_file(name)?;
@@ -315,7 +315,7 @@ impl Import<'_> {
             ranges: RangeCopies::new(ranges.len()),
         });
         for (start, end) in ranges.iter().skip(1).rev() {
-            added.push(Task::Range(Arc::clone(&file), *start, *end));
+            added.push(ImportTask::Range(Arc::clone(&file), *start, *end));
         }
         self.import_range(&file, ranges[0].0, ranges[0].1);
         Ok(())

@@ -8,7 +8,7 @@ use quell_threads::{into_inner, lock};
 use quell_vfs::{Change, Error, ErrorKind, ReadAt, Result, Time};
 
 use crate::format::number_name;
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 /// Size of a read, in bytes.
 pub const READ_BYTES: usize = 4 << 20;
@@ -59,7 +59,7 @@ pub struct TransferResult {
 /// The state of a transfer that all threads share.
 pub struct Transfer<'a> {
     pub options: TransferOptions,
-    pub progress: &'a Progress,
+    pub progress: &'a ToolProgress,
     random_number: &'a (dyn Fn() -> u128 + Sync),
     result: Mutex<TransferResult>,
 }
@@ -67,7 +67,7 @@ pub struct Transfer<'a> {
 impl<'a> Transfer<'a> {
     pub fn new(
         options: TransferOptions,
-        progress: &'a Progress,
+        progress: &'a ToolProgress,
         random_number: &'a (dyn Fn() -> u128 + Sync),
     ) -> Transfer<'a> {
         Transfer { options, progress, random_number, result: Mutex::default() }

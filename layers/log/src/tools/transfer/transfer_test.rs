@@ -11,9 +11,9 @@ use super::snapshot::Snapshot;
 use super::state::{RangeCopies, split_ranges};
 use super::*;
 use crate::format::{data_name, index_name};
-use crate::fs::{Found, StoredDir, find};
+use crate::fs::{ResolvedPath, StoredDir, find};
 use crate::test_stores::{GONE, container, content, make, mount, opened, pattern};
-use crate::tools::progress::Progress;
+use crate::tools::progress::ToolProgress;
 
 const OPTIONS: TransferOptions = TransferOptions { threads: 3, resume: false, verify: true, owners: true };
 
@@ -67,7 +67,7 @@ fn look(dir: &dyn WritableDir, path: &str, found: &mut Vec<String>) {
 
 fn export_all(stores: &[MemoryStore], to: &MemoryStore, options: TransferOptions) -> TransferResult {
     let opened = Arc::new(opened(stores, 31));
-    export(ExportSource::Dir(StoredDir::root(&opened)), to.root(), options, &Progress::default()).unwrap()
+    export(ExportSource::Dir(StoredDir::root(&opened)), to.root(), options, &ToolProgress::default()).unwrap()
 }
 
 fn import_from(
@@ -77,7 +77,7 @@ fn import_from(
     options: TransferOptions,
 ) -> Result<TransferResult> {
     let (fs, stores) = (mount(stores, 3, 1), opened(stores, 4));
-    import(from.root(), source, &fs, &stores, b"", options, &Progress::default())
+    import(from.root(), source, &fs, &stores, b"", options, &ToolProgress::default())
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_failed_or_stopped_export_leaves_no_incomplete_file() {
         (0, 1, 0),
         "{result:?}"
     );
-    let progress = Progress::default();
+    let progress = ToolProgress::default();
     progress.stop();
     let opened = Arc::new(opened(&stores, 31));
     export(ExportSource::Dir(StoredDir::root(&opened)), out.root(), OPTIONS, &progress).unwrap();
@@ -201,10 +201,10 @@ fn a_single_file_gets_the_given_name() {
     import_from(&source, entry, &stores, OPTIONS).unwrap();
     assert_eq!(content(&stores, "new").unwrap(), pattern(100_000, 1));
     let opened = Arc::new(opened(&stores, 3));
-    let Found::Entry(dir, entry) = find(&opened, b"/new").unwrap() else { panic!("it is a file") };
+    let ResolvedPath::Entry(dir, entry) = find(&opened, b"/new").unwrap() else { panic!("it is a file") };
     assert_eq!(entry.store, opened.home(b"new"));
     let source = ExportSource::Entry(dir, entry, b"out".to_vec());
-    export(source, out.root(), OPTIONS, &Progress::default()).unwrap();
+    export(source, out.root(), OPTIONS, &ToolProgress::default()).unwrap();
     assert_eq!(plain(&out, b"out"), pattern(100_000, 1));
     let fs = mount(&stores, 8, 1);
     assert!(fs.lookup(&Context::OWN, fs.root(), b"a").unwrap().is_none());
