@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_posix::{Dir, OpenFile, PosixDir, Stat};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, FileIdentity, Result};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -76,7 +76,7 @@ pub(crate) fn open(path: &Path) -> Result<ResolvedFile> {
     let stat = file.stat()?;
     let walked = rustix::fs::fstat(&found).map_err(failed)?;
     // The file was opened by its path. `found` keeps the inode number from being used again.
-    if stat.identity() != (walked.st_dev, walked.st_ino) {
+    if stat.identity() != (FileIdentity { device: walked.st_dev, inode: walked.st_ino }) {
         let cause = std::io::Error::other("it was replaced while it was opened");
         let error = Error::new(ErrorKind::Stale, OPERATION, path.as_os_str().as_bytes());
         return Err(Error { source: Some(Box::new(cause)), ..error });

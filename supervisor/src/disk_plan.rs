@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use quell_mount_spec::{ChainFile, Trusted, disk_chain};
+use quell_vfs::FileIdentity;
 
 use crate::display::shown;
 use crate::failure::Failure;
@@ -51,7 +52,7 @@ pub fn trusted_owners(target: &Target, trust_owners: &[u32]) -> Option<Trusted> 
 pub fn chain_state(chain: &[ChainFile]) -> String {
     let file_state = |ChainFile { stat, .. }: &ChainFile| {
         let modified = stat.modified;
-        let (device, inode) = stat.identity();
+        let FileIdentity { device, inode } = stat.identity();
         format!("{device}.{inode}.{}.{}.{}", stat.size_bytes, modified.seconds, modified.nanoseconds)
     };
     chain.iter().map(file_state).collect::<Vec<_>>().join(" ")

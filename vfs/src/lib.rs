@@ -37,7 +37,7 @@ mod name;
 mod printable;
 
 pub use arguments::{Change, NewEntry, OpenMode, Rename, Space};
-pub use attributes::{Attributes, Kind, NodeId, Time};
+pub use attributes::{Attributes, FileIdentity, Kind, NodeId, Time};
 pub use capability::Capabilities;
 pub use context::{Caller, Context};
 pub use error::{Error, ErrorKind, Result, errno};

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use quell_vfs::{Change, Kind, ReadAt, Rename, Result, Space, Time};
+use quell_vfs::{Change, FileIdentity, Kind, ReadAt, Rename, Result, Space, Time};
 
 /// The metadata of one name, without following symbolic links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,8 +43,8 @@ impl Stat {
     }
 
     /// Returns device and inode number, which are equal only for names of the same file.
-    pub fn identity(&self) -> (u64, u64) {
-        (self.device, self.inode)
+    pub fn identity(&self) -> FileIdentity {
+        FileIdentity { device: self.device, inode: self.inode }
     }
 }
 

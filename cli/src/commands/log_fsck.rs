@@ -113,6 +113,7 @@ fn print_json(result: &CheckResult, remaining: usize, repaired: usize) {
 
 fn json_of(finding: &Finding) -> Value {
     let problem = &finding.problem;
+    let ranges: Vec<_> = problem.ranges.iter().map(|range| [range.start.0, range.end.0]).collect();
     let (outcome, error) = match &finding.outcome {
         RepairOutcome::NotRepaired => ("found", None),
         RepairOutcome::Repaired => ("repaired", None),
@@ -120,7 +121,7 @@ fn json_of(finding: &Finding) -> Value {
     };
     json!({
         "path": text_of_bytes(&finding.path), "problem": problem.kind.id(), "text": problem.text,
-        "writer": problem.writer.map(|writer| format!("{writer:016x}")), "ranges": problem.ranges,
+        "writer": problem.writer.map(|writer| format!("{writer:016x}")), "ranges": ranges,
         "outcome": outcome, "error": error,
     })
 }

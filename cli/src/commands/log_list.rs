@@ -1,5 +1,6 @@
 //! `quell log ls` and `stat`: list the files of stores, and show one file, without a mount.
 
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -195,9 +196,9 @@ fn writer_row(writer: &str, columns: [&str; 6]) -> String {
 }
 
 fn print_writer(writer: &WriterReport) {
-    let epochs = match writer.epochs {
-        Some((first, last)) if first == last => first.to_string(),
-        Some((first, last)) => format!("{first}-{last}"),
+    let epochs = match &writer.epochs {
+        Some(epochs) if epochs.start() == epochs.end() => epochs.start().to_string(),
+        Some(epochs) => format!("{}-{}", epochs.start(), epochs.end()),
         None => "-".to_owned(),
     };
     let numbers = [writer.frames, writer.frames_unindexed, writer.runs].map(|number| number.to_string());
@@ -219,7 +220,8 @@ fn writer_json(writer: &WriterReport) -> Value {
     );
     json!({
         "writer": format!("{:016x}", writer.writer), "open": open,
-        "first_epoch": writer.epochs.map(|epochs| epochs.0), "last_epoch": writer.epochs.map(|epochs| epochs.1),
+        "first_epoch": writer.epochs.as_ref().map(RangeInclusive::start),
+        "last_epoch": writer.epochs.as_ref().map(RangeInclusive::end),
         "frames": writer.frames, "frames_unindexed": writer.frames_unindexed, "runs": writer.runs,
         "payload_bytes": writer.payload_bytes, "data_bytes": writer.data_bytes, "index_bytes": writer.index_bytes,
     })

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use quell_vfs::{Error, Result};
+use quell_vfs::{Error, FileIdentity, Result};
 use rustix::fs::{CWD, OFlags};
 use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree, unmount};
 
@@ -17,8 +17,8 @@ pub struct FilePart {
     pub name: String,
     /// The absolute path of the covered file.
     pub path: PathBuf,
-    /// Device and inode number that the covered file must have.
-    pub original: (u64, u64),
+    /// The identity that the covered file must have.
+    pub original: FileIdentity,
 }
 
 /// Attaches files of a detached mount over other files, in the caller's mount namespace: each

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, FileIdentity, Result};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
@@ -179,9 +179,9 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
 /// link: another user who owns one of its directories could replace it with a link to any place.
 /// Needs Linux 5.6.
 ///
-/// `original`: device and inode number that the directory must have, because another one may have
-/// been moved to this path.
-pub fn attach(mount: &OwnedFd, path: &Path, original: Option<(u64, u64)>) -> Result<()> {
+/// `original`: the identity that the directory must have, because another one may have been moved to
+/// this path.
+pub fn attach(mount: &OwnedFd, path: &Path, original: Option<FileIdentity>) -> Result<()> {
     let _span = tracing::debug_span!("attach", path = %path.display()).entered();
     attach_to(mount, path, OFlags::DIRECTORY, original)
 }
@@ -191,7 +191,7 @@ pub(crate) fn attach_to(
     mount: &OwnedFd,
     path: &Path,
     kind: OFlags,
-    original: Option<(u64, u64)>,
+    original: Option<FileIdentity>,
 ) -> Result<()> {
     let flags = kind | OFlags::PATH | OFlags::CLOEXEC;
     let target = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
@@ -210,11 +210,11 @@ pub fn attach_below(mount: &OwnedFd, around: &OwnedFd, path: &Path) -> Result<()
     move_over(mount, &target, path)
 }
 
-fn check_original(target: &OwnedFd, path: &Path, original: Option<(u64, u64)>) -> Result<()> {
+fn check_original(target: &OwnedFd, path: &Path, original: Option<FileIdentity>) -> Result<()> {
     let Some(original) = original else { return Ok(()) };
     let subject = path.as_os_str().as_bytes();
     let found = rustix::fs::fstat(target).map_err(|e| Error::from_io(e.into(), "cover", subject))?;
-    if (found.st_dev, found.st_ino) == original {
+    if (FileIdentity { device: found.st_dev, inode: found.st_ino }) == original {
         return Ok(());
     }
     let cause = std::io::Error::other("another file or directory has this path than when it was opened");

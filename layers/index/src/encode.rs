@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use quell_posix::Stat;
-use quell_vfs::{Error, ErrorKind, Kind, Result};
+use quell_vfs::{Error, ErrorKind, FileIdentity, Kind, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{self, Field, Section};
@@ -26,7 +26,7 @@ struct Order<'a> {
     /// (first child, entry) for each directory.
     dirs: Vec<(u32, u32)>,
     /// The first entry of each hard-linked file.
-    first_names: HashMap<(u64, u64), u32>,
+    first_names: HashMap<FileIdentity, u32>,
     longest_path: u64,
 }
 

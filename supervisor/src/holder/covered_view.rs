@@ -8,7 +8,7 @@ use quell_fuse::Session;
 use quell_index::{BuildOptions, Sampler};
 use quell_mount_spec::Covered;
 use quell_overlay::Ids;
-use quell_vfs::ErrorKind;
+use quell_vfs::{ErrorKind, FileIdentity};
 
 use crate::display::{counted, shown};
 use crate::failure::Failure;
@@ -51,8 +51,8 @@ pub struct Unattached {
     /// `None` if the mount is attached already.
     pub mount: Option<std::os::fd::OwnedFd>,
     pub path: PathBuf,
-    /// Device and inode number that the directory at the path must have.
-    pub original: Option<(u64, u64)>,
+    /// The identity that the directory at the path must have.
+    pub original: Option<FileIdentity>,
 }
 
 impl CoveredView {

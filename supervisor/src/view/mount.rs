@@ -9,7 +9,7 @@ use quell_boot::{BootFile, BootFs, Hot, HotSet};
 use quell_fuse::Session;
 use quell_mount_spec::Covered;
 use quell_overlay::{Credentials, Layers, Redirected, Upper};
-use quell_vfs::{Error, ErrorKind, FileSystem, Result};
+use quell_vfs::{Error, ErrorKind, FileIdentity, FileSystem, Result};
 
 use crate::protocol::plan::{ViewChoice, Writes};
 use crate::resources::processors;
@@ -91,7 +91,8 @@ fn data_layer(covered: &Covered) -> Result<OwnedFd> {
     let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(&layer, "", local, StatxFlags::BASIC_STATS)
         .map_err(|e| Error::from_io(e.into(), "stat", subject))?;
-    let identity = (makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino);
+    let device = makedev(found.stx_dev_major, found.stx_dev_minor);
+    let identity = FileIdentity { device, inode: found.stx_ino };
     if identity != covered.source().stat_self_cached()?.identity() {
         return Err(Error::new(
             ErrorKind::Stale,

@@ -42,7 +42,7 @@ fn path_of(fd: BorrowedFd<'_>) -> String {
 }
 
 /// Owner, group, kind and permissions, link count and device of a file.
-struct Identity {
+struct FileStatus {
     uid: u32,
     gid: u32,
     mode: u32,
@@ -50,21 +50,21 @@ struct Identity {
     device: (u32, u32),
 }
 
-impl Identity {
-    fn current(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
-        Identity::read(fd, AtFlags::empty())
+impl FileStatus {
+    fn current(fd: BorrowedFd<'_>) -> rustix::io::Result<FileStatus> {
+        FileStatus::read(fd, AtFlags::empty())
     }
 
-    /// Returns the identity at the time of the open, without a request to a file server.
-    fn at_open(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
-        Identity::read(fd, AtFlags::STATX_DONT_SYNC)
+    /// Returns the status at the time of the open, without a request to a file server.
+    fn at_open(fd: BorrowedFd<'_>) -> rustix::io::Result<FileStatus> {
+        FileStatus::read(fd, AtFlags::STATX_DONT_SYNC)
     }
 
-    fn read(fd: BorrowedFd<'_>, flags: AtFlags) -> rustix::io::Result<Identity> {
+    fn read(fd: BorrowedFd<'_>, flags: AtFlags) -> rustix::io::Result<FileStatus> {
         let wanted =
             StatxFlags::UID | StatxFlags::GID | StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::NLINK;
         let found = rustix::fs::statx(fd, "", flags | AtFlags::EMPTY_PATH, wanted)?;
-        Ok(Identity {
+        Ok(FileStatus {
             uid: found.stx_uid,
             gid: found.stx_gid,
             mode: found.stx_mode.into(),
@@ -137,7 +137,7 @@ impl PosixDir {
     fn act_as_owner(&self, operation: &'static str, name: &[u8]) -> Result<Option<Acting>> {
         match self.is_guarded() {
             true => {
-                Identity::at_open(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?.assume_owner()
+                FileStatus::at_open(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?.assume_owner()
             }
             false => Ok(None),
         }
@@ -145,8 +145,8 @@ impl PosixDir {
 
     /// Checks that root may use the child `name`, whose identity is `child`, on behalf of the owner
     /// of this directory.
-    fn check_child(&self, child: &Identity, operation: &'static str, name: &[u8]) -> Result<()> {
-        let dir = Identity::current(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
+    fn check_child(&self, child: &FileStatus, operation: &'static str, name: &[u8]) -> Result<()> {
+        let dir = FileStatus::current(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
         if child.kind() != FileType::Directory && child.nlink != 1 {
             return Err(refused(operation, name, "it has another name, which may be in another directory"));
         }
@@ -163,7 +163,7 @@ impl PosixDir {
     /// it.
     fn change_guarded(&self, fd: BorrowedFd<'_>, name: &[u8], change: &Change) -> Result<()> {
         let fail = |e| failed(e, "change", name);
-        let found = Identity::current(fd).map_err(fail)?;
+        let found = FileStatus::current(fd).map_err(fail)?;
         if !name.is_empty() {
             self.check_child(&found, "change", name)?;
         }
@@ -182,7 +182,7 @@ impl PosixDir {
         if rest == Change::default() {
             return Ok(());
         }
-        let _owner = Identity::current(fd).map_err(fail)?.assume_owner()?;
+        let _owner = FileStatus::current(fd).map_err(fail)?.assume_owner()?;
         change_descriptor(fd, found.kind(), &rest).map_err(fail)
     }
 }
@@ -208,7 +208,7 @@ impl WritableDir for PosixDir {
         }
         let fail = |e| failed(e, "open", name);
         let child = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
-        let found = Identity::current(child.as_fd()).map_err(fail)?;
+        let found = FileStatus::current(child.as_fd()).map_err(fail)?;
         match found.kind() {
             FileType::RegularFile => {}
             FileType::Directory => return Err(fail(Errno::ISDIR)),
@@ -242,7 +242,7 @@ impl WritableDir for PosixDir {
         let _owner = self.act_as_owner("create directory", name)?;
         rustix::fs::mkdirat(&self.fd, component(name)?, mode).map_err(fail)?;
         let created = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
-        let found = Identity::at_open(created.as_fd()).map_err(fail)?;
+        let found = FileStatus::at_open(created.as_fd()).map_err(fail)?;
         let (has, inherited) = (found.mode & 0o7777, found.mode & SET_GROUP_ID);
         if has == permissions | inherited {
             return Ok(());
@@ -291,7 +291,7 @@ impl WritableDir for PosixDir {
         let _owner = match self.is_guarded() {
             true => {
                 let owner =
-                    |dir: &PosixDir| Identity::at_open(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from));
+                    |dir: &PosixDir| FileStatus::at_open(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from));
                 let (source, target) = (owner(self)?, owner(to_dir)?);
                 if source.uid == target.uid { source.assume_owner()? } else { None }
             }

@@ -8,11 +8,11 @@ use quell_posix::OpenFile;
 use quell_threads::lock;
 use quell_vfs::Result;
 
-use crate::container::directory::{Container, Identity};
+use crate::container::directory::{Container, ContainerIdentity};
 
 /// Identifies a data log among those of all containers. The number of the container would not be
 /// sufficient, because it can be forged, and a copy of a container has the same number.
-type Key = (Identity, u64);
+type Key = (ContainerIdentity, u64);
 
 /// The largest number of data logs that are open at the same time.
 const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
@@ -63,13 +63,13 @@ impl Descriptors {
 
     /// Closes all data logs of a file that was removed and is no longer in use. An open log uses
     /// disk space even after it was unlinked.
-    pub fn forget_file(&self, of: Identity) {
+    pub fn forget_file(&self, of: ContainerIdentity) {
         self.close_if(|(file, _), _| *file == of);
     }
 
     /// Closes data logs that were not read since the last call, except those of files for which
     /// `is_in_use` returns true. Another mount may have removed them without notice to this one.
-    pub fn close_idle(&self, is_in_use: impl Fn(&Identity) -> bool) {
+    pub fn close_idle(&self, is_in_use: impl Fn(&ContainerIdentity) -> bool) {
         self.close_if(|(file, _), kept| !std::mem::take(&mut kept.is_recent) && !is_in_use(file));
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, Kind, NewEntry, Rename, Result, errno, printable};
+use quell_vfs::{Change, Error, ErrorKind, FileIdentity, Kind, NewEntry, Rename, Result, errno, printable};
 
 use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
@@ -36,13 +36,18 @@ const NAMES_READ_AT_ONCE: usize = 100;
 /// The epoch of the container's creator. It is taken without an `epoch` name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
 
-/// Identifies a container by its store, and its device and inode number there.
-pub type Identity = (StoreNumber, (u64, u64));
+/// Identifies a container among all existing ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ContainerIdentity {
+    pub store: StoreNumber,
+    /// The identity of the container's directory.
+    pub dir: FileIdentity,
+}
 
 /// An open container. It remains usable after it was renamed or removed, like an open file.
 pub struct Container {
     dir: Arc<dyn WritableDir>,
-    identity: (u64, u64),
+    identity: FileIdentity,
     head: Head,
     home: StoreNumber,
     stores: Arc<Stores>,
@@ -146,8 +151,8 @@ impl Container {
     }
 
     /// Identifies this container among all existing ones.
-    pub fn identity(&self) -> Identity {
-        (self.home, self.identity)
+    pub fn identity(&self) -> ContainerIdentity {
+        ContainerIdentity { store: self.home, dir: self.identity }
     }
 
     /// Opens the container `name` in `parent`.

@@ -75,9 +75,9 @@ impl Flat {
     pub fn is_usable(&self, truncations: &Truncations) -> bool {
         truncations.other_than(&self.tables.truncations).all(|(truncation, mut partly)| {
             truncation.order > self.tables.latest
-                && partly.all(|(writer, bytes)| {
-                    let log = self.tables.logs.iter().find(|log| log.writer == *writer);
-                    log.is_none_or(|log| log.frames.begins_within(*bytes))
+                && partly.all(|covered| {
+                    let log = self.tables.logs.iter().find(|log| log.writer == covered.writer);
+                    log.is_none_or(|log| log.frames.begins_within(covered.bytes))
                 })
         })
     }

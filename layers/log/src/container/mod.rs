@@ -12,7 +12,7 @@ pub use data_log::{
     Block, Edges, NoEdges, is_frame_whole, read_frame_head, read_payload, torn_blocks, write_frame,
 };
 pub use descriptors::Descriptors;
-pub use directory::{Container, Identity};
+pub use directory::{Container, ContainerIdentity};
 pub(crate) use directory::{FIRST_EPOCH, LOG_PERMISSIONS};
 pub use flat_index::{Flat, HeldPages};
 pub(crate) use log_directories::{delete_container, owners_of};

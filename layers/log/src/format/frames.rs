@@ -2,6 +2,8 @@
 //! and to the order of the write. Pure functions on values, no I/O. The terms are those of
 //! docs/formats/log.md.
 
+use std::ops::RangeInclusive;
+
 use crate::format::bytes::{Bytes, put_varint};
 use crate::format::damage::LogDamage;
 use crate::format::offsets::{LogPosition, PayloadOffset};
@@ -221,9 +223,9 @@ impl Frames {
     }
 
     /// Returns the first and last epoch, or `None` if there are no frames.
-    pub fn epochs(&self) -> Option<(u64, u64)> {
+    pub fn epochs(&self) -> Option<RangeInclusive<u64>> {
         let first = self.groups.iter().map(|group| group.epoch).min()?;
-        Some((first, self.groups.iter().map(|group| group.epoch).max()?))
+        Some(first..=self.groups.iter().map(|group| group.epoch).max()?)
     }
 
     /// Encodes the groups as an index log and a flat index hold them.

@@ -107,8 +107,16 @@ pub struct Truncation {
 pub struct Covers {
     /// The number of the truncation, that is, `writer` of its order.
     pub truncation: u64,
-    /// The covered bytes of each writer's data log, for at most [`COVERS_MAX`] writers.
-    pub logs: Vec<(u64, u64)>,
+    /// The covered parts of at most [`COVERS_MAX`] data logs.
+    pub logs: Vec<CoveredLog>,
+}
+
+/// The part of a data log that a truncation covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CoveredLog {
+    pub writer: u64,
+    /// Number of bytes from the beginning of the data log.
+    pub bytes: u64,
 }
 
 /// The largest number of writers in one `covers` name, such that the name fits for all values.
@@ -169,7 +177,7 @@ impl MetaName {
             }
             MetaName::Covers(Covers { truncation, logs }) => {
                 let logs: String =
-                    logs.iter().map(|(writer, bytes)| format!("-{writer:016x}-{bytes:x}")).collect();
+                    logs.iter().map(|log| format!("-{:016x}-{:x}", log.writer, log.bytes)).collect();
                 format!("covers-{truncation:016x}{logs}")
             }
             MetaName::Time(Order { epoch, sequence, writer }, at) => {
@@ -227,7 +235,7 @@ impl MetaName {
                 if logs.is_empty() || logs.len() > COVERS_MAX || !rest.is_empty() {
                     return None;
                 }
-                let logs = logs.iter().map(|[writer, bytes]| (*writer, *bytes)).collect();
+                let logs = logs.iter().map(|&[writer, bytes]| CoveredLog { writer, bytes }).collect();
                 MetaName::Covers(Covers { truncation: *truncation, logs })
             }
             "time" => {
@@ -278,10 +286,8 @@ impl Truncations {
         covers.dedup();
         let mut partial: HashMap<u64, Vec<(Order, u64)>> = HashMap::new();
         for truncation in &truncations {
-            for (writer, bytes) in
-                covers_of(&covers, truncation.order.writer).iter().flat_map(|covers| &covers.logs)
-            {
-                partial.entry(*writer).or_default().push((truncation.order, *bytes));
+            for log in covers_of(&covers, truncation.order.writer).iter().flat_map(|covers| &covers.logs) {
+                partial.entry(log.writer).or_default().push((truncation.order, log.bytes));
             }
         }
         Truncations { truncations, covers, partial }
@@ -333,7 +339,7 @@ impl Truncations {
     pub fn other_than(
         &self,
         known: &[u64],
-    ) -> impl Iterator<Item = (&Truncation, impl Iterator<Item = &(u64, u64)>)> {
+    ) -> impl Iterator<Item = (&Truncation, impl Iterator<Item = &CoveredLog>)> {
         let others = self.truncations.iter().filter(|truncation| !known.contains(&truncation.order.writer));
         others.map(|truncation| {
             (
@@ -633,6 +639,7 @@ mod tests {
             Published { last_epoch: u64::MAX, end: FileOffset::MAX, data_bytes: u64::MAX, time: TIME };
         let running = Running { writer: u64::MAX, first_epoch: 3, holder, published: None };
         let long = Holder { pid: u32::MAX, start: u64::MAX, node: "n".repeat(NODE_BYTES_MAX) };
+        let covered = |writer, bytes| CoveredLog { writer, bytes };
         for name in [
             MetaName::Open(Running {
                 first_epoch: u64::MAX,
@@ -645,8 +652,8 @@ mod tests {
             closed(2, 1, 2, u64::MAX, 12),
             MetaName::Failed(u64::MAX),
             MetaName::Truncation(Truncation { order: order(4, 5), size: 0, time: TIME }),
-            MetaName::Covers(Covers { truncation: 9, logs: vec![(3, 0), (u64::MAX, 64)] }),
-            MetaName::Covers(Covers { truncation: u64::MAX, logs: vec![(u64::MAX, u64::MAX); COVERS_MAX] }),
+            MetaName::Covers(Covers { truncation: 9, logs: vec![covered(3, 0), covered(u64::MAX, 64)] }),
+            MetaName::Covers(Covers { truncation: u64::MAX, logs: vec![covered(u64::MAX, u64::MAX); COVERS_MAX] }),
             MetaName::Time(order(1, 2), TIME),
         ] {
             let encoded = name.encode();
@@ -700,7 +707,7 @@ mod tests {
             MetaName::Truncation(Truncation { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };
         let covers =
-            |truncation, writer, bytes| MetaName::Covers(Covers { truncation, logs: vec![(writer, bytes)] });
+            |truncation, writer, bytes| MetaName::Covers(Covers { truncation, logs: vec![CoveredLog { writer, bytes }] });
         // The first truncation read the log's size after the second one did: data written between
         // the two reads is later than both truncations.
         let names = [
@@ -733,7 +740,7 @@ mod tests {
             size: 0,
             time: TIME,
         });
-        let covers = |bytes| MetaName::Covers(Covers { truncation: 1, logs: vec![(4, bytes)] });
+        let covers = |bytes| MetaName::Covers(Covers { truncation: 1, logs: vec![CoveredLog { writer: 4, bytes }] });
         let ended = Closed { data_bytes: 500, ..closed_of(4, 70) };
         for (bytes, unknown) in [(499, vec![4]), (500, vec![])] {
             let all = summary(&[MetaName::Closed(ended), truncation.clone(), covers(bytes)]);
@@ -747,7 +754,7 @@ mod tests {
         let truncation = |epoch, writer, size| {
             MetaName::Truncation(Truncation { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };
-        let covers = |truncation| MetaName::Covers(Covers { truncation, logs: vec![(7, 100)] });
+        let covers = |truncation| MetaName::Covers(Covers { truncation, logs: vec![CoveredLog { writer: 7, bytes: 100 }] });
         let all = [
             truncation(2, 1, 10),
             covers(1),

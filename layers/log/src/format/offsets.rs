@@ -10,7 +10,10 @@ use crate::format::heads::HEAD_BYTES;
 
 /// The offset of a byte in the file. As the end of a range, the offset of the next byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct FileOffset(pub u64);
+pub struct FileOffset(
+    /// Number of bytes before it.
+    pub u64,
+);
 
 /// The offset of a byte in the payload of one log, that is, without headers and checksums. As the
 /// end of a range, the offset of the next byte.
@@ -20,7 +23,9 @@ pub struct PayloadOffset(pub u64);
 macro_rules! impl_arithmetic {
     ($offset:ident) => {
         impl $offset {
+            /// The offset of the first byte.
             pub const ZERO: $offset = $offset(0);
+            /// The largest number; used as "no limit".
             pub const MAX: $offset = $offset(u64::MAX);
 
             /// Returns the number of bytes from `earlier` to this offset, or 0 if it is not

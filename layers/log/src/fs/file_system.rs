@@ -11,7 +11,7 @@ use quell_vfs::{
     NodeRef, OpenMode, Rename, Result, Space, Writable, WritableFile,
 };
 
-use crate::container::Identity;
+use crate::container::ContainerIdentity;
 use crate::fs::files::{file, open_file, with_file};
 use crate::fs::handle::{Handle, drop_set_id};
 use crate::fs::listing::Listings;
@@ -93,7 +93,7 @@ impl LogFs {
     pub fn close_idle(&self) {
         let known = self.mount.files.all();
         let is_open = |shared: &&Arc<SharedFile>| shared.handles.load(Ordering::Relaxed) > 0;
-        let in_use: HashSet<Identity> =
+        let in_use: HashSet<ContainerIdentity> =
             known.iter().filter(is_open).map(|shared| shared.file.container().identity()).collect();
         self.mount.descriptors.close_idle(|file| in_use.contains(file));
     }

@@ -3,7 +3,7 @@
 use quell_threads::lock;
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, check_name};
 
-use crate::container::Container;
+use crate::container::{Container, ContainerIdentity};
 use crate::format::{container_name, other_name};
 use crate::fs::attributes::attributes_from;
 use crate::fs::files::{open_found, with_file};
@@ -57,7 +57,7 @@ fn note_replaced_node(mount: &Mount, at: EntryName<'_>, dirs: &Dirs, found: &Fou
     let is_another = match found.kind {
         Kind::File => {
             let shared = mount.files.peek(node);
-            let now = (found.store, found.stat.identity());
+            let now = ContainerIdentity { store: found.store, dir: found.stat.identity() };
             let known = shared.as_ref().map(|shared| shared.file.container());
             let is_another = known.is_some_and(|known| known.identity() != now);
             if is_another

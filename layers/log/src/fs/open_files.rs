@@ -10,7 +10,7 @@ use quell_posix::assume;
 use quell_threads::lock;
 use quell_vfs::{NodeId, Result};
 
-use crate::container::{Identity, delete_container};
+use crate::container::{ContainerIdentity, delete_container};
 use crate::fs::flatten_queue::FlattenQueue;
 use crate::session::LogFile;
 use crate::stores::Stores;
@@ -76,7 +76,7 @@ impl Drop for SharedFile {
 struct Table {
     /// Files by the identity of their containers, so that an open file is found again after its
     /// node was forgotten and looked up again.
-    all: HashMap<Identity, Weak<SharedFile>>,
+    all: HashMap<ContainerIdentity, Weak<SharedFile>>,
     open: HashMap<NodeId, Weak<SharedFile>>,
     /// Removed files that are still referenced.
     removed: HashMap<NodeId, Arc<SharedFile>>,
@@ -114,7 +114,7 @@ impl OpenFiles {
     }
 
     /// Returns the file with this container, if it is known.
-    pub fn with_container(&self, identity: &Identity) -> Option<Arc<SharedFile>> {
+    pub fn with_container(&self, identity: &ContainerIdentity) -> Option<Arc<SharedFile>> {
         lock(&self.table).all.get(identity).and_then(Weak::upgrade)
     }
 

@@ -529,9 +529,9 @@ impl ExtentMap {
         let latest = self.flat.as_ref().map(|flat| flat.latest());
         truncations.other_than(&self.truncations.numbers()).any(|(truncation, mut partly)| {
             latest.is_some_and(|latest| truncation.order < latest)
-                || partly.any(|(writer, bytes)| {
-                    let log = self.by_writer.get(writer).map(|number| &self.logs[*number as usize]);
-                    log.is_some_and(|log| !log.frames.begins_within(*bytes))
+                || partly.any(|covered| {
+                    let log = self.by_writer.get(&covered.writer).map(|number| &self.logs[*number as usize]);
+                    log.is_some_and(|log| !log.frames.begins_within(covered.bytes))
                 })
         })
     }
@@ -549,7 +549,7 @@ impl ExtentMap {
     /// Returns the largest epoch of the logs for which `counts` is true.
     pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
         let logs = self.logs.iter().filter(|log| counts(log.writer));
-        logs.filter_map(|log| log.frames.epochs()).map(|(_, last)| last).max().unwrap_or(0)
+        logs.filter_map(|log| log.frames.epochs()).map(|epochs| *epochs.end()).max().unwrap_or(0)
     }
 
     /// Returns the largest epoch of all logs.

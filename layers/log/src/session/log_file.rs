@@ -10,7 +10,7 @@ use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NodeId, Resu
 
 use crate::container::{Container, Descriptors, FIRST_EPOCH, SET_ID, effective_set_id, may_write};
 use crate::format::{
-    ACCESS, COVERS_MAX, Covers, FILE_END_MAX, FileOffset, MetaName, Order, Summary, Truncation,
+    ACCESS, COVERS_MAX, CoveredLog, Covers, FILE_END_MAX, FileOffset, MetaName, Order, Summary, Truncation,
 };
 use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::not_found::none_if_not_found;
@@ -456,7 +456,7 @@ impl LogFile {
         for writer in &writers {
             let state = writer.lock();
             (end, collected) = (end.max(state.end()), collected.max(state.collected_end()));
-            known &= state.epochs().is_none_or(|(first, _)| is_later(first));
+            known &= state.epochs().is_none_or(|epochs| is_later(*epochs.start()));
         }
         // Open writers of other nodes have published their size. Their logs are not opened, because
         // on some file systems an open revokes the lock that lets a writer buffer its data. If the
@@ -489,9 +489,9 @@ impl LogFile {
             if summary.has_set_time() {
                 state.flush(self, writer.id)?; // collected data has no time yet
             }
-            if let Some((_, last)) = state.epochs() {
+            if let Some(epochs) = state.epochs() {
                 data_bytes += state.data_bytes();
-                if !summary.set_after(last) {
+                if !summary.set_after(*epochs.end()) {
                     written = written.max(state.modified()?);
                 }
             }
@@ -676,7 +676,7 @@ impl LogFile {
                 Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::PermissionDenied) => 0,
                 Err(error) => return Err(error),
             };
-            logs.push((running.writer, published.max(stored)));
+            logs.push(CoveredLog { writer: running.writer, bytes: published.max(stored) });
         }
         let names: Vec<MetaName> = (logs.chunks(COVERS_MAX))
             .map(|logs| MetaName::Covers(Covers { truncation, logs: logs.to_vec() }))

@@ -2,6 +2,7 @@
 //! its pair of logs. It does not know other writers; `log_file` decides which writer may write to a
 //! range, and when a frame ends.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{WritableFile, assume, assumed};
@@ -179,8 +180,8 @@ impl LockedWriter {
     }
 
     /// Returns the epochs of the first and the last frame, if there are frames.
-    pub fn epochs(&self) -> Option<(u64, u64)> {
-        self.logs.as_ref().map(|_| (self.first_epoch, self.last.epoch))
+    pub fn epochs(&self) -> Option<RangeInclusive<u64>> {
+        self.logs.as_ref().map(|_| self.first_epoch..=self.last.epoch)
     }
 
     /// Returns the size of the data log, with the collected data.

@@ -2,6 +2,7 @@
 //! container, the log that holds each range of the file, and the state of each range of a log.
 //! Writes nothing and does not wait for writers.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use quell_vfs::{Attributes, Error, ErrorKind, NodeId, Result};
@@ -47,7 +48,7 @@ pub struct WriterReport {
     /// `None` if the writer has ended.
     pub open: Option<OpenWriter>,
     /// First and last epoch; `None` if the writer has not written yet.
-    pub epochs: Option<(u64, u64)>,
+    pub epochs: Option<RangeInclusive<u64>>,
     /// Number of frames in the data log.
     pub frames: u64,
     /// Frames without a batch in the index log.
@@ -135,7 +136,9 @@ pub fn report_file(container: Container, threads: usize) -> Result<FileReport> {
     for Running { writer, holder, .. } in &summary.open {
         writers.push(report_writer(container, *writer, Some(open_writer(container.host(), holder)))?);
     }
-    writers.sort_by_key(|writer| (writer.epochs, writer.writer));
+    writers.sort_by_key(|writer| {
+        (writer.epochs.as_ref().map(|epochs| (*epochs.start(), *epochs.end())), writer.writer)
+    });
     let view = ExtentMap::published(container, &summary, threads)?;
     let (mut extents, mut held_bytes) = (0, 0);
     view.pieces(FileOffset::ZERO, FileOffset(view.size()), &mut |piece| {
@@ -175,16 +178,16 @@ fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -
         data_bytes: 0,
         index_bytes: 0,
     };
-    let mut epochs: Option<(u64, u64)> = None;
-    let mut add_epochs = |first: u64, last: u64| {
-        let (low, high) = epochs.unwrap_or((first, last));
-        epochs = Some((low.min(first), high.max(last)));
+    let mut epochs: Option<RangeInclusive<u64>> = None;
+    let mut add_epochs = |added: RangeInclusive<u64>| {
+        let known = epochs.take().unwrap_or_else(|| added.clone());
+        epochs = Some(*known.start().min(added.start())..=*known.end().max(added.end()));
     };
     let IndexEnd { bytes, end, .. } = visit_batches(container, writer, &mut |batch, _| {
         report.runs += batch.runs.len() as u64;
         report.frames += batch.frames.groups().iter().map(|group| group.repeat).sum::<u64>();
-        if let Some((first, last)) = batch.frames.epochs() {
-            add_epochs(first, last);
+        if let Some(added) = batch.frames.epochs() {
+            add_epochs(added);
         }
         Ok(true)
     })?;
@@ -196,7 +199,7 @@ fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -
         let end = visit_frames(&*file, block_bytes, end.indexed, &mut |_, head, runs| {
             report.frames_unindexed += 1;
             report.runs += runs.len() as u64;
-            add_epochs(head.epoch, head.epoch);
+            add_epochs(head.epoch..=head.epoch);
             Ok(true)
         })?;
         report.payload_bytes = end.payload.0;

@@ -1,6 +1,8 @@
 //! Tests that each kind of damage is reported as such, that a repair loses nothing, and that a
 //! second repair finds nothing.
 
+use std::ops::Range;
+
 use quell_posix::WritableFile;
 use quell_testkit::MemoryStore;
 use quell_vfs::{Change, Context, FileSystem, Rename, Time, Writable};
@@ -172,14 +174,14 @@ fn damaged_bytes_are_reported_with_their_file_ranges_and_not_changed() {
     let before = checked(&stores, &options(true, 0, &[]));
     let [finding] = &before.findings[..] else { panic!("{before:?}") };
     assert_eq!(finding.problem.kind, ProblemKind::DamagedData);
-    let [(start, end)] = finding.problem.ranges[..] else { panic!("{finding:?}") };
-    assert_eq!(((start % 50_000), end - start), (16_384, 30_000 - 16_384));
+    let [Range { start, end }] = finding.problem.ranges[..] else { panic!("{finding:?}") };
+    assert_eq!(((start.0 % 50_000), end - start), (16_384, 30_000 - 16_384));
     assert_eq!((finding.path.as_slice(), &finding.outcome), (&b"f"[..], &RepairOutcome::NotRepaired));
     // Reading the damaged bytes is an error; all other bytes are readable.
     assert!(content(&stores, "f").is_err());
     // After an overwrite the damaged bytes are not needed.
     let fs = mount(&stores, 8, 1);
-    again(&fs, "f", 3).write_at(&vec![1; 30_000], start / 50_000 * 50_000).unwrap();
+    again(&fs, "f", 3).write_at(&vec![1; 30_000], start.0 / 50_000 * 50_000).unwrap();
     assert_eq!(ids(&checked(&stores, &options(false, 0, &[]))), ["harmless-damage"]);
     content(&stores, "f").unwrap();
 }

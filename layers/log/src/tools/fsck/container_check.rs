@@ -2,6 +2,7 @@
 //! Writes nothing.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use quell_threads::{into_inner, lock};
@@ -12,9 +13,9 @@ use super::flat_check::check_flat_indexes;
 use super::log_check::{LogCheck, check_logs};
 use super::log_repairs::WriterState;
 use super::names::{ContainerName, LogName, classify_container_name, classify_log_name};
-use super::problem::{ByteRange, Problem};
+use super::problem::Problem;
 use crate::container::{Container, FIRST_EPOCH};
-use crate::format::{ACCESS, MetaName, Summary};
+use crate::format::{ACCESS, FileOffset, MetaName, Summary};
 use crate::tools::progress::run_tasks;
 use crate::tools::report::{ByteState, ResolvedFile};
 
@@ -88,7 +89,7 @@ pub fn check_container(check: &Check<'_>, container: &Container) -> Result<Conta
     let logs = check_all_logs(check, container, writers, &summary)?;
     let (epochs, flat_names) = container.epochs_and_flats()?;
     let flat_defects = check_flat_indexes(container, &summary, flat_names)?;
-    let used = logs.iter().filter_map(|log| log.frames.epochs).map(|(_, last)| last);
+    let used = logs.iter().filter_map(|log| log.frames.epochs.as_ref()).map(|epochs| *epochs.end());
     let used = used.max().unwrap_or(0).max(summary.epoch());
     let taken = epochs.last().copied().unwrap_or(FIRST_EPOCH);
     let untaken_epoch = (used > taken).then_some(used);
@@ -178,12 +179,12 @@ fn damage_problems(container: &Container, summary: &Summary, logs: &[LogCheck]) 
             for (payload_offset, start, end) in bad {
                 file.visit_states(log.writer, *payload_offset, *start, *end - *start, &mut |range| {
                     let ranges = if range.state == ByteState::Held { &mut *ranges } else { &mut unused };
-                    ranges.push((range.start, range.end));
+                    ranges.push(FileOffset(range.start)..FileOffset(range.end));
                 })?;
             }
         }
         let found = [
-            (lost, Problem::lost_unsynced as fn(u64, Vec<ByteRange>) -> Problem),
+            (lost, Problem::lost_unsynced as fn(u64, Vec<Range<FileOffset>>) -> Problem),
             (damaged, Problem::damaged_ranges),
             (unused, Problem::damaged_unused_ranges),
         ];
@@ -197,13 +198,13 @@ fn damage_problems(container: &Container, summary: &Summary, logs: &[LogCheck]) 
 }
 
 /// Sorts ranges and merges adjacent and overlapping ones.
-fn merge_ranges(mut ranges: Vec<ByteRange>) -> Vec<ByteRange> {
-    ranges.sort_unstable();
-    let mut merged: Vec<ByteRange> = Vec::new();
-    for (start, end) in ranges {
+fn merge_ranges(mut ranges: Vec<Range<FileOffset>>) -> Vec<Range<FileOffset>> {
+    ranges.sort_unstable_by_key(|range| (range.start, range.end));
+    let mut merged: Vec<Range<FileOffset>> = Vec::new();
+    for range in ranges {
         match merged.last_mut() {
-            Some((_, last)) if *last >= start => *last = end.max(*last),
-            _ => merged.push((start, end)),
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => merged.push(range),
         }
     }
     merged
@@ -215,7 +216,9 @@ mod tests {
 
     #[test]
     fn adjacent_and_overlapping_ranges_are_merged() {
-        assert_eq!(merge_ranges(vec![(5, 9), (0, 2), (2, 3), (6, 7)]), [(0, 3), (5, 9)]);
+        let range = |start, end| FileOffset(start)..FileOffset(end);
+        let ranges = vec![range(5, 9), range(0, 2), range(2, 3), range(6, 7)];
+        assert_eq!(merge_ranges(ranges), [range(0, 3), range(5, 9)]);
         assert_eq!(merge_ranges(Vec::new()), []);
     }
 }

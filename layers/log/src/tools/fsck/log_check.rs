@@ -190,14 +190,14 @@ pub fn check_logs(
     };
     walk.run()?;
     if check.state.has_ended() && check.frames.ends_before_index {
-        let epoch = check.frames.epochs.map_or(0, |(first, _)| first);
+        let epoch = check.frames.epochs.as_ref().map_or(0, |epochs| *epochs.start());
         let limit = summary.truncations.limit(Order { epoch, sequence: 0, writer }, check.frames.log_offset);
         check.lost_end = check.lost.iter().map(|(.., end)| (*end).min(limit)).max().unwrap_or_default();
     }
     let is_truncated = summary.last_truncation().is_some();
     check.repairs = decide_repairs(&check.state, &check.frames, &index_scan, data_bytes, is_truncated);
-    if let Some((start, end)) = check.repairs.unreadable {
-        check.problems.push(Problem::unreadable_frames(writer, start, end));
+    if let Some(log_range) = check.repairs.unreadable.clone() {
+        check.problems.push(Problem::unreadable_frames(writer, log_range));
     }
     if let Some(bytes) = check.repairs.missing_bytes {
         check.problems.push(Problem::missing_end(writer, bytes));
@@ -310,8 +310,9 @@ impl FrameWalk<'_> {
             || matches!(self.check.state, WriterState::Closed(_));
         let frames = &mut self.check.frames;
         if counts {
-            let (first, last) = frames.epochs.unwrap_or((frame.epoch, frame.epoch));
-            frames.epochs = Some((first.min(frame.epoch), last.max(frame.epoch)));
+            let (first, last) =
+                frames.epochs.as_ref().map_or((frame.epoch, frame.epoch), |epochs| (*epochs.start(), *epochs.end()));
+            frames.epochs = Some(first.min(frame.epoch)..=last.max(frame.epoch));
             frames.file_end =
                 runs.unwrap_or_default().iter().map(Run::end).fold(frames.file_end, FileOffset::max);
         }

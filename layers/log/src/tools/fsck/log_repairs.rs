@@ -1,6 +1,8 @@
 //! Decides from the results of `log_check` which problems the logs of one writer have, and which
 //! repairs lose no data. Pure functions.
 
+use std::ops::{Range, RangeInclusive};
+
 use crate::format::{Closed, FileOffset, HEAD_BYTES, PayloadOffset, Running};
 
 /// The state of a writer according to the names in `meta`.
@@ -29,7 +31,7 @@ pub struct FrameScan {
     pub log_offset: u64,
     pub payload_offset: PayloadOffset,
     /// First and last epoch of these frames.
-    pub epochs: Option<(u64, u64)>,
+    pub epochs: Option<RangeInclusive<u64>>,
     /// The largest end of their extents in the file.
     pub file_end: FileOffset,
     /// A frame without a batch is incomplete, although other frames follow.
@@ -79,8 +81,8 @@ pub struct LogRepairs {
     pub torn_bytes: Option<u64>,
     /// Number of bytes that the data log lacks according to the `closed` name.
     pub missing_bytes: Option<u64>,
-    /// Start and end in the data log of bytes that are not frames, although frames follow.
-    pub unreadable: Option<(u64, u64)>,
+    /// The log offsets of bytes that are not frames, although frames follow.
+    pub unreadable: Option<Range<u64>>,
     /// The defect of the index log, as text to be appended to its name.
     pub index_defect: Option<&'static str>,
     /// The index log can be created again from the data log.
@@ -102,7 +104,7 @@ pub fn decide_repairs(
     is_truncated: bool,
 ) -> LogRepairs {
     let mut repairs = LogRepairs {
-        unreadable: frames.has_frame_after_end.then_some((frames.log_offset, data_bytes)),
+        unreadable: frames.has_frame_after_end.then_some(frames.log_offset..data_bytes),
         ..LogRepairs::default()
     };
     if !state.has_ended() {
@@ -117,7 +119,7 @@ pub fn decide_repairs(
             repairs.missing_bytes = Some(closed.data_bytes - frames.log_offset);
             is_readable = false;
         } else if is_readable {
-            repairs.closed_name_is_wrong = frames.epochs != Some((closed.first_epoch, closed.last_epoch))
+            repairs.closed_name_is_wrong = frames.epochs != Some(closed.first_epoch..=closed.last_epoch)
                 || closed.data_bytes != frames.log_offset
                 // The name may have a larger end than the log, if data was lost before it was
                 // synced.
@@ -177,7 +179,7 @@ mod tests {
         FrameScan {
             log_offset: 1000,
             payload_offset: PayloadOffset(800),
-            epochs: Some((2, 3)),
+            epochs: Some(2..=3),
             file_end: FileOffset(900),
             ..FrameScan::default()
         }
@@ -242,7 +244,7 @@ mod tests {
             FrameScan { has_frame_after_end: true, ..frames() },
             FrameScan { lacks_synced: true, ..frames() },
         ] {
-            let unreadable = frames.has_frame_after_end.then_some((1000, 1100));
+            let unreadable = frames.has_frame_after_end.then_some(1000..1100);
             let repairs = decide_repairs(&dead(), &frames, &INDEX, 1100, false);
             assert_eq!(repairs, LogRepairs { unreadable, ..UNREPAIRABLE }, "{frames:?}");
         }

@@ -21,4 +21,4 @@ mod repair;
 
 pub use check::check;
 pub use context::{CheckOptions, CheckResult};
-pub use problem::{ByteRange, Finding, Problem, ProblemKind, RepairOutcome};
+pub use problem::{Finding, Problem, ProblemKind, RepairOutcome};

@@ -2,8 +2,9 @@
 //! their texts. Pure functions. docs/guides/log-tools.md describes each kind for users.
 
 use std::fmt;
+use std::ops::Range;
 
-use crate::format::Holder;
+use crate::format::{FileOffset, Holder};
 
 /// A kind of problem. All problems of one kind have the same meaning for a user and are treated
 /// alike; the text of a problem has the details.
@@ -73,9 +74,6 @@ impl ProblemKind {
     }
 }
 
-/// Start and end of a range of bytes.
-pub type ByteRange = (u64, u64);
-
 /// A problem: its kind, and the details for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
@@ -86,7 +84,7 @@ pub struct Problem {
     /// The writer whose logs have the problem.
     pub writer: Option<u64>,
     /// The affected ranges of the file.
-    pub ranges: Vec<ByteRange>,
+    pub ranges: Vec<Range<FileOffset>>,
 }
 
 /// The result of a repair.
@@ -164,7 +162,7 @@ impl Problem {
         Problem::new(ProblemKind::Leftover, text)
     }
 
-    pub(crate) fn damaged_ranges(writer: u64, ranges: Vec<ByteRange>) -> Problem {
+    pub(crate) fn damaged_ranges(writer: u64, ranges: Vec<Range<FileOffset>>) -> Problem {
         let text =
             format!("bytes {} of the file are damaged, in the log of writer {writer:016x}", Ranges(&ranges));
         Problem { ranges, ..Problem::of_writer(ProblemKind::DamagedData, writer, text) }
@@ -176,8 +174,9 @@ impl Problem {
         Problem::of_writer(ProblemKind::DamagedData, writer, text)
     }
 
-    /// Bytes `start` to `end` of the data log are not frames, but complete frames follow.
-    pub(crate) fn unreadable_frames(writer: u64, start: u64, end: u64) -> Problem {
+    /// The bytes at these log offsets are not frames, but complete frames follow.
+    pub(crate) fn unreadable_frames(writer: u64, log_range: Range<u64>) -> Problem {
+        let Range { start, end } = log_range;
         let text = format!(
             "bytes {start} to {end} of the data log of writer {writer:016x} have frames that cannot be read"
         );
@@ -189,7 +188,7 @@ impl Problem {
         Problem::of_writer(ProblemKind::DamagedData, writer, text)
     }
 
-    pub(crate) fn lost_unsynced(writer: u64, ranges: Vec<ByteRange>) -> Problem {
+    pub(crate) fn lost_unsynced(writer: u64, ranges: Vec<Range<FileOffset>>) -> Problem {
         let text = format!(
             "bytes {} of the file were lost before they were synced, in the log of writer {writer:016x}",
             Ranges(&ranges)
@@ -197,7 +196,7 @@ impl Problem {
         Problem { ranges, ..Problem::of_writer(ProblemKind::LostUnsynced, writer, text) }
     }
 
-    pub(crate) fn damaged_unused_ranges(writer: u64, ranges: Vec<ByteRange>) -> Problem {
+    pub(crate) fn damaged_unused_ranges(writer: u64, ranges: Vec<Range<FileOffset>>) -> Problem {
         let text = format!(
             "bytes {} are damaged in the log of writer {writer:016x}, but were overwritten or truncated since",
             Ranges(&ranges)
@@ -284,13 +283,13 @@ impl fmt::Display for Bytes {
 }
 
 /// Ranges in a message; only the first four are shown.
-struct Ranges<'a>(&'a [ByteRange]);
+struct Ranges<'a>(&'a [Range<FileOffset>]);
 
 const RANGES_SHOWN: usize = 4;
 
 impl fmt::Display for Ranges<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, (start, end)) in self.0.iter().take(RANGES_SHOWN).enumerate() {
+        for (number, Range { start, end }) in self.0.iter().take(RANGES_SHOWN).enumerate() {
             write!(f, "{}{start} to {end}", if number > 0 { ", " } else { "" })?;
         }
         match self.0.len().saturating_sub(RANGES_SHOWN) {
@@ -326,8 +325,8 @@ mod tests {
     fn texts_have_singular_and_plural_and_few_ranges() {
         assert!(Problem::torn_end(1, 1).text.contains("with 1 byte"));
         assert!(Problem::torn_end(1, 2).text.contains("with 2 bytes that"));
-        let ranges =
-            |count: u64| Problem::damaged_ranges(1, (0..count).map(|i| (2 * i, 2 * i + 1)).collect());
+        let range = |i| FileOffset(2 * i)..FileOffset(2 * i + 1);
+        let ranges = |count: u64| Problem::damaged_ranges(1, (0..count).map(range).collect());
         assert!(ranges(4).text.contains("2 to 3, 4 to 5, 6 to 7 of the file"));
         assert!(ranges(5).text.contains("6 to 7 and 1 more range of the file"));
         assert!(ranges(6).text.contains("and 2 more ranges"));

@@ -3,6 +3,8 @@
 //! and synced before it gets its name, so a repair that was killed can be run again. Damaged bytes
 //! are not changed.
 
+use std::ops::RangeInclusive;
+
 use quell_vfs::{Error, ErrorKind, Rename, Result, Time};
 
 use super::container_check::ContainerCheck;
@@ -197,7 +199,7 @@ fn close_writer(
     modified: Option<Time>,
 ) -> Result<()> {
     let writer = log.writer;
-    let Some((first_epoch, last_epoch)) = log.frames.epochs else {
+    let Some((first_epoch, last_epoch)) = log.frames.epochs.clone().map(RangeInclusive::into_inner) else {
         none_if_not_found(container.remove_logs(writer))?;
         return container.remove_meta(replaced);
     };

@@ -1,5 +1,6 @@
 //! Export: copies files from the stores to a plain directory.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use quell_posix::{WritableDir, WritableFile};
@@ -12,7 +13,7 @@ use super::state::{
     TransferResult, read_whole,
 };
 use crate::container::Descriptors;
-use crate::format::joined;
+use crate::format::{FileOffset, joined};
 use crate::fs::{Entry, StoredDir};
 use crate::not_found::none_if_not_found;
 use crate::tools::progress::ToolProgress;
@@ -68,7 +69,7 @@ struct TargetFile {
 enum ExportTask {
     Dir(Arc<StoredDir>, Entry, Arc<TargetDir>),
     Entry(Arc<StoredDir>, Entry, Arc<TargetDir>, Vec<u8>),
-    Range(Arc<TargetFile>, u64, u64),
+    Range(Arc<TargetFile>, Range<FileOffset>),
 }
 
 /// Copies files from the stores to the directory `to`. Entries that fail are listed in the result,
@@ -149,7 +150,7 @@ impl Export<'_> {
                 }
                 dir.finish_entry(&self.transfer);
             }
-            ExportTask::Range(file, start, end) => self.export_range(&file, start, end),
+            ExportTask::Range(file, range) => self.export_range(&file, range),
         }
     }
 
@@ -266,17 +267,17 @@ impl Export<'_> {
         dir.pending.add();
         let (dir, copies) = (Arc::clone(dir), RangeCopies::new(ranges.len()));
         let target = Arc::new(TargetFile { snapshot, file, temporary, name, dir, ranges: copies });
-        for (start, end) in ranges.iter().skip(1).rev() {
-            added.push(ExportTask::Range(Arc::clone(&target), *start, *end));
+        for range in ranges.iter().skip(1).rev() {
+            added.push(ExportTask::Range(Arc::clone(&target), range.clone()));
         }
-        self.export_range(&target, ranges[0].0, ranges[0].1);
+        self.export_range(&target, ranges[0].clone());
         Ok(())
     }
 
     /// Copies a range. The thread that copies the last range completes the file, or removes it
     /// after a failure.
-    fn export_range(&self, target: &TargetFile, start: u64, end: u64) {
-        let copied = self.transfer.check_stop().and_then(|()| self.copy_range(target, start, end));
+    fn export_range(&self, target: &TargetFile, range: Range<FileOffset>) {
+        let copied = self.transfer.check_stop().and_then(|()| self.copy_range(target, range));
         let Some(copied) = target.ranges.finish(copied) else { return };
         match copied.and_then(|()| self.complete_file(target)) {
             Ok(()) => self.transfer.add_file(target.snapshot.size_bytes()),
@@ -288,15 +289,15 @@ impl Export<'_> {
         target.dir.finish_entry(&self.transfer);
     }
 
-    fn copy_range(&self, target: &TargetFile, start: u64, end: u64) -> Result<()> {
-        let mut buffer = vec![0; READ_BYTES.min((end - start) as usize)];
-        for (from, to) in target.snapshot.data_ranges(start, end)? {
-            let mut at = from;
-            while at < to {
+    fn copy_range(&self, target: &TargetFile, range: Range<FileOffset>) -> Result<()> {
+        let mut buffer = vec![0; READ_BYTES.min((range.end - range.start) as usize)];
+        for data in target.snapshot.data_ranges(range)? {
+            let mut at = data.start;
+            while at < data.end {
                 self.transfer.check_stop()?;
-                let part = &mut buffer[..READ_BYTES.min((to - at) as usize)];
-                read_whole(&target.snapshot, &target.name, part, at)?;
-                target.file.write_at(part, at)?;
+                let part = &mut buffer[..READ_BYTES.min((data.end - at) as usize)];
+                read_whole(&target.snapshot, &target.name, part, at.0)?;
+                target.file.write_at(part, at.0)?;
                 at += part.len() as u64;
                 self.transfer.progress.add_bytes(part.len() as u64);
             }

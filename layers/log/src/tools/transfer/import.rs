@@ -1,6 +1,7 @@
 //! Import: copies plain files into the stores. Each thread is a separate writer, so a large file
 //! has several logs.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +17,7 @@ use super::state::{
     DIR_PERMISSIONS, FILE_PERMISSIONS, Pending, READ_BYTES, RangeCopies, Transfer, TransferOptions,
     TransferResult, read_whole,
 };
-use crate::format::joined;
+use crate::format::{FileOffset, joined};
 use crate::fs::LogFs;
 use crate::stores::Stores;
 use crate::tools::progress::ToolProgress;
@@ -83,7 +84,7 @@ impl SourceFile {
 
 enum ImportTask {
     Entry(Arc<SourceDir>, Vec<u8>, Vec<u8>),
-    Range(Arc<SourceFile>, u64, u64),
+    Range(Arc<SourceFile>, Range<FileOffset>),
 }
 
 /// Copies plain files from the directory `from` to the directory `path` of `fs`, the file system of
@@ -159,7 +160,7 @@ impl Import<'_> {
                 }
                 self.finish_entry(&dir);
             }
-            ImportTask::Range(file, start, end) => self.import_range(&file, start, end),
+            ImportTask::Range(file, range) => self.import_range(&file, range),
         }
     }
 
@@ -314,17 +315,17 @@ impl Import<'_> {
             next_process: AtomicU32::new(2),
             ranges: RangeCopies::new(ranges.len()),
         });
-        for (start, end) in ranges.iter().skip(1).rev() {
-            added.push(ImportTask::Range(Arc::clone(&file), *start, *end));
+        for range in ranges.iter().skip(1).rev() {
+            added.push(ImportTask::Range(Arc::clone(&file), range.clone()));
         }
-        self.import_range(&file, ranges[0].0, ranges[0].1);
+        self.import_range(&file, ranges[0].clone());
         Ok(())
     }
 
     /// Copies a range. The thread that copies the last range completes the file, or removes it
     /// after a failure.
-    fn import_range(&self, file: &SourceFile, start: u64, end: u64) {
-        let copied = self.transfer.check_stop().and_then(|()| self.copy_range(file, start, end));
+    fn import_range(&self, file: &SourceFile, range: Range<FileOffset>) {
+        let copied = self.transfer.check_stop().and_then(|()| self.copy_range(file, range));
         let Some(copied) = file.ranges.finish(copied) else { return };
         let closed = file.close_writers();
         match copied.and(closed).and_then(|()| self.complete_file(file)) {
@@ -338,7 +339,7 @@ impl Import<'_> {
         self.finish_entry(&file.dir);
     }
 
-    fn copy_range(&self, file: &SourceFile, start: u64, end: u64) -> Result<()> {
+    fn copy_range(&self, file: &SourceFile, range: Range<FileOffset>) -> Result<()> {
         let writer = match file.take_writer() {
             Some(writer) => writer,
             None => {
@@ -347,21 +348,26 @@ impl Import<'_> {
                 self.fs.open_as(&context, file.node, OpenMode::WRITE)?
             }
         };
-        self.write_range(file, &*writer, start, end)?;
+        self.write_range(file, &*writer, range)?;
         file.return_writer(writer);
         Ok(())
     }
 
-    fn write_range(&self, file: &SourceFile, into: &dyn WritableFile, start: u64, end: u64) -> Result<()> {
+    fn write_range(
+        &self,
+        file: &SourceFile,
+        into: &dyn WritableFile,
+        range: Range<FileOffset>,
+    ) -> Result<()> {
         let has_holes = file.stat.blocks.saturating_mul(512) < file.stat.size_bytes;
-        let mut buffer = vec![0; READ_BYTES.min((end - start) as usize)];
-        let mut at = start;
-        while at < end {
+        let mut buffer = vec![0; READ_BYTES.min((range.end - range.start) as usize)];
+        let mut at = range.start;
+        while at < range.end {
             self.transfer.check_stop()?;
-            let part = &mut buffer[..READ_BYTES.min((end - at) as usize)];
-            read_whole(&*file.from, &file.name, part, at)?;
+            let part = &mut buffer[..READ_BYTES.min((range.end - at) as usize)];
+            read_whole(&*file.from, &file.name, part, at.0)?;
             if has_holes {
-                let mut offset = at;
+                let mut offset = at.0;
                 for chunk in part.chunks(HOLE_BYTES) {
                     if chunk.iter().any(|byte| *byte != 0) {
                         into.write_at(chunk, offset)?;
@@ -369,7 +375,7 @@ impl Import<'_> {
                     offset += chunk.len() as u64;
                 }
             } else {
-                into.write_at(part, at)?;
+                into.write_at(part, at.0)?;
             }
             at += part.len() as u64;
             self.transfer.progress.add_bytes(part.len() as u64);

@@ -1,5 +1,6 @@
 //! The content of a container at one moment.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use quell_vfs::{Attributes, NodeId, ReadAt, Result};
@@ -53,16 +54,17 @@ impl Snapshot {
         self.is_short
     }
 
-    /// Returns the ranges from `start` to `end` that are not holes.
-    pub fn data_ranges(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>> {
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let end = end.min(self.size_bytes());
+    /// Returns the parts of `range` that are not holes.
+    pub fn data_ranges(&self, range: Range<FileOffset>) -> Result<Vec<Range<FileOffset>>> {
+        let mut ranges: Vec<Range<FileOffset>> = Vec::new();
+        let Range { start, end } = range;
+        let end = end.min(FileOffset(self.size_bytes()));
         if start < end {
-            self.view.pieces(FileOffset(start), FileOffset(end), &mut |piece| {
+            self.view.pieces(start, end, &mut |piece| {
                 let Piece::Data(extent) = piece else { return };
                 match ranges.last_mut() {
-                    Some((_, last)) if *last == extent.start.0 => *last = extent.end().0,
-                    _ => ranges.push((extent.start.0, extent.end().0)),
+                    Some(last) if last.end == extent.start => last.end = extent.end(),
+                    _ => ranges.push(extent.start..extent.end()),
                 }
             })?;
         }

@@ -1,5 +1,6 @@
 //! The options, the result and the state of a transfer that all threads share.
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,7 +8,7 @@ use quell_posix::Stat;
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Change, Error, ErrorKind, ReadAt, Result, Time};
 
-use crate::format::number_name;
+use crate::format::{FileOffset, number_name};
 use crate::tools::progress::ToolProgress;
 
 /// Size of a read, in bytes.
@@ -128,7 +129,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Returns the ranges in which a file of this size is copied, at least one.
-    pub fn ranges(&self, size_bytes: u64) -> Vec<(u64, u64)> {
+    pub fn ranges(&self, size_bytes: u64) -> Vec<Range<FileOffset>> {
         split_ranges(size_bytes, if self.options.threads > 1 { RANGE_BYTES } else { u64::MAX })
     }
 
@@ -158,10 +159,12 @@ impl<'a> Transfer<'a> {
 }
 
 /// Divides `size_bytes` into ranges of at most `range_bytes`. An empty file has one empty range.
-pub fn split_ranges(size_bytes: u64, range_bytes: u64) -> Vec<(u64, u64)> {
+pub fn split_ranges(size_bytes: u64, range_bytes: u64) -> Vec<Range<FileOffset>> {
     let count = size_bytes.div_ceil(range_bytes).max(1);
-    let range =
-        |number: u64| (number * range_bytes, (number + 1).saturating_mul(range_bytes).min(size_bytes));
+    let range = |number: u64| {
+        let end = (number + 1).saturating_mul(range_bytes).min(size_bytes);
+        FileOffset(number * range_bytes)..FileOffset(end)
+    };
     (0..count).map(range).collect()
 }
 

@@ -10,7 +10,7 @@ use quell_vfs::{Change, Context, Error, ErrorKind, FileSystem, Kind, Result, Tim
 use super::snapshot::Snapshot;
 use super::state::{RangeCopies, split_ranges};
 use super::*;
-use crate::format::{data_name, index_name};
+use crate::format::{FileOffset, data_name, index_name};
 use crate::fs::{ResolvedPath, StoredDir, find};
 use crate::test_stores::{GONE, container, content, make, mount, opened, pattern};
 use crate::tools::progress::ToolProgress;
@@ -122,8 +122,8 @@ fn holes_are_preserved() {
     import_from(&source, ImportSource::All, &stores, OPTIONS).unwrap();
     let snapshot = Snapshot::take(container(&stores, "sparse"), 1, &Arc::default()).unwrap();
     assert_eq!(snapshot.size_bytes(), 3_000_000);
-    let written: u64 =
-        snapshot.data_ranges(0, u64::MAX).unwrap().iter().map(|(start, end)| end - start).sum();
+    let ranges = snapshot.data_ranges(FileOffset::ZERO..FileOffset::MAX).unwrap();
+    let written: u64 = ranges.iter().map(|range| range.end - range.start).sum();
     assert!(written <= 2 * (64 << 10), "{written}");
 }
 
@@ -221,10 +221,14 @@ fn the_last_range_of_a_file_gets_the_failure_of_any_range() {
 
 #[test]
 fn a_file_is_divided_into_ranges_without_gaps() {
-    for (size_bytes, expected) in
-        [(0, vec![(0, 0)]), (10, vec![(0, 10)]), (11, vec![(0, 10), (10, 11)]), (20, vec![(0, 10), (10, 20)])]
-    {
+    let range = |start, end| FileOffset(start)..FileOffset(end);
+    for (size_bytes, expected) in [
+        (0, vec![range(0, 0)]),
+        (10, vec![range(0, 10)]),
+        (11, vec![range(0, 10), range(10, 11)]),
+        (20, vec![range(0, 10), range(10, 20)]),
+    ] {
         assert_eq!(split_ranges(size_bytes, 10), expected);
     }
-    assert_eq!(split_ranges(5, u64::MAX), [(0, 5)]);
+    assert_eq!(split_ranges(5, u64::MAX), [range(0, 5)]);
 }
