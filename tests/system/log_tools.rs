@@ -149,7 +149,7 @@ fn ls_and_map_show_the_log_of_each_byte() {
     let data: Vec<_> = map.iter().filter(|line| line.get("hole").is_none()).collect();
     assert!(map[0]["hole"] == true && data.len() == 1 && map.len() == 3, "{map:?}");
     let number = |value: &Value| value.as_u64().unwrap();
-    let (start, log_offset) = (number(&data[0]["start"]), number(&data[0]["place"]));
+    let (start, log_offset) = (number(&data[0]["start"]), number(&data[0]["log_offset"]));
     let own = data[0]["writer"].as_str().unwrap();
     // The bytes are at the offset that the map gives.
     let ended = stage.sh("find \"$1\" -name '*.data' | grep \"$2\"", &[&store, Path::new(own)]).expect(0);

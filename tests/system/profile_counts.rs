@@ -211,8 +211,8 @@ fn a_directory_of_another_machine_counts_as_shared_where_it_is_imported() {
         "7 1700000000.5 stat(\"/nowhere/sw/a\", 0x7f) = 0\n7 1700000000.6 stat(\"/a\", 0x7f) = 0\n",
     );
     let report = report(&stage, &[log], &["--shared", "/nowhere/sw"]);
-    assert_eq!(report["places"]["shared"]["metadata"], 1, "{}", report["places"]);
-    let root = report["places"]["shared"]["roots"][0].as_str().unwrap();
+    assert_eq!(report["locations"]["shared"]["metadata"], 1, "{}", report["locations"]);
+    let root = report["locations"]["shared"]["roots"][0].as_str().unwrap();
     assert!(root.starts_with("/nowhere/sw"), "{root}");
 }
 

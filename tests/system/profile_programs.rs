@@ -157,12 +157,12 @@ fn sum<'a>(values: impl IntoIterator<Item = &'a Value>, member: &str) -> u64 {
 #[track_caller]
 fn expect_sums(report: &Value) {
     let total = |name: &str| number(report, &format!("/totals/{name}"));
-    let places: Vec<&Value> = report["places"].as_object().unwrap().values().collect();
+    let locations: Vec<&Value> = report["locations"].as_object().unwrap().values().collect();
     let elsewhere = ["no_file", "unknown", "bad"].map(|kind| total(&format!("elsewhere/{kind}")));
     assert_eq!(total("calls"), total("metadata") + total("data") + elsewhere.iter().sum::<u64>());
     assert_eq!(elsewhere[1], 0, "strace tells each descriptor");
     for member in ["metadata", "data", "bytes_read", "bytes_written"] {
-        assert_eq!(sum(places.iter().copied(), member), total(member), "{member}");
+        assert_eq!(sum(locations.iter().copied(), member), total(member), "{member}");
     }
     let by_call = report["totals"]["by_call"].as_object().unwrap();
     assert_eq!(by_call.values().map(|calls| calls.as_u64().unwrap()).sum::<u64>(), total("calls"));
@@ -170,10 +170,10 @@ fn expect_sums(report: &Value) {
     for member in ["calls", "failed", "missing"] {
         assert_eq!(sum(operations, member), total(member), "operations: {member}");
     }
-    for (location, row) in report["places"].as_object().unwrap() {
+    for (location, row) in report["locations"].as_object().unwrap() {
         for class in ["metadata", "data"] {
             let of_cell =
-                operations.iter().filter(|o| o["place"] == location.as_str() && o["class"] == class);
+                operations.iter().filter(|o| o["location"] == location.as_str() && o["class"] == class);
             assert_eq!(
                 sum(of_cell, "calls"),
                 row[class].as_u64().unwrap(),
@@ -187,7 +187,7 @@ fn expect_sums(report: &Value) {
         let point = |point: &Value| names.iter().map(|name| point[*name].as_f64().unwrap()).sum::<f64>();
         rows(report, "rate").iter().map(point).sum::<f64>() * step_s
     };
-    let on_shared = sum(places.iter().copied(), "on_shared") as f64;
+    let on_shared = sum(locations.iter().copied(), "on_shared") as f64;
     assert!((integral(&["metadata", "data"]) - on_shared).abs() < 0.5, "{on_shared}");
     assert!((integral(&["metadata", "elsewhere"]) - total("metadata") as f64).abs() < 0.5);
     let remaining = |launch: &str| number(report, &format!("/remaining/{launch}/metadata")) as f64;
@@ -298,9 +298,9 @@ fn a_shell_pipeline_is_counted_exactly_across_directories() {
     assert!((1..=4).contains(&own), "{own} calls of the shell: {row}");
     profiled.expect_program("counted", 10);
     profiled.expect_program("tr", 1);
-    assert_eq!(profiled.report["places"]["cwd"]["mode"], "read-write");
-    assert_eq!(profiled.report["places"]["shared"]["mode"], "read-only");
-    assert_eq!(number(&profiled.report, "/places/shared/bytes_read"), 5 * COUNTED_READS);
+    assert_eq!(profiled.report["locations"]["cwd"]["mode"], "read-write");
+    assert_eq!(profiled.report["locations"]["shared"]["mode"], "read-only");
+    assert_eq!(number(&profiled.report, "/locations/shared/bytes_read"), 5 * COUNTED_READS);
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn busybox_is_many_programs_in_one() {
     assert_eq!(profiled.ended.text().trim(), "30");
     let opened = rows(&profiled.report, "operations")
         .iter()
-        .filter(|o| o["place"] == "shared" && ["open", "openat"].iter().any(|call| o["call"] == *call));
+        .filter(|o| o["location"] == "shared" && ["open", "openat"].iter().any(|call| o["call"] == *call));
     // Each file, and the directory.
     assert_eq!(sum(opened, "calls"), 31);
     assert_eq!(rows(&profiled.report, "small_files").len(), 0);
@@ -405,7 +405,7 @@ fn blast_writes_where_it_works_and_reads_its_database() {
     for name in ["makeblastdb", "blastn", "cut", "sort"] {
         profiled.expect_program(name, 1);
     }
-    let cwd = &profiled.report["places"]["cwd"];
+    let cwd = &profiled.report["locations"]["cwd"];
     assert_eq!(cwd["mode"], "read-write", "{cwd}");
     assert_eq!(number(cwd, "/on_shared"), number(cwd, "/metadata") + number(cwd, "/data"));
     assert!(number(cwd, "/bytes_written") > 3_000 && number(cwd, "/bytes_read") > 3_000, "{cwd}");
@@ -447,7 +447,7 @@ fn the_threads_of_java_are_one_process() {
     assert!((5..=7).contains(&processes), "{processes}");
     let tree = profiled.row("trees", "path", &home);
     assert!(number(tree, "/files_opened") >= 5, "{tree}");
-    assert_eq!(profiled.report["places"]["shared"]["mode"], "read-only");
+    assert_eq!(profiled.report["locations"]["shared"]["mode"], "read-only");
     fixture.expect_same_when_covered(&profiled, &program);
 }
 
@@ -503,8 +503,8 @@ fn ranks_that_write_one_file_are_found() {
     let found = ["writers", "writes", "record", "bytes_written"].map(|member| row[member].as_u64().unwrap());
     assert_eq!(found, [4, 32, 4096, 32 * 4096], "{row}");
     profiled.expect_program("together", 4);
-    assert_eq!(profiled.report["places"]["shared"]["mode"], "read-write");
-    assert_eq!(profiled.report["places"]["shared"]["metadata"], 8, "each opens and closes it");
+    assert_eq!(profiled.report["locations"]["shared"]["mode"], "read-write");
+    assert_eq!(profiled.report["locations"]["shared"]["metadata"], 8, "each opens and closes it");
 }
 
 #[test]
@@ -606,7 +606,7 @@ fn exit_codes_and_signals_are_the_programs() {
         let profiled = fixture.profile_to(code, name, &fixture.shared, &program);
         assert_eq!(profiled.ended.text(), "read\n");
         profiled.expect_program("cat", 1);
-        assert_eq!(profiled.number("/places/shared/bytes_read"), 5);
+        assert_eq!(profiled.number("/locations/shared/bytes_read"), 5);
     }
 }
 
@@ -636,7 +636,7 @@ fn calls_before_an_interruption_are_reported() {
         let report = read_report(&output);
         expect_sums(&report);
         assert!(report["notes"][0].as_str().unwrap().contains("interrupted"), "{}", report["notes"]);
-        assert_eq!(number(&report, "/places/shared/bytes_read"), 5);
+        assert_eq!(number(&report, "/locations/shared/bytes_read"), 5);
         assert!(output.join("report.html").is_file());
         fixture.stage.expect_nothing_left();
     }
@@ -672,7 +672,7 @@ fn reports_get_the_next_free_name_and_are_private() {
         assert_eq!(output.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(ended.json(), read_report(&output), "printed and written are the same");
         let expected =
-            ["operations.csv", "report.html", "report.json", "timeline.svg", "places.png", "mountinfo"];
+            ["operations.csv", "report.html", "report.json", "timeline.svg", "locations.png", "mountinfo"];
         for file in expected.iter().chain(&["trace.strace"]) {
             assert!(output.join(file).is_file(), "{name}/{file}");
         }
@@ -720,7 +720,7 @@ fn a_saved_trace_makes_the_same_report() {
     for location in ["cwd", "tmp", "shared", "local"] {
         for member in ["metadata", "data", "bytes_read", "bytes_written", "missing", "on_shared", "mode"] {
             assert_eq!(
-                first["places"][location][member], second["places"][location][member],
+                first["locations"][location][member], second["locations"][location][member],
                 "{location}: {member}"
             );
         }

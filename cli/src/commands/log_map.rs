@@ -65,7 +65,7 @@ pub fn map(args: &LogMapArgs) -> Result<ExitCode, Failure> {
             lines.line(format_args!(
                 "{}",
                 json!({ "start": start, "end": end, "writer": format!("{writer:016x}"),
-                    "position": payload_offset, "place": log_offset, "epoch": epoch, "sequence": sequence })
+                    "payload_offset": payload_offset, "log_offset": log_offset, "epoch": epoch, "sequence": sequence })
             ));
         }
         Some(LogLocation { writer, payload_offset, log_offset, epoch, sequence }) => {
@@ -95,7 +95,7 @@ pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
             ByteState::Truncated => ("truncated", None),
         };
         if args.part.output.json {
-            let mut value = json!({ "position": payload_offset, "place": log_offset,
+            let mut value = json!({ "payload_offset": payload_offset, "log_offset": log_offset,
                 "start": start, "end": end, "now": state });
             if let Some(LogLocation { writer, epoch, sequence, .. }) = by {
                 value["by"] =

@@ -42,7 +42,6 @@ pub struct Report {
     /// All calls.
     pub totals: Totals,
     /// The calls by location.
-    #[serde(rename = "places")]
     pub locations: Locations,
     /// Each kind of call in each location, in the order of locations, then by decreasing number of
     /// calls: `operations.csv`.
@@ -305,7 +304,6 @@ pub enum AccessMode {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Operation {
     /// `cwd`, `tmp`, `shared`, `local` or `elsewhere`.
-    #[serde(rename = "place")]
     pub location: String,
     /// `metadata` or `data`.
     pub class: String,
@@ -375,7 +373,6 @@ pub struct Directory {
     /// Its path.
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
-    #[serde(rename = "place")]
     pub location: String,
     /// Metadata calls that named this directory or an entry directly in it.
     pub metadata: u64,
@@ -478,7 +475,6 @@ pub struct Reread {
     /// Its path.
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
-    #[serde(rename = "place")]
     pub location: String,
     /// Number of opens, by all processes.
     pub opens: u64,
@@ -498,7 +494,6 @@ pub struct SharedWrite {
     /// Its path.
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
-    #[serde(rename = "place")]
     pub location: String,
     /// Whether it is on a shared file system.
     pub on_shared: bool,
@@ -519,7 +514,6 @@ pub struct SmallFiles {
     /// Its path.
     pub directory: String,
     /// `cwd`, `tmp`, `shared` or `local`.
-    #[serde(rename = "place")]
     pub location: String,
     /// Number of files of up to 64 KiB that were created in it.
     pub files: u64,

@@ -143,7 +143,7 @@ impl PosixDir {
         }
     }
 
-    /// Checks that root may use the child `name`, whose identity is `child`, on behalf of the owner
+    /// Checks that root may use the child `name`, whose status is `child`, on behalf of the owner
     /// of this directory.
     fn check_child(&self, child: &FileStatus, operation: &'static str, name: &[u8]) -> Result<()> {
         let dir = FileStatus::current(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;

@@ -32,7 +32,7 @@ const CHARTS: [(&str, Draw); 5] = [
     ("paths", icicle),
     ("timeline", timeline),
     ("processes", lanes),
-    ("places", location_bars),
+    ("locations", location_bars),
 ];
 
 /// Returns all charts, in the width of a desktop page.

@@ -19,7 +19,7 @@ pub fn location_bars(report: &Report, width: Width) -> Drawing {
         )
     });
     let description = described.collect::<Vec<_>>().join("; ") + ".";
-    let mut drawing = Drawing::new("places", width, "Calls by location, as counted", description);
+    let mut drawing = Drawing::new("locations", width, "Calls by location, as counted", description);
     let font_size = width.font_size();
     let top = key(&mut drawing, width);
     let mut y = top;

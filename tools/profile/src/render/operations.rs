@@ -6,7 +6,7 @@ use crate::report::{Operation, Report};
 
 /// The fields of `Operation`, which are the columns.
 const COLUMNS: [&str; 9] =
-    ["place", "class", "call", "calls", "failed", "missing", "bytes_read", "bytes_written", "seconds"];
+    ["location", "class", "call", "calls", "failed", "missing", "bytes_read", "bytes_written", "seconds"];
 
 /// Returns `operations.csv` as specified by RFC 4180: a header, and a row for each kind of call in
 /// each location.

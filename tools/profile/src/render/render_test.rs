@@ -134,7 +134,7 @@ fn every_number_of_the_locations_is_on_the_page() {
     let page = html(&report);
     for (name, meaning, totals) in report.locations.named() {
         let row =
-            page.split_once(&format!("{name} <span>{meaning}</span></th>")).expect("a row for each place").1;
+            page.split_once(&format!("{name} <span>{meaning}</span></th>")).expect("a row for each location").1;
         let row = row.split_once("</tr>").expect("rows end").0;
         let mode = if totals.mode == AccessMode::ReadWrite { "RW" } else { "RO" };
         let numbers = [
@@ -167,7 +167,7 @@ fn a_page_has_every_section_and_needs_no_other_file() {
         assert!(page.starts_with("<!DOCTYPE html>"));
         assert!(page.contains("default-src 'none'; style-src 'unsafe-inline'; img-src data:"));
         for id in [
-            "paths", "time", "places", "programs", "searches", "patterns", "trees", "nodes", "notes",
+            "paths", "time", "locations", "programs", "searches", "patterns", "trees", "nodes", "notes",
             "counted",
         ] {
             assert_eq!(page.matches(&format!("<h2 id=\"{id}\">")).count(), 1, "{what}: {id}");
@@ -278,7 +278,7 @@ fn pictures_have_the_stated_size() {
     for (what, report) in [("maker", example::maker()), ("hostile", example::hostile())] {
         let drawn = charts(&report).unwrap();
         let names: Vec<_> = drawn.iter().map(|chart| chart.name).collect();
-        assert_eq!(names, ["before-after", "paths", "timeline", "processes", "places"], "{what}");
+        assert_eq!(names, ["before-after", "paths", "timeline", "processes", "locations"], "{what}");
         for chart in drawn {
             let number = |name: &str| -> f64 {
                 let begin = chart.svg.split_once(&format!(" {name}=\"")).expect("a size").1;
