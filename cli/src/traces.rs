@@ -132,8 +132,8 @@ impl Lines<'_> {
             any = true;
             let end = memchr::memchr(b'\n', buffer);
             let part = &buffer[..end.unwrap_or(buffer.len())];
-            let room = (LINE_BYTES_MAX + 1).saturating_sub(self.text.len());
-            self.text.extend_from_slice(&part[..part.len().min(room)]);
+            let free_bytes = (LINE_BYTES_MAX + 1).saturating_sub(self.text.len());
+            self.text.extend_from_slice(&part[..part.len().min(free_bytes)]);
             let used = part.len() + usize::from(end.is_some());
             self.reader.consume(used);
             if end.is_some() {

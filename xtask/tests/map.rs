@@ -228,7 +228,7 @@ fn denials() -> String {
 /// environment, writes them instead.
 #[test]
 fn deny_toml_agrees_with_the_table_of_libraries() {
-    let (begin, end) = ("    # BEGIN: made from ARCHITECTURE.md by `make fix`\n", "    # END\n");
+    let (begin, end) = ("    # BEGIN: written by `make fix` from ARCHITECTURE.md\n", "    # END\n");
     let text = read("deny.toml");
     let (before, rest) = text.split_once(begin).expect("deny.toml has the line BEGIN");
     let (found, after) = rest.split_once(end).expect("deny.toml has the line END");

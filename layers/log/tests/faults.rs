@@ -558,9 +558,9 @@ fn a_removed_and_closed_file_leaves_no_open_handles_and_no_used_space() {
         drop((file, made));
     };
     round(false);
-    let (before, room) = (store.open_handles(), 10 * 4096);
+    let (before, frame_bytes) = (store.open_handles(), 10 * 4096);
     // The space of the removed file is free again, exactly.
-    store.set_free_bytes(Some(700_000 + 100 * 4096 + room));
+    store.set_free_bytes(Some(700_000 + 100 * 4096 + frame_bytes));
     for i in 0..30 {
         round(i % 2 == 0);
         assert_eq!(store.open_handles(), before, "round {i}");

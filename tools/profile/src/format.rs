@@ -172,9 +172,9 @@ pub fn name(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text;
     }
-    let room = columns.saturating_sub(1);
-    let begin = fitting(text.chars(), room / 3);
-    let end: Vec<char> = fitting(text.chars().rev(), room - room / 3).chars().collect();
+    let shown = columns.saturating_sub(1);
+    let begin = fitting(text.chars(), shown / 3);
+    let end: Vec<char> = fitting(text.chars().rev(), shown - shown / 3).chars().collect();
     format!("{begin}…{}", end.into_iter().rev().collect::<String>())
 }
 

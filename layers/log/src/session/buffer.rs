@@ -27,16 +27,16 @@ impl Buffer {
         self.memory.as_deref().map_or(&[], |memory| &memory[..self.length])
     }
 
-    /// Appends `from` to a buffer with a capacity of `room` bytes, which must be the same in every
+    /// Appends `from` to a buffer with a capacity of `capacity_bytes`, which must be the same in every
     /// call and must not be exceeded. Only pages that were written to use memory.
     ///
     /// # Errors
     ///
     /// Those of mmap(2), if the buffer has no memory yet.
-    pub fn push(&mut self, from: &[u8], room: usize) -> Result<()> {
+    pub fn push(&mut self, from: &[u8], capacity_bytes: usize) -> Result<()> {
         let memory = match self.memory.take() {
             Some(memory) => memory,
-            None => MmapMut::map_anon(room).map_err(|error| {
+            None => MmapMut::map_anon(capacity_bytes).map_err(|error| {
                 let kind = ErrorKind::from_errno(error.raw_os_error().unwrap_or(quell_vfs::errno::EIO));
                 Error { source: Some(Box::new(error)), ..Error::new(kind, "map", b"a write buffer") }
             })?,

@@ -89,15 +89,15 @@ pub struct MapUpdate {
 impl MapUpdate {
     /// Reads the new parts of the logs, up to about as many extents as are kept in memory.
     pub fn read(mut self, container: &Container) -> Result<MapUpdate> {
-        let mut room = container.host().scratch.extents_max.max(1);
+        let mut extents_left = container.host().scratch.extents_max.max(1);
         for (index, log) in self.logs.iter_mut().enumerate() {
-            if room == 0 {
+            if extents_left == 0 {
                 self.is_all = false;
                 break;
             }
             let (found, is_end) =
-                read_share(container, std::slice::from_mut(log), 0, &self.truncations, room)?;
-            room = room.saturating_sub(found.len());
+                read_share(container, std::slice::from_mut(log), 0, &self.truncations, extents_left)?;
+            extents_left = extents_left.saturating_sub(found.len());
             self.is_all &= is_end;
             let found = match &self.flat {
                 Some(flat) => {
@@ -276,8 +276,8 @@ impl ExtentMap {
         let extents_max = container.host().scratch.extents_max;
         let mut found = known;
         loop {
-            let room = extents_max.saturating_sub(found.len());
-            let is_all = map.read_shares(container, threads, room, &mut found)?;
+            let extents_left = extents_max.saturating_sub(found.len());
+            let is_all = map.read_shares(container, threads, extents_left, &mut found)?;
             map.gather(std::mem::take(&mut found))?;
             if is_all {
                 break;
@@ -296,25 +296,25 @@ impl ExtentMap {
         Ok(map)
     }
 
-    /// Reads the newer parts of the logs in shares of equal size, until there are about `room`
+    /// Reads the newer parts of the logs in shares of equal size, until there are about `extents_left`
     /// extents. Returns true if everything was read.
     fn read_shares(
         &mut self,
         container: &Container,
         threads: usize,
-        room: usize,
+        extents_left: usize,
         found: &mut Vec<Extent>,
     ) -> Result<bool> {
         let (count, mut rest) = (self.logs.len(), &mut self.logs[..]);
         let threads = threads.clamp(1, count.max(1));
-        let room = room.div_ceil(threads).max(1);
+        let extents_left = extents_left.div_ceil(threads).max(1);
         let truncations = &self.truncations;
         let shares: Vec<Result<(Vec<Extent>, bool)>> = std::thread::scope(|scope| {
             let mut shares = (0..threads).map(|number| {
                 let part = share_range(count, number, threads);
                 let (logs, others) = std::mem::take(&mut rest).split_at_mut(part.len());
                 rest = others;
-                move || read_share(container, logs, part.start as u32, truncations, room)
+                move || read_share(container, logs, part.start as u32, truncations, extents_left)
             });
             let own = shares.next();
             let others: Vec<_> = shares.map(|share| scope.spawn(share)).collect();
@@ -744,11 +744,11 @@ fn read_share(
     logs: &mut [LogReader],
     first: u32,
     truncations: &Truncations,
-    room: usize,
+    extents_left: usize,
 ) -> Result<(Vec<Extent>, bool)> {
     let (mut found, mut is_all) = (Vec::new(), true);
     for (log, number) in logs.iter_mut().zip(first..) {
-        let left = room.max(1).saturating_sub(found.len());
+        let left = extents_left.max(1).saturating_sub(found.len());
         if left == 0 {
             is_all = false;
             break;

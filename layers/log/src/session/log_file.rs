@@ -294,7 +294,7 @@ impl LogFile {
         self.take_epoch_if_stale()?;
         loop {
             let mut state = writer.lock();
-            state.make_room(self, writer.id, from.len())?;
+            state.flush_if_full(self, writer.id, from.len())?;
             let claimed = self.sequencer().claim(writer.id, offset, end);
             let rivals = match claimed {
                 Ok(claim) => {

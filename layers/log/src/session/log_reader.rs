@@ -117,15 +117,15 @@ impl LogReader {
         truncations.limit(Order { epoch, sequence, writer: self.writer }, payload_log_offset)
     }
 
-    /// Reads the new part of the logs, until `visit` was called for `room` extents. Returns true if
+    /// Reads the new part of the logs, until `visit` was called for `extents_max` extents. Returns true if
     /// everything was read.
     pub fn read_new(
         &mut self,
         container: &Container,
-        room: usize,
+        extents_max: usize,
         visit: &mut VisitExtent<'_>,
     ) -> Result<bool> {
-        let mut left = room as u64;
+        let mut left = extents_max as u64;
         self.visit_pending(&mut left, visit);
         if left > 0 && !self.is_complete() {
             self.read_index(container, &mut left, visit)?;

@@ -190,7 +190,7 @@ impl LockedWriter {
     }
 
     /// Writes the collected frame if `bytes` more do not fit into it.
-    pub fn make_room(&mut self, file: &dyn WriterContext, id: u64, bytes: usize) -> Result<()> {
+    pub fn flush_if_full(&mut self, file: &dyn WriterContext, id: u64, bytes: usize) -> Result<()> {
         if self.buffer.len() + bytes > self.buffer_bytes || self.runs.len() >= FRAME_RUNS_MAX {
             self.flush(file, id)?;
         }
