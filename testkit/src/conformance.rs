@@ -4,6 +4,7 @@
 
 mod attributes;
 mod capabilities;
+mod deadlines;
 mod hard_links;
 mod implementation;
 mod links;
@@ -20,9 +21,10 @@ pub use implementation::{Implementation, Instance};
 
 type Promise = fn(&Implementation<'_>);
 
-const PROMISES: [(&str, Promise); 11] = [
+const PROMISES: [(&str, Promise); 12] = [
     ("attributes", attributes::check),
     ("capabilities", capabilities::check),
+    ("deadlines", deadlines::check),
     ("hard links", hard_links::check),
     ("links", links::check),
     ("list", list::check),
@@ -36,8 +38,14 @@ const PROMISES: [(&str, Promise); 11] = [
 
 /// Checks all promises.
 pub fn run(implementation: &Implementation<'_>) {
-    for (name, check) in PROMISES {
-        println!("{}: {name}", implementation.name);
-        check(implementation);
+    for (name, _) in PROMISES {
+        check(name, implementation);
     }
+}
+
+/// Checks the promise of this name. Panics if there is none, or if it is not kept.
+pub fn check(promise: &str, implementation: &Implementation<'_>) {
+    println!("{}: {promise}", implementation.name);
+    let found = PROMISES.iter().find(|(name, _)| *name == promise);
+    found.expect("a promise has this name").1(implementation);
 }

@@ -2,6 +2,7 @@
 //! enough to be verified by reading. Other implementations are compared with it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use quell_vfs::{
     Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
@@ -18,6 +19,7 @@ pub struct Model {
     /// One path of each node; `None` if its last name was removed.
     paths: Vec<Option<Vec<u8>>>,
     parents: Vec<NodeNumber>,
+    keeps_deadlines: bool,
 }
 
 impl Model {
@@ -32,7 +34,22 @@ impl Model {
                 parents[*child] = *number;
             }
         }
-        Model { link_counts: tree.link_counts(), paths, parents, tree }
+        Model { link_counts: tree.link_counts(), paths, parents, tree, keeps_deadlines: false }
+    }
+
+    /// Returns the same file system, which refuses operations whose deadline has passed, as a layer
+    /// with servers does. Without this it ignores deadlines, as a layer on a local backend does.
+    pub fn with_deadlines(self) -> Model {
+        Model { keeps_deadlines: true, ..self }
+    }
+
+    fn check_deadline(&self, context: &Context<'_>) -> Result<()> {
+        match context.deadline {
+            Some(deadline) if self.keeps_deadlines && deadline <= Instant::now() => {
+                Err(Error::new(ErrorKind::TimedOut, "wait", b""))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the tree.
@@ -87,7 +104,7 @@ impl FileSystem for Model {
             immutable: true,
             xattrs: self.some_node(|node| !node.xattrs.is_empty()),
             acls: self.some_node(|node| node.xattrs.keys().any(is_acl)),
-            deadlines: false,
+            deadlines: self.keeps_deadlines,
         }
     }
 
@@ -95,7 +112,8 @@ impl FileSystem for Model {
         NodeId(Tree::ROOT as u64)
     }
 
-    fn lookup(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        self.check_deadline(context)?;
         let dir = self.dir(dir)?;
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
@@ -103,7 +121,8 @@ impl FileSystem for Model {
         Ok(dir.children.get(name).map(|number| NodeRef::permanent(self.attributes_of(*number))))
     }
 
-    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        self.check_deadline(context)?;
         Ok(self.attributes_of(self.number(node)?))
     }
 
@@ -117,11 +136,12 @@ impl FileSystem for Model {
 
     fn list(
         &self,
-        _: &Context<'_>,
+        context: &Context<'_>,
         dir: NodeId,
         after: Cursor,
         visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
+        self.check_deadline(context)?;
         let skip = usize::try_from(after.0).unwrap_or(usize::MAX);
         for (i, (name, number)) in self.dir(dir)?.children.iter().enumerate().skip(skip) {
             let attributes = self.attributes_of(*number);
@@ -133,22 +153,26 @@ impl FileSystem for Model {
         Ok(())
     }
 
-    fn read_link(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        self.check_deadline(context)?;
         match self.node(node)? {
             link if link.kind == Kind::Symlink => Ok(link.target.clone()),
             _ => Err(Error::new(ErrorKind::InvalidInput, "read link", self.path(node)?)),
         }
     }
 
-    fn xattr(&self, _: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.check_deadline(context)?;
         Ok(self.node(node)?.xattrs.get(name).cloned())
     }
 
-    fn xattr_names(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.check_deadline(context)?;
         Ok(self.node(node)?.xattrs.keys().cloned().collect())
     }
 
-    fn open(&self, _: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        self.check_deadline(context)?;
         let kind = match self.node(node)?.kind {
             Kind::File => {
                 let (tree, number) = (self.tree.clone(), self.number(node)?);

@@ -10,14 +10,20 @@ use quell_vfs::Kind;
 
 #[test]
 fn the_model_conforms() {
-    let make = |tree: &Tree| Instance { fs: Arc::new(Model::new(Arc::new(tree.clone()))), keep: None };
-    conformance::run(&Implementation {
-        name: "model",
-        exact: true,
-        devices: true,
-        xattrs: true,
-        make: &make,
-    });
+    for deadlines in [false, true] {
+        let make = |tree: &Tree| {
+            let model = Model::new(Arc::new(tree.clone()));
+            let model = if deadlines { model.with_deadlines() } else { model };
+            Instance { fs: Arc::new(model), keep: None }
+        };
+        conformance::run(&Implementation {
+            name: if deadlines { "model with deadlines" } else { "model" },
+            exact: true,
+            devices: true,
+            xattrs: true,
+            make: &make,
+        });
+    }
 }
 
 /// Compares all results of two directories, recursively.

@@ -1,4 +1,5 @@
-//! Promise: a listing has every entry once, in an order that never changes, from any cursor.
+//! Promise: a listing has every entry once, in an order that never changes, from any cursor. No cursor
+//! is larger than `Cursor::MAX`.
 
 use std::collections::BTreeSet;
 
@@ -37,6 +38,7 @@ pub(super) fn check(implementation: &Implementation<'_>) {
 fn from_every_cursor(fs: &dyn FileSystem, dir: NodeId, all: &[Vec<u8>]) {
     let mut cursors = Vec::new();
     fs.list(&Context::OWN, dir, Cursor::START, &mut |entry| {
+        assert!(entry.next <= Cursor::MAX, "{:?} is larger than any cursor may be", entry.next);
         cursors.push(entry.next);
         true
     })

@@ -16,6 +16,7 @@ mod mounts;
 mod names;
 mod nodes;
 mod open_and_removed;
+mod paths;
 mod pieces;
 mod publish;
 mod rename;
@@ -29,7 +30,7 @@ pub use mount::{Mounts, WritableImplementation};
 
 type Promise = fn(&WritableImplementation<'_>);
 
-const PROMISES: [(&str, Promise); 21] = [
+const PROMISES: [(&str, Promise); 22] = [
     ("create", create::check),
     ("bytes", bytes::check),
     ("holes", holes::check),
@@ -38,6 +39,7 @@ const PROMISES: [(&str, Promise); 21] = [
     ("set-id bits", set_id::check),
     ("pieces", pieces::check),
     ("names", names::check),
+    ("paths", paths::check),
     ("directories", directories::check),
     ("symlinks", symlinks::check),
     ("rename", rename::check),
@@ -55,8 +57,14 @@ const PROMISES: [(&str, Promise); 21] = [
 
 /// Checks all promises.
 pub fn run(implementation: &WritableImplementation<'_>) {
-    for (name, check) in PROMISES {
-        println!("{}: {name}", implementation.name);
-        check(implementation);
+    for (name, _) in PROMISES {
+        check(name, implementation);
     }
+}
+
+/// Checks the promise of this name. Panics if there is none, or if it is not kept.
+pub fn check(promise: &str, implementation: &WritableImplementation<'_>) {
+    println!("{}: {promise}", implementation.name);
+    let found = PROMISES.iter().find(|(name, _)| *name == promise);
+    found.expect("a promise has this name").1(implementation);
 }

@@ -1,5 +1,6 @@
 //! Promise: a listing has every entry once, with its kind and node. Entries that are not changed
-//! appear once, even if others are created and removed during the listing.
+//! appear once, even if others are created and removed during the listing. No cursor is larger than
+//! `Cursor::MAX`.
 
 use std::collections::BTreeSet;
 
@@ -31,6 +32,13 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
             assert_eq!(found.kind, [Kind::File, Kind::Dir, Kind::Symlink][i % 3]);
         }
     }
+    mount
+        .fs
+        .list(&Context::OWN, dir, Cursor::START, &mut |entry| {
+            assert!(entry.next <= Cursor::MAX, "{:?} is larger than any cursor may be", entry.next);
+            true
+        })
+        .unwrap();
     while_it_changes(&implementation.mount());
     as_rm_does(&implementation.mount());
 }

@@ -36,5 +36,9 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         let mode = OpenMode { truncate: true, ..OpenMode::READ_WRITE };
         drop(mount.verbs().open_as(&context, node, mode).unwrap());
         assert_eq!(mount.attributes(node).permissions, after, "{before:o}");
+
+        set(&mount, node, before);
+        drop(mount.verbs().open_path_as(&context, b"file", mode).unwrap());
+        assert_eq!(mount.attributes(node).permissions, after, "{before:o}");
     }
 }
