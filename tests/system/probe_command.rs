@@ -143,6 +143,18 @@ fn the_result_is_as_documented_and_nothing_stays() {
 }
 
 #[test]
+fn the_trace_has_the_directory_and_the_steps_of_a_probe() {
+    let stage = Stage::new();
+    let directory = MemoryDirectory::new();
+    let mut command = probe(&stage, &directory, &["-q", "--max-parallel", "2"]);
+    let ended = stage.run(command.env("QUELL_LOG", "quell_probe=debug")).expect(0);
+    let ended = ended.says("check_directory{path=").says("the directory may be probed leftovers=0");
+    let ended = ended.says("created the probe's directory name=.quell-probe-");
+    let ended = ended.says("measured one kind kind=\"lookup\"").says("measured the mix threads=1");
+    ended.says("removed the probe's directory name=.quell-probe-");
+}
+
+#[test]
 fn people_get_a_curve_and_quiet_gets_none() {
     let stage = Stage::new();
     let directory = MemoryDirectory::new();

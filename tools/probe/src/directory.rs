@@ -350,8 +350,14 @@ pub fn clean(directory: &Path, progress: &Arc<ProbeProgress>) -> Result<Cleaned,
         for leftover in leftovers(&parent, None, worker)? {
             let name = leftover.name.clone();
             match clean_one(&parent, leftover, worker)? {
-                None => cleaned.removed.push(name),
-                Some(why) => cleaned.kept.push((name, why)),
+                None => {
+                    tracing::debug!(%name, "removed the directory of an ended probe");
+                    cleaned.removed.push(name);
+                }
+                Some(why) => {
+                    tracing::debug!(%name, why, "kept the directory of another probe");
+                    cleaned.kept.push((name, why));
+                }
             }
         }
         Ok(cleaned)

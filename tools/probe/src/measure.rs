@@ -111,7 +111,19 @@ impl ProbeResult {
 
 /// Checks whether the directory may be probed; changes nothing.
 pub fn survey(directory: &Path, progress: &Arc<ProbeProgress>) -> Result<Survey, Refusal> {
+    let _span = tracing::debug_span!("check_directory", path = %directory.display()).entered();
     progress.enter(Stage::Checking);
+    let survey = check(directory, progress);
+    match &survey {
+        Ok(Survey { leftovers, operations, .. }) => {
+            tracing::debug!(leftovers = leftovers.len(), operations, "the directory may be probed");
+        }
+        Err(refusal) => tracing::debug!(%refusal, "the directory may not be probed"),
+    }
+    survey
+}
+
+fn check(directory: &Path, progress: &Arc<ProbeProgress>) -> Result<Survey, Refusal> {
     let path = directory.to_owned();
     let task_limits = TaskLimits {
         threads: 1,
@@ -227,8 +239,17 @@ pub fn measure(
         // A directory that could not be removed must be reported, even if something else failed as
         // well.
         (Err(Refusal::Unanswered), Some(_)) => End::Slow,
-        (Err(refusal), _) => return Err(refusal),
+        (Err(refusal), _) => {
+            tracing::debug!(%refusal, "the probe has no result");
+            return Err(refusal);
+        }
     };
+    tracing::debug!(
+        ?end,
+        steps = probe.steps.len(),
+        operations = progress.operations(),
+        "the probe has ended"
+    );
     Ok(ProbeResult {
         started,
         kinds: probe.kinds,
@@ -295,7 +316,11 @@ impl Probe {
             Ok(mut done) => {
                 created.extend(done.calls);
                 let (probe_directory, result) = done.results.pop().expect("one thread ran");
-                self.budget.reserve_removal(probe_directory.as_ref().map_or(0, ProbeDirectory::names));
+                let names = probe_directory.as_ref().map_or(0, ProbeDirectory::names);
+                self.budget.reserve_removal(names);
+                if let Some(ProbeDirectory { name, .. }) = &probe_directory {
+                    tracing::debug!(%name, names, "created the probe's directory");
+                }
                 (probe_directory, result.map_err(not_writable))
             }
             Err(_) => (None, Err(Refusal::Unanswered)),
@@ -316,7 +341,7 @@ impl Probe {
             let Some(done) = self.send_requests(task_limits, probe_directory, &names, vec![kind])? else {
                 return Err(Refusal::Unanswered);
             };
-            self.kinds.extend(kind_rate(kind, &done.calls, self.cached_stat, self.local));
+            self.add_kind(kind, &done.calls);
         }
         let answered = |kind| self.kinds.iter().any(|k| k.kind == kind && k.answered_by != AnsweredBy::Cache);
         let mix = round(answered);
@@ -348,7 +373,10 @@ impl Probe {
             // A step that a slow call has ended is not meaningful.
             if !self.pool.has_slow_call() {
                 let node_busy = before.zip(Ticks::now()).and_then(|(then, now)| now.busy_since(then));
-                self.steps.push(step(parallelism, &done, node_busy));
+                let step = step(parallelism, &done, node_busy);
+                let Step { operations, seconds, .. } = step;
+                tracing::debug!(threads = parallelism, operations, seconds, "measured the mix");
+                self.steps.push(step);
             }
         }
     }
@@ -435,9 +463,24 @@ impl Probe {
             Err(_) => (false, Vec::new()),
         };
         for (kind, calls) in [(OperationKind::Create, &*created), (OperationKind::Remove, &removed)] {
-            self.kinds.extend(kind_rate(kind, calls, self.cached_stat, self.local));
+            self.add_kind(kind, calls);
         }
-        (!gone).then(|| probe_directory.name.clone())
+        let name = &probe_directory.name;
+        match gone {
+            true => tracing::debug!(%name, "removed the probe's directory"),
+            false => tracing::debug!(%name, "could not remove the probe's directory"),
+        }
+        (!gone).then(|| name.clone())
+    }
+
+    /// Adds the result of one kind, if there were calls.
+    fn add_kind(&mut self, kind: OperationKind, calls: &[Call]) {
+        if let Some(rate) = kind_rate(kind, calls, self.cached_stat, self.local) {
+            let KindRate { operations, seconds, answered_by, .. } = rate;
+            let (kind, answered_by) = (kind.name(), answered_by.name());
+            tracing::debug!(kind, operations, seconds, answered_by, "measured one kind");
+            self.kinds.push(rate);
+        }
     }
 }
 

@@ -118,6 +118,7 @@ impl Worker {
         state.in_flight_since_ns[self.number].store(0, Ordering::Relaxed);
         if took > SLOW {
             state.slow.store(true, Ordering::Relaxed);
+            tracing::debug!(kind = kind.name(), ?took, "a call took too long");
         }
         self.calls.push(Call { kind, took });
         answer
@@ -193,6 +194,7 @@ impl WorkerPool {
             if std::thread::Builder::new().spawn(thread).is_err() {
                 // The threads that were started find no operations left.
                 state.left.store(0, Ordering::Relaxed);
+                tracing::debug!(number, "this node allows no more threads");
                 return Err(TaskError::NoThreads);
             }
         }
@@ -218,6 +220,7 @@ impl WorkerPool {
                         Instant::now() >= task_limits.until || (!task_limits.removing && state.is_stopped());
                     if over && Instant::now() > *give_up.get_or_insert_with(|| Instant::now() + HANG_TIMEOUT)
                     {
+                        tracing::debug!(threads = task_limits.threads, "gave up a call that does not return");
                         return Err(TaskError::Hung);
                     }
                 }
