@@ -386,3 +386,12 @@ fn crates_without_unsafe_code_forbid_it() {
         }
     }
 }
+
+#[test]
+fn libraries_warn_of_missing_documentation() {
+    let libraries = members().into_iter().map(|member| Path::new(&member.directory).join("src/lib.rs"));
+    for path in libraries.filter(|path| root().join(path).exists()) {
+        let warns = read(&path).lines().any(|line| line == "#![warn(missing_docs)]");
+        assert!(warns, "{}: add #![warn(missing_docs)]", path.display());
+    }
+}
