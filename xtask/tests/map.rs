@@ -337,6 +337,32 @@ fn links_between_documents_have_a_target() {
     assert!(broken.is_empty(), "links to files that do not exist:\n  {}", broken.join("\n  "));
 }
 
+/// Returns the words in backticks of a Markdown file, without code blocks.
+fn words_in_backticks(text: &str) -> Vec<String> {
+    let prose: String = text.split("```").step_by(2).collect();
+    prose.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// A word in backticks that ends as a source file does is the end of a file's path: `view/mount.rs`.
+/// A function may follow it: `serve.rs::flush`.
+#[test]
+fn source_files_that_documents_name_exist() {
+    const ENDINGS: [&str; 3] = [".rs", ".py", ".sh"];
+    let sources: Vec<PathBuf> = ENDINGS.into_iter().flat_map(files).collect();
+    let mut missing = Vec::new();
+    for path in files(".md") {
+        for word in words_in_backticks(&read(&path)) {
+            let name = word.split("::").next().unwrap_or_default();
+            let is_path = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+            let is_file = ENDINGS.iter().any(|ending| name.ends_with(ending)) && name.chars().all(is_path);
+            if is_file && !sources.iter().any(|source| source.ends_with(name)) {
+                missing.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "named in documents, but missing:\n  {}", missing.join("\n  "));
+}
+
 #[test]
 fn documents_that_the_code_names_exist() {
     let mut missing = Vec::new();
