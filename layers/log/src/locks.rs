@@ -1,14 +1,15 @@
-//! Locks with a rank. A thread takes them in the order of their ranks only, which excludes
-//! deadlocks. Debug builds check the order. The order for an open file is described in `session`.
-//! Locks without a rank are held for operations in memory only, and no other lock is taken
-//! meanwhile.
+//! Locks with a rank. A thread takes them in the order of their ranks only, which excludes deadlocks;
+//! debug builds check it. `session` describes the locks of an open file, and which of them are held
+//! during I/O. All locks of a mount have a rank. Those in `tools` have none: they protect the results
+//! of one run, and no other lock is taken while one is held.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
-use quell_threads::{lock, read_lock, try_lock, write_lock};
+use quell_threads::{lock, read_lock, try_lock, wait_timeout_while, write_lock};
 
-/// The ranks of the locks of an open file, in the order in which a thread takes them.
+/// The ranks of the locks of a mount, in the order in which a thread takes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
     /// One thread syncs the file; other threads that sync wait for it.
@@ -22,10 +23,15 @@ pub(crate) enum Rank {
     MapUpdate,
     /// The state of one writer.
     Writer,
+    /// One thread reads a newer placement map and opens its stores; other threads that need it wait.
+    PlacementMap,
     /// The extent map.
     Map,
     /// The sequencer.
     Sequencer,
+    /// A lock that is held for operations in memory only, and while no other lock is taken: tables of
+    /// nodes and open files, caches, queues.
+    Leaf,
 }
 
 /// A mutex that is taken in the order of its rank.
@@ -94,6 +100,20 @@ impl<G: DerefMut> DerefMut for RankedGuard<G> {
     }
 }
 
+impl<T> RankedGuard<MutexGuard<'_, T>> {
+    /// Releases the lock while it waits for `notified`, as long as `condition` returns true, but at
+    /// most for `timeout`. The condition may still be true afterwards.
+    pub fn wait_timeout_while(
+        self,
+        notified: &Condvar,
+        timeout: Duration,
+        condition: impl FnMut(&mut T) -> bool,
+    ) -> Self {
+        let RankedGuard { guard, _held } = self;
+        RankedGuard { guard: wait_timeout_while(notified, guard, timeout, condition), _held }
+    }
+}
+
 /// Records in debug builds that this thread holds a lock with a rank.
 struct Held {
     #[cfg(debug_assertions)]
@@ -157,6 +177,15 @@ mod tests {
         let (writer, map) = (RankedMutex::new(Rank::Writer, 1), RankedRwLock::new(Rank::Map, 2));
         let _map = map.read();
         let _writer = writer.lock();
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a lock of rank PlacementMap is taken")]
+    fn no_lock_is_taken_while_a_leaf_is_held() {
+        let (nodes, looking) = (RankedMutex::new(Rank::Leaf, 1), RankedMutex::new(Rank::PlacementMap, ()));
+        let _nodes = nodes.lock();
+        let _looking = looking.lock();
     }
 
     #[test]

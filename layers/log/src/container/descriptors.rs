@@ -1,14 +1,14 @@
 //! Data logs that are open for reading. Their number is bounded.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, MutexGuard};
 
 use lru::LruCache;
 use quell_posix::OpenFile;
-use quell_threads::lock;
 use quell_vfs::Result;
 
 use crate::container::directory::{Container, ContainerIdentity};
+use crate::locks::{Rank, RankedGuard, RankedMutex};
 
 /// Identifies a data log among those of all containers. The number of the container would not be
 /// sufficient, because it can be forged, and a copy of a container has the same number.
@@ -25,7 +25,7 @@ struct Kept {
 }
 
 /// The data logs that were read most recently.
-pub struct Descriptors(Mutex<LruCache<Key, Kept>>);
+pub struct Descriptors(RankedMutex<LruCache<Key, Kept>>);
 
 impl std::fmt::Debug for Descriptors {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Descriptors {
 
 impl Default for Descriptors {
     fn default() -> Descriptors {
-        Descriptors(Mutex::new(LruCache::new(DATA_LOGS_OPEN)))
+        Descriptors(RankedMutex::new(Rank::Leaf, LruCache::new(DATA_LOGS_OPEN)))
     }
 }
 
@@ -83,7 +83,7 @@ impl Descriptors {
         drop(closed);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Kept>> {
-        lock(&self.0)
+    fn lock(&self) -> RankedGuard<MutexGuard<'_, LruCache<Key, Kept>>> {
+        self.0.lock()
     }
 }

@@ -3,16 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lru::LruCache;
-use quell_threads::lock;
 use quell_vfs::{ReadAt, Result};
 
 use crate::format::{
     LogDamage, Extent, FileOffset, FlatLog, FlatTables, FlatTail, Frame, HEAD_BYTES, Head, Order, Orders,
     TAIL_BYTES, Truncations,
 };
+use crate::locks::{Rank, RankedMutex};
 
 /// Number of decoded pages that are kept in memory, with 24 bytes for each of their extents.
 const PAGES_KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
@@ -23,7 +23,7 @@ pub struct Flat {
     tables: FlatTables,
     size: u64,
     /// Decoded pages by their index.
-    kept: Mutex<LruCache<usize, Arc<Vec<Extent>>>>,
+    kept: RankedMutex<LruCache<usize, Arc<Vec<Extent>>>>,
 }
 
 impl std::fmt::Debug for Flat {
@@ -55,7 +55,8 @@ impl Flat {
         let length = file.read_at(&mut bytes, tail.tables_offset)?;
         let tables =
             FlatTables::decode(&tail, &bytes[..length], container).map_err(|wrong| wrong.in_file(name))?;
-        Ok(Flat { file, tables, size: tail.size, kept: Mutex::new(LruCache::new(PAGES_KEPT)) })
+        let kept = RankedMutex::new(Rank::Leaf, LruCache::new(PAGES_KEPT));
+        Ok(Flat { file, tables, size: tail.size, kept })
     }
 
     pub fn logs(&self) -> &[FlatLog] {
@@ -126,7 +127,7 @@ impl Flat {
 
     /// Returns a page that is in memory.
     fn kept_page(&self, number: usize) -> Option<Arc<Vec<Extent>>> {
-        lock(&self.kept).get(&number).cloned()
+        self.kept.lock().get(&number).cloned()
     }
 
     fn page(&self, number: usize) -> Result<Arc<Vec<Extent>>> {
@@ -140,7 +141,7 @@ impl Flat {
             LogDamage { object: "a flat index", offset: page.offset, reason }.in_file("the flat index")
         })?;
         let extents = Arc::new(extents);
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let evicted = kept.push(number, Arc::clone(&extents));
         drop(kept);
         drop(evicted);

@@ -1,7 +1,6 @@
 //! Reads and changes the attributes of nodes.
 
 use quell_posix::{Stat, assume};
-use quell_threads::lock;
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result};
 
 use crate::container::only_drops_set_id;
@@ -39,7 +38,7 @@ pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
             Ok(Attributes { nlink: if known.is_removed { 0 } else { attributes.nlink }, ..attributes })
         }
         kind => {
-            if let Some(removed) = lock(&mount.removed_links).get(&node) {
+            if let Some(removed) = mount.removed_links.lock().get(&node) {
                 return Ok(removed.attributes);
             }
             let stat = mount.open_dir(known.parent)?[0].stat(&other_name(&known.name)?)?;

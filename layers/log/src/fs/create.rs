@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use quell_posix::{Acting, WritableDir, assume, assumed};
-use quell_threads::lock;
 use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NewEntry, OpenMode, Result, check_name};
 
 use crate::container::Container;
@@ -33,7 +32,7 @@ pub(crate) fn create_file(
         Arc::clone(&mount.descriptors),
     );
     let node = {
-        let mut nodes = lock(&mount.nodes);
+        let mut nodes = mount.nodes.lock();
         // Another node may have removed the file with this name.
         nodes.removed(at.dir, at.name);
         nodes.refer(at.dir, at.name, Kind::File)
@@ -96,7 +95,7 @@ pub(crate) fn make_dir(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Resul
         }
     }
     let stat = dirs[0].stat(&stored)?;
-    let node = lock(&mount.nodes).refer(at.dir, at.name, Kind::Dir);
+    let node = mount.nodes.lock().refer(at.dir, at.name, Kind::Dir);
     Ok(attributes_from(node, Kind::Dir, &stat))
 }
 
@@ -118,7 +117,7 @@ pub(crate) fn make_symlink(
         }
     })?;
     let stat = dirs[0].stat(&stored)?;
-    let node = lock(&mount.nodes).refer(at.dir, at.name, Kind::Symlink);
+    let node = mount.nodes.lock().refer(at.dir, at.name, Kind::Symlink);
     Ok(attributes_from(node, Kind::Symlink, &stat))
 }
 

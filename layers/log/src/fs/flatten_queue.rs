@@ -7,10 +7,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, MutexGuard};
 use std::time::Duration;
 
-use quell_threads::lock;
+use crate::locks::{Rank, RankedGuard, RankedMutex};
 
 /// Capacity of the queue. Each queued file keeps a few directories open.
 const WAITING_MAX: usize = 128;
@@ -20,7 +20,7 @@ type Flatten<T> = Box<dyn Fn(&T, &AtomicBool) + Send + Sync>;
 
 /// The files that are to be flattened.
 pub struct FlattenQueue<T> {
-    state: Mutex<QueueState<T>>,
+    state: RankedMutex<State<T>>,
     /// Signalled when the thread ends.
     ended: Condvar,
     is_stopped: AtomicBool,
@@ -36,15 +36,15 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
     /// Creates a queue whose files are passed to `flatten`, one after the other.
     pub fn new(flatten: impl Fn(&T, &AtomicBool) + Send + Sync + 'static) -> FlattenQueue<T> {
         FlattenQueue {
-            state: Mutex::new(QueueState { waiting: VecDeque::new(), has_thread: false }),
+            state: RankedMutex::new(Rank::Leaf, State { waiting: VecDeque::new(), has_thread: false }),
             ended: Condvar::new(),
             is_stopped: AtomicBool::new(false),
             flatten: Box::new(flatten),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
-        lock(&self.state)
+    fn lock(&self) -> RankedGuard<MutexGuard<'_, State<T>>> {
+        self.state.lock()
     }
 
     /// Adds `file`, unless it is already queued, the queue is full, or the queue was stopped. A
@@ -89,7 +89,7 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
         let dropped = std::mem::take(&mut state.waiting);
         drop(state);
         drop(dropped);
-        let waited = self.ended.wait_timeout_while(self.lock(), timeout, |state| state.has_thread);
+        let waited = self.lock().wait_timeout_while(&self.ended, timeout, |state| state.has_thread);
         drop(waited);
     }
 
@@ -115,7 +115,7 @@ struct Thread<'a, T>(&'a FlattenQueue<T>);
 impl<T> Drop for Thread<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            lock(&self.0.state).has_thread = false;
+            self.0.lock().has_thread = false;
         }
         self.0.ended.notify_all();
     }
@@ -123,6 +123,7 @@ impl<T> Drop for Thread<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
 

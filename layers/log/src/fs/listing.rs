@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lru::LruCache;
-use quell_threads::lock;
 use quell_vfs::{Cursor, DirEntry, Kind, NodeId, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{Stored, shown};
 use crate::fs::mount::{EntryName, Mount};
+use crate::locks::{Rank, RankedMutex};
 use crate::not_found::none_if_not_found;
 use crate::stores::StoreList;
 
@@ -30,11 +30,11 @@ struct Listed {
 type Listing = Vec<Listed>;
 
 /// Listings that are kept until their end is read.
-pub(crate) struct Listings(Mutex<LruCache<NodeId, Arc<Listing>>>);
+pub(crate) struct Listings(RankedMutex<LruCache<NodeId, Arc<Listing>>>);
 
 impl Listings {
     pub fn new() -> Listings {
-        Listings(Mutex::new(LruCache::new(LISTINGS_KEPT)))
+        Listings(RankedMutex::new(Rank::Leaf, LruCache::new(LISTINGS_KEPT)))
     }
 
     /// Visits the entries of a directory after a cursor, until `visit` returns false. A listing
@@ -46,19 +46,19 @@ impl Listings {
         after: Cursor,
         visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let kept = lock(&self.0).get(&dir).cloned().filter(|_| after != Cursor::START);
+        let kept = self.0.lock().get(&dir).cloned().filter(|_| after != Cursor::START);
         let listing = match kept {
             Some(listing) => listing,
             None => {
                 let listing = Arc::new(read_whole(mount, dir)?);
-                let evicted = lock(&self.0).push(dir, Arc::clone(&listing));
+                let evicted = self.0.lock().push(dir, Arc::clone(&listing));
                 drop(evicted);
                 listing
             }
         };
         let from = listing.partition_point(|entry| entry.cursor <= after.0);
         for Listed { cursor, name, kind } in &listing[from..] {
-            let node = lock(&mount.nodes).number(dir, name);
+            let node = mount.nodes.lock().number(dir, name);
             if !visit(DirEntry { name, next: Cursor(*cursor), node, kind: *kind, attributes: None }) {
                 break;
             }

@@ -1,6 +1,5 @@
 //! Looks up names: finds them in the stores, and gives them nodes.
 
-use quell_threads::lock;
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, check_name};
 
 use crate::container::{Container, ContainerIdentity};
@@ -23,11 +22,11 @@ pub(crate) fn lookup(mount: &Mount, at: EntryName<'_>) -> Result<Option<Attribut
     let SearchResult { dirs, found, .. } = search(mount, at)?;
     let Some(found) = found else {
         // Another node may have removed the name.
-        lock(&mount.nodes).removed(at.dir, at.name);
+        mount.nodes.lock().removed(at.dir, at.name);
         return Ok(None);
     };
     note_replaced_node(mount, at, &dirs, &found);
-    let node = lock(&mount.nodes).refer(at.dir, at.name, found.kind);
+    let node = mount.nodes.lock().refer(at.dir, at.name, found.kind);
     match attributes_of_found(mount, node, &found) {
         Ok(attributes) => Ok(Some(attributes)),
         Err(error) => {
@@ -80,7 +79,7 @@ fn note_replaced_node(mount: &Mount, at: EntryName<'_>, dirs: &Dirs, found: &Fou
         }
     };
     if is_another {
-        lock(&mount.nodes).removed(at.dir, at.name);
+        mount.nodes.lock().removed(at.dir, at.name);
     }
 }
 
@@ -122,7 +121,7 @@ pub(crate) fn read_link(mount: &Mount, node: NodeId) -> Result<Vec<u8>> {
     if kind != Kind::Symlink {
         return Err(Error::new(ErrorKind::InvalidInput, "read link", name));
     }
-    if let Some(removed) = lock(&mount.removed_links).get(&node) {
+    if let Some(removed) = mount.removed_links.lock().get(&node) {
         return Ok(removed.target.clone());
     }
     mount.open_dir(parent)?[0].read_link(&other_name(&name)?)
@@ -130,7 +129,7 @@ pub(crate) fn read_link(mount: &Mount, node: NodeId) -> Result<Vec<u8>> {
 
 /// Returns the path of a node from the root.
 pub(crate) fn path(mount: &Mount, node: NodeId) -> Result<Vec<u8>> {
-    let path = lock(&mount.nodes).path_to(node)?;
+    let path = mount.nodes.lock().path_to(node)?;
     let names: Vec<&[u8]> = path.iter().map(|(_, name)| &name[..]).collect();
     Ok(names.join(&b'/'))
 }

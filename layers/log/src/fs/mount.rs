@@ -1,10 +1,9 @@
 //! The state of a log mount, which the modules of its operations share.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use quell_posix::{Acting, assume};
-use quell_threads::lock;
 use quell_vfs::{Attributes, Context, NodeId, Result};
 
 use crate::container::Descriptors;
@@ -13,6 +12,7 @@ use crate::fs::nodes::{Node, Nodes, ROOT};
 use crate::fs::open_dirs::OpenDirs;
 use crate::fs::open_files::OpenFiles;
 use crate::fs::store_dirs::Dirs;
+use crate::locks::{Rank, RankedMutex};
 use crate::session::Choices;
 use crate::stores::Stores;
 
@@ -21,11 +21,11 @@ pub(crate) struct Mount {
     pub stores: Arc<Stores>,
     pub choices: Choices,
     pub descriptors: Arc<Descriptors>,
-    pub nodes: Mutex<Nodes>,
+    pub nodes: RankedMutex<Nodes>,
     pub dirs: OpenDirs,
     pub files: OpenFiles,
     /// Removed symbolic links that are still referenced.
-    pub removed_links: Mutex<HashMap<NodeId, RemovedLink>>,
+    pub removed_links: RankedMutex<HashMap<NodeId, RemovedLink>>,
 }
 
 /// A symbolic link that was removed while it is still referenced.
@@ -50,8 +50,8 @@ impl Mount {
             stores,
             choices,
             descriptors: Arc::default(),
-            nodes: Mutex::new(Nodes::new()),
-            removed_links: Mutex::default(),
+            nodes: RankedMutex::new(Rank::Leaf, Nodes::new()),
+            removed_links: RankedMutex::new(Rank::Leaf, HashMap::new()),
         }
     }
 
@@ -74,12 +74,12 @@ impl Mount {
     }
 
     pub fn node(&self, node: NodeId) -> Result<Node> {
-        lock(&self.nodes).get(node).cloned()
+        self.nodes.lock().get(node).cloned()
     }
 
     /// Returns the node with this name, if it is referenced.
     pub fn named(&self, at: EntryName<'_>) -> Option<NodeId> {
-        lock(&self.nodes).named(at.dir, at.name)
+        self.nodes.lock().named(at.dir, at.name)
     }
 
     /// Opens the directory `node` in all stores.
@@ -94,19 +94,19 @@ impl Mount {
 
     /// Drops `references` references to `node`.
     pub fn forget(&self, node: NodeId, references: u64) {
-        lock(&self.nodes).forget(node, references);
+        self.nodes.lock().forget(node, references);
         self.forget_unused();
     }
 
     /// Drops everything that is kept for nodes without references.
     pub fn forget_unused(&self) {
-        let forgotten = lock(&self.nodes).take_forgotten();
+        let forgotten = self.nodes.lock().take_forgotten();
         for node in forgotten {
             // Dropped without a lock, because the last close may delete the file.
             let file = self.files.forget(node);
             drop(file);
             self.dirs.forget(node);
-            let link = lock(&self.removed_links).remove(&node);
+            let link = self.removed_links.lock().remove(&node);
             drop(link);
         }
     }

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use lru::LruCache;
-use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Kind, NodeId, Result};
 
 use crate::format::other_name;
 use crate::fs::nodes::Nodes;
 use crate::fs::store_dirs::Dirs;
+use crate::locks::{Rank, RankedMutex};
 use crate::stores::{Stores, open_in_all_stores};
 
 /// Number of directories that stay open to resolve paths from.
@@ -20,14 +20,15 @@ const DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
 /// them in the stores.
 pub(crate) struct OpenDirs {
     stores: Arc<Stores>,
-    open: Mutex<LruCache<NodeId, Dirs>>,
+    open: RankedMutex<LruCache<NodeId, Dirs>>,
     /// Removed directories that are still referenced.
-    removed: Mutex<HashMap<NodeId, Dirs>>,
+    removed: RankedMutex<HashMap<NodeId, Dirs>>,
 }
 
 impl OpenDirs {
     pub fn new(stores: Arc<Stores>) -> OpenDirs {
-        OpenDirs { stores, open: Mutex::new(LruCache::new(DIRS_OPEN)), removed: Mutex::default() }
+        let open = RankedMutex::new(Rank::Leaf, LruCache::new(DIRS_OPEN));
+        OpenDirs { stores, open, removed: RankedMutex::new(Rank::Leaf, HashMap::new()) }
     }
 
     /// Opens the directory `node` in all stores, starting at its nearest open ancestor.
@@ -35,12 +36,12 @@ impl OpenDirs {
     /// # Errors
     ///
     /// `NotADirectory`, and the errors of the stores.
-    pub fn open(&self, nodes: &Mutex<Nodes>, node: NodeId) -> Result<Dirs> {
-        if let Some(dirs) = lock(&self.removed).get(&node) {
+    pub fn open(&self, nodes: &RankedMutex<Nodes>, node: NodeId) -> Result<Dirs> {
+        if let Some(dirs) = self.removed.lock().get(&node) {
             return Ok(Arc::clone(dirs));
         }
         let (path, kind) = {
-            let nodes = lock(nodes);
+            let nodes = nodes.lock();
             (nodes.path_to(node)?, nodes.get(node)?.kind)
         };
         if kind != Kind::Dir {
@@ -53,7 +54,7 @@ impl OpenDirs {
         for (index, (node, _)) in path.iter().enumerate().rev() {
             // A directory that was opened before a store was added is opened again, so that it is
             // open in that store, too.
-            if let Some(dirs) = lock(&self.open).get(node).filter(|dirs| dirs.len() == roots.len()) {
+            if let Some(dirs) = self.open.lock().get(node).filter(|dirs| dirs.len() == roots.len()) {
                 (from, at) = (index + 1, Some(Arc::clone(dirs)));
                 break;
             }
@@ -61,7 +62,7 @@ impl OpenDirs {
         let mut at = at.unwrap_or_else(|| Arc::new(roots));
         for (node, name) in &path[from..] {
             at = Arc::new(open_in_all_stores(&at, &other_name(name)?, self.stores.host())?);
-            let evicted = lock(&self.open).push(*node, Arc::clone(&at));
+            let evicted = self.open.lock().push(*node, Arc::clone(&at));
             drop(evicted);
         }
         Ok(at)
@@ -69,24 +70,25 @@ impl OpenDirs {
 
     /// Returns the directory `node`, if it is open.
     pub fn peek(&self, node: NodeId) -> Option<Dirs> {
-        lock(&self.open).get(&node).cloned()
+        self.open.lock().get(&node).cloned()
     }
 
     /// Closes a directory that has lost its name.
     pub fn close(&self, node: NodeId) {
-        let closed = lock(&self.open).pop(&node);
+        let closed = self.open.lock().pop(&node);
         drop(closed);
     }
 
     /// Keeps a removed directory as long as its node is referenced.
     pub fn keep_removed(&self, node: NodeId, dirs: Dirs) {
-        let before = lock(&self.removed).insert(node, dirs);
+        let before = self.removed.lock().insert(node, dirs);
         drop(before);
     }
 
     /// Closes the directory of a node that is no longer referenced.
     pub fn forget(&self, node: NodeId) {
-        let (open, removed) = (lock(&self.open).pop(&node), lock(&self.removed).remove(&node));
+        let open = self.open.lock().pop(&node);
+        let removed = self.removed.lock().remove(&node);
         drop((open, removed));
     }
 }

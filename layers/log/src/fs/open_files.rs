@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use lru::LruCache;
 use quell_posix::assume;
-use quell_threads::lock;
 use quell_vfs::{NodeId, Result};
 
 use crate::container::{ContainerIdentity, delete_container};
 use crate::fs::flatten_queue::FlattenQueue;
+use crate::locks::{Rank, RankedMutex};
 use crate::session::LogFile;
 use crate::stores::Stores;
 
@@ -26,13 +26,13 @@ pub(crate) struct SharedFile {
     /// Number of open handles.
     pub handles: AtomicUsize,
     /// The name in `trash` after the file was removed. The container is deleted at the last close.
-    trash: Mutex<Option<Vec<u8>>>,
+    trash: RankedMutex<Option<Vec<u8>>>,
 }
 
 impl SharedFile {
     /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
     pub fn flatten(&self, is_cancelled: &AtomicBool) {
-        if lock(&self.trash).is_none()
+        if self.trash.lock().is_none()
             && let Err(error) = self.file.flatten_if_due(is_cancelled)
         {
             tracing::debug!(
@@ -46,17 +46,17 @@ impl SharedFile {
     /// Records that the file was removed and has this name in `trash`. It is deleted when it is
     /// dropped, at the last close.
     pub fn set_removed(&self, name: Vec<u8>) {
-        *lock(&self.trash) = Some(name);
+        *self.trash.lock() = Some(name);
     }
 
     /// Returns whether the file was removed.
     pub fn is_removed(&self) -> bool {
-        lock(&self.trash).is_some()
+        self.trash.lock().is_some()
     }
 
     /// Deletes the container if the file was removed.
     pub fn delete_if_removed(&self) -> Result<()> {
-        let Some(name) = lock(&self.trash).take() else { return Ok(()) };
+        let Some(name) = self.trash.lock().take() else { return Ok(()) };
         // The process's own credentials, because the last close may come from another user than the
         // removal.
         let _process = assume(None)?;
@@ -88,7 +88,7 @@ struct Table {
 pub(crate) struct OpenFiles {
     stores: Arc<Stores>,
     flattening: Arc<FlattenQueue<SharedFile>>,
-    table: Mutex<Table>,
+    table: RankedMutex<Table>,
 }
 
 impl OpenFiles {
@@ -100,7 +100,7 @@ impl OpenFiles {
             recent: LruCache::new(FILES_KNOWN),
         };
         let flattening = Arc::new(FlattenQueue::new(SharedFile::flatten));
-        OpenFiles { stores, flattening, table: Mutex::new(table) }
+        OpenFiles { stores, flattening, table: RankedMutex::new(Rank::Leaf, table) }
     }
 
     /// Returns the queue of files that are flattened in the background.
@@ -110,22 +110,22 @@ impl OpenFiles {
 
     /// Returns all files.
     pub fn all(&self) -> Vec<Arc<SharedFile>> {
-        lock(&self.table).all.values().filter_map(Weak::upgrade).collect()
+        self.table.lock().all.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Returns the file with this container, if it is known.
-    pub fn with_container(&self, identity: &ContainerIdentity) -> Option<Arc<SharedFile>> {
-        lock(&self.table).all.get(identity).and_then(Weak::upgrade)
+    pub fn with_container(&self, identity: &Identity) -> Option<Arc<SharedFile>> {
+        self.table.lock().all.get(identity).and_then(Weak::upgrade)
     }
 
     /// Returns the file of a node, if it is known, without marking it as recently used.
     pub fn peek(&self, node: NodeId) -> Option<Arc<SharedFile>> {
-        lock(&self.table).open.get(&node).and_then(Weak::upgrade)
+        self.table.lock().open.get(&node).and_then(Weak::upgrade)
     }
 
     /// Returns the file of a node, if it is known.
     pub fn get(&self, node: NodeId) -> Option<Arc<SharedFile>> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let shared = table.open.get(&node)?.upgrade();
         if let Some(shared) = &shared {
             let evicted = table.recent.push(node, Arc::clone(shared));
@@ -139,9 +139,9 @@ impl OpenFiles {
     pub fn add(&self, node: NodeId, file: LogFile) -> Arc<SharedFile> {
         let number = file.container().identity();
         let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
-        let (handles, trash) = (AtomicUsize::new(0), Mutex::new(None));
+        let (handles, trash) = (AtomicUsize::new(0), RankedMutex::new(Rank::Leaf, None));
         let shared = SharedFile { file, stores, flattening, handles, trash };
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let known = table.all.get(&number).and_then(Weak::upgrade);
         let (shared, unused) = match known {
             Some(known) => (known, Some(shared)),
@@ -161,13 +161,13 @@ impl OpenFiles {
     /// Keeps a removed file as long as its node is referenced. Returns the file that was kept for
     /// the node before.
     pub fn keep_removed(&self, node: NodeId, shared: &Arc<SharedFile>) -> Option<Arc<SharedFile>> {
-        lock(&self.table).removed.insert(node, Arc::clone(shared))
+        self.table.lock().removed.insert(node, Arc::clone(shared))
     }
 
     /// Forgets the file of a node; open handles keep it. The caller drops the result without a
     /// lock.
     pub fn forget(&self, node: NodeId) -> [Option<Arc<SharedFile>>; 2] {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.open.remove(&node);
         [table.recent.pop(&node), table.removed.remove(&node)]
     }

@@ -2,7 +2,6 @@
 //! are kept as long as it is referenced.
 
 use quell_posix::{WritableDir, assume};
-use quell_threads::lock;
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Rename, Result};
 
 use crate::container::{Container, delete_container};
@@ -49,7 +48,7 @@ impl RemovedNode {
     pub fn keep(self, mount: &Mount) {
         match self.state {
             RemovedState::Dir(dirs) => mount.dirs.keep_removed(self.node, dirs),
-            RemovedState::Link(link) => drop(lock(&mount.removed_links).insert(self.node, link)),
+            RemovedState::Link(link) => drop(mount.removed_links.lock().insert(self.node, link)),
         }
     }
 }
@@ -80,7 +79,7 @@ pub(crate) fn remove(mount: &Mount, at: EntryName<'_>) -> Result<()> {
                 }
             }
         }
-        lock(&mount.nodes).removed(at.dir, at.name);
+        mount.nodes.lock().removed(at.dir, at.name);
         return Ok(());
     }
 }
@@ -111,7 +110,7 @@ pub(crate) fn remove_dir(mount: &Mount, at: EntryName<'_>) -> Result<()> {
     if let Some(removed) = removed {
         removed.keep(mount);
     }
-    let node = lock(&mount.nodes).removed(at.dir, at.name);
+    let node = mount.nodes.lock().removed(at.dir, at.name);
     if let Some(node) = node {
         mount.dirs.close(node);
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use quell_posix::Stat;
-use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Kind, NodeId, Rename, Result, check_name};
 
 use crate::format::{container_name, other_name};
@@ -79,7 +78,7 @@ fn try_rename(mount: &Mount, from: EntryName<'_>, to: EntryName<'_>, mode: Renam
         (Rename::Exchange, None) => return refused(ErrorKind::NotFound),
         (Rename::Exchange, Some(other)) => {
             exchange(source, Side { at: to, dirs: target.dirs, entry: *other })?;
-            lock(&mount.nodes).exchanged(from.dir, from.name, to.dir, to.name);
+            mount.nodes.lock().exchanged(from.dir, from.name, to.dir, to.name);
             mount.forget_unused();
             return Ok(Attempt::Done);
         }
@@ -105,7 +104,7 @@ fn try_rename(mount: &Mount, from: EntryName<'_>, to: EntryName<'_>, mode: Renam
         if let Some(removed) = removed {
             removed.keep(mount);
         }
-        let mut nodes = lock(&mount.nodes);
+        let mut nodes = mount.nodes.lock();
         nodes.removed(to.dir, to.name);
         nodes.renamed(from.dir, from.name, to.dir, to.name);
     }
@@ -114,7 +113,7 @@ fn try_rename(mount: &Mount, from: EntryName<'_>, to: EntryName<'_>, mode: Renam
 
 /// Returns true if the directory `dir` is `moved` or lies below it.
 fn is_into_itself(mount: &Mount, moved: EntryName<'_>, dir: NodeId) -> bool {
-    let nodes = lock(&mount.nodes);
+    let nodes = mount.nodes.lock();
     nodes.named(moved.dir, moved.name).is_some_and(|moved| nodes.is_below(dir, moved))
 }
 

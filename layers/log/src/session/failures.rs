@@ -1,11 +1,9 @@
 //! The failed writes and syncs of one file. A failure is returned by every sync and close of the
 //! file until a sync of the whole file succeeds.
 
-use std::sync::Mutex;
-
 use quell_vfs::Error;
 
-use quell_threads::lock;
+use crate::locks::{Rank, RankedMutex};
 
 /// The failures that were known when a sync began.
 #[derive(Debug, Clone, Copy)]
@@ -24,32 +22,37 @@ struct FailureState {
 }
 
 /// The failures of one file.
-#[derive(Debug, Default)]
-pub(crate) struct Failures(Mutex<FailureState>);
+pub(crate) struct Failures(RankedMutex<FailureState>);
+
+impl Default for Failures {
+    fn default() -> Failures {
+        Failures(RankedMutex::new(Rank::Leaf, FailureState::default()))
+    }
+}
 
 impl Failures {
     /// Records a failed write or sync.
     pub fn record(&self, _: &Error) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.count += 1;
         state.is_any = true;
     }
 
     /// Returns true if there are failures since the last successful sync.
     pub fn is_any(&self) -> bool {
-        lock(&self.0).is_any
+        self.0.lock().is_any
     }
 
     /// Returns the failures so far.
     pub fn seen(&self) -> FailuresSeen {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         FailuresSeen { count: state.count, is_any: state.is_any }
     }
 
     /// Records a successful sync: failures before it are not returned any more, unless others
     /// occurred during the sync.
     pub fn end(&self, seen: FailuresSeen) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         if state.count == seen.count {
             state.is_any = false;
         }

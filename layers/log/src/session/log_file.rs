@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{Stat, WritableDir};
 use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
@@ -21,7 +21,6 @@ use crate::session::reader::{ReadContext, Reader};
 use crate::session::sequencer::{EpochRequest, Sequencer};
 use crate::session::share::Share;
 use crate::session::writer::{Writer, WriterContext, Written};
-use quell_threads::lock;
 
 /// The options for reading and writing files of a mount.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +57,7 @@ pub struct LogFile {
     /// open.
     has_set_id: AtomicBool,
     /// Writers whose last handle was closed and that could not end. They keep their collected data.
-    unclosed: Mutex<Vec<Arc<Writer>>>,
+    unclosed: RankedMutex<Vec<Arc<Writer>>>,
 }
 
 impl Default for Choices {
@@ -120,7 +119,7 @@ impl LogFile {
             synced_changes: RankedMutex::new(Rank::Sync, 0),
             failures: Failures::default(),
             has_set_id: AtomicBool::new(false),
-            unclosed: Mutex::default(),
+            unclosed: RankedMutex::new(Rank::Leaf, Vec::new()),
         }
     }
 
@@ -213,7 +212,7 @@ impl LogFile {
                     "cannot end a writer: every sync and close tries again"
                 );
                 self.failures.record(error);
-                lock(&self.unclosed).push(writer);
+                self.unclosed.lock().push(writer);
             }
         }
         closed.map(|()| is_last)
@@ -222,12 +221,12 @@ impl LogFile {
     /// Ends the writers that could not end when their last handle was closed.
     fn close_unclosed(&self) -> Result<()> {
         let mut ended = Ok(());
-        let waiting = std::mem::take(&mut *lock(&self.unclosed));
+        let waiting = std::mem::take(&mut *self.unclosed.lock());
         for writer in waiting {
             let closed = writer.lock().close(self, writer.id);
             match &closed {
                 Ok(()) => self.sequencer().remove_writer(writer.id),
-                Err(_) => lock(&self.unclosed).push(writer),
+                Err(_) => self.unclosed.lock().push(writer),
             }
             ended = ended.and(closed);
         }

@@ -1,8 +1,8 @@
 //! Open log files: writers, order of their frames, and the extents that a reader resolves.
 //!
-//! # Locks of an open file
+//! # Locks
 //!
-//! A thread takes these locks in this order only. Debug builds check it (`locks::Rank`).
+//! A thread takes the locks of a mount in this order only. Debug builds check it (`locks::Rank`).
 //!
 //! | rank | lock | protects | I/O while it is held |
 //! |---|---|---|---|
@@ -11,13 +11,13 @@
 //! | `Epoch` | `LogFile::epoch` | one thread takes an epoch | yes; only threads that need a later epoch wait |
 //! | `MapUpdate` | `Reader::update` | one thread reads index logs or writes a scratch file | yes; only threads that need the data of other nodes wait |
 //! | `Writer` | `Writer::state` | the collected frame and the logs of one writer | yes: its owner writes; threads that need its data in the log wait |
+//! | `PlacementMap` | `Stores::looking` | one thread reads a newer placement map and opens its stores | yes; only threads that have seen that the map is old wait |
 //! | `Map` | `Reader::map` | the extent map | never |
 //! | `Sequencer` | `LogFile::sequencer` | order of frames, collected ranges | never |
+//! | `Leaf` | all others | `fs`: nodes, open files and directories, listings, the flatten queue. `stores`: the list of stores, open log directories. `container`: open data logs, pages of a flat index. `session`: failures, writers that could not end, kept blocks, torn ranges | never |
 //!
-//! Two locks of one rank are never held together. All other locks (caches, failures, the lists of
-//! closed writers and torn ranges) are held for operations in memory only, and no lock is taken
-//! meanwhile. Locks of the stores are taken below these and follow the same rule, except for
-//! `Stores::looking`: one thread reads a newer placement map, and threads that need it wait.
+//! Two locks of one rank are never held together, so no lock is taken while a leaf is held. Files and
+//! directories are dropped without a lock, because the last reference to one may close or delete it.
 
 #[cfg(test)]
 mod blocked_io_test;

@@ -6,8 +6,8 @@
 //! wait, at `update`. Pages of a flat index are read by each thread for itself.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 use quell_vfs::{Error, ErrorKind, Result};
@@ -19,7 +19,6 @@ use crate::session::extent_map::{ExtentMap, LogPiece, Torn};
 use crate::session::sequencer::Sequencer;
 use crate::session::share::Share;
 use crate::session::writer::Written;
-use quell_threads::lock;
 
 /// Number of blocks of a file that are kept after they were read in part.
 const EDGE_BLOCKS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
@@ -100,11 +99,11 @@ pub(crate) struct Reader {
     map: RankedRwLock<MapState>,
     /// The map has more extents in memory than the limit.
     is_large: AtomicBool,
-    edges: Mutex<LruCache<(u64, PayloadOffset), Arc<Block>>>,
+    edges: RankedMutex<LruCache<(u64, PayloadOffset), Arc<Block>>>,
     /// False after a page of the flat index was found damaged.
     trusts_flat: AtomicBool,
     /// Parts of logs that were torn before they were synced.
-    torn: Mutex<Torn>,
+    torn: RankedMutex<Torn>,
 }
 
 impl Reader {
@@ -115,9 +114,9 @@ impl Reader {
             update: RankedMutex::new(Rank::MapUpdate, ()),
             map: RankedRwLock::new(Rank::Map, MapState::Absent),
             is_large: AtomicBool::new(false),
-            edges: Mutex::new(LruCache::new(EDGE_BLOCKS_MAX)),
+            edges: RankedMutex::new(Rank::Leaf, LruCache::new(EDGE_BLOCKS_MAX)),
             trusts_flat: AtomicBool::new(true),
-            torn: Mutex::default(),
+            torn: RankedMutex::new(Rank::Leaf, Torn::default()),
         }
     }
 
@@ -183,7 +182,7 @@ impl Reader {
     /// Drops the map; the next read builds it again.
     pub fn drop_map(&self) {
         let _one = self.update.lock();
-        lock(&self.edges).clear();
+        self.edges.lock().clear();
         self.set_absent();
     }
 
@@ -239,7 +238,7 @@ impl Reader {
         }
         self.replace_map(file, || {
             let summary = file.container.summary()?;
-            let torn = lock(&self.torn).clone();
+            let torn = self.torn.lock().clone();
             let (own, threads) = (|writer: u64| file.own_data_bytes(writer), self.index_threads);
             // Torn or damaged parts are left out when the logs are read; a flat index may contain
             // them.
@@ -257,7 +256,7 @@ impl Reader {
     /// contain.
     pub fn take_shares(&self, file: ReadContext<'_>, shares: &[Share]) -> Result<()> {
         let _one = self.update.lock();
-        if !self.is_unread() || !lock(&self.torn).is_empty() {
+        if !self.is_unread() || !self.torn.lock().is_empty() {
             return Ok(());
         }
         self.replace_map(file, || {
@@ -362,7 +361,7 @@ impl Reader {
             };
             let Some(update) = update else {
                 return self.replace_map(file, || {
-                    let torn = lock(&self.torn).clone();
+                    let torn = self.torn.lock().clone();
                     let map = ExtentMap::build(file.container, summary, &own, 1, torn)?;
                     Ok((map, summary.clone()))
                 });
@@ -488,7 +487,7 @@ impl Reader {
             },
             _ => return Ok(false),
         };
-        let mut torn = lock(&self.torn);
+        let mut torn = self.torn.lock();
         let known = torn.entry(piece.writer).or_default();
         let before = known.len();
         known.extend(bad.iter().filter(|bad| !known.contains(bad)).copied().collect::<Vec<_>>());
@@ -504,17 +503,17 @@ fn removed_or_moved() -> Error {
 
 /// The kept blocks of one log.
 struct LogEdges<'a> {
-    edges: &'a Mutex<LruCache<(u64, PayloadOffset), Arc<Block>>>,
+    edges: &'a RankedMutex<LruCache<(u64, PayloadOffset), Arc<Block>>>,
     writer: u64,
 }
 
 impl Edges for LogEdges<'_> {
     fn get(&self, start: PayloadOffset) -> Option<Arc<Block>> {
-        lock(self.edges).get(&(self.writer, start)).cloned()
+        self.edges.lock().get(&(self.writer, start)).cloned()
     }
 
     fn put(&self, block: Arc<Block>) {
-        let evicted = lock(self.edges).push((self.writer, block.start), block);
+        let evicted = self.edges.lock().push((self.writer, block.start), block);
         drop(evicted);
     }
 }

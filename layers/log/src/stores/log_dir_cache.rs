@@ -2,11 +2,12 @@
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use lru::LruCache;
 use quell_posix::WritableDir;
-use quell_threads::lock;
+
+use crate::locks::{Rank, RankedGuard, RankedMutex};
 
 /// The largest number of log directories that stay open.
 pub const LOG_DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
@@ -18,12 +19,13 @@ pub type Ticket = u64;
 /// The log directories that were used most recently.
 pub struct LogDirCache {
     next: AtomicU64,
-    open: Mutex<LruCache<(Ticket, u32), Arc<dyn WritableDir>>>,
+    open: RankedMutex<LruCache<(Ticket, u32), Arc<dyn WritableDir>>>,
 }
 
 impl Default for LogDirCache {
     fn default() -> LogDirCache {
-        LogDirCache { next: AtomicU64::new(0), open: Mutex::new(LruCache::new(LOG_DIRS_OPEN)) }
+        let open = RankedMutex::new(Rank::Leaf, LruCache::new(LOG_DIRS_OPEN));
+        LogDirCache { next: AtomicU64::new(0), open }
     }
 }
 
@@ -55,7 +57,7 @@ impl LogDirCache {
         drop(closed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, LruCache<(Ticket, u32), Arc<dyn WritableDir>>> {
-        lock(&self.open)
+    fn lock(&self) -> RankedGuard<MutexGuard<'_, LruCache<(Ticket, u32), Arc<dyn WritableDir>>>> {
+        self.open.lock()
     }
 }

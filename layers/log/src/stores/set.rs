@@ -1,13 +1,13 @@
 //! The stores of one log mount. Opens them, follows the placement map while the mount runs, and
 //! gives access to the directories of each store.
 
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 
 use quell_posix::{WritableDir, assume, assumed};
-use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result, Space};
 
 use crate::format::{Member, NEW_DIR, OWN, StoreMap, is_own};
+use crate::locks::{Rank, RankedMutex, RankedRwLock};
 use crate::not_found::none_if_not_found;
 use crate::stores::errors::{not_a_member, not_given, refused};
 use crate::stores::host::Host;
@@ -25,9 +25,9 @@ use crate::stores::store_list::StoreList;
 /// The stores of one mount.
 pub struct Stores {
     /// The stores that are currently known.
-    list: RwLock<Arc<StoreList>>,
+    list: RankedRwLock<Arc<StoreList>>,
     /// Held while one thread looks for newer maps; other threads wait for its result.
-    looking: Mutex<()>,
+    looking: RankedMutex<()>,
     opener: Option<Opener>,
     host: Host,
     directories: u32,
@@ -175,8 +175,8 @@ impl Stores {
             }
         }
         Ok(Stores {
-            list: RwLock::new(Arc::new(StoreList::new(ordered, map))),
-            looking: Mutex::default(),
+            list: RankedRwLock::new(Rank::Leaf, Arc::new(StoreList::new(ordered, map))),
+            looking: RankedMutex::new(Rank::PlacementMap, ()),
             opener: None,
             host,
             directories,
@@ -186,7 +186,7 @@ impl Stores {
 
     /// Returns the stores that are currently known.
     pub(crate) fn list(&self) -> Arc<StoreList> {
-        Arc::clone(&read_lock(&self.list))
+        Arc::clone(&self.list.read())
     }
 
     /// Returns the home store of the file `name`.
@@ -209,7 +209,7 @@ impl Stores {
         if seen.is_newest()? {
             return Ok(false);
         }
-        let _one = lock(&self.looking);
+        let _one = self.looking.lock();
         let now = self.list();
         if !Arc::ptr_eq(seen, &now) {
             return Ok(true);
@@ -225,7 +225,7 @@ impl Stores {
             stores_before = now.len(),
             "using a newer placement map"
         );
-        *write_lock(&self.list) = Arc::new(newer);
+        *self.list.write() = Arc::new(newer);
         Ok(true)
     }
 
