@@ -313,6 +313,11 @@ pub struct RecordArgs {
 
 /// Show, check, merge and extract boot images.
 #[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Example:
+  quell boot show env.boot
+  quell boot verify env.boot -i /shared/env.quell
+  quell boot merge train.boot test.boot -o env.boot")]
 pub enum BootCommand {
     Show(BootShowArgs),
     Verify(BootVerifyArgs),

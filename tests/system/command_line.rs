@@ -7,8 +7,10 @@ use std::path::Path;
 use crate::stage::{Launch, Stage, has, is_root, launches, quell, views};
 use crate::trees;
 
-const COMMANDS: [&str; 10] =
-    ["index", "run", "mount", "umount", "verify", "show", "stats", "profile", "probe", "doctor"];
+const COMMANDS: [&str; 13] = [
+    "index", "run", "record", "boot", "mount", "umount", "log", "verify", "show", "stats", "probe", "doctor",
+    "profile",
+];
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -21,7 +23,7 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains("Example:") && help.contains(&format!("quell {command}")), "{help}");
         assert!(help.contains("--quiet"), "{help}");
         let prints_facts =
-            ["index", "verify", "show", "stats", "profile", "probe", "doctor"].contains(&command);
+            ["index", "record", "verify", "show", "stats", "profile", "probe", "doctor"].contains(&command);
         assert_eq!(help.contains("--json"), prints_facts, "{help}");
     }
     stage.run(stage.quell().arg("--version")).expect(0);
