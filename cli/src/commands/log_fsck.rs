@@ -52,6 +52,18 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
         false => print_text(args, &result, remaining, repaired, quiet),
     }
     let mut is_clean = remaining == 0;
+    if result.kept_writers > 0 {
+        is_clean = false;
+        errln!(
+            "quell: --retire does not apply to {}: this node runs, and has not been rebooted since, so the processes may \
+             run, for example in a container; `quell log stat` shows a file's writers, and --force --writer WRITER ends one",
+            counted(
+                result.kept_writers,
+                "open writer that began on this node",
+                "open writers that began on this node"
+            ),
+        );
+    }
     for writer in args.writer.iter().filter(|writer| !was_found(&result, **writer)) {
         is_clean = false;
         errln!(

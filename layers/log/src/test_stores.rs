@@ -9,7 +9,7 @@ use quell_vfs::{Context, FileSystem, Kind, NewEntry, OpenMode, Writable, Writabl
 
 use crate::container::Container;
 use crate::format::Holder;
-use crate::fs::{ResolvedPath, LogFs, find};
+use crate::fs::{LogFs, ResolvedPath, find};
 use crate::session::Choices;
 use crate::stores::{EXTENTS_MAX, Host, Role, Root, Scratch, Stores};
 
@@ -47,7 +47,11 @@ fn roots(stores: &[MemoryStore]) -> Vec<Arc<dyn WritableDir>> {
 }
 
 pub fn opened(stores: &[MemoryStore], seed: u64) -> Stores {
-    Stores::open(roots(stores), later(seed), 4).unwrap()
+    opened_by(stores, later(seed))
+}
+
+pub fn opened_by(stores: &[MemoryStore], host: Host) -> Stores {
+    Stores::open(roots(stores), host, 4).unwrap()
 }
 
 /// Creates a placement map for stores that were used separately.

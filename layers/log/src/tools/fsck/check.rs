@@ -10,7 +10,7 @@ use super::own_data::{check_own_data, check_parts};
 use super::problem::Problem;
 use super::repair::repair_container;
 use crate::format::joined;
-use crate::fs::{Entry, ResolvedPath, NameProblem, NameProblemKind, StoredDir, find};
+use crate::fs::{Entry, NameProblem, NameProblemKind, ResolvedPath, StoredDir, find};
 use crate::stores::Stores;
 use crate::tools::progress::{ToolProgress, run_tasks};
 
@@ -117,7 +117,7 @@ fn check_file(check: &Check<'_>, dir: &StoredDir, entry: &Entry, path: &[u8]) {
         match checked {
             // A concurrent writer can cause apparent problems.
             Ok(checked) if checked.is_clean() || !checked.has_changed(&container) => {
-                check.add_file(checked.open_writers);
+                check.add_file(checked.open_writers, checked.kept_writers);
                 return repair_container(check, &container, path, checked);
             }
             Ok(_) => {}

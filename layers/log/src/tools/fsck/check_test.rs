@@ -15,7 +15,10 @@ use crate::format::{
     PayloadOffset, Running, Runs, data_name, encode_batch, epoch_name, index_name, number_name,
 };
 use crate::session::{ExtentMap, flatten, visit_batches};
-use crate::test_stores::{GONE, again, container, content, join, make, mount, opened, pattern};
+use crate::stores::Host;
+use crate::test_stores::{
+    GONE, again, container, content, host, join, make, mount, opened, opened_by, pattern,
+};
 
 const DAY: i64 = 86_400;
 
@@ -339,6 +342,38 @@ fn a_writer_of_unknown_state_is_not_closed_until_its_node_is_declared_dead() {
     assert_eq!(ids(&checked(&stores, &options(true, 0, &["node1".to_owned()]))), ["metadata", "dead-writer"]);
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
     assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3));
+}
+
+#[test]
+fn a_writer_of_this_boot_is_not_closed_by_the_name_of_its_node() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&[1; 100], 0).unwrap();
+    file.sync().unwrap();
+    // A check in another container of the node, and one in the writer's own.
+    for (writer, node) in [(77, "boot-7-8.node1"), (78, "boot.node1")] {
+        let host = host(41, 2);
+        let host = Host { holder: Holder { node: node.to_owned(), ..host.holder }, ..host };
+        let opened = Arc::new(opened_by(&stores, host));
+        for dead in [["node1".to_owned()], ["boot.node1".to_owned()]] {
+            let checked = check(&opened, b"", &options(true, 0, &dead), &Progress::default()).unwrap();
+            assert_eq!((ids(&checked), checked.open_writers, checked.kept_writers), (vec![], 1, 1), "{node}");
+        }
+        let dead = ["elsewhere".to_owned()];
+        let checked = check(&opened, b"", &options(true, 0, &dead), &Progress::default()).unwrap();
+        assert_eq!((checked.open_writers, checked.kept_writers), (1, 0), "{node}");
+        // A process that is known to have ended needs no declaration.
+        let container = container(&stores, "f");
+        let holder = Holder { pid: GONE, start: 1, node: "boot.node1".to_owned() };
+        let ended = MetaName::Open(Running { writer, first_epoch: 1, holder, published: None });
+        container.add_meta(&ended).unwrap();
+        let dead = ["node1".to_owned()];
+        let checked = check(&opened, b"", &options(true, 0, &dead), &Progress::default()).unwrap();
+        assert_eq!((ids(&checked), checked.kept_writers), (vec!["dead-writer"], 1), "{node}");
+    }
+    file.write_at(&[2; 100], 100).unwrap();
+    file.sync().unwrap();
 }
 
 #[test]

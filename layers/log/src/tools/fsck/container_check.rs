@@ -35,6 +35,8 @@ pub struct ContainerCheck {
     pub untaken_epoch: Option<u64>,
     /// Number of open writers that are not known to be dead.
     pub open_writers: u64,
+    /// Number of these writers whose node the user declared dead, although it runs.
+    pub kept_writers: u64,
 }
 
 impl ContainerCheck {
@@ -75,10 +77,11 @@ pub fn check_container(check: &Check<'_>, container: &Container) -> Result<Conta
         names.problems.push(Problem::foreign_name(&format!("meta/{}", name.escape_ascii())));
     }
     container.dir().stat(ACCESS)?;
-    let mut open_writers = 0;
+    let (mut open_writers, mut kept_writers) = (0, 0);
     for running in &summary.open {
         let is_dead = check.is_dead(&running.holder) || check.options.dead_writers.contains(&running.writer);
         open_writers += u64::from(!is_dead);
+        kept_writers += u64::from(!is_dead && check.is_kept(&running.holder));
         names.writers.insert(running.writer, WriterState::Open { running: running.clone(), is_dead });
     }
     for closed in &summary.closed {
@@ -103,6 +106,7 @@ pub fn check_container(check: &Check<'_>, container: &Container) -> Result<Conta
         logs,
         untaken_epoch,
         open_writers,
+        kept_writers,
     })
 }
 

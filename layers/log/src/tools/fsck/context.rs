@@ -9,7 +9,7 @@ use quell_threads::{into_inner, lock};
 use quell_vfs::{Result, Time};
 
 use super::problem::{Finding, Problem, RepairOutcome};
-use crate::format::Holder;
+use crate::format::{Holder, boot_of};
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, Stores};
 use crate::tools::progress::ToolProgress;
@@ -24,7 +24,8 @@ pub struct CheckOptions<'a> {
     pub threads: usize,
     /// Whether to repair the problems that can be repaired.
     pub repair: bool,
-    /// Nodes, or boots of nodes, that the user declares dead: their writers are dead.
+    /// Nodes, or boots of nodes, that the user declares dead. Their writers are dead, except those
+    /// that began on this node during its present boot.
     pub dead_nodes: &'a [String],
     /// Writers that the user declares dead.
     pub dead_writers: &'a [u64],
@@ -51,6 +52,9 @@ pub struct CheckResult {
     pub bytes: u64,
     /// Number of open writers that are not known to be dead.
     pub open_writers: u64,
+    /// Number of these writers that are on a node that the user declared dead, but began on this node
+    /// during its present boot: the node runs.
+    pub kept_writers: u64,
     /// Sorted by path.
     pub findings: Vec<Finding>,
 }
@@ -86,11 +90,12 @@ impl<'a> Check<'a> {
         result
     }
 
-    /// Records that a file was checked completely.
-    pub fn add_file(&self, open_writers: u64) {
+    /// Records that a file was checked completely. The numbers are those of `CheckResult`.
+    pub fn add_file(&self, open_writers: u64, kept_writers: u64) {
         let mut result = lock(&self.result);
         result.files += 1;
         result.open_writers += open_writers;
+        result.kept_writers += kept_writers;
         self.progress.add_file();
     }
 
@@ -123,11 +128,27 @@ impl<'a> Check<'a> {
         lock(&self.containers).contains(&number)
     }
 
-    /// Returns true if the process is known to be dead, or on a node that the user declared dead.
+    /// Returns true if the process is known to be dead, or on a node that the user declared dead. A
+    /// process of this boot of this node is dead only if it is known to be: the node runs, and the
+    /// process may run in another container.
     pub fn is_dead(&self, holder: &Holder) -> bool {
+        (self.stores.host().is_gone)(holder)
+            || self.is_on_declared_node(holder) && !self.is_of_this_boot(holder)
+    }
+
+    /// Returns true if the user declared the node of an open writer dead, but the writer is of this
+    /// boot of this node and not known to be dead.
+    pub fn is_kept(&self, holder: &Holder) -> bool {
+        self.is_on_declared_node(holder) && !self.is_dead(holder)
+    }
+
+    fn is_on_declared_node(&self, holder: &Holder) -> bool {
         let name = holder.node.split_once('.').map_or("", |(_, name)| name);
-        let is_declared = self.options.dead_nodes.iter().any(|node| *node == holder.node || node == name);
-        is_declared || (self.stores.host().is_gone)(holder)
+        self.options.dead_nodes.iter().any(|node| *node == holder.node || node == name)
+    }
+
+    fn is_of_this_boot(&self, holder: &Holder) -> bool {
+        boot_of(&holder.node) == boot_of(&self.stores.host().holder.node)
     }
 
     /// Returns true if `name` has not changed for so long that no process is using it.

@@ -310,8 +310,10 @@ impl FrameWalk<'_> {
             || matches!(self.check.state, WriterState::Closed(_));
         let frames = &mut self.check.frames;
         if counts {
-            let (first, last) =
-                frames.epochs.as_ref().map_or((frame.epoch, frame.epoch), |epochs| (*epochs.start(), *epochs.end()));
+            let (first, last) = frames
+                .epochs
+                .as_ref()
+                .map_or((frame.epoch, frame.epoch), |epochs| (*epochs.start(), *epochs.end()));
             frames.epochs = Some(first.min(frame.epoch)..=last.max(frame.epoch));
             frames.file_end =
                 runs.unwrap_or_default().iter().map(Run::end).fold(frames.file_end, FileOffset::max);
