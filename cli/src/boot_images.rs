@@ -5,7 +5,7 @@ use std::path::Path;
 
 use indicatif::HumanBytes;
 use quell_boot::{BootImage, Contents};
-use quell_supervisor::processors;
+use quell_supervisor::{check_available, processors};
 
 use crate::failure::Failure;
 use crate::inputs::{InputFile, shown};
@@ -20,7 +20,7 @@ pub fn load_whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
 
 /// Does the same as `load_whole`, for a file that is already open.
 pub fn load_whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents), Failure> {
-    let image = quell_mount_spec::load_boot_from(file, path, |_| Ok::<(), Failure>(()))?;
+    let image = quell_mount_spec::load_boot_from(file, path, |bytes| check_available(path, bytes))?;
     if image.memory_bytes() > MEMORY_BYTES_MAX {
         return Err(Failure::cannot(format!(
             "{} takes {} of memory, more than the limit of {}",

@@ -17,6 +17,7 @@ use quell_vfs::{Error, ErrorKind, Result, errno};
 use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, flock, fstat, lstat};
 use rustix::io::Errno;
 
+use crate::display::shown;
 use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix};
 
 /// The time after which a wait for the lock is reported.
@@ -56,7 +57,7 @@ impl LockedBootFile {
                 Ok(None) => {}
                 Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) && tries < TRIES_MAX => {
                     tries += 1;
-                    tracing::debug!(lock = %lock.display(), tries, error = %e, "another process replaced the lock: trying again");
+                    tracing::debug!(lock = %shown(&lock), tries, error = %e, "another process replaced the lock: trying again");
                     std::thread::sleep(RETRY_PAUSE);
                 }
                 Err(e) => return Err(e),

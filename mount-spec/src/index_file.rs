@@ -9,8 +9,9 @@ use std::time::{Duration, SystemTime};
 
 use quell_boot::{BootImage, LoadingContents};
 use quell_index::{Image, format};
-use quell_vfs::{Error, ErrorKind, Kind, Result, errno, printable};
+use quell_vfs::{Error, ErrorKind, Kind, Result, errno};
 
+use crate::display::shown;
 use crate::output::{INDEX, Output};
 
 /// Returns `DIR.quell` beside the directory, whose path has no symbolic links; `None` for the root
@@ -24,15 +25,20 @@ pub fn default_index_path(directory: &Path) -> Option<PathBuf> {
 /// Reads and validates an index. The file is read in one pass, not mapped: page faults would cause
 /// many small requests to a shared file system, and truncating a mapped file kills its readers with
 /// SIGBUS (docs/decisions/0002-read-not-map.md).
-pub fn load_index(path: &Path) -> Result<Image> {
-    load_index_from(&open(path, READ_INDEX)?, path, |_| Ok(()))
-}
-
-/// Does the same as `load_index`, for a file that is already open. The header is checked first;
-/// then `admit` is called with the number of bytes, before memory is allocated.
+///
+/// The header is checked first; then `admit` is called with the number of bytes, before memory is
+/// allocated.
 ///
 /// Errors: `InvalidInput` for a file without the magic number of an index, `Damaged` for a damaged
 /// one, and those of `admit`.
+pub fn load_index<E: From<Error>>(
+    path: &Path,
+    admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+) -> std::result::Result<Image, E> {
+    load_index_from(&open(path, READ_INDEX)?, path, admit)
+}
+
+/// Does the same as `load_index`, for a file that is already open.
 pub fn load_index_from<E: From<Error>>(
     file: &File,
     path: &Path,
@@ -56,9 +62,13 @@ pub fn load_index_from<E: From<Error>>(
     Ok(image)
 }
 
-/// Reads a boot image in one pass, and validates everything except its frames.
-pub fn load_boot(path: &Path) -> Result<BootImage> {
-    load_boot_from(&open(path, READ_BOOT)?, path, |_| Ok(()))
+/// Reads a boot image in one pass, and validates everything except its frames. `admit` is called as
+/// by `load_index`.
+pub fn load_boot<E: From<Error>>(
+    path: &Path,
+    admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+) -> std::result::Result<BootImage, E> {
+    load_boot_from(&open(path, READ_BOOT)?, path, admit)
 }
 
 /// Does the same as `load_boot`, for a file that is already open.
@@ -129,11 +139,6 @@ impl OpenBoot {
         contents
             .load(&self.image, threads, &|offset, into| self.file.read_exact_at(into, offset).map_err(failed))
     }
-}
-
-/// Formats a path for an event, on one line.
-fn shown(path: &Path) -> String {
-    printable(path.as_os_str().as_bytes())
 }
 
 fn damaged(

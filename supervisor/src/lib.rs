@@ -48,15 +48,15 @@ pub use mount_point::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and
 pub use mount_table::{MOUNT_TABLE, MountTableEntry, file_system_of, mount_table, parse_mount_table};
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
-    BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, IndexMode, LogPlan, Plan, RecordingPlan,
-    PlanSource, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, IndexMode, LogPlan, Plan, PlanSource,
+    RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
-pub use protocol::report::{LogReport, HolderReport, TreeReport};
+pub use protocol::report::{HolderReport, LogReport, TreeReport};
 pub use record::output_copy::OutputCopy;
 pub use record::stop::StopCondition;
 pub use record::wait::{RecordingEnd, wait_for_recording};
 pub use reports::{Reports, reports_of};
-pub use resources::{load_index, processors};
+pub use resources::{check_available, load_boot_at, load_index, load_index_at, processors};
 pub use runtime::directory::runtime_directory;
 pub use runtime::fifo::{Fifo, open_fifo};
 pub use runtime::job::current_job;

@@ -89,7 +89,27 @@ pub fn load_boot(file: &File, path: &Path, budget: &MemoryBudget) -> Result<Boot
 /// Reads an index, unless it is larger than the available memory.
 pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
     let _span = tracing::debug_span!("load_index", path = %shown(path)).entered();
-    quell_mount_spec::load_index_from(file, path, |bytes| match available() {
+    quell_mount_spec::load_index_from(file, path, |bytes| check_available(path, bytes))
+}
+
+/// Does the same as `load_index`, for the file at a path.
+pub fn load_index_at(path: &Path) -> Result<Image, Failure> {
+    quell_mount_spec::load_index(path, |bytes| check_available(path, bytes))
+}
+
+/// Reads the boot image at a path, unless it is larger than the available memory. It is not served,
+/// so the limit for served images does not apply.
+pub fn load_boot_at(path: &Path) -> Result<BootImage, Failure> {
+    quell_mount_spec::load_boot(path, |bytes| check_available(path, bytes))
+}
+
+/// Checks that `bytes` of memory are available for the file at `path`.
+pub fn check_available(path: &Path, bytes: u64) -> Result<(), Failure> {
+    check_within(path, bytes, available().as_ref())
+}
+
+fn check_within(path: &Path, bytes: u64, available: Option<&Available>) -> Result<(), Failure> {
+    match available {
         Some(available) if available.bytes < bytes => Err(Failure::cannot(format!(
             "{} takes {} MiB of memory, and {} MiB are available {}: run it where more is available",
             shown(path),
@@ -98,7 +118,7 @@ pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
             available.scope
         ))),
         _ => Ok(()),
-    })
+    }
 }
 
 /// Memory that can be allocated without reclaiming anything but page cache.
@@ -193,6 +213,68 @@ mod tests {
         assert_eq!(bytes(Some(7000), None), 7000);
         let reason = MemoryBudget::within(None, Some(&available(1000))).reason;
         assert_eq!(reason, "half of the 1000 MiB available here; --budget raises the limit");
+    }
+
+    /// Corrects the checksum of the header, whose field is at `at`, in its first `header_bytes` bytes.
+    fn seal(bytes: &mut [u8], at: usize, header_bytes: usize) {
+        let checked = [&bytes[..at], &bytes[at + 8..header_bytes]].concat();
+        let checksum = xxhash_rust::xxh3::xxh3_64(&checked);
+        bytes[at..at + 8].copy_from_slice(&checksum.to_le_bytes());
+    }
+
+    #[test]
+    fn a_sparse_file_with_a_valid_header_is_refused_before_memory_is_allocated() {
+        use quell_index::format;
+
+        const LENGTH: u64 = 60 << 30;
+        let directory = tempfile::tempdir().unwrap();
+        let sparse = |name: &str, bytes: &[u8]| {
+            let path = directory.path().join(name);
+            fs::write(&path, bytes).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(LENGTH).unwrap();
+            path
+        };
+        let little = available(1024);
+        let refusal = "takes 61440 MiB of memory, and 1024 MiB are available here";
+
+        fs::create_dir(directory.path().join("tree")).unwrap();
+        let root = std::sync::Arc::new(quell_posix::PosixDir::open(&directory.path().join("tree")).unwrap());
+        let options = quell_index::BuildOptions::default();
+        let tree = quell_index::build(root, b"/tree", &options, 1, None, &quell_index::Progress::default());
+        let mut index = quell_index::encode(&tree.unwrap()).unwrap();
+        let added = LENGTH - index.len() as u64;
+        let mut add = |at: usize| {
+            let number = u64::from_le_bytes(index[at..at + 8].try_into().unwrap());
+            index[at..at + 8].copy_from_slice(&(number + added).to_le_bytes());
+        };
+        // The file is larger: its last section but one is, and the last one begins later.
+        let last = format::PREAMBLE_BYTES - format::SECTION_ROW_BYTES;
+        [40, last - format::SECTION_ROW_BYTES + 24, last + 16].into_iter().for_each(&mut add);
+        seal(&mut index, format::HEADER_CHECKSUM_AT, format::PREAMBLE_BYTES);
+        let path = sparse("index", &index);
+        let loaded = quell_mount_spec::load_index(&path, |bytes| check_within(&path, bytes, Some(&little)));
+        let message = loaded.map(drop).unwrap_err().to_string();
+        assert!(message.contains(refusal), "{message}");
+
+        let mut packer = quell_boot::Packer::default();
+        let mut recording = quell_boot::Recording::new();
+        packer.add(b"file", 4096, quell_vfs::Time { seconds: 1, nanoseconds: 0 });
+        recording.add(0, 0..1);
+        let mut boot = packer.pack(quell_boot::Kind::Tree(7), &recording, &mut Zeros, 1).unwrap();
+        boot[16..24].copy_from_slice(&LENGTH.to_le_bytes());
+        seal(&mut boot, 24, quell_boot::HEADER_BYTES);
+        let path = sparse("boot", &boot);
+        let loaded = quell_mount_spec::load_boot(&path, |bytes| check_within(&path, bytes, Some(&little)));
+        let message = loaded.map(drop).unwrap_err().to_string();
+        assert!(message.contains(refusal), "{message}");
+    }
+
+    struct Zeros;
+
+    impl quell_boot::ReadBlock for Zeros {
+        fn read(&mut self, _: u32, _: u32, _: &mut [u8; quell_boot::BLOCK_BYTES]) -> quell_vfs::Result<bool> {
+            Ok(true)
+        }
     }
 
     #[test]

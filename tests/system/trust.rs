@@ -47,6 +47,11 @@ impl Fixture {
 
 /// Returns a command of another user, with a copy of the program that this user may read.
 fn as_user(stage: &Stage, uid: u32) -> Command {
+    as_member(stage, uid, "--clear-groups")
+}
+
+/// Does the same as `as_user`, with an option of setpriv(1) for the supplementary groups.
+pub fn as_member(stage: &Stage, uid: u32, groups: &str) -> Command {
     let copy = stage.path("quell-copy");
     if !copy.exists() {
         fs::copy(quell(), &copy).unwrap();
@@ -57,7 +62,7 @@ fn as_user(stage: &Stage, uid: u32) -> Command {
     set_mode(&runtime, 0o700);
     let mut command = stage.command("setpriv");
     let id = uid.to_string();
-    command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(copy);
+    command.args(["--reuid", &id, "--regid", &id, groups, "--"]).arg(copy);
     command.env("QUELL_RUNTIME_DIR", runtime);
     command
 }

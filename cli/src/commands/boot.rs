@@ -12,7 +12,7 @@ use quell_boot::{
 };
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
-use quell_supervisor::{check_trust, processors, waiting_for_recording};
+use quell_supervisor::{check_trust, load_boot_at, load_index_at, processors, waiting_for_recording};
 use quell_vfs::{Attributes, Context, FileSystem, resolve};
 use serde_json::json;
 
@@ -37,7 +37,7 @@ fn blocks_here(image: &BootImage, number: u32) -> u64 {
 }
 
 fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
-    let image = quell_mount_spec::load_boot(&args.file)?;
+    let image = load_boot_at(&args.file)?;
     let numbers = 0..image.files();
     let blocks: u64 = numbers.clone().map(|n| blocks_here(&image, n)).sum();
     let size: u64 = numbers.clone().map(|n| image.file(n).size_bytes).sum();
@@ -114,7 +114,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
         return Ok(ExitCode::from(YES));
     };
-    let tree = std::sync::Arc::new(quell_mount_spec::load_index(&index_file(index)?)?);
+    let tree = std::sync::Arc::new(load_index_at(&index_file(index)?)?);
     if image.kind() != ImageKind::Tree(tree.generation().0) {
         outln!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
         return Ok(ExitCode::from(NO));
@@ -328,8 +328,8 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
         .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.directory))))?;
     for number in 0..image.files() {
         let file = image.file(number);
-        let path =
-            args.directory.join(match parse_disk_name(file.name).filter(|_| image.kind() == ImageKind::Disk) {
+        let path = args.directory.join(
+            match parse_disk_name(file.name).filter(|_| image.kind() == ImageKind::Disk) {
                 // Files of a backing chain may have the same name in several directories.
                 Some((position, path)) => {
                     let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
@@ -338,7 +338,8 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
                     name
                 }
                 None => std::ffi::OsStr::from_bytes(file.name).into(),
-            });
+            },
+        );
         if let Some(parent) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|e| failed(parent, e))?;
         }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use quell_index::{EntryId, Image, ROOT, format};
+use quell_supervisor::load_index_at;
 use quell_vfs::{Kind, Time};
 use serde_json::{Value, json};
 
@@ -17,7 +18,7 @@ use crate::output;
 use crate::output::{counted, outln};
 
 pub fn run(args: ShowArgs) -> Result<ExitCode, Failure> {
-    let image = quell_mount_spec::load_index(&index_file(&args.file)?)?;
+    let image = load_index_at(&index_file(&args.file)?)?;
     match &args.path {
         None if !args.recursive => summary(&image, &args),
         path => {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use quell_index::{BuildOptions, Change, compare};
-use quell_supervisor::difference_line;
+use quell_supervisor::{difference_line, load_index_at};
 
 use crate::arguments::VerifyArgs;
 use crate::failure::{Failure, NO, YES};
@@ -12,7 +12,7 @@ use crate::output;
 use crate::output::{counted, outln};
 
 pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let image = quell_mount_spec::load_index(&index_file(&args.file)?)?;
+    let image = load_index_at(&index_file(&args.file)?)?;
     let directory = match &args.source {
         Some(source) => real_path(source)?,
         None => root_of(&image),

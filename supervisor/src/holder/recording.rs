@@ -16,7 +16,7 @@ use crate::holder::messages::Messages;
 use crate::inputs::InputFile;
 use crate::protocol::answer::{RecordingResult, RecordingStart};
 use crate::protocol::plan::RecordingPlan;
-use crate::resources::processors;
+use crate::resources::{check_available, processors};
 use crate::runtime::fifo::open_fifo;
 use crate::trust::check_trust;
 
@@ -95,7 +95,7 @@ impl ActiveRecording {
         let Recorded { fs, subject, trusted, owner, .. } = &self.recorded;
         let recorded_of = Some((Path::new("the recorded tree or disk image"), owner));
         check_trust(trusted, &file, output, TrustedUse::BootImage, recorded_of)?;
-        let old = quell_mount_spec::load_boot_from(&file, output, |_| Ok::<(), Failure>(()))?;
+        let old = quell_mount_spec::load_boot_from(&file, output, |bytes| check_available(output, bytes))?;
         if subject.can_merge(&**fs, &old) {
             return Ok(Some(old));
         }
