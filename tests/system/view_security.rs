@@ -12,6 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, Timestamps, XattrFlags};
 
 use crate::skip;
 use crate::stage::{Ended, Launch, Mounted, Stage, has, is_root, launches, views, words};
+use crate::trust::as_member;
 
 /// User ids without an account: the owner of trees, and a user of views.
 const OWNER: u32 = 41_001;
@@ -265,6 +266,49 @@ fn a_private_file_that_replaces_a_public_one_is_not_shown() {
             mounted.umount();
         }
     }
+}
+
+/// The table of docs/semantics.md, "What a user namespace cannot keep".
+#[test]
+fn a_users_view_cannot_give_files_to_supplementary_groups() {
+    if !is_root() {
+        skip!("only root can look as another user");
+    }
+    const GROUP: u32 = 41_003;
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    fs::write(tree.join("file"), "x").unwrap();
+    let index = stage.index(&tree);
+    let own = stage.dir("own");
+    chown(&own, Some(READER), Some(READER)).unwrap();
+    let of_group = stage.file("of-group", "of the group");
+    chown(&of_group, Some(OWNER), Some(GROUP)).unwrap();
+    fs::set_permissions(&of_group, fs::Permissions::from_mode(0o640)).unwrap();
+    let script = r#"touch given; chgrp "$1" given 2>&1; cat "$0"; stat -c ' %u %g' "$0"
+        cp -p "$0" copied && echo copied; setpriv --clear-groups true 2>&1"#;
+    let begin = |in_view: bool| {
+        let mut command = as_member(&stage, READER, &format!("--groups={GROUP}"));
+        match in_view {
+            true => command.args(["run", "-q", "--strict", "-i"]).arg(&index).arg("--"),
+            false => {
+                let without = command.get_args().take(6).map(OsStr::to_owned).collect::<Vec<_>>();
+                command = stage.command("setpriv");
+                command.args(without)
+            }
+        };
+        command.args(["sh", "-c", script]).arg(&of_group).arg(GROUP.to_string());
+        stage.run(command.current_dir(&own).env("LC_ALL", "C"))
+    };
+    let groups = || ["given", "copied"].map(|name| fs::metadata(own.join(name)).unwrap().gid());
+    let outside = begin(false);
+    assert_eq!(groups(), [GROUP, GROUP], "{}", outside.err);
+    fs::remove_file(own.join("given")).unwrap();
+    fs::remove_file(own.join("copied")).unwrap();
+    let shown = begin(true).text();
+    assert!(shown.contains("given': Invalid argument\n"), "{shown}");
+    assert!(shown.contains("of the group 65534 65534\ncopied\n"), "{shown}");
+    assert!(shown.contains("setgroups failed: Operation not permitted"), "{shown}");
+    assert_eq!(groups(), [READER, READER]);
 }
 
 #[test]
