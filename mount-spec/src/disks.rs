@@ -11,6 +11,7 @@ use quell_posix::{OpenFile, Stat};
 use quell_qcow2::{HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, ReadAt, Result};
 
+use crate::display::shown;
 use crate::resolve::{self, Directories, ResolvedFile};
 use crate::{Ownership, Trusted};
 
@@ -85,8 +86,8 @@ fn open_named_in_header(path: &Path, top: &Ownership, trusted: Option<&Trusted>)
             "its path has the symbolic link {}, which belongs to user {uid}, not to you, to root or to the owner of {}: store the path \
              of the file itself in the disk image with `qemu-img rebase -u`, or, if you trust that user with your files, pass \
              --trust-owner {uid}",
-            link.path.display(),
-            resolved.path.display(),
+            shown(&link.path),
+            shown(&resolved.path),
             uid = link.uid,
         );
         return Err(refused(ErrorKind::InvalidInput, path, why));
@@ -136,7 +137,7 @@ pub fn disk_chain(
         };
         if chain.iter().any(|above| above.stat.identity() == stat.identity()) {
             let why =
-                format!("it is its own backing file: {} occurs twice in its backing chain", real.display());
+                format!("it is its own backing file: {} occurs twice in its backing chain", shown(&real));
             return Err(refused(ErrorKind::InvalidInput, path, why));
         }
         let (format, header) = look_into(&real, &*file, stat.size_bytes, format)?;
@@ -399,6 +400,38 @@ mod tests {
         // The file's own group had read permission, but the file is shown with another group.
         let owned = attributes(&stat, Some((1000, 1000)));
         assert_eq!((owned.permissions, owned.uid, owned.gid), (0o400, 1000, 1000));
+    }
+
+    /// Returns an image without data that has a backing file.
+    fn layer(backing: &Path) -> Vec<u8> {
+        quell_qcow2::write(1 << 20, backing.as_os_str().as_bytes(), "qcow2", &[]).unwrap()
+    }
+
+    #[test]
+    fn names_in_refusals_are_escaped() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        let refusal = |path: &Path| {
+            let trusted = Trusted::by_caller(&[]);
+            disk_chain(path, None, Some(&trusted)).map(drop).unwrap_err().to_string()
+        };
+        let odd = top.join("odd\nline");
+        std::fs::write(&odd, layer(&odd)).unwrap();
+        let message = refusal(&odd);
+        assert!(message.contains("own backing file") && message.contains("odd\\nline occurs"), "{message}");
+        assert!(!message.contains('\n'), "{message}");
+        if !rustix::process::geteuid().is_root() {
+            return println!("SKIPPED: only root can be two users");
+        }
+        let link = top.join("link\nline");
+        std::os::unix::fs::symlink(&odd, &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(4242), Some(4242)).unwrap();
+        let above = top.join("above");
+        std::fs::write(&above, layer(&link)).unwrap();
+        let message = refusal(&above);
+        assert!(message.contains("link\\nline, which belongs to user 4242"), "{message}");
+        assert!(message.contains("odd\\nline: store the path"), "{message}");
+        assert!(!message.contains('\n'), "{message}");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod assemble;
 mod boot_file;
 mod disks;
+mod display;
 mod index_file;
 mod log_stores;
 mod output;

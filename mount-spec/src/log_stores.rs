@@ -14,6 +14,8 @@ use quell_vfs::{Error, ErrorKind, Result, errno};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use crate::display::shown;
+
 /// Number of log directories of a new container: PLFS's default.
 const DIRECTORIES: u32 = 32;
 
@@ -32,18 +34,21 @@ pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> 
 /// added store that is below or above it is not opened.
 pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &Path) -> Result<LogFs> {
     let mountpoint = mountpoint.to_owned();
-    let opener = move |path: &[u8]| {
-        let named = Path::new(OsStr::from_bytes(path));
-        if named.starts_with(&mountpoint) || mountpoint.starts_with(named) {
-            let source = format!("it is above or below the mount point {}", mountpoint.display());
-            return Err(Error {
-                source: Some(source.into()),
-                ..Error::new(ErrorKind::InvalidInput, "open", path)
-            });
-        }
-        open_added(path)
-    };
+    let opener = move |path: &[u8]| open_added_outside(&mountpoint, path);
     Ok(LogFs::new(open_stores(stores)?.with_opener(Box::new(opener)), choices))
+}
+
+/// Does the same as `open_added`, but refuses a directory that is below or above `mountpoint`.
+fn open_added_outside(mountpoint: &Path, path: &[u8]) -> Result<Arc<dyn WritableDir>> {
+    let named = Path::new(OsStr::from_bytes(path));
+    if named.starts_with(mountpoint) || mountpoint.starts_with(named) {
+        let source = format!("it is above or below the mount point {}", shown(mountpoint));
+        return Err(Error {
+            source: Some(source.into()),
+            ..Error::new(ErrorKind::InvalidInput, "open", path)
+        });
+    }
+    open_added(path)
 }
 
 /// Opens the directory at a path from a placement map, which other users may have written. The path
@@ -105,7 +110,7 @@ fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Root>> {
 /// placement map, from which other processes open the store.
 fn root(path: &Path) -> Result<Root> {
     let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    tracing::debug!(path = %full.display(), "opening a store");
+    tracing::debug!(path = %shown(&full), "opening a store");
     Ok(Root { dir: Arc::new(PosixDir::open_shared(path)?), path: full.into_os_string().into_encoded_bytes() })
 }
 
@@ -289,6 +294,17 @@ mod tests {
         }
         for wrong in ["", "/", "parent/store", "."] {
             assert!(open(Path::new(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_added_store_below_or_above_the_mount_point_is_refused() {
+        for (mountpoint, path) in [("/mount\nhere", "/mount\nhere/store"), ("/s/mount", "/s"), ("/s", "/s")] {
+            let refused = open_added_outside(Path::new(mountpoint), path.as_bytes());
+            let message = refused.map(drop).unwrap_err().to_string();
+            let point = mountpoint.replace('\n', "\\n");
+            assert!(message.ends_with(&format!("the mount point {point}")), "{message}");
+            assert!(!message.contains('\n'), "{message}");
         }
     }
 

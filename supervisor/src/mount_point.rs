@@ -91,7 +91,7 @@ pub fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
             Err(if message.contains("Device or resource busy") {
                 busy(path)
             } else {
-                Failure::cannot(message)
+                Failure::cannot(shown(message))
             })
         }
         Err(e) => Err(Failure::cannot(format!("fusermount3: {e}"))),

@@ -242,14 +242,43 @@ fn control_characters_in_names_are_escaped() {
         let odd =
             text.chars().find(|c| (c.is_control() && *c != '\n') || matches!(c, '\u{202a}'..='\u{202e}'));
         assert_eq!(odd, None, "{what}: {text:?}");
-        text
+        // A part of the name `two\nlines` would be a line of its own.
+        assert!(!text.lines().any(|line| line.starts_with("lines")), "{what}: {text:?}");
     };
     for name in odd {
         fs::remove_file(tree.join(name)).unwrap();
     }
     fs::write(tree.join("\x1b[33mnew"), "").unwrap();
     let boot = stage.path("\x1b[34m");
+    let two = "two\nlines";
+    let (store, damaged) = (stage.dir("store"), stage.file(two, "QUELLIDX"));
+    let absent = stage.dir("bin").join(two);
+    run(&stage, words(&[&"log", &"import", &index, &store, &two])).expect(0);
     for command in [
+        words(&[&"show", &damaged]),
+        words(&[&"show", &index, &two]),
+        words(&[&"index", &"none", &"-o", &two]),
+        words(&[&"index", &damaged]),
+        words(&[&"boot", &"show", &damaged]),
+        words(&[&"run", &"-i", &damaged, &"--", &"true"]),
+        words(&[&"run", &"-i", &index, &"-b", &damaged, &"--", &"true"]),
+        words(&[&"run", &"-i", &index, &"--writable", &damaged, &"--", &"true"]),
+        words(&[&"run", &"-i", &index, &"--strict", &"--", &absent]),
+        words(&[&"run", &"--config", &damaged, &"--", &"true"]),
+        words(&[&"run", &"--image", &damaged, &"-b", &damaged, &"--", &"true"]),
+        words(&[&"mount", &index, &damaged]),
+        words(&[&"mount", &"--log", &damaged, &stage.path("point")]),
+        words(&[&"umount", &damaged]),
+        words(&[&"stats", &damaged]),
+        words(&[&"doctor", &damaged]),
+        words(&[&"log", &"ls", &store]),
+        words(&[&"log", &"stat", &store, &two]),
+        words(&[&"log", &"map", &store, &two]),
+        words(&[&"log", &"fsck", &store, &two]),
+        words(&[&"log", &"fsck", &damaged]),
+        words(&[&"log", &"import", &index, &store, &two]),
+        words(&[&"log", &"export", &store, &two, &damaged]),
+        words(&[&"log", &"rebalance", &store, &"--add", &damaged]),
         words(&[&"verify", &index]),
         words(&[&"verify", &"--json", &index]),
         words(&[&"show", &index]),

@@ -4,7 +4,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use quell_supervisor::{View, file_system_of, needs_user_namespace, refuses_overlay, runtime_directory};
+use quell_supervisor::{
+    View, file_system_of, load_index_at, needs_user_namespace, refuses_overlay, runtime_directory,
+};
 use serde_json::json;
 
 use crate::arguments::DoctorArgs;
@@ -88,7 +90,7 @@ fn directory_of(path: &Path) -> Result<PathBuf, Failure> {
     if real.is_dir() {
         return Ok(real);
     }
-    match quell_mount_spec::load_index(&real) {
+    match load_index_at(&real) {
         Ok(image) => Ok(root_of(&image)),
         Err(_) => Ok(real.parent().unwrap_or(Path::new("/")).to_owned()),
     }

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result, printable};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
     socketpair,
@@ -99,7 +99,7 @@ fn refused(output: &Output, operation: &'static str, path: &Path) -> Error {
          user_allow_other; ask an administrator"
             .to_owned()
     } else {
-        format!("fusermount3: {}", said.trim_start_matches("fusermount3: "))
+        format!("fusermount3: {}", printable(said.trim_start_matches("fusermount3: ").as_bytes()))
     };
     let subject: &OsStr = path.as_os_str();
     Error { source: Some(reason.into()), ..Error::new(kind, operation, subject.as_bytes()) }

@@ -106,7 +106,8 @@ pub(crate) struct RequestGuard<'a> {
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.state.end(SessionEnd::Failed("a worker panicked; its message is on standard error".to_owned()));
+            self.state
+                .end(SessionEnd::Failed("a worker panicked; its message is on standard error".to_owned()));
         }
     }
 }

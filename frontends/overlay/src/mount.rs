@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use quell_vfs::{Error, ErrorKind, FileIdentity, Result};
+use quell_vfs::{Error, ErrorKind, FileIdentity, Result, printable};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
@@ -182,7 +182,7 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
 /// `original`: the identity that the directory must have, because another one may have been moved to
 /// this path.
 pub fn attach(mount: &OwnedFd, path: &Path, original: Option<FileIdentity>) -> Result<()> {
-    let _span = tracing::debug_span!("attach", path = %path.display()).entered();
+    let _span = tracing::debug_span!("attach", path = %printable(path.as_os_str().as_bytes())).entered();
     attach_to(mount, path, OFlags::DIRECTORY, original)
 }
 

@@ -1,6 +1,6 @@
 //! Errors for stores that cannot be used together.
 
-use quell_vfs::{Error, ErrorKind};
+use quell_vfs::{Error, ErrorKind, printable};
 
 use crate::format::Member;
 
@@ -11,7 +11,7 @@ pub(crate) fn refused(subject: &[u8], reason: String) -> Error {
 
 /// Returns the error for a store that does not belong to the other stores.
 pub(crate) fn not_a_member(path: &[u8]) -> Error {
-    let shown = String::from_utf8_lossy(path);
+    let shown = printable(path);
     refused(
         path,
         format!(
@@ -22,9 +22,24 @@ pub(crate) fn not_a_member(path: &[u8]) -> Error {
 
 /// Returns the error for a member of the map that was not given by the caller.
 pub(crate) fn not_given(member: &Member) -> Error {
-    let path = String::from_utf8_lossy(&member.path);
+    let path = printable(&member.path);
     refused(
         &member.path,
         format!("the store {path} belongs to this set of stores, but was not given; give all of them"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_one_line_whatever_the_stores_are_named() {
+        let path = b"/two\nlines".to_vec();
+        let member = Member { number: 1, is_draining: false, path: path.clone() };
+        for refused in [not_a_member(&path), not_given(&member)] {
+            let message = refused.to_string();
+            assert!(!message.contains('\n') && message.matches("/two\\nlines").count() >= 2, "{message}");
+        }
+    }
 }

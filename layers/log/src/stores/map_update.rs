@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use quell_posix::WritableDir;
-use quell_vfs::{Error, ErrorKind, Result, errno};
+use quell_vfs::{Error, ErrorKind, Result, errno, printable};
 
 use crate::format::{Member, StoreMap};
 use crate::stores::map_files::{map_versions, read_map};
@@ -147,7 +147,7 @@ fn check_first(known: &StoreList, map: &StoreMap) -> Result<()> {
 
 /// Returns ENXIO, not `NotFound`, because the requested file may exist.
 fn unusable(member: &Member, why: &str) -> Error {
-    let path = String::from_utf8_lossy(&member.path);
+    let path = printable(&member.path);
     let advice = "let it be reached by this path, or begin again and name all stores";
     Error {
         source: Some(format!("the store {path} was added, and is not used: {why}; {advice}").into()),
