@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use quell_index::{BuildOptions, Image, BuildProgress, Tree, Trust};
+use quell_index::{BuildOptions, BuildProgress, Image, Tree, Trust};
 use quell_posix::PosixDir;
 pub use quell_supervisor::{InputFile, real_path, root_of, shown, shown_bytes};
 

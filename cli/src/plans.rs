@@ -2,8 +2,8 @@
 
 use quell_mount_spec::DiskFormat;
 use quell_supervisor::{
-    BootPlan, ChangePolicy, CheckMode, ImageFormat, IndexMode, LogOptions, Plan, PlanSource, Target, TreePlan,
-    TreesPlan, ViewChoice, Writes,
+    BootPlan, ChangePolicy, CheckMode, ImageFormat, IndexMode, LogOptions, Plan, PlanSource, Target,
+    TreePlan, TreesPlan, ViewChoice, Writes,
 };
 
 use crate::arguments::{

@@ -29,5 +29,5 @@ pub use memory_store::{CrashRules, MemoryStore, Refusal, Writeback};
 pub use model::Model;
 pub use random::Random;
 pub use real_dir::{CannotMake, make_on_disk};
-pub use tree::{TreeNode, NodeNumber, Tree};
+pub use tree::{NodeNumber, Tree, TreeNode};
 pub use writable_model::WritableModel;

@@ -9,7 +9,7 @@ use quell_vfs::{
     NAME_BYTES_MAX, NodeId, NodeRef, ReadAt, Result,
 };
 
-use crate::tree::{TreeNode, NodeNumber, Tree};
+use crate::tree::{NodeNumber, Tree, TreeNode};
 
 /// A described tree as a file system. Nodes have the same numbers as in the tree.
 #[derive(Debug)]

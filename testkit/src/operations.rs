@@ -6,7 +6,7 @@ use quell_vfs::{Attributes, Context, FileSystem, Kind, NodeId, Result, Time};
 
 use crate::compare::{Listed, differences, listing};
 use crate::random::Random;
-use crate::tree::{TreeNode, NodeNumber, Tree};
+use crate::tree::{NodeNumber, Tree, TreeNode};
 
 /// The parameters of a generated tree.
 #[derive(Debug, Clone, Copy)]

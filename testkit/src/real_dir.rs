@@ -12,7 +12,7 @@ use rustix::fs::{
     mknodat, utimensat,
 };
 
-use crate::tree::{TreeNode, Tree};
+use crate::tree::{Tree, TreeNode};
 
 /// An entry that could not be created, and the reason. Tests report it as skipped.
 #[derive(Debug)]

@@ -71,7 +71,12 @@ impl TreeNode {
     pub fn file(data: impl AsRef<[u8]>) -> TreeNode {
         let data = data.as_ref().to_vec();
         let size_bytes = data.len() as u64;
-        TreeNode { size_bytes, blocks: size_bytes.div_ceil(4096) * 8, data, ..TreeNode::new(Kind::File, 0o644) }
+        TreeNode {
+            size_bytes,
+            blocks: size_bytes.div_ceil(4096) * 8,
+            data,
+            ..TreeNode::new(Kind::File, 0o644)
+        }
     }
 
     /// Returns a symbolic link with this target.

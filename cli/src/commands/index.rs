@@ -222,7 +222,14 @@ fn update_task(args: &IndexArgs, update: Update) -> Result<IndexRequest, Failure
     })
 }
 
-fn print_result(args: &IndexArgs, task: &IndexRequest, image: &Image, outcome: &str, seconds: f64, report: SummaryOutput) {
+fn print_result(
+    args: &IndexArgs,
+    task: &IndexRequest,
+    image: &Image,
+    outcome: &str,
+    seconds: f64,
+    report: SummaryOutput,
+) {
     let entries = image.entries();
     let bytes = image.file_bytes();
     if args.json {

@@ -22,7 +22,9 @@ pub fn run(args: &LogFlattenArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let path = args.path.as_deref().unwrap_or(Path::new(""));
     let name = path.as_os_str().as_bytes();
     match find(&stores, &args.stores, path)? {
-        ResolvedPath::Entry(dir, entry) if entry.kind == Kind::File => flattening.flatten(name, dir.open(&entry)),
+        ResolvedPath::Entry(dir, entry) if entry.kind == Kind::File => {
+            flattening.flatten(name, dir.open(&entry))
+        }
         ResolvedPath::Entry(..) => {
             return Err(Failure::wrong_input(format!("{} is a symbolic link; name a file", shown(path))));
         }
@@ -43,7 +45,9 @@ impl Flattening<'_> {
     fn flatten_tree(&mut self, stores: &Arc<Stores>, root: StoredDir, path: &[u8]) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_vec(), Some(root))];
         while let Some((path, known)) = waiting.pop() {
-            let dir = match known.map_or_else(|| quell_log::find(stores, &path), |dir| Ok(ResolvedPath::Dir(dir))) {
+            let dir = match known
+                .map_or_else(|| quell_log::find(stores, &path), |dir| Ok(ResolvedPath::Dir(dir)))
+            {
                 Ok(ResolvedPath::Dir(dir)) => dir,
                 Ok(ResolvedPath::Entry(..)) => continue, // replaced meanwhile
                 Err(error) => {

@@ -54,7 +54,9 @@ pub(super) fn open_file(stores: &Arc<Stores>, named: &StoresArg, path: &Path) ->
         ResolvedPath::Entry(..) => {
             Err(Failure::wrong_input(format!("{} is a symbolic link; name a file", shown(path))))
         }
-        ResolvedPath::Dir(_) => Err(Failure::wrong_input(format!("{} is a directory; name a file", shown(path)))),
+        ResolvedPath::Dir(_) => {
+            Err(Failure::wrong_input(format!("{} is a directory; name a file", shown(path))))
+        }
     }
 }
 

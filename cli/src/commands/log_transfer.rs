@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use quell_log::{Choices, ExportSource, ResolvedPath, ImportSource, ToolProgress, TransferOptions, TransferResult};
+use quell_log::{
+    Choices, ExportSource, ImportSource, ResolvedPath, ToolProgress, TransferOptions, TransferResult,
+};
 use quell_posix::PosixDir;
 use quell_vfs::{ErrorKind, Kind};
 use serde_json::json;

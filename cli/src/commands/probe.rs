@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use quell_mount_spec::{Output, OutputFormat};
-use quell_probe::{AnsweredBy, End, OperationKind, Leftover, Limits, ProbeResult, ProbeProgress, Refusal, Stage};
+use quell_probe::{
+    AnsweredBy, End, Leftover, Limits, OperationKind, ProbeProgress, ProbeResult, Refusal, Stage,
+};
 use quell_supervisor::file_system_of;
 use serde_json::{Value, json};
 

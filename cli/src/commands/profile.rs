@@ -159,7 +159,8 @@ fn location_rules(args: &ProfileArgs, shared: &[PathBuf]) -> Result<LocationRule
             "the mount table of --mounts is empty; copy /proc/self/mountinfo of the traced machine",
         ));
     }
-    let mounts = table.into_iter().map(|m| MountPoint { point: bytes(&m.point), file_system: m.kind }).collect();
+    let mounts =
+        table.into_iter().map(|m| MountPoint { point: bytes(&m.point), file_system: m.kind }).collect();
     let mut temporary: Vec<Vec<u8>> = TEMPORARY.map(|t| t.as_bytes().to_vec()).to_vec();
     if args.import.is_empty() {
         let own = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|p| p.is_absolute());

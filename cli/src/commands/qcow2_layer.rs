@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use indicatif::HumanBytes;
 use quell_boot::{BootImage, Contents, ImageKind, ZEROS, parse_disk_name};
 use quell_mount_spec::{ChainFile, DiskFormat, Output, Ownership, QCOW2, Trusted, TrustedUse, disk_chain};
-use quell_qcow2::{BLOCK_BYTES, Block, Layer, BlockSource, expand, hot_blocks};
+use quell_qcow2::{BLOCK_BYTES, Block, BlockSource, Layer, expand, hot_blocks};
 use quell_supervisor::check_trust;
 use quell_vfs::ReadAt;
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use quell_supervisor::{
-    BootPlan, NotEntered, Plan, RecordingPlan, PlanSource, Target, TreePlan, current_job, disk_plan, enter_view,
-    is_first_notice, open_fifo, runtime_directory, with_consequence,
+    BootPlan, NotEntered, Plan, PlanSource, RecordingPlan, Target, TreePlan, current_job, disk_plan,
+    enter_view, is_first_notice, open_fifo, runtime_directory, with_consequence,
 };
 
 use crate::arguments::RunArgs;

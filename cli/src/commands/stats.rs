@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use quell_mount_spec::{Output, OutputFormat};
-use quell_supervisor::{LogReport, HolderReport, Reports, reports_of, shown_list};
+use quell_supervisor::{HolderReport, LogReport, Reports, reports_of, shown_list};
 
 use crate::arguments::StatsArgs;
 use crate::failure::{Failure, NO};

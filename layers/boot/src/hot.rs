@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use quell_vfs::{Attributes, Context, Error, ErrorKind, FileSystem, Kind, NodeId, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
-use crate::image::{BootFile, BootImage, Contents, BootImageDamage};
+use crate::image::{BootFile, BootImage, BootImageDamage, Contents};
 
 /// An image and the files of a tree that it has; the blocks are still compressed.
 pub struct HotSet {

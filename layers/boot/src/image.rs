@@ -496,7 +496,12 @@ impl BootImage {
         (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8) as usize)
     }
 
-    pub(crate) fn decode_bytes(&self, number: usize, frame: &[u8], into: &mut [u8]) -> Result<(), BootImageDamage> {
+    pub(crate) fn decode_bytes(
+        &self,
+        number: usize,
+        frame: &[u8],
+        into: &mut [u8],
+    ) -> Result<(), BootImageDamage> {
         let row = self.frames.start + number * FRAME_ROW_BYTES;
         if xxh3_64(frame) != u64_at(&self.bytes, row + 16) {
             return damage("frame", number, "the checksum is wrong");

@@ -134,7 +134,8 @@ fn a_file_that_changed_during_the_recording_is_left_out() {
 
 #[test]
 fn an_empty_recording_is_a_valid_image() {
-    let bytes = Packer::default().pack(ImageKind::Disk, &Recording::new(), &mut Files(Vec::new()), 1).unwrap();
+    let bytes =
+        Packer::default().pack(ImageKind::Disk, &Recording::new(), &mut Files(Vec::new()), 1).unwrap();
     let image = BootImage::parse(bytes).unwrap();
     assert_eq!((image.files(), image.contents(), image.decode(4).unwrap().block(ZEROS)[0]), (0, 0, 0));
 }

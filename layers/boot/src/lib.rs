@@ -30,7 +30,7 @@ pub use hot::{Hot, HotSet, Served, Write};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use image::reseal;
-pub use image::{BootFile, BootImage, Contents, BootImageDamage, ImageKind, Run};
+pub use image::{BootFile, BootImage, BootImageDamage, Contents, ImageKind, Run};
 pub use loading::{LoadingContents, ReadFrame};
 pub use open_override::{OpenOverride, Opener};
 pub use pack::{Packer, ReadBlock};

@@ -5,10 +5,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use quell_index::{BuildOptions, Image, IndexFs, OnChange, BuildProgress, build, encode};
+use quell_index::{BuildOptions, BuildProgress, Image, IndexFs, OnChange, build, encode};
 use quell_posix::Dir;
 use quell_testkit::operations::{Shape, random_tree};
-use quell_testkit::{MemoryDir, TreeNode, Random, Tree};
+use quell_testkit::{MemoryDir, Random, Tree, TreeNode};
 use quell_vfs::{Context, Cursor, FileSystem, NodeId, resolve};
 
 mod synthetic;

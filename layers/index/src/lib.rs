@@ -26,5 +26,5 @@ pub use encode::encode;
 pub use encode::reseal;
 pub use file_system::{IndexFs, OnChange, Rules};
 pub use freshness::Sampler;
-pub use image::{IndexDamage, EntryId, Generation, Image, Problem, ROOT, XattrSet};
+pub use image::{EntryId, Generation, Image, IndexDamage, Problem, ROOT, XattrSet};
 pub use tree::{Listing, Special, Tree};

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use quell_index::{BuildOptions, Change, Checked, Image, BuildProgress, build, check, encode};
+use quell_index::{BuildOptions, BuildProgress, Change, Checked, Image, build, check, encode};
 use quell_posix::{Dir, PosixDir};
 
 fn open(path: &Path) -> Arc<dyn Dir> {

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_index::{BuildOptions, Image, IndexFs, OnChange, BuildProgress, Xattrs, build, encode};
+use quell_index::{BuildOptions, BuildProgress, Image, IndexFs, OnChange, Xattrs, build, encode};
 use quell_posix::{Dir, PosixDir};
 use quell_testkit::conformance::{Implementation, Instance, run};
-use quell_testkit::{MemoryDir, TreeNode, Tree, make_on_disk};
+use quell_testkit::{MemoryDir, Tree, TreeNode, make_on_disk};
 
 fn indexed(source: Arc<dyn Dir>) -> Arc<IndexFs> {
     let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };

@@ -5,7 +5,7 @@ mod every_method;
 
 use std::sync::Arc;
 
-use quell_index::{BuildOptions, Image, BuildProgress, Xattrs, build, encode, format, reseal};
+use quell_index::{BuildOptions, BuildProgress, Image, Xattrs, build, encode, format, reseal};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Random};
 

@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use quell_index::{BuildOptions, EntryId, Image, BuildProgress, ROOT, Trust, Xattrs, build, encode};
+use quell_index::{BuildOptions, BuildProgress, EntryId, Image, ROOT, Trust, Xattrs, build, encode};
 use quell_posix::{Dir, OpenFile, Stat};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{Fault, Faults, FaultyDir};
-use quell_testkit::{MemoryDir, Model, TreeNode, Tree};
+use quell_testkit::{MemoryDir, Model, Tree, TreeNode};
 use quell_vfs::{Context, Error, ErrorKind, FileSystem, Time, errno, resolve};
 
 const SHAPE: Shape = Shape { entries: 80, extremes: false, xattrs: true };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_index::{
-    BuildOptions, Change, Image, IndexFs, OnChange, BuildProgress, ROOT, Sampler, Tree, Trust, Xattrs, build,
+    BuildOptions, BuildProgress, Change, Image, IndexFs, OnChange, ROOT, Sampler, Tree, Trust, Xattrs, build,
     compare, encode,
 };
 use quell_posix::{Dir, PosixDir};

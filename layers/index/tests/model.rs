@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use quell_index::{
-    BuildOptions, Image, IndexFs, OnChange, BuildProgress, ROOT, Sampler, Trust, Xattrs, build, encode,
+    BuildOptions, BuildProgress, Image, IndexFs, OnChange, ROOT, Sampler, Trust, Xattrs, build, encode,
 };
 use quell_posix::Dir;
 use quell_testkit::operations::{Comparison, Shape, random_tree, replace_by_renaming};
-use quell_testkit::{CountingDir, MemoryDir, Model, TreeNode, Random, Tree};
+use quell_testkit::{CountingDir, MemoryDir, Model, Random, Tree, TreeNode};
 use quell_vfs::{Context, FileSystem, Time, errno, resolve};
 
 const FAR_FUTURE: Time = Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };

@@ -31,13 +31,11 @@ mod test_stores;
 mod tools;
 
 pub use container::Container;
-pub use format::{FileOffset, LogDamage, Holder, Member, StoreMap, Truncation, is_own};
-pub use fs::{Entry, ResolvedPath, Listing, LogFs, NameProblem, NameProblemKind, StoredDir, find};
+pub use format::{FileOffset, Holder, LogDamage, Member, StoreMap, Truncation, is_own};
+pub use fs::{Entry, Listing, LogFs, NameProblem, NameProblemKind, ResolvedPath, StoredDir, find};
 pub use session::{Choices, Flattened, flatten};
 pub use stores::{Host, Opener, Role, Root, Scratch, Stores, is_store};
-pub use tools::fsck::{
-    CheckOptions, CheckResult, Finding, Problem, ProblemKind, RepairOutcome, check,
-};
+pub use tools::fsck::{CheckOptions, CheckResult, Finding, Problem, ProblemKind, RepairOutcome, check};
 pub use tools::progress::ToolProgress;
 pub use tools::rebalance::{RebalanceResult, preview_rebalance, rebalance};
 pub use tools::report::{

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_index::{BuildOptions, Difference, Image, BuildProgress, compare};
+use quell_index::{BuildOptions, BuildProgress, Difference, Image, compare};
 use quell_posix::PosixDir;
 
 use crate::console::{Console, ProgressTask};

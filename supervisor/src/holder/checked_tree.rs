@@ -156,7 +156,11 @@ pub fn start_checks(context: &HolderContext, trees: &mut [CheckedTree]) -> Insta
 
 /// Returns the function that reports differences found after the program's start, and with --strict
 /// ends the programs of the view.
-fn late_report(context: &HolderContext, index: &Path, source: &Path) -> impl FnOnce(&StaleReport) + Send + 'static {
+fn late_report(
+    context: &HolderContext,
+    index: &Path,
+    source: &Path,
+) -> impl FnOnce(&StaleReport) + Send + 'static {
     let (index, source, messages) = (index.to_owned(), source.to_owned(), context.messages.clone());
     let ends_programs = context.plan.strict && matches!(context.plan.target, Target::Namespace);
     move |stale| {

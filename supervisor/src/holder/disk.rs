@@ -62,7 +62,11 @@ struct WatchedDisk {
 
 impl DiskView {
     /// Covers the files of a disk image. `opened` has the files that were sent with the plan.
-    pub fn create(context: &HolderContext, disk: &DiskPlan, mut opened: OpenFiles) -> Result<DiskView, Failure> {
+    pub fn create(
+        context: &HolderContext,
+        disk: &DiskPlan,
+        mut opened: OpenFiles,
+    ) -> Result<DiskView, Failure> {
         let target = &context.plan.target;
         let trusted = trusted_owners(target, &context.plan.trust_owners);
         let chain = disk_chain(&disk.path, disk.format.map(Into::into), trusted.as_ref())?;

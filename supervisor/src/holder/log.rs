@@ -19,7 +19,7 @@ use crate::holder::signals::Signals;
 use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::{IndexMode, LogPlan, Target};
-use crate::protocol::report::{LogReport, HolderReport};
+use crate::protocol::report::{HolderReport, LogReport};
 use crate::socket::server::{Holder, Need, Service};
 
 /// Interval at which the process checks that its mount still exists.

@@ -24,7 +24,11 @@ pub trait Served {
 
 /// Answers the command, serves, and ends. `lock`: the lock of the holder's key, released when other
 /// processes can find the holder.
-pub fn hold<V: Served>(served: Result<V, Failure>, lock: File, context: &HolderContext) -> Result<(), Failure> {
+pub fn hold<V: Served>(
+    served: Result<V, Failure>,
+    lock: File,
+    context: &HolderContext,
+) -> Result<(), Failure> {
     let served = match served {
         Ok(served) => served,
         Err(failure) => {

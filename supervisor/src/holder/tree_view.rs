@@ -46,7 +46,11 @@ pub struct TreeView {
 impl TreeView {
     /// Creates the views. Threads are started only after the namespace was created: a process with
     /// several threads cannot enter a user namespace (unshare(2)).
-    pub fn create(context: &HolderContext, plan: &TreesPlan, mut files: OpenFiles) -> Result<TreeView, Failure> {
+    pub fn create(
+        context: &HolderContext,
+        plan: &TreesPlan,
+        mut files: OpenFiles,
+    ) -> Result<TreeView, Failure> {
         let target = &context.plan.target;
         let mut trees = checked_tree::open_trees(context, plan, &mut files)?;
         let paths = trees.iter().map(|tree| (&*tree.covered.source_path, &*tree.path));

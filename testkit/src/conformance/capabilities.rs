@@ -3,7 +3,7 @@
 use quell_vfs::{Capabilities, Context, FileSystem};
 
 use super::implementation::Implementation;
-use crate::tree::{TreeNode, Tree};
+use crate::tree::{Tree, TreeNode};
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let mut plain = Tree::new();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use quell_vfs::{Context, FileSystem, Kind, NodeId};
 
-use crate::tree::{TreeNode, Tree};
+use crate::tree::{Tree, TreeNode};
 
 /// A file system created from a described tree, and the resources that must live as long.
 pub struct Instance {

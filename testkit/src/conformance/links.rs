@@ -4,7 +4,7 @@ use quell_vfs::Context;
 use quell_vfs::errno::EINVAL;
 
 use super::implementation::{Implementation, node_at, refused, varied_tree};
-use crate::tree::{TreeNode, Tree};
+use crate::tree::{Tree, TreeNode};
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let instance = implementation.create(&varied_tree());

@@ -5,7 +5,7 @@ use quell_vfs::errno::ESTALE;
 use quell_vfs::{Context, Cursor, NodeId};
 
 use super::implementation::{Implementation, refused};
-use crate::tree::{TreeNode, Tree};
+use crate::tree::{Tree, TreeNode};
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let mut tree = Tree::new();

@@ -2,7 +2,7 @@
 //! changes. An attribute that is not set is not an error.
 
 use super::implementation::Implementation;
-use crate::tree::{TreeNode, Tree};
+use crate::tree::{Tree, TreeNode};
 use quell_vfs::Context;
 
 pub(super) fn check(implementation: &Implementation<'_>) {

@@ -102,8 +102,14 @@ impl OperationResult {
                 let piece = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(0);
                 at(&format!("piece {piece}: "), &a[piece], &b[piece])
             }
-            (OperationResult::All(size, a, far), OperationResult::All(found_size, b, found_far)) if size == found_size => {
-                if a != b { at("", a, b) } else { at("beyond 2^40: ", far, found_far) }
+            (OperationResult::All(size, a, far), OperationResult::All(found_size, b, found_far))
+                if size == found_size =>
+            {
+                if a != b {
+                    at("", a, b)
+                } else {
+                    at("beyond 2^40: ", far, found_far)
+                }
             }
             (OperationResult::All(size, ..), OperationResult::All(found, ..)) => {
                 format!("expected {size} bytes, found {found}")
@@ -281,8 +287,10 @@ impl Executor {
                         None => not_found(),
                         Some(found) => {
                             let again = self.fs().attributes(&Context::OWN, found.node())?;
-                            let (again, found) =
-                                (OperationResult::from_attributes(again), OperationResult::from_attributes(*found));
+                            let (again, found) = (
+                                OperationResult::from_attributes(again),
+                                OperationResult::from_attributes(*found),
+                            );
                             if again != found {
                                 return Ok(OperationResult::Contradiction(format!(
                                     "looked up {found:?}, looked up again {again:?}"
@@ -333,7 +341,9 @@ impl Executor {
                 let entries = self.with_dir(*dir, |dir| listing(self.fs(), dir, 1 + number % 5))?;
                 let names: BTreeSet<_> = entries.iter().map(|(n, a)| (n.clone(), a.kind.letter())).collect();
                 if names.len() != entries.len() {
-                    return Ok(OperationResult::Contradiction(format!("a name was listed twice: {entries:?}")));
+                    return Ok(OperationResult::Contradiction(format!(
+                        "a name was listed twice: {entries:?}"
+                    )));
                 }
                 return Ok(OperationResult::Names(names));
             }
@@ -387,12 +397,18 @@ impl Executor {
             Operation::Sync { .. } => open.file.sync()?,
             Operation::SizeOpen { size, .. } => {
                 let change = Change { size_bytes: Some(*size), ..Change::default() };
-                return self.verbs().change(&Context::OWN, open.node, &change).map(OperationResult::from_attributes);
+                return self
+                    .verbs()
+                    .change(&Context::OWN, open.node, &change)
+                    .map(OperationResult::from_attributes);
             }
             Operation::TimeOpen { seconds, .. } => {
                 let modified = Time { seconds: *seconds, nanoseconds: SET_NANOSECONDS };
                 let change = Change { modified: Some(modified), ..Change::default() };
-                return self.verbs().change(&Context::OWN, open.node, &change).map(OperationResult::from_attributes);
+                return self
+                    .verbs()
+                    .change(&Context::OWN, open.node, &change)
+                    .map(OperationResult::from_attributes);
             }
             Operation::Forget { .. } => {
                 self.verbs().forget(open.node, 1);

@@ -155,8 +155,8 @@ impl ProbeDirectory {
             .call(OperationKind::Create, || rustix::fs::openat(&self.fd, OWNER, flags, mode))?
             .map_err(|e| Stopped::Failed(failed(e, "create", OWNER)))?;
         let owner = Owner { host: host(), process: std::process::id(), started: seconds_now() };
-        let written =
-            worker.call(OperationKind::Other, || rustix::io::write(&file, format!("{owner}\n").as_bytes()))?;
+        let written = worker
+            .call(OperationKind::Other, || rustix::io::write(&file, format!("{owner}\n").as_bytes()))?;
         let mut locked = false;
         for _ in 0..LOCK_TRIES {
             let lock = FlockOperation::NonBlockingLockExclusive;
@@ -180,7 +180,8 @@ impl ProbeDirectory {
     pub fn fill(&mut self, directories: u32, files: u32, worker: &mut Worker) -> Result<(), Stopped> {
         for number in 0..directories.min(DIRECTORIES_MAX) {
             let name = directory_name(number);
-            let created = worker.call(OperationKind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
+            let created =
+                worker.call(OperationKind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
             // Recorded before the result is checked, because a failed call may have created it.
             self.subdirectories.push(Subdirectory { name: name.clone(), fd: None, files: 0 });
             created.map_err(|e| Stopped::Failed(failed(e, "create directory", &name)))?;
@@ -294,10 +295,12 @@ fn examine(
     name: String,
     worker: &mut Worker,
 ) -> Result<Option<(Leftover, LeftoverFds)>, Stopped> {
-    let entered = worker.call(OperationKind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty()))?;
+    let entered =
+        worker.call(OperationKind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty()))?;
     let Ok(fd) = entered else { return Ok(None) };
     let flags = AtFlags::EMPTY_PATH;
-    let found = worker.call(OperationKind::Other, || rustix::fs::statx(&fd, "", flags, StatxFlags::BASIC_STATS))?;
+    let found =
+        worker.call(OperationKind::Other, || rustix::fs::statx(&fd, "", flags, StatxFlags::BASIC_STATS))?;
     let Ok(found) = found else { return Ok(None) };
     let mut leftover = Leftover {
         name,
@@ -309,7 +312,8 @@ fn examine(
     // NONBLOCK: the open must not wait if the name is a fifo. RDWR: NFS locks only files open for
     // writing.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = worker.call(OperationKind::Other, || rustix::fs::openat(&fd, OWNER, flags, Mode::empty()))?;
+    let opened =
+        worker.call(OperationKind::Other, || rustix::fs::openat(&fd, OWNER, flags, Mode::empty()))?;
     let Ok(file) = opened else { return Ok(Some((leftover, (fd, None)))) };
     let mut buffer = [0; OWNER_BYTES_MAX];
     let read = worker.call(OperationKind::Other, || rustix::io::read(&file, &mut buffer[..]))?.unwrap_or(0);
@@ -397,7 +401,8 @@ fn clean_one(parent: &OwnedFd, leftover: Leftover, worker: &mut Worker) -> Resul
     }
     for number in 0..DIRECTORIES_MAX {
         let name = directory_name(number);
-        let entered = worker.call(OperationKind::Other, || rustix::fs::openat(&fd, &*name, ENTER, Mode::empty()))?;
+        let entered =
+            worker.call(OperationKind::Other, || rustix::fs::openat(&fd, &*name, ENTER, Mode::empty()))?;
         let Ok(subdirectory) = entered else { continue };
         for number in 0..FILES_MAX {
             unlink(&subdirectory, &file_name(number), AtFlags::empty(), worker);

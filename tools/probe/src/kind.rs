@@ -44,7 +44,8 @@ impl OperationKind {
 }
 
 /// The kinds that change nothing. The mix consists of them.
-pub const READ_KINDS: [OperationKind; 3] = [OperationKind::LookUp, OperationKind::Attributes, OperationKind::List];
+pub const READ_KINDS: [OperationKind; 3] =
+    [OperationKind::LookUp, OperationKind::Attributes, OperationKind::List];
 
 /// The entries of one directory of the paper's tree: 17 files and the directory itself.
 const ENTRIES: usize = 18;
@@ -100,7 +101,10 @@ mod tests {
     fn a_round_of_the_mix_has_the_proportions_of_the_papers_tree() {
         let round = round(|_| true);
         let count = |kind| round.iter().filter(|k| **k == kind).count();
-        assert_eq!((count(OperationKind::LookUp), count(OperationKind::Attributes), count(OperationKind::List)), (18, 18, 1));
+        assert_eq!(
+            (count(OperationKind::LookUp), count(OperationKind::Attributes), count(OperationKind::List)),
+            (18, 18, 1)
+        );
         assert_eq!(round.iter().map(|k| k.operations()).sum::<u64>(), 38);
     }
 

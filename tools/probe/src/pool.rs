@@ -280,7 +280,8 @@ mod tests {
         assert!(pool.has_slow_call() && begun.elapsed() < Duration::from_secs(60));
         // The measurement is over, removal is not.
         let removing = TaskLimits { removing: true, ..task_limits(1, 0, 60_000) };
-        let done = pool.run(removing, |worker| worker.call(OperationKind::Remove, || Ok(())).is_ok()).unwrap();
+        let done =
+            pool.run(removing, |worker| worker.call(OperationKind::Remove, || Ok(())).is_ok()).unwrap();
         assert_eq!(done.results, [true]);
         let done = pool
             .run(task_limits(1, 10, 60_000), |worker| worker.call(OperationKind::List, || Ok(())).is_ok())

@@ -23,9 +23,9 @@ pub use render::picture::PictureError;
 pub use render::terminal::summary;
 pub use report::{
     AccessMode, Directory, Elsewhere, LocationTotals, Locations, MetadataRates, NextStep, Nodes, NotProposed,
-    Operation, VerdictKind, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
-    Scenarios, Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals,
-    Tracing, Tree, Verdict,
+    Operation, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA, Scenarios,
+    Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals, Tracing, Tree,
+    Verdict, VerdictKind,
 };
 pub use trace::calls::TRACED;
 pub use trace::line::{has_pid, time_of};

@@ -63,7 +63,8 @@ pub fn expand(bytes: &[u8], header: &Header) -> Result<Vec<u8>, Qcow2Error> {
             length == cluster.len()
         }
         Compression::Zstd => {
-            let mut decoder = zstd::stream::raw::Decoder::new().map_err(|e| Qcow2Error::Wrong(e.to_string()))?;
+            let mut decoder =
+                zstd::stream::raw::Decoder::new().map_err(|e| Qcow2Error::Wrong(e.to_string()))?;
             let ran = zstd::stream::raw::Operation::run_on_buffers(&mut decoder, bytes, &mut cluster);
             ran.is_ok_and(|status| status.bytes_written == cluster.len())
         }

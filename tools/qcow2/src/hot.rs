@@ -198,7 +198,10 @@ mod tests {
         let hot = hot_blocks(&[upper, raw]).unwrap();
         assert_eq!(
             hot.into_iter().collect::<Vec<_>>(),
-            [(0, BlockSource::Block { layer: 1, block: 0 }), (1, BlockSource::Block { layer: 0, block: own })]
+            [
+                (0, BlockSource::Block { layer: 1, block: 0 }),
+                (1, BlockSource::Block { layer: 0, block: own })
+            ]
         );
     }
 

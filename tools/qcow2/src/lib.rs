@@ -19,6 +19,6 @@ mod write;
 pub use cluster::{Cluster, expand};
 pub use damage::Qcow2Error;
 pub use header::{Backing, Compression, HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
-pub use hot::{BLOCK_BYTES, Layer, BlockSource, hot_blocks};
+pub use hot::{BLOCK_BYTES, BlockSource, Layer, hot_blocks};
 pub use map::{TABLE_BYTES_MAX, visit};
 pub use write::{Block, write};

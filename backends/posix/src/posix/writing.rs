@@ -290,8 +290,9 @@ impl WritableDir for PosixDir {
         // moves the directory entry with its own privileges and does nothing else.
         let _owner = match self.is_guarded() {
             true => {
-                let owner =
-                    |dir: &PosixDir| FileStatus::at_open(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from));
+                let owner = |dir: &PosixDir| {
+                    FileStatus::at_open(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from))
+                };
                 let (source, target) = (owner(self)?, owner(to_dir)?);
                 if source.uid == target.uid { source.assume_owner()? } else { None }
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quell_index::format::Field;
 use quell_index::{
-    BuildOptions, Image, IndexFs, OnChange, BuildProgress, ROOT, Sampler, Trust, build, compare, encode,
+    BuildOptions, BuildProgress, Image, IndexFs, OnChange, ROOT, Sampler, Trust, build, compare, encode,
 };
 use quell_posix::Dir;
 use quell_testkit::{MemoryDir, Tree};

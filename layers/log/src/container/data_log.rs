@@ -9,7 +9,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::format::{
-    LogDamage, FRAME_HEAD_BYTES, Frame, FrameHead, LogPosition, PayloadOffset, PayloadRange, Run, SUM_BYTES,
+    FRAME_HEAD_BYTES, Frame, FrameHead, LogDamage, LogPosition, PayloadOffset, PayloadRange, Run, SUM_BYTES,
     decode_frame_head, decode_frame_runs, stored_bytes,
 };
 

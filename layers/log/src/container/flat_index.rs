@@ -9,7 +9,7 @@ use lru::LruCache;
 use quell_vfs::{ReadAt, Result};
 
 use crate::format::{
-    LogDamage, Extent, FileOffset, FlatLog, FlatTables, FlatTail, Frame, HEAD_BYTES, Head, Order, Orders,
+    Extent, FileOffset, FlatLog, FlatTables, FlatTail, Frame, HEAD_BYTES, Head, LogDamage, Order, Orders,
     TAIL_BYTES, Truncations,
 };
 use crate::locks::{Rank, RankedMutex};

@@ -653,7 +653,10 @@ mod tests {
             MetaName::Failed(u64::MAX),
             MetaName::Truncation(Truncation { order: order(4, 5), size: 0, time: TIME }),
             MetaName::Covers(Covers { truncation: 9, logs: vec![covered(3, 0), covered(u64::MAX, 64)] }),
-            MetaName::Covers(Covers { truncation: u64::MAX, logs: vec![covered(u64::MAX, u64::MAX); COVERS_MAX] }),
+            MetaName::Covers(Covers {
+                truncation: u64::MAX,
+                logs: vec![covered(u64::MAX, u64::MAX); COVERS_MAX],
+            }),
             MetaName::Time(order(1, 2), TIME),
         ] {
             let encoded = name.encode();
@@ -706,8 +709,9 @@ mod tests {
         let truncation = |epoch, writer, size| {
             MetaName::Truncation(Truncation { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };
-        let covers =
-            |truncation, writer, bytes| MetaName::Covers(Covers { truncation, logs: vec![CoveredLog { writer, bytes }] });
+        let covers = |truncation, writer, bytes| {
+            MetaName::Covers(Covers { truncation, logs: vec![CoveredLog { writer, bytes }] })
+        };
         // The first truncation read the log's size after the second one did: data written between
         // the two reads is later than both truncations.
         let names = [
@@ -740,7 +744,8 @@ mod tests {
             size: 0,
             time: TIME,
         });
-        let covers = |bytes| MetaName::Covers(Covers { truncation: 1, logs: vec![CoveredLog { writer: 4, bytes }] });
+        let covers =
+            |bytes| MetaName::Covers(Covers { truncation: 1, logs: vec![CoveredLog { writer: 4, bytes }] });
         let ended = Closed { data_bytes: 500, ..closed_of(4, 70) };
         for (bytes, unknown) in [(499, vec![4]), (500, vec![])] {
             let all = summary(&[MetaName::Closed(ended), truncation.clone(), covers(bytes)]);
@@ -754,7 +759,9 @@ mod tests {
         let truncation = |epoch, writer, size| {
             MetaName::Truncation(Truncation { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };
-        let covers = |truncation| MetaName::Covers(Covers { truncation, logs: vec![CoveredLog { writer: 7, bytes: 100 }] });
+        let covers = |truncation| {
+            MetaName::Covers(Covers { truncation, logs: vec![CoveredLog { writer: 7, bytes: 100 }] })
+        };
         let all = [
             truncation(2, 1, 10),
             covers(1),

@@ -34,8 +34,8 @@ pub use frames::{FRAME_HEAD_BYTES, Frame, Frames, Order, PAYLOAD_BYTES_MAX, SUM_
 pub use heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 pub use index_log::{BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, decode_batch, encode_batch};
 pub use meta::{
-    COVERS_MAX, Closed, CoveredLog, Covers, Holder, MetaName, Published, Running, Summary, Truncation, Truncations,
-    boot_of,
+    COVERS_MAX, Closed, CoveredLog, Covers, Holder, MetaName, Published, Running, Summary, Truncation,
+    Truncations, boot_of,
 };
 pub use naming::{OWN, Stored, container_name, is_own, joined, other_name, shown};
 pub use offsets::{FileOffset, LogPosition, PayloadOffset, PayloadRange};

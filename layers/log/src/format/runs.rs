@@ -184,7 +184,11 @@ pub fn encode_runs(runs: &[Run], out: &mut Vec<u8>) {
 }
 
 /// Decodes `count` runs that `encode_runs` wrote, verifies each, and visits it.
-pub fn decode_run_list(bytes: &mut Bytes<'_>, count: u64, mut visit: impl FnMut(Run)) -> Result<(), LogDamage> {
+pub fn decode_run_list(
+    bytes: &mut Bytes<'_>,
+    count: u64,
+    mut visit: impl FnMut(Run),
+) -> Result<(), LogDamage> {
     let mut expected = FileOffset::ZERO;
     for _ in 0..count {
         let head = bytes.varint()?;

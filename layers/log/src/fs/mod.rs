@@ -32,4 +32,4 @@ mod store_dirs;
 mod tree;
 
 pub use file_system::LogFs;
-pub use tree::{Entry, ResolvedPath, Listing, NameProblem, NameProblemKind, StoredDir, find};
+pub use tree::{Entry, Listing, NameProblem, NameProblemKind, ResolvedPath, StoredDir, find};

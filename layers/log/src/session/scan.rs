@@ -6,7 +6,7 @@ use quell_vfs::{Error, Result};
 
 use crate::container::{Container, read_frame_head};
 use crate::format::{
-    BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, LogDamage, FrameHead, HEAD_BYTES, HeadKind, LogPosition,
+    BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, FrameHead, HEAD_BYTES, HeadKind, LogDamage, LogPosition,
     PayloadOffset, Run, data_name, decode_batch, stored_bytes,
 };
 use crate::not_found::none_if_not_found;

@@ -15,7 +15,7 @@ use crate::analysis::{findings, notes, path_tree, rates, totals, verdict};
 use crate::locations::{Links, LocationRules, PathMap};
 use crate::paths::PathId;
 use crate::report::{Nodes, Report, SCHEMA, Scenarios};
-use crate::trace::reader::{Output, Reader, LineSource};
+use crate::trace::reader::{LineSource, Output, Reader};
 
 /// Number of processes of which the operations over time are recorded.
 const LANES_MAX: usize = 24;

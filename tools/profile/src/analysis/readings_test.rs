@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::analysis::readings::{Capacity, FirstReading};
 use crate::locations::{LocationRules, NoLinks};
-use crate::report::{VerdictKind, Report};
+use crate::report::{Report, VerdictKind};
 use crate::trace::reader::LineSource;
 
 const SOURCE: LineSource = LineSource { space: 0, pid: 0 };

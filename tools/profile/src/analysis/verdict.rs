@@ -2,7 +2,7 @@
 //! reach the shared file systems.
 
 use crate::format::{count, percentage, plural};
-use crate::report::{VerdictKind, Report, Verdict};
+use crate::report::{Report, Verdict, VerdictKind};
 
 pub fn verdict(report: &Report) -> Verdict {
     let direct = report.remaining.direct.metadata;

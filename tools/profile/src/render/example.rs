@@ -2,9 +2,9 @@
 
 use crate::report::{
     AccessMode, Directory, Elsewhere, LocationTotals, Locations, MetadataRates, NextStep, Nodes, NotProposed,
-    Operation, VerdictKind, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
-    Scenarios, Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals,
-    Tracing, Tree, Verdict,
+    Operation, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA, Scenarios,
+    Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals, Tracing, Tree,
+    Verdict, VerdictKind,
 };
 
 /// Returns MAKER as measured in the paper. The calls and bytes of each location are from its figure

@@ -133,8 +133,10 @@ fn every_number_of_the_locations_is_on_the_page() {
     let report = example::maker();
     let page = html(&report);
     for (name, meaning, totals) in report.locations.named() {
-        let row =
-            page.split_once(&format!("{name} <span>{meaning}</span></th>")).expect("a row for each location").1;
+        let row = page
+            .split_once(&format!("{name} <span>{meaning}</span></th>"))
+            .expect("a row for each location")
+            .1;
         let row = row.split_once("</tr>").expect("rows end").0;
         let mode = if totals.mode == AccessMode::ReadWrite { "RW" } else { "RO" };
         let numbers = [
@@ -167,7 +169,15 @@ fn a_page_has_every_section_and_needs_no_other_file() {
         assert!(page.starts_with("<!DOCTYPE html>"));
         assert!(page.contains("default-src 'none'; style-src 'unsafe-inline'; img-src data:"));
         for id in [
-            "paths", "time", "locations", "programs", "searches", "patterns", "trees", "nodes", "notes",
+            "paths",
+            "time",
+            "locations",
+            "programs",
+            "searches",
+            "patterns",
+            "trees",
+            "nodes",
+            "notes",
             "counted",
         ] {
             assert_eq!(page.matches(&format!("<h2 id=\"{id}\">")).count(), 1, "{what}: {id}");

@@ -11,7 +11,7 @@ use crate::locations::{LocationRules, MountPoint, NoLinks, PathMap};
 use crate::report::Report;
 use crate::trace::calls::{CallKind, Class, call_kind};
 use crate::trace::event::{CallTarget, Event};
-use crate::trace::reader::{Output, Reader, LineSource};
+use crate::trace::reader::{LineSource, Output, Reader};
 
 /// A small random number generator: the same seed gives the same history.
 struct Random(u64);

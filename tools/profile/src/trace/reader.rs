@@ -83,7 +83,13 @@ impl Reader {
     }
 
     /// Reads one line without its newline. `position` describes it in examples.
-    pub fn line(&mut self, source: LineSource, text: &[u8], position: &dyn Fn() -> String, output: &mut Output) {
+    pub fn line(
+        &mut self,
+        source: LineSource,
+        text: &[u8],
+        position: &dyn Fn() -> String,
+        output: &mut Output,
+    ) {
         self.lines += 1;
         match self.split_lines.joined(source.space, text) {
             Some(line) => self.whole_line(source, &line, position, output),

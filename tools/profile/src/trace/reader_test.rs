@@ -6,7 +6,7 @@ use crate::locations::{Links, LocationRules, MountPoint, NoLinks, PathMap};
 use crate::paths::PathId;
 use crate::report::Report;
 use crate::trace::event::{CallResult, CallTarget, Event};
-use crate::trace::reader::{Output, Reader, LineSource};
+use crate::trace::reader::{LineSource, Output, Reader};
 
 const SOURCE: LineSource = LineSource { space: 0, pid: 0 };
 

@@ -92,7 +92,9 @@ impl CallResolver {
     ) -> Event<'a> {
         let Occurrence { pid, time_us, name } = occurrence;
         let result = match call.result {
-            ParsedResult::Value(value, _) if value >= 0 || file.effect.returns_address() => CallResult::Succeeded,
+            ParsedResult::Value(value, _) if value >= 0 || file.effect.returns_address() => {
+                CallResult::Succeeded
+            }
             ParsedResult::Value(..) => CallResult::Failed(b""),
             ParsedResult::Failed(error) => CallResult::Failed(error),
             ParsedResult::Unknown => CallResult::Unknown,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use quell_posix::WritableDir;
 use quell_vfs::{ErrorKind, Kind, Rename, Result};
 
-use super::decisions::{ExistingLogDir, LogDirLocation, PointerChange, decide_move, is_placed, locate_in_copy};
+use super::decisions::{
+    ExistingLogDir, LogDirLocation, PointerChange, decide_move, is_placed, locate_in_copy,
+};
 use super::state::{MoveResult, Rebalance, is_being_written, meta_names};
 use crate::container::{Container, read_pointer, write_pointer};
 use crate::format::{logs_name, number_name};

@@ -111,14 +111,16 @@ impl Rebalance<'_> {
                     self.list(&Arc::new(dirs), &path, added)?;
                 }
             }
-            RebalanceTask::File { dirs, name, path, holders } => match self.place_file(&dirs, &name, &holders)? {
-                MoveResult::Placed => {
-                    self.progress.add_file();
-                    self.update(|result| result.files += 1);
+            RebalanceTask::File { dirs, name, path, holders } => {
+                match self.place_file(&dirs, &name, &holders)? {
+                    MoveResult::Placed => {
+                        self.progress.add_file();
+                        self.update(|result| result.files += 1);
+                    }
+                    MoveResult::Busy => self.update(|result| result.busy.push(path)),
+                    MoveResult::Absent => {}
                 }
-                MoveResult::Busy => self.update(|result| result.busy.push(path)),
-                MoveResult::Absent => {}
-            },
+            }
         }
         Ok(())
     }
