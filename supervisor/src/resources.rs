@@ -240,7 +240,8 @@ mod tests {
         fs::create_dir(directory.path().join("tree")).unwrap();
         let root = std::sync::Arc::new(quell_posix::PosixDir::open(&directory.path().join("tree")).unwrap());
         let options = quell_index::BuildOptions::default();
-        let tree = quell_index::build(root, b"/tree", &options, 1, None, &quell_index::Progress::default());
+        let tree =
+            quell_index::build(root, b"/tree", &options, 1, None, &quell_index::BuildProgress::default());
         let mut index = quell_index::encode(&tree.unwrap()).unwrap();
         let added = LENGTH - index.len() as u64;
         let mut add = |at: usize| {
@@ -260,7 +261,7 @@ mod tests {
         let mut recording = quell_boot::Recording::new();
         packer.add(b"file", 4096, quell_vfs::Time { seconds: 1, nanoseconds: 0 });
         recording.add(0, 0..1);
-        let mut boot = packer.pack(quell_boot::Kind::Tree(7), &recording, &mut Zeros, 1).unwrap();
+        let mut boot = packer.pack(quell_boot::ImageKind::Tree(7), &recording, &mut Zeros, 1).unwrap();
         boot[16..24].copy_from_slice(&LENGTH.to_le_bytes());
         seal(&mut boot, 24, quell_boot::HEADER_BYTES);
         let path = sparse("boot", &boot);

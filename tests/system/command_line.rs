@@ -274,7 +274,7 @@ fn a_terminal_shows_a_bar_and_a_log_does_not() {
     let (tree, index) = (stage.dir("tree"), stage.path("index"));
     fs::write(tree.join("file"), "").unwrap();
     let slow = stage.dir("tree/slow");
-    stage.run(fixture.command(&[&fixture.store], &["--quiet"], &slow)).expect(0);
+    stage.run(&mut fixture.command(&[&fixture.store], &["--quiet"], &slow)).expect(0);
     let mounted = Mounted::at(stage, slow);
     let line =
         format!("'{}' index --cross-mounts '{}' -o '{}'", quell().display(), tree.display(), index.display());

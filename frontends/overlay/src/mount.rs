@@ -250,10 +250,11 @@ mod tests {
             assert_eq!(refused.errno(), rustix::io::Errno::LOOP.raw_os_error(), "{path}: {refused}");
         }
         let tree = rustix::fs::stat(base.join("real/tree")).unwrap();
-        let other = Some((tree.st_dev, tree.st_ino + 1));
+        let identity = FileIdentity { device: tree.st_dev, inode: tree.st_ino };
+        let other = Some(FileIdentity { inode: tree.st_ino + 1, ..identity });
         let refused = attach(&mount, &base.join("real/tree"), other).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::PermissionDenied);
-        attach(&mount, &base.join("real/tree"), Some((tree.st_dev, tree.st_ino))).unwrap();
+        attach(&mount, &base.join("real/tree"), Some(identity)).unwrap();
         rustix::mount::unmount(base.join("real/tree"), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 }

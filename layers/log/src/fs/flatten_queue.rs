@@ -20,7 +20,7 @@ type Flatten<T> = Box<dyn Fn(&T, &AtomicBool) + Send + Sync>;
 
 /// The files that are to be flattened.
 pub struct FlattenQueue<T> {
-    state: RankedMutex<State<T>>,
+    state: RankedMutex<QueueState<T>>,
     /// Signalled when the thread ends.
     ended: Condvar,
     is_stopped: AtomicBool,
@@ -36,14 +36,14 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
     /// Creates a queue whose files are passed to `flatten`, one after the other.
     pub fn new(flatten: impl Fn(&T, &AtomicBool) + Send + Sync + 'static) -> FlattenQueue<T> {
         FlattenQueue {
-            state: RankedMutex::new(Rank::Leaf, State { waiting: VecDeque::new(), has_thread: false }),
+            state: RankedMutex::new(Rank::Leaf, QueueState { waiting: VecDeque::new(), has_thread: false }),
             ended: Condvar::new(),
             is_stopped: AtomicBool::new(false),
             flatten: Box::new(flatten),
         }
     }
 
-    fn lock(&self) -> RankedGuard<MutexGuard<'_, State<T>>> {
+    fn lock(&self) -> RankedGuard<MutexGuard<'_, QueueState<T>>> {
         self.state.lock()
     }
 
@@ -115,7 +115,7 @@ struct Thread<'a, T>(&'a FlattenQueue<T>);
 impl<T> Drop for Thread<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.lock().has_thread = false;
+            self.0.state.lock().has_thread = false;
         }
         self.0.ended.notify_all();
     }

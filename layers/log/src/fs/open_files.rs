@@ -114,7 +114,7 @@ impl OpenFiles {
     }
 
     /// Returns the file with this container, if it is known.
-    pub fn with_container(&self, identity: &Identity) -> Option<Arc<SharedFile>> {
+    pub fn with_container(&self, identity: &ContainerIdentity) -> Option<Arc<SharedFile>> {
         self.table.lock().all.get(identity).and_then(Weak::upgrade)
     }
 

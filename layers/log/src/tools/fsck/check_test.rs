@@ -357,11 +357,11 @@ fn a_writer_of_this_boot_is_not_closed_by_the_name_of_its_node() {
         let host = Host { holder: Holder { node: node.to_owned(), ..host.holder }, ..host };
         let opened = Arc::new(opened_by(&stores, host));
         for dead in [["node1".to_owned()], ["boot.node1".to_owned()]] {
-            let checked = check(&opened, b"", &options(true, 0, &dead), &Progress::default()).unwrap();
+            let checked = check(&opened, b"", &options(true, 0, &dead), &ToolProgress::default()).unwrap();
             assert_eq!((ids(&checked), checked.open_writers, checked.kept_writers), (vec![], 1, 1), "{node}");
         }
         let dead = ["elsewhere".to_owned()];
-        let checked = check(&opened, b"", &options(true, 0, &dead), &Progress::default()).unwrap();
+        let checked = check(&opened, b"", &options(true, 0, &dead), &ToolProgress::default()).unwrap();
         assert_eq!((checked.open_writers, checked.kept_writers), (1, 0), "{node}");
         // A process that is known to have ended needs no declaration.
         let container = container(&stores, "f");
@@ -369,7 +369,7 @@ fn a_writer_of_this_boot_is_not_closed_by_the_name_of_its_node() {
         let ended = MetaName::Open(Running { writer, first_epoch: 1, holder, published: None });
         container.add_meta(&ended).unwrap();
         let dead = ["node1".to_owned()];
-        let checked = check(&opened, b"", &options(true, 0, &dead), &Progress::default()).unwrap();
+        let checked = check(&opened, b"", &options(true, 0, &dead), &ToolProgress::default()).unwrap();
         assert_eq!((ids(&checked), checked.kept_writers), (vec!["dead-writer"], 1), "{node}");
     }
     file.write_at(&[2; 100], 100).unwrap();
