@@ -57,7 +57,7 @@ pub fn is_root() -> bool {
 pub fn quell() -> PathBuf {
     match std::env::var_os("QUELL") {
         Some(path) => path.into(),
-        None => checkout().join("target/release/quell"),
+        None => checkout().join("target/demo/quell"),
     }
 }
 
