@@ -120,7 +120,7 @@ class Bench:
             self.add(f"index size, {title}", "bytes/entry", None, each, f"at most {limit} bytes an entry", each <= limit,
                      note=f"{entries:,} entries")
 
-    # --- a program's start --------------------------------------------------------------------------
+    # --- a program's start ------------------------------------------------------------------------
     def program_start(self):
         testbed = self.testbed
         calls = count_calls([testbed.path(1, "env/bin/python"), PROGRAM], testbed.path(1, "env"))
@@ -210,7 +210,7 @@ class Bench:
     def found(self, words):
         return sorted(run(words, output=subprocess.PIPE).stdout.splitlines())
 
-    # --- starting a command -------------------------------------------------------------------------
+    # --- starting a command -----------------------------------------------------------------------
     def launch(self, index, source, paths, repeats=5, own=None, share=(), check="sample"):
         """Return the median of the seconds from spawning `quell run` to the first instruction of
         its command."""

@@ -160,7 +160,7 @@ class Logs:
         rates.note((method, pattern, "read", count), self.run_records("read", pattern, count, paths))
         self.run_records("verify", pattern, count, paths)
 
-    # --- parallel file systems ---------------------------------------------------------------------
+    # --- parallel file systems --------------------------------------------------------------------
     def measured(self, testbed, slow):
         """Measure all rates on a test bed. If writing one file is `slow`, it is done once, and once
         more in one chunk."""

@@ -4,7 +4,8 @@
  *   records WORK PATTERN RECORDS BYTES PATH...
  *
  * There is one process for each PATH, its rank is the index of the PATH. For strided, segmented and
- * random the paths lead to the same file on different nodes. Each process has RECORDS records of BYTES bytes.
+ * random the paths lead to the same file on different nodes. Each process has RECORDS records of
+ * BYTES bytes.
  *
  *   WORK      write       open, write the records, fsync, close
  *             write-only  the same without the fsync

@@ -34,8 +34,8 @@ pub struct Arguments {
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// Append a trace of events to FILE, which must belong to you. The variable QUELL_LOG selects
-    /// the events, such as `debug` (the default) or `quell_fuse=debug`. Without this option, and with
-    /// QUELL_LOG, events are written to standard error.
+    /// the events, such as `debug` (the default) or `quell_fuse=debug`. Without this option, and
+    /// with QUELL_LOG, events are written to standard error.
     #[arg(long, global = true, value_name = "FILE", help_heading = "Diagnosis")]
     pub log_file: Option<PathBuf>,
     #[command(subcommand)]

@@ -271,9 +271,10 @@ pub fn readers_of(image: &Image, above: &Path) -> Readers {
     Readers { others, group: group.then_some(root_group) }
 }
 
-/// Writes an index; see [`Output::replace`]. The modification time of the file becomes the time, by the
-/// clock of its file system, at which the tree began to be read: `age` before now. `quell index
-/// --update=dirs` reads directories again that changed shortly before that time or later.
+/// Writes an index; see [`Output::replace`]. The modification time of the file becomes the time, by
+/// the clock of its file system, at which the tree began to be read: `age` before now.
+/// `quell index --update=dirs` reads directories again that changed shortly before that time or
+/// later.
 pub fn save_index(path: &Path, bytes: &[u8], readers: Readers, age: Duration, force: bool) -> Result<()> {
     Output { path, format: INDEX, force }.replace(bytes, |file| {
         let written = file.metadata()?.modified()?;

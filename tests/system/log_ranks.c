@@ -3,8 +3,8 @@
  *
  *   log_ranks plain|independent|collective|strided|sizes|truncated PATH PATH
  *
- * Both paths are the same file in two mounts: ranks with an even number use the first path, others the
- * second. */
+ * Both paths are the same file in two mounts: ranks with an even number use the first path, others
+ * the second. */
 #include <fcntl.h>
 #include <mpi.h>
 #include <stdarg.h>
@@ -101,8 +101,8 @@ static MPI_File open_shared(int mode) {
     MPI_File file;
     MPI_Info info;
     MPI_Info_create(&info);
-    /* Otherwise ROMIO would read the gaps between the records and write them again under a lock, which
-     * has no effect on other mounts (data sieving). */
+    /* Otherwise ROMIO would read the gaps between the records and write them again under a lock,
+     * which has no effect on other mounts (data sieving). */
     MPI_Info_set(info, "romio_ds_write", "disable");
     must(MPI_File_open(MPI_COMM_WORLD, path, mode, info, &file), "MPI_File_open");
     MPI_Info_free(&info);
@@ -111,8 +111,8 @@ static MPI_File open_shared(int mode) {
 
 static void sync_all(MPI_File file);
 
-/* After every rank has written, every rank truncates the file, some of them twice: only data that is
- * written afterwards must remain. */
+/* After every rank has written, every rank truncates the file, some of them twice: only data that
+ * is written afterwards must remain. */
 static void truncate_all(MPI_File file) {
     for (int turn = 0; turn < 3; turn++) {
         must(MPI_File_write_at(file, offset_of(place(ROUNDS + turn, rank)), records[turn], RECORD_BYTES, MPI_BYTE,

@@ -1,6 +1,6 @@
 //! A real Debian machine (testbed/debian-vm) in an unmodified QEMU, from its boot loader to the
-//! banner of its SSH server: recorded once, then booted from memory in each of the three launches, two
-//! as root and one as an ordinary user. The machine writes to an image of its own.
+//! banner of its SSH server: recorded once, then booted from memory in each of the three launches,
+//! two as root and one as an ordinary user. The machine writes to an image of its own.
 //!
 //! Runs without KVM, which many test machines lack; nothing is timed.
 

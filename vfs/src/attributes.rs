@@ -6,8 +6,8 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
-/// Identifies a file on one machine, for as long as the file exists: names with equal identities are
-/// names of the same file.
+/// Identifies a file on one machine, for as long as the file exists: names with equal identities
+/// are names of the same file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileIdentity {
     /// The number of the file system, as `st_dev` packs it.

@@ -143,9 +143,9 @@ pub struct PartArgs {
 
 /// Show which bytes of a file a log has, and whether they are part of the file.
 ///
-/// The inverse of `map`, in the order of the log. The state of a range is `held` (part of the file),
-/// `overwritten` (by the writer in the last column; --json also prints epoch and sequence), or
-/// `truncated`.
+/// The inverse of `map`, in the order of the log. The state of a range is `held` (part of the
+/// file), `overwritten` (by the writer in the last column; --json also prints epoch and sequence),
+/// or `truncated`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -300,9 +300,10 @@ pub struct LogFlattenArgs {
 /// Add stores, drain stores, and move files to their home.
 ///
 /// Running mounts continue: they detect an added store and use it, and place nothing new in a
-/// drained one. Each node must reach an added store by the path given here. New mounts must name all
-/// stores. A file that is being written is skipped; the exit code is then 1, and the command must be
-/// run again. The command can be interrupted at any moment, and continues when it is run again.
+/// drained one. Each node must reach an added store by the path given here. New mounts must name
+/// all stores. A file that is being written is skipped; the exit code is then 1, and the command
+/// must be run again. The command can be interrupted at any moment, and continues when it is run
+/// again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

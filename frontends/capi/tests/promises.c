@@ -225,8 +225,8 @@ static void a_child_opens_its_own(quell_store *store, const char *path) {
         CHECK(size_of(store, "forked") == 0); /* the parent has not published its data */
         file = open_file(store, "forked", O_WRONLY);
         CHECK(quell_pwrite(file, "child", 5, 10) == 5 && quell_close(file) == 0 && quell_store_close(store) == 0);
-        /* Success. The child does not exit, because valgrind would report its copies of the parent's
-         * handles, which are never freed. */
+        /* Success. The child does not exit, because valgrind would report its copies of the
+         * parent's handles, which are never freed. */
         raise(SIGKILL);
     }
     int status;

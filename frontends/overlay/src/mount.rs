@@ -179,8 +179,8 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
 /// link: another user who owns one of its directories could replace it with a link to any place.
 /// Needs Linux 5.6.
 ///
-/// `original`: the identity that the directory must have, because another one may have been moved to
-/// this path.
+/// `original`: the identity that the directory must have, because another one may have been moved
+/// to this path.
 pub fn attach(mount: &OwnedFd, path: &Path, original: Option<FileIdentity>) -> Result<()> {
     let _span = tracing::debug_span!("attach", path = %printable(path.as_os_str().as_bytes())).entered();
     attach_to(mount, path, OFlags::DIRECTORY, original)

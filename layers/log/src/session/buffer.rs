@@ -27,8 +27,8 @@ impl Buffer {
         self.memory.as_deref().map_or(&[], |memory| &memory[..self.length])
     }
 
-    /// Appends `from` to a buffer with a capacity of `capacity_bytes`, which must be the same in every
-    /// call and must not be exceeded. Only pages that were written to use memory.
+    /// Appends `from` to a buffer with a capacity of `capacity_bytes`, which must be the same in
+    /// every call and must not be exceeded. Only pages that were written to use memory.
     ///
     /// # Errors
     ///

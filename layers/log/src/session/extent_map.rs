@@ -296,8 +296,8 @@ impl ExtentMap {
         Ok(map)
     }
 
-    /// Reads the newer parts of the logs in shares of equal size, until there are about `extents_left`
-    /// extents. Returns true if everything was read.
+    /// Reads the newer parts of the logs in shares of equal size, until there are about
+    /// `extents_left` extents. Returns true if everything was read.
     fn read_shares(
         &mut self,
         container: &Container,

@@ -117,8 +117,8 @@ impl LogReader {
         truncations.limit(Order { epoch, sequence, writer: self.writer }, payload_log_offset)
     }
 
-    /// Reads the new part of the logs, until `visit` was called for `extents_max` extents. Returns true if
-    /// everything was read.
+    /// Reads the new part of the logs, until `visit` was called for `extents_max` extents. Returns
+    /// true if everything was read.
     pub fn read_new(
         &mut self,
         container: &Container,
