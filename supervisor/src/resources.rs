@@ -215,7 +215,8 @@ mod tests {
         assert_eq!(reason, "half of the 1000 MiB available here; --budget raises the limit");
     }
 
-    /// Corrects the checksum of the header, whose field is at `at`, in its first `header_bytes` bytes.
+    /// Corrects the checksum of the header, whose field is at `at`, in its first `header_bytes`
+    /// bytes.
     fn seal(bytes: &mut [u8], at: usize, header_bytes: usize) {
         let checked = [&bytes[..at], &bytes[at + 8..header_bytes]].concat();
         let checksum = xxhash_rust::xxh3::xxh3_64(&checked);

@@ -8,10 +8,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of an error. There are only as many kinds as a caller needs to decide how to react.
 ///
-/// Layers with servers will add kinds, and programs that use the client library match them: a `match`
-/// outside this crate has an arm for other kinds, which treats them as an error without a special
-/// meaning. The other enums of the contract are complete: the file types of POSIX and the modes of
-/// renameat2(2).
+/// Layers with servers will add kinds, and programs that use the client library match them: a
+/// `match` outside this crate has an arm for other kinds, which treats them as an error without a
+/// special meaning. The other enums of the contract are complete: the file types of POSIX and the
+/// modes of renameat2(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {

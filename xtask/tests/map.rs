@@ -343,8 +343,8 @@ fn words_in_backticks(text: &str) -> Vec<String> {
     prose.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// A word in backticks that ends as a source file does is the end of a file's path: `view/mount.rs`.
-/// A function may follow it: `serve.rs::flush`.
+/// A word in backticks that ends as a source file does is the end of a file's path:
+/// `view/mount.rs`. A function may follow it: `serve.rs::flush`.
 #[test]
 fn source_files_that_documents_name_exist() {
     const ENDINGS: [&str; 3] = [".rs", ".py", ".sh"];

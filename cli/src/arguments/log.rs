@@ -195,9 +195,9 @@ pub struct LogFsckArgs {
     /// Repair problems where this loses no data.
     #[arg(long)]
     pub repair: bool,
-    /// Close the writers of NODE, which is dead or was rebooted. A host name, or the whole name that
-    /// `stat` prints; can be repeated. Writers that began on this node since its last boot stay open
-    /// unless their processes are known to have ended.
+    /// Close the writers of NODE, which is dead or was rebooted. A host name, or the whole name
+    /// that `stat` prints; can be repeated. Writers that began on this node since its last boot
+    /// stay open unless their processes are known to have ended.
     #[arg(long, value_name = "NODE")]
     pub retire: Vec<String>,
     /// Close this writer although the state of its process is unknown; `quell log stat` prints the

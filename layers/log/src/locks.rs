@@ -1,7 +1,7 @@
-//! Locks with a rank. A thread takes them in the order of their ranks only, which excludes deadlocks;
-//! debug builds check it. `session` describes the locks of an open file, and which of them are held
-//! during I/O. All locks of a mount have a rank. Those in `tools` have none: they protect the results
-//! of one run, and no other lock is taken while one is held.
+//! Locks with a rank. A thread takes them in the order of their ranks only, which excludes
+//! deadlocks; debug builds check it. `session` describes the locks of an open file, and which of
+//! them are held during I/O. All locks of a mount have a rank. Those in `tools` have none: they
+//! protect the results of one run, and no other lock is taken while one is held.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -23,14 +23,15 @@ pub(crate) enum Rank {
     MapUpdate,
     /// The state of one writer.
     Writer,
-    /// One thread reads a newer placement map and opens its stores; other threads that need it wait.
+    /// One thread reads a newer placement map and opens its stores; other threads that need it
+    /// wait.
     PlacementMap,
     /// The extent map.
     Map,
     /// The sequencer.
     Sequencer,
-    /// A lock that is held for operations in memory only, and while no other lock is taken: tables of
-    /// nodes and open files, caches, queues.
+    /// A lock that is held for operations in memory only, and while no other lock is taken: tables
+    /// of nodes and open files, caches, queues.
     Leaf,
 }
 

@@ -1,5 +1,5 @@
-//! Promise: a listing has every entry once, in an order that never changes, from any cursor. No cursor
-//! is larger than `Cursor::MAX`.
+//! Promise: a listing has every entry once, in an order that never changes, from any cursor. No
+//! cursor is larger than `Cursor::MAX`.
 
 use std::collections::BTreeSet;
 

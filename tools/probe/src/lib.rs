@@ -4,9 +4,9 @@
 //! no link below the directory that the user names, and never removes a file that a probe did not
 //! create. docs/techniques/probe.md describes the requests and the reasons for them.
 //!
-//! The trace has an event for each measured step and for each directory that is created or removed. It
-//! has none for a single request, because writing it would lower the measured rate; only requests that
-//! take too long have one.
+//! The trace has an event for each measured step and for each directory that is created or removed.
+//! It has none for a single request, because writing it would lower the measured rate; only
+//! requests that take too long have one.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -16,8 +16,9 @@
 //! | `Sequencer` | `LogFile::sequencer` | order of frames, collected ranges | never |
 //! | `Leaf` | all others | `fs`: nodes, open files and directories, listings, the flatten queue. `stores`: the list of stores, open log directories. `container`: open data logs, pages of a flat index. `session`: failures, writers that could not end, kept blocks, torn ranges | never |
 //!
-//! Two locks of one rank are never held together, so no lock is taken while a leaf is held. Files and
-//! directories are dropped without a lock, because the last reference to one may close or delete it.
+//! Two locks of one rank are never held together, so no lock is taken while a leaf is held. Files
+//! and directories are dropped without a lock, because the last reference to one may close or
+//! delete it.
 
 #[cfg(test)]
 mod blocked_io_test;

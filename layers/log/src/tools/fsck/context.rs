@@ -52,8 +52,8 @@ pub struct CheckResult {
     pub bytes: u64,
     /// Number of open writers that are not known to be dead.
     pub open_writers: u64,
-    /// Number of these writers that are on a node that the user declared dead, but began on this node
-    /// during its present boot: the node runs.
+    /// Number of these writers that are on a node that the user declared dead, but began on this
+    /// node during its present boot: the node runs.
     pub kept_writers: u64,
     /// Sorted by path.
     pub findings: Vec<Finding>,
