@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use quell_index::{BuildOptions, Image, BuildProgress, build, encode};
-use quell_testkit::{MemoryDir, TreeNode, Tree};
+use quell_index::{BuildOptions, BuildProgress, Image, build, encode};
+use quell_testkit::{MemoryDir, Tree, TreeNode};
 
 fn small_tree() -> Arc<Tree> {
     let mut tree = Tree::new();

@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use quell_vfs::ReadAt;
-use quell_qcow2::{Cluster, Header, Layer, Named, BlockSource, expand, hot_blocks, named, visit};
+use quell_qcow2::{BlockSource, Cluster, Header, Layer, Named, expand, hot_blocks, named, visit};
 
 struct Bytes<'a>(&'a [u8]);
 

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_profile::{Capacity, FirstReading, Links, LocationRules, MountPoint, LineSource, variables};
+use quell_profile::{Capacity, FirstReading, LineSource, Links, LocationRules, MountPoint, variables};
 
 /// Symbolic links that form cycles, or lead out of the known directories.
 struct Circles(bool);

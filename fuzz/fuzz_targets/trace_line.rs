@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_profile::{FirstReading, LocationRules, NoLinks, Report, LineSource};
+use quell_profile::{FirstReading, LineSource, LocationRules, NoLinks, Report};
 
 fn report(lines: &[&[u8]]) -> Report {
     let location_rules = LocationRules { working: Some(b"/work".to_vec()), ..LocationRules::default() };

@@ -380,21 +380,6 @@ fn documents_that_the_code_names_exist() {
 }
 
 #[test]
-fn code_that_the_documents_name_exists() {
-    let code: Vec<String> = files(".rs").iter().map(|path| path.display().to_string()).collect();
-    let mut missing = Vec::new();
-    for path in files(".md") {
-        for word in read(&path).split('`').skip(1).step_by(2).filter(|word| word.ends_with(".rs")) {
-            // A document may leave out the directory of the crate.
-            if !code.iter().any(|path| path == word || path.ends_with(&format!("/{word}"))) {
-                missing.push(format!("{}: {word}", path.display()));
-            }
-        }
-    }
-    assert!(missing.is_empty(), "named in documents, but missing:\n  {}", missing.join("\n  "));
-}
-
-#[test]
 fn every_unsafe_block_has_a_safety_comment() {
     for path in files(".rs") {
         if path.starts_with("xtask") {
