@@ -518,7 +518,7 @@ def set_up(testbed, options):
                 [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
-        kept = {"boot": 1, "log": 0}[options.only]
+        kept = {"boot": 1, "log": 0, "start": 1}[options.only]
         commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
@@ -543,7 +543,7 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["boot", "log"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["boot", "log", "start"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
@@ -588,6 +588,9 @@ def main():
                     bench.build_indexes()
                 taken = view_of(bench.covered(1, "env"), testbed.path(1, "env")) or "NONE: the tree was not covered"
                 results[f"{view or 'automatic'} ({taken})"] = bench.rows
+                if options.only == "start":
+                    bench.program_start()
+                    continue
                 BootImages(bench, PROGRAM).rows(paths, local, [sys.executable, __file__, "--digest", testbed.path(3, "env")])
                 if options.only:
                     continue
@@ -604,7 +607,7 @@ def main():
                 bench = Bench(testbed, quell, scratch, None, options)
                 results[LOG_MOUNTS] = bench.rows
             first_log_row = len(bench.rows)
-            if options.only != "boot":
+            if options.only in (None, "log"):
                 bench.logs(local)
     made_by = f"scripts/bench --only {options.only}" if options.only else "make bench"
     print("\n" + report(facts, results, made_by))
