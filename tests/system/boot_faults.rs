@@ -408,7 +408,7 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
         .expect(0)
         .says("takes at least 41 MiB of memory")
         .says(&group_message)
-        .says("nothing of it is served");
+        .says("the boot image is not used");
     assert!(ended.err.contains("half of the") && ended.err.contains("--budget raises"), "{}", ended.err);
     assert!(ended.out == expected);
     // A budget larger than the available memory is refused.

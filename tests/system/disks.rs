@@ -533,7 +533,7 @@ fn the_hot_blocks_are_an_image_for_qemu_alone() {
     fixture
         .boot(&["qcow2", "-o", fixture.stage.path("no.qcow2").to_str().unwrap()])
         .expect(2)
-        .says("another size or time");
+        .says("size or modification time");
     // The layer must not replace the disk.
     fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
     let whole = fs::read(&fixture.base).unwrap();

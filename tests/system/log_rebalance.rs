@@ -244,7 +244,7 @@ fn the_first_store_may_go_as_well() {
     assert!(ended.text().contains("no longer a store"), "{}", ended.text());
     assert_eq!(containers(a), 0);
     rebalance(&fixture, &[b], &[&"--drain", &b]).expect(2).says("no store would be left");
-    rebalance(&fixture, &[b], &[&"--drain", &a]).expect(2).says("drained already");
+    rebalance(&fixture, &[b], &[&"--drain", &a]).expect(2).says("already drained");
     fs::remove_dir_all(a).unwrap();
     let left = fixture.mount_with(&[b], &[]);
     check(&left.point);

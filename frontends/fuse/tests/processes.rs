@@ -312,7 +312,7 @@ fn allow_other_without_permission_fails_with_advice() {
     let server = Server::start(stage.command(&before, "serve for others"));
     let said = server.says();
     assert!(said.starts_with("REFUSED mount on ") && said.contains("Permission denied"), "{said}");
-    assert!(said.contains("user_allow_other into /etc/fuse.conf"), "{said}");
+    assert!(said.contains("/etc/fuse.conf has the line user_allow_other"), "{said}");
 }
 
 #[test]

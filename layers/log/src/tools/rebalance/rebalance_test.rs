@@ -159,7 +159,7 @@ fn after_a_failure_every_file_is_readable_and_the_next_run_completes_the_move() 
                 if !is_complete {
                     match with_roles(&killed, &roles, nth + 200) {
                         // The killed run had done everything except for its report.
-                        Err(error) if error.to_string().contains("is drained already") => {}
+                        Err(error) if error.to_string().contains("is already drained") => {}
                         again => assert!(again.unwrap().is_complete, "{what}"),
                     }
                 }
