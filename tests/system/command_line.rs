@@ -282,6 +282,8 @@ fn a_terminal_shows_a_bar_and_a_log_does_not() {
     // machine does not matter.
     let stopped = Stopped::new(stage.holder());
     let mut command = stage.command("script");
+    // Without TERM there is no bar.
+    command.env("TERM", "xterm");
     let mut running = stage.start(command.args(["-q", "-e", "-c", &line, "/dev/null"]));
     running.wait_for_output("indexing");
     drop(stopped);
