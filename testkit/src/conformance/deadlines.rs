@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use quell_vfs::errno::ETIMEDOUT;
-use quell_vfs::{Context, Cursor, File, FileSystem, NodeId, Result};
+use quell_vfs::{Context, Cursor, File, FileSystem, NodeId, Result, resolve};
 
 use super::implementation::{Implementation, node_at, refused, varied_tree};
 
@@ -59,8 +59,11 @@ fn results(
     entries: &Entries<'_>,
 ) -> [(&'static str, Result<String>); 9] {
     let Entries { dir, name, .. } = *entries;
-    let (file, link) = (node_at(fs, entries.file), node_at(fs, entries.link));
     let path = entries.file.as_bytes();
+    // The nodes are valid as long as these references exist.
+    let found = |path: &[u8]| resolve(fs, &Context::OWN, path).unwrap();
+    let (file_ref, link_ref) = (found(path), found(entries.link.as_bytes()));
+    let (file, link) = (file_ref.node(), link_ref.node());
     let mut listed = Vec::new();
     let list = fs.list(context, dir, Cursor::START, &mut |entry| {
         listed.push((entry.name.to_vec(), entry.node, entry.kind));
