@@ -17,6 +17,7 @@ mod trust;
 pub use assemble::{Covered, belongs_to_root, cover, owners_are_hidden};
 pub use boot_file::LockedBootFile;
 pub use disks::{ChainFile, DiskFormat, DiskNames, OpenDisks, Reached, disk_chain};
+pub use display::shown;
 pub use index_file::{
     OpenBoot, Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from,
     readers_of, save_index,

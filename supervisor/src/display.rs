@@ -2,13 +2,9 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Returns a path as one printable line; control characters and bytes that are not UTF-8 are
-/// escaped.
-pub fn shown(path: impl AsRef<Path>) -> String {
-    quell_vfs::printable(path.as_ref().as_os_str().as_bytes())
-}
+pub use quell_mount_spec::shown;
 
 /// Does the same as `shown`, for the bytes of a path within an index.
 pub fn shown_bytes(path: &[u8]) -> String {

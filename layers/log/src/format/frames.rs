@@ -262,6 +262,12 @@ impl Frames {
     }
 }
 
+/// Extends `epochs` so that it contains `added`. `None` contains no epoch.
+pub fn widen_epochs(epochs: &mut Option<RangeInclusive<u64>>, added: RangeInclusive<u64>) {
+    let known = epochs.take().unwrap_or_else(|| added.clone());
+    *epochs = Some(*known.start().min(added.start())..=*known.end().max(added.end()));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

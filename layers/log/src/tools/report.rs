@@ -10,7 +10,7 @@ use quell_vfs::{Attributes, Error, ErrorKind, NodeId, Result};
 use crate::container::{Container, FIRST_EPOCH};
 use crate::format::{
     Extent, FileOffset, Frame, Holder, PayloadOffset, PayloadRange, Piece, Run, Running, SUM_BYTES, Summary,
-    Truncation, visit_payload_range,
+    Truncation, visit_payload_range, widen_epochs,
 };
 use crate::not_found::none_if_not_found;
 use crate::session::{
@@ -179,15 +179,11 @@ fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -
         index_bytes: 0,
     };
     let mut epochs: Option<RangeInclusive<u64>> = None;
-    let mut add_epochs = |added: RangeInclusive<u64>| {
-        let known = epochs.take().unwrap_or_else(|| added.clone());
-        epochs = Some(*known.start().min(added.start())..=*known.end().max(added.end()));
-    };
     let IndexEnd { bytes, end, .. } = visit_batches(container, writer, &mut |batch, _| {
         report.runs += batch.runs.len() as u64;
         report.frames += batch.frames.groups().iter().map(|group| group.repeat).sum::<u64>();
         if let Some(added) = batch.frames.epochs() {
-            add_epochs(added);
+            widen_epochs(&mut epochs, added);
         }
         Ok(true)
     })?;
@@ -199,7 +195,7 @@ fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -
         let end = visit_frames(&*file, block_bytes, end.indexed, &mut |_, head, runs| {
             report.frames_unindexed += 1;
             report.runs += runs.len() as u64;
-            add_epochs(head.epoch..=head.epoch);
+            widen_epochs(&mut epochs, head.epoch..=head.epoch);
             Ok(true)
         })?;
         report.payload_bytes = end.payload.0;

@@ -9,7 +9,7 @@ use super::problem::Problem;
 use crate::container::{Container, NoEdges, read_frame_head, read_payload, torn_blocks};
 use crate::format::{
     FRAME_HEAD_BYTES, FileOffset, Frame, Frames, HEAD_BYTES, LogPosition, Order, PayloadOffset, PayloadRange,
-    Run, Summary, boot_of, decode_frame_head, stored_bytes, visit_payload_range,
+    Run, Summary, boot_of, decode_frame_head, stored_bytes, visit_payload_range, widen_epochs,
 };
 use crate::not_found::none_if_not_found;
 use crate::session::{open_data_and_head, visit_batches};
@@ -310,11 +310,7 @@ impl FrameWalk<'_> {
             || matches!(self.check.state, WriterState::Closed(_));
         let frames = &mut self.check.frames;
         if counts {
-            let (first, last) = frames
-                .epochs
-                .as_ref()
-                .map_or((frame.epoch, frame.epoch), |epochs| (*epochs.start(), *epochs.end()));
-            frames.epochs = Some(first.min(frame.epoch)..=last.max(frame.epoch));
+            widen_epochs(&mut frames.epochs, frame.epoch..=frame.epoch);
             frames.file_end =
                 runs.unwrap_or_default().iter().map(Run::end).fold(frames.file_end, FileOffset::max);
         }
