@@ -1,9 +1,9 @@
 //! Turns arguments into plans for the supervisor.
 
-use quell_mount_spec::DiskFormat;
+use quell_mount_spec::{DiskFormat, IndexMode};
 use quell_supervisor::{
-    BootPlan, ChangePolicy, CheckMode, ImageFormat, IndexMode, LogOptions, Plan, PlanSource, Target,
-    TreePlan, TreesPlan, ViewChoice, Writes,
+    BootPlan, ChangePolicy, CheckMode, ImageFormat, LogOptions, Plan, PlanSource, Target, TreePlan,
+    TreesPlan, ViewChoice, Writes,
 };
 
 use crate::arguments::{

@@ -9,10 +9,12 @@ mod boot_file;
 mod disks;
 mod display;
 mod index_file;
+mod index_mode;
 mod log_stores;
 mod output;
 mod resolve;
 mod trust;
+mod view_variable;
 
 pub use assemble::{Covered, belongs_to_root, cover, owners_are_hidden};
 pub use boot_file::LockedBootFile;
@@ -22,8 +24,10 @@ pub use index_file::{
     OpenBoot, Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from,
     readers_of, save_index,
 };
+pub use index_mode::{FLATTEN_THRESHOLD_BYTES, IndexMode};
 pub use log_stores::{
     change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};
+pub use view_variable::{VIEW_VARIABLE, View, ViewLog, ViewTree};

@@ -4,13 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use quell_log::{Choices, is_own};
+use quell_mount_spec::{FLATTEN_THRESHOLD_BYTES, IndexMode};
 use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::protocol::plan::{IndexMode, LogPlan};
-
-const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
+use crate::protocol::plan::LogPlan;
 
 /// The options of a log mount that the user gave.
 #[derive(Debug, Clone, Copy, Default)]

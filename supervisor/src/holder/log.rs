@@ -18,7 +18,7 @@ use crate::holder::served::Served;
 use crate::holder::signals::Signals;
 use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
-use crate::protocol::plan::{IndexMode, LogPlan, Target};
+use crate::protocol::plan::{LogPlan, Target};
 use crate::protocol::report::{HolderReport, LogReport};
 use crate::socket::server::{Holder, Need, Service};
 
@@ -83,14 +83,7 @@ impl LogMount {
 }
 
 fn choices(plan: &LogPlan) -> Choices {
-    let common = Choices { buffer_bytes: plan.buffer_bytes, flatten_bytes: 0, ..Choices::default() };
-    match plan.index {
-        IndexMode::Flatten => Choices { flatten_bytes: plan.flatten_threshold_bytes, ..common },
-        IndexMode::FlattenLater => {
-            Choices { flatten_bytes: plan.flatten_threshold_bytes, flattens_later: true, ..common }
-        }
-        IndexMode::Parallel => common,
-    }
+    plan.index.choices(plan.buffer_bytes, plan.flatten_threshold_bytes)
 }
 
 impl Served for LogMount {
@@ -233,6 +226,8 @@ fn write_back(mountpoint: &Path, messages: &Messages) {
 
 #[cfg(test)]
 mod tests {
+    use quell_mount_spec::IndexMode;
+
     use super::*;
 
     #[test]

@@ -4,7 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use quell_index::OnChange;
-use quell_mount_spec::{DiskFormat, Trusted};
+use quell_mount_spec::{DiskFormat, IndexMode, Trusted};
 use serde::{Deserialize, Serialize};
 
 use crate::display::shown;
@@ -266,29 +266,6 @@ impl From<ImageFormat> for DiskFormat {
         match format {
             ImageFormat::Qcow2 => DiskFormat::Qcow2,
             ImageFormat::Raw => DiskFormat::Raw,
-        }
-    }
-}
-
-/// How the index of a file of a log mount is made when the file is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum IndexMode {
-    /// The last writer to close a file creates one index for all readers.
-    Flatten,
-    /// As `Flatten`, in the background.
-    FlattenLater,
-    /// Several threads read the index logs.
-    Parallel,
-}
-
-impl IndexMode {
-    /// Returns the name as in the serialized form.
-    pub fn name(self) -> &'static str {
-        match self {
-            IndexMode::Flatten => "flatten",
-            IndexMode::FlattenLater => "flatten-later",
-            IndexMode::Parallel => "parallel",
         }
     }
 }

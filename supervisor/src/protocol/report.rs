@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::plan::IndexMode;
+use quell_mount_spec::IndexMode;
 
 /// The views or the mount that a holder serves, with their counters.
 #[derive(Debug, Default, Serialize, Deserialize)]

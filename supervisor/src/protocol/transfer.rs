@@ -105,7 +105,8 @@ pub fn receive(mut stream: impl AsFd + Read) -> Result<Received, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::plan::{IndexMode, LogPlan, PlanSource, Target};
+    use crate::protocol::plan::{LogPlan, PlanSource, Target};
+    use quell_mount_spec::IndexMode;
 
     fn plan() -> Plan {
         let (index, flatten_threshold_bytes) = (IndexMode::Parallel, 0);

@@ -1,0 +1,211 @@
+//! The environment variable that describes the virtual directories of a process tree. The frontends
+//! that run in a user's program read it: the preload library and the MPI-IO components. Its value
+//! is one line of JSON with the members of quell.toml; see docs/formats/config.md.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use quell_log::{Choices, LogFs};
+use quell_vfs::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::display::shown;
+use crate::index_mode::{FLATTEN_THRESHOLD_BYTES, IndexMode};
+use crate::log_stores::open_log_at;
+
+/// The name of the variable.
+pub const VIEW_VARIABLE: &str = "QUELL_VIEW";
+
+/// The largest value that is parsed, in bytes. The kernel limits a variable to 128 KiB.
+const VALUE_BYTES_MAX: usize = 128 << 10;
+
+/// The virtual directories of a process tree.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct View {
+    /// The indexed trees.
+    #[serde(default, rename = "tree", skip_serializing_if = "Vec::is_empty")]
+    pub trees: Vec<ViewTree>,
+    /// The log directories.
+    #[serde(default, rename = "log", skip_serializing_if = "Vec::is_empty")]
+    pub logs: Vec<ViewLog>,
+}
+
+/// An indexed tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ViewTree {
+    /// The directory that is covered: absolute, without `.` and `..`.
+    pub path: PathBuf,
+    /// Its index file: absolute.
+    pub index: PathBuf,
+}
+
+/// A directory whose files are kept in log stores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ViewLog {
+    /// The virtual directory: absolute, without `.` and `..`.
+    pub path: PathBuf,
+    /// The stores: absolute.
+    pub stores: Vec<PathBuf>,
+    /// How the index of a file is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<IndexMode>,
+    /// The size of the write buffer of one process for one file, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buffer_bytes: Option<usize>,
+    /// The largest size of the index logs of a file that is flattened, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flatten_threshold_bytes: Option<u64>,
+}
+
+impl View {
+    /// Returns the view of this process: `None` if the variable is not set or empty.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput`, as for `parse`.
+    pub fn from_environment() -> Result<Option<View>> {
+        match std::env::var_os(VIEW_VARIABLE) {
+            Some(value) if !value.is_empty() => View::parse(value.as_bytes()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Parses the value of the variable.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` with the reason.
+    pub fn parse(value: &[u8]) -> Result<View> {
+        let refused = |reason: String| Error {
+            source: Some(reason.into()),
+            ..Error::new(ErrorKind::InvalidInput, "read", VIEW_VARIABLE)
+        };
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(refused(format!("it is longer than {VALUE_BYTES_MAX} bytes")));
+        }
+        let view: View = serde_json::from_slice(value).map_err(|error| refused(error.to_string()))?;
+        let virtual_paths =
+            view.logs.iter().map(|log| &log.path).chain(view.trees.iter().map(|tree| &tree.path));
+        if let Some(path) = virtual_paths.clone().find(|path| !is_plain(path)) {
+            return Err(refused(format!(
+                "the directory {} must be absolute, without '.' and '..', and not the root",
+                shown(path)
+            )));
+        }
+        let files =
+            view.logs.iter().flat_map(|log| &log.stores).chain(view.trees.iter().map(|tree| &tree.index));
+        if let Some(path) = files.into_iter().find(|path| !path.is_absolute()) {
+            return Err(refused(format!("{} is not absolute: begin it with /", shown(path))));
+        }
+        for log in &view.logs {
+            if log.stores.is_empty() {
+                return Err(refused(format!("{} has no stores", shown(&log.path))));
+            }
+            let nested = |store: &&PathBuf| store.starts_with(&log.path) || log.path.starts_with(store);
+            if let Some(store) = log.stores.iter().find(nested) {
+                let (path, store) = (shown(&log.path), shown(store));
+                return Err(refused(format!("of {path} and its store {store} one lies in the other")));
+            }
+        }
+        Ok(view)
+    }
+
+    /// Returns the value for the variable.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for a path that is not UTF-8, which JSON cannot contain.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error {
+            source: Some(error.into()),
+            ..Error::new(ErrorKind::InvalidInput, "write", VIEW_VARIABLE)
+        })
+    }
+}
+
+impl ViewLog {
+    /// Opens the stores as one file system. Flattening in the background is only for mounts: here a
+    /// close waits for it, so that no thread remains that a fork or the end of the process would
+    /// interrupt.
+    pub fn open(&self) -> Result<LogFs> {
+        let default = Choices::default();
+        let index = self.index.unwrap_or(IndexMode::Parallel);
+        let choices = index.choices(
+            self.buffer_bytes.unwrap_or(default.buffer_bytes),
+            self.flatten_threshold_bytes.unwrap_or(FLATTEN_THRESHOLD_BYTES),
+        );
+        open_log_at(&self.stores, Choices { flattens_later: false, ..choices }, &self.path)
+    }
+}
+
+/// Returns whether a path is absolute, not the root, and as the kernel shows it.
+fn is_plain(path: &Path) -> bool {
+    let mut components = path.components();
+    let normal = components.next() == Some(Component::RootDir)
+        && components.clone().next().is_some()
+        && components.all(|part| matches!(part, Component::Normal(_)));
+    // `components` leaves out repeated slashes and single dots.
+    normal && path.components().collect::<PathBuf>().as_os_str() == path.as_os_str() && !ends_with_slash(path)
+}
+
+fn ends_with_slash(path: &Path) -> bool {
+    OsStr::as_bytes(path.as_os_str()).ends_with(b"/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(value: &str) -> String {
+        View::parse(value.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_view_survives_the_variable() {
+        let view = View {
+            trees: vec![ViewTree { path: "/shared/env".into(), index: "/shared/env.quell".into() }],
+            logs: vec![ViewLog {
+                path: "/scratch/run".into(),
+                stores: vec!["/a/store".into(), "/b/st\"o\nre".into()],
+                index: Some(IndexMode::FlattenLater),
+                buffer_bytes: Some(4096),
+                flatten_threshold_bytes: None,
+            }],
+        };
+        let text = view.to_json().unwrap();
+        assert!(!text.contains('\n'), "{text}");
+        assert_eq!(View::parse(text.as_bytes()).unwrap(), view);
+    }
+
+    #[test]
+    fn an_invalid_value_is_refused_with_the_reason() {
+        assert!(refusal("{").contains("EOF"));
+        assert!(refusal(r#"{"pool":[]}"#).contains("unknown field"));
+        for path in ["run", "/", "/a/../b", "/a/./b", "/a//b", "/a/", ""] {
+            let value = format!(r#"{{"log":[{{"path":"{path}","stores":["/s"]}}]}}"#);
+            assert!(refusal(&value).contains("must be absolute"), "{path}");
+        }
+        assert!(refusal(r#"{"log":[{"path":"/m","stores":[]}]}"#).contains("no stores"));
+        assert!(refusal(r#"{"log":[{"path":"/m","stores":["s"]}]}"#).contains("not absolute"));
+        assert!(refusal(r#"{"log":[{"path":"/m","stores":["/m/s"]}]}"#).contains("one lies in the other"));
+        assert!(refusal(r#"{"log":[{"path":"/s/m","stores":["/s"]}]}"#).contains("one lies in the other"));
+        assert!(refusal(r#"{"tree":[{"path":"/t","index":"i"}]}"#).contains("not absolute"));
+        assert!(refusal(&" ".repeat(VALUE_BYTES_MAX + 1)).contains("longer"));
+    }
+
+    #[test]
+    fn the_files_of_a_view_are_in_the_store() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = temp.path().canonicalize().unwrap().join("store");
+        std::fs::create_dir(&store).unwrap();
+        let path = store.parent().unwrap().join("run");
+        let value = format!(r#"{{"log":[{{"path":{path:?},"stores":[{store:?}],"index":"flatten"}}]}}"#);
+        let view = View::parse(value.as_bytes()).unwrap();
+        view.logs[0].open().unwrap();
+        assert!(crate::is_store(&store).unwrap());
+    }
+}
