@@ -40,6 +40,9 @@ typedef struct quell_dir quell_dir;
 // An open file.
 typedef struct quell_file quell_file;
 
+// A share of the index of a file, as read by quell_read_share.
+typedef struct quell_share quell_share;
+
 // Stores opened as one directory tree.
 typedef struct quell_store quell_store;
 
@@ -103,6 +106,14 @@ typedef struct quell_write_piece {
   // The number of bytes to write.
   size_t length;
 } quell_write_piece;
+
+// A share of the index of a file, in the memory of the caller.
+typedef struct quell_bytes {
+  // The bytes of the share.
+  const void *bytes;
+  // Their number.
+  size_t length;
+} quell_bytes;
 
 // An entry of a directory.
 typedef struct quell_entry {
@@ -293,6 +304,103 @@ int quell_file_stat(const struct quell_file *file, struct quell_attributes *stat
 //
 // `file` is NULL or an open file.
 int quell_file_truncate(const struct quell_file *file, uint64_t size_bytes);
+
+// Returns the number of index logs that opening the file reads, and thus the largest useful number
+// of shares: 0 if no process has published data, and 1 if the file is flattened.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+int64_t quell_index_logs(const struct quell_store *store, const char *path);
+
+// Reads share `number` (from 0) of `shares` of the index of a file, for processes that open the
+// file together: each reads one share, all exchange their shares, and each calls
+// quell_open_with_shares. Each index log is then read once, and not once by each process. Fails
+// with EFBIG if the share has more than 1 GiB; each process then opens the file with quell_open.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `share` is
+// NULL or a variable for the handle.
+int quell_read_share(const struct quell_store *store,
+                     const char *path,
+                     size_t number,
+                     size_t shares,
+                     struct quell_share **share);
+
+// Sets `bytes` to the bytes of the share, which are valid until it is freed.
+//
+// # Safety
+//
+// `share` is NULL or a share of quell_read_share; `bytes` is NULL or a variable for the result.
+int quell_share_bytes(const struct quell_share *share, struct quell_bytes *bytes);
+
+// Frees the share. Does nothing for NULL.
+//
+// # Safety
+//
+// `share` is NULL or a share of quell_read_share that is not used afterwards.
+int quell_share_free(struct quell_share *share);
+
+// Opens the existing regular file at `path` with `count` shares of its index, in any order. Data
+// that is in no share is found through the index logs. `flags` are O_RDONLY or O_RDWR. Fails with
+// EIO if the bytes are not a share of this file.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `shares` has
+// `count` elements, and each `bytes` has `length` bytes; `file` is NULL or a variable for the
+// handle.
+int quell_open_with_shares(const struct quell_store *store,
+                           const char *path,
+                           int flags,
+                           const struct quell_bytes *shares,
+                           size_t count,
+                           struct quell_file **file);
+
+// As quell_flatten, with all shares of the index of the file: the index logs are not read again.
+// One of the processes that have read the shares calls it.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `shares` has
+// `count` elements, and each `bytes` has `length` bytes.
+int64_t quell_flatten_shares(const struct quell_store *store,
+                             const char *path,
+                             const struct quell_bytes *shares,
+                             size_t count);
+
+// Returns 1 if the path lies below a virtual directory of the environment variable QUELL_VIEW, or
+// is one, and 0 if not. A relative path is relative to the current directory; symbolic links are
+// not followed. Copies the path in the store to `in_store`, which has space for `space` bytes and
+// may be NULL if that is 0; fails with ERANGE if it is too small. Fails with EINVAL if the value
+// of the variable is invalid; it is read once in a process.
+//
+// # Safety
+//
+// `path` is NULL or a string that ends with a NUL; `in_store` has space for `space` bytes.
+int quell_virtual_path(const char *path, char *in_store, size_t space);
+
+// Opens the store of the virtual directory of the path, once in a process for all calls with the
+// same choices. If `choices` is NULL, those of QUELL_VIEW apply. Otherwise a buffer size of 0 is
+// that of QUELL_VIEW, no file is flattened when it is closed, and the other members have no
+// effect. Fails with ENOENT if the path lies below no virtual directory. The caller closes the
+// handle.
+//
+// # Safety
+//
+// `path` is NULL or a string that ends with a NUL; `choices` is NULL or initialized; `store` is
+// NULL or a variable for the handle.
+int quell_virtual_store(const char *path, const struct quell_choices *choices, struct quell_store **store);
+
+// Returns the largest size of the index logs of a file that is flattened when its last writer
+// closes it, in bytes, as QUELL_VIEW states for the virtual directory of the path: 0 if no file is
+// flattened. Fails with ENOENT if the path lies below no virtual directory.
+//
+// # Safety
+//
+// `path` is NULL or a string that ends with a NUL.
+int64_t quell_virtual_flatten_bytes(const char *path);
 
 // Opens the directory at `path` to list its present entries.
 //

@@ -19,7 +19,7 @@ const TRUNCATE: c_int = 0o1000;
 const CLOSE_ON_EXEC: c_int = 0o2_000_000;
 
 /// An open file.
-pub struct FileHandle(StoreFile);
+pub struct FileHandle(pub(crate) StoreFile);
 
 /// A range of a file to read into memory.
 #[repr(C)]
@@ -83,7 +83,7 @@ fn bound(lengths: impl Iterator<Item = usize>) -> Result<()> {
     total.map(drop).ok_or_else(|| invalid("use pieces", "together they are longer than a file can be"))
 }
 
-fn open_options(flags: c_int) -> Result<OpenOptions> {
+pub(crate) fn open_options(flags: c_int) -> Result<OpenOptions> {
     let known = ACCESS | CREATE | EXCLUSIVE | TRUNCATE | CLOSE_ON_EXEC;
     let access = flags & ACCESS;
     if flags & !known != 0 || access > READ_WRITE {

@@ -10,4 +10,6 @@ mod boundary;
 mod directories;
 mod errors;
 mod files;
+mod shares;
 mod stores;
+mod virtual_paths;

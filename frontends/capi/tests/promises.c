@@ -267,6 +267,57 @@ static void one_of_many_makes_a_file(const char *path) {
     CHECK(quell_store_close(store) == 0);
 }
 
+static void a_file_is_opened_with_shares_of_its_index(quell_store *store) {
+    enum { SHARES = 3, CHILDREN = 6 };
+    quell_share *shares[SHARES];
+    quell_bytes bytes[SHARES];
+    quell_file *file = NULL;
+    char read[16];
+    CHECK(quell_index_logs(store, "made 0") == CHILDREN);
+    for (int i = 0; i < SHARES; i++)
+        CHECK(quell_read_share(store, "made 0", i, SHARES, &shares[i]) == 0 &&
+              quell_share_bytes(shares[i], &bytes[i]) == 0 && bytes[i].length > 0);
+    CHECK(quell_open_with_shares(store, "made 0", O_RDONLY, bytes, SHARES, &file) == 0);
+    CHECK(quell_pread(file, read, sizeof read, 0) == CHILDREN && memcmp(read, "012345", CHILDREN) == 0);
+    CHECK(quell_close(file) == 0);
+    REFUSED(EINVAL, quell_open_with_shares(store, "made 0", O_WRONLY, bytes, SHARES, &file));
+    REFUSED(EINVAL, quell_open_with_shares(store, "made 0", O_RDWR | O_CREAT, bytes, SHARES, &file));
+    REFUSED(ENOENT, quell_open_with_shares(store, "nothing", O_RDONLY, bytes, SHARES, &file));
+    REFUSED(EIO, quell_open_with_shares(store, "made 1", O_RDONLY, bytes, SHARES, &file));
+    quell_share *none = (quell_share *)store;
+    REFUSED(EINVAL, quell_read_share(store, "made 0", SHARES, SHARES, &none));
+    CHECK(none == NULL);
+    CHECK(quell_flatten_shares(store, "made 0", bytes, SHARES - 1) > 0 && quell_index_logs(store, "made 0") == 1);
+    for (int i = 0; i < SHARES; i++)
+        CHECK(quell_share_free(shares[i]) == 0);
+    file = open_file(store, "made 0", O_RDONLY);
+    CHECK(quell_pread(file, read, sizeof read, 0) == CHILDREN && memcmp(read, "012345", CHILDREN) == 0);
+    CHECK(quell_close(file) == 0);
+}
+
+static void paths_below_virtual_directories_have_a_store(const char *path) {
+    char view[8192], in_store[16];
+    quell_store *store = NULL, *again = NULL;
+    quell_choices choices = {.buffer_bytes = 8192};
+    snprintf(view, sizeof view,
+             "{\"log\":[{\"path\":\"/virtual\",\"stores\":[\"%s\"],\"index\":\"flatten\"},"
+             "{\"path\":\"/virtual/inner\",\"stores\":[\"/nowhere\"]}]}",
+             path);
+    setenv("QUELL_VIEW", view, 1);
+    CHECK(quell_virtual_path("/virtual/./a//b/../c", in_store, sizeof in_store) == 1 && !strcmp(in_store, "a/c"));
+    CHECK(quell_virtual_path("/virtual", in_store, sizeof in_store) == 1 && !strcmp(in_store, ""));
+    CHECK(quell_virtual_path("/virtually", NULL, 0) == 0 && quell_virtual_path("/virtual/../a", NULL, 0) == 0);
+    CHECK(chdir("/") == 0 && quell_virtual_path("virtual/a", NULL, 0) == 1);
+    REFUSED(ERANGE, quell_virtual_path("/virtual/0123456789abcdef", in_store, sizeof in_store));
+    CHECK(quell_virtual_flatten_bytes("/virtual/a") == 64 << 20 && quell_virtual_flatten_bytes("/virtual/inner/a") == 0);
+    CHECK(quell_virtual_store("/virtual/a", NULL, &store) == 0 && size_of(store, "made 0") > 0);
+    CHECK(quell_virtual_store("/virtual/b", &choices, &again) == 0 && size_of(again, "made 0") > 0);
+    CHECK(quell_store_close(again) == 0 && quell_store_close(store) == 0);
+    REFUSED(ENOENT, quell_virtual_store("/virtual/inner/a", NULL, &store));
+    REFUSED(ENOENT, quell_virtual_store("/elsewhere", NULL, &store));
+    REFUSED(ENOENT, quell_virtual_flatten_bytes("/elsewhere"));
+}
+
 static void a_flat_index_says_the_same(quell_store *store) {
     char bytes[16];
     CHECK(quell_flatten(store, "made 0") > 0 && quell_flatten(store, "made 0") > 0);
@@ -303,8 +354,10 @@ int main(int argc, char **argv) {
     CHECK(quell_store_close(store) == 0);
     one_of_many_makes_a_file(argv[1]);
     store = open_store(argv[1]);
+    a_file_is_opened_with_shares_of_its_index(store);
     a_flat_index_says_the_same(store);
     CHECK(quell_store_close(store) == 0);
     a_file_outlives_the_handle_of_its_store(argv[1]);
+    paths_below_virtual_directories_have_a_store(argv[1]);
     return 0;
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use quell_vfs::{
-    Attributes, Change, Context, Cursor, Error, ErrorKind, Kind, NewEntry, NodeRef, OpenMode, ParentAndName,
-    Rename, Result, Writable, WritableFile, errno, resolve, resolve_parent,
+    Attributes, Change, Context, Cursor, Error, ErrorKind, Kind, NewEntry, NodeId, NodeRef, OpenMode,
+    ParentAndName, Rename, Result, Writable, WritableFile, errno, resolve, resolve_parent,
 };
 
 use crate::file::ClientFile;
@@ -101,6 +101,30 @@ impl<F: Writable> Client<F> {
             }
         }
         refused(ErrorKind::Os(errno::EAGAIN))
+    }
+
+    /// Opens an existing file with `open`. Errors: `InvalidInput` for options that do not read, or
+    /// that create or truncate.
+    pub(crate) fn open_existing(
+        &self,
+        path: &[u8],
+        options: OpenOptions,
+        open: impl FnOnce(&F, &Context<'_>, NodeId, OpenMode) -> Result<Box<dyn WritableFile>>,
+    ) -> Result<ClientFile<F>> {
+        let OpenOptions { read, write, create, truncate, .. } = options;
+        if !read || truncate || create != Create::Never {
+            return Err(Error::new(ErrorKind::InvalidInput, "open", path));
+        }
+        let fs = self.fs()?;
+        let context = self.context();
+        let found = resolve(fs, &context, path)?;
+        match found.kind {
+            Kind::File => {}
+            Kind::Symlink => return Err(Error::new(ErrorKind::Os(errno::ELOOP), "open", path)),
+            _ => return Err(Error::new(ErrorKind::IsADirectory, "open", path)),
+        }
+        let file = open(fs, &context, found.node(), OpenMode { read, write, truncate })?;
+        Ok(self.opened(found, file, options))
     }
 
     /// Returns the open file, which takes over the reference to its node.

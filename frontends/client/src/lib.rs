@@ -38,6 +38,7 @@ mod file;
 mod log_store;
 mod open_options;
 mod owned;
+mod virtual_paths;
 
 pub use client::{Client, Entry};
 pub use file::ClientFile;
@@ -45,3 +46,4 @@ pub use log_store::{Store, StoreFile};
 pub use open_options::{Create, OpenOptions};
 pub use quell_log::{Choices, Flattened};
 pub use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result, Time};
+pub use virtual_paths::VirtualPath;

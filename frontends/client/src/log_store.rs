@@ -7,6 +7,7 @@ use quell_vfs::{Context, Result, resolve};
 
 use crate::client::Client;
 use crate::file::ClientFile;
+use crate::open_options::OpenOptions;
 
 /// Stores opened as one directory tree.
 pub type Store = Client<LogFs>;
@@ -31,5 +32,42 @@ impl Client<LogFs> {
     pub fn flatten(&self, path: &[u8]) -> Result<Flattened> {
         let fs = self.fs()?;
         fs.flatten(resolve(fs, &Context::OWN, path)?.node())
+    }
+
+    /// Does the same as [`flatten`](Self::flatten) with all shares of the file, as one process of
+    /// those that have read them with [`read_share`](Self::read_share).
+    pub fn flatten_shares(&self, path: &[u8], shares: Vec<Vec<u8>>) -> Result<Flattened> {
+        let fs = self.fs()?;
+        fs.flatten_shares(resolve(fs, &Context::OWN, path)?.node(), shares)
+    }
+
+    /// Returns the number of index logs that opening the file reads, and thus the largest useful
+    /// number of shares: 0 if no process has published data, and 1 if the file is flattened.
+    pub fn index_logs(&self, path: &[u8]) -> Result<usize> {
+        let fs = self.fs()?;
+        fs.index_logs(resolve(fs, &Context::OWN, path)?.node())
+    }
+
+    /// Reads share `number` of `shares` of the index of a file, for the processes that open the
+    /// file together: each reads one share, all exchange their shares, and each opens the file with
+    /// all of them. Errors: `EFBIG` if the share has more than 1 GiB; each process then opens the
+    /// file alone.
+    pub fn read_share(&self, path: &[u8], number: usize, shares: usize) -> Result<Vec<u8>> {
+        let fs = self.fs()?;
+        fs.read_share(resolve(fs, &Context::OWN, path)?.node(), number, shares)
+    }
+
+    /// Opens an existing file for reading, or reading and writing, with the shares of its index in
+    /// any order. Data that is in no share is found through the index logs. Errors: `Damaged` if
+    /// the bytes are not a share of this file; `InvalidInput` for options that create or truncate.
+    pub fn open_with_shares(
+        &self,
+        path: &[u8],
+        options: OpenOptions,
+        shares: Vec<Vec<u8>>,
+    ) -> Result<StoreFile> {
+        self.open_existing(path, options, |fs, context, node, mode| {
+            fs.open_with_shares(context, node, mode, shares)
+        })
     }
 }

@@ -60,6 +60,10 @@ class EntryOfDirectory(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("mode", c_uint32)]
 
 
+class ShareBytes(ctypes.Structure):
+    _fields_ = [("bytes", c_void_p), ("length", c_size_t)]
+
+
 # The argument types of each function. All functions return an int, except those in LONG.
 FUNCTIONS = {
     "quell_store_open": [POINTER(c_char_p), c_size_t, POINTER(Choices), POINTER(c_void_p)],
@@ -78,6 +82,15 @@ FUNCTIONS = {
     "quell_append": [c_void_p, c_void_p, c_size_t],
     "quell_read_pieces": [c_void_p, POINTER(ReadPiece), c_size_t],
     "quell_write_pieces": [c_void_p, POINTER(WritePiece), c_size_t],
+    "quell_index_logs": [c_void_p, c_char_p],
+    "quell_read_share": [c_void_p, c_char_p, c_size_t, c_size_t, POINTER(c_void_p)],
+    "quell_share_bytes": [c_void_p, POINTER(ShareBytes)],
+    "quell_share_free": [c_void_p],
+    "quell_open_with_shares": [c_void_p, c_char_p, c_int, POINTER(ShareBytes), c_size_t, POINTER(c_void_p)],
+    "quell_flatten_shares": [c_void_p, c_char_p, POINTER(ShareBytes), c_size_t],
+    "quell_virtual_path": [c_char_p, c_char_p, c_size_t],
+    "quell_virtual_store": [c_char_p, POINTER(Choices), POINTER(c_void_p)],
+    "quell_virtual_flatten_bytes": [c_char_p],
     "quell_publish": [c_void_p],
     "quell_sync": [c_void_p],
     "quell_file_stat": [c_void_p, POINTER(Attributes)],
@@ -93,6 +106,9 @@ LONG = {
     "quell_read_pieces",
     "quell_write_pieces",
     "quell_flatten",
+    "quell_index_logs",
+    "quell_flatten_shares",
+    "quell_virtual_flatten_bytes",
 }
 
 

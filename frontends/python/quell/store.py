@@ -8,7 +8,7 @@ import weakref
 from typing import NamedTuple
 
 from .file import File
-from .library import Attributes, Choices, EntryOfDirectory, Handle, call
+from .library import Attributes, Choices, EntryOfDirectory, Handle, ShareBytes, call
 
 
 class Entry(NamedTuple):
@@ -46,12 +46,18 @@ class Store:
         """Closes the store. Files that were opened through it stay open."""
         self._handle.close()
 
-    def open(self, path, mode="rb", permissions=0o666):
+    def open(self, path, mode="rb", permissions=0o666, shares=None):
         """Opens a file. `mode` is that of Python's `open` for binary files; `permissions` are
-        reduced by the umask."""
+        reduced by the umask. With `shares`, the results of `read_share` of all processes that open
+        the file together, the index of an existing file is not read again; the mode is then rb or
+        rb+."""
         flags = _flags(mode)
         pointer = ctypes.c_void_p()
-        self._ask("quell_open", path, flags, permissions, ctypes.byref(pointer))
+        if shares is None:
+            self._ask("quell_open", path, flags, permissions, ctypes.byref(pointer))
+        else:
+            given = _shares(shares)
+            self._ask("quell_open_with_shares", path, flags, given, len(given), ctypes.byref(pointer))
         file = File(self, pointer, path, mode)
         if "a" in mode:
             file.seek(0, os.SEEK_END)
@@ -79,6 +85,29 @@ class Store:
         """Merges the indexes of the published data of a file into one, for later opens, and returns
         its size in bytes."""
         return self._ask("quell_flatten", path)
+
+    def flatten_shares(self, path, shares):
+        """As `flatten`, with the results of `read_share` of all processes: one of them calls it."""
+        given = _shares(shares)
+        return self._ask("quell_flatten_shares", path, given, len(given))
+
+    def index_logs(self, path):
+        """Returns the number of index logs that opening the file reads, the largest useful number
+        of shares: 0 if no process has published data, and 1 if the file is flattened."""
+        return self._ask("quell_index_logs", path)
+
+    def read_share(self, path, number, shares):
+        """Reads share `number` (from 0) of `shares` of the index of a file, as bytes. Processes
+        that open a file together each read one share, exchange them, for example with mpi4py, and
+        pass all of them to `open`."""
+        pointer = ctypes.c_void_p()
+        self._ask("quell_read_share", path, number, shares, ctypes.byref(pointer))
+        try:
+            found = ShareBytes()
+            call("quell_share_bytes", pointer, ctypes.byref(found))
+            return ctypes.string_at(found.bytes, found.length)
+        finally:
+            call("quell_share_free", pointer)
 
     def remove(self, path):
         self._ask("quell_remove", path)
@@ -117,6 +146,16 @@ def _path(path):
     if b"\0" in path:
         raise ValueError("a path must not contain a NUL byte")
     return path
+
+
+def _shares(shares):
+    """Returns an array for the library. The strings in it are kept by the array."""
+    shares = [bytes(share) for share in shares]
+    array = (ShareBytes * len(shares))()
+    for entry, share in zip(array, shares):
+        entry.bytes, entry.length = ctypes.cast(share, ctypes.c_void_p), len(share)
+    array.kept = shares
+    return array
 
 
 def _flags(mode):

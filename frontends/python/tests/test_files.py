@@ -248,6 +248,7 @@ class Files(InStore):
             "quell_attributes": library.Attributes,
             "quell_read_piece": library.ReadPiece,
             "quell_write_piece": library.WritePiece,
+            "quell_bytes": library.ShareBytes,
             "quell_entry": library.EntryOfDirectory,
         }
         structures = re.findall(r"typedef struct (\w+) \{(.*?)\n\}", header, re.S)
@@ -283,6 +284,25 @@ class Programs(InStore):
             file.write(b"X")
             file.seek(0)
             self.assertEqual(file.readline(), b"line X\n")
+
+    def test_shares_of_an_index(self):
+        for number in range(3):
+            if (child := os.fork()) == 0:
+                try:
+                    with quell.Store(self.directory) as store, store.open("shared", "ab") as file:
+                        file.pwrite(bytes([number]) * 10, 10 * number)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+        with quell.Store(self.directory) as store:
+            self.assertEqual(store.index_logs("shared"), 3)
+            shares = [store.read_share("shared", number, 2) for number in range(2)]
+            with store.open("shared", shares=shares) as file:
+                self.assertEqual(file.read(), bytes(10) + b"\1" * 10 + b"\2" * 10)
+            self.assertRaises(OSError, store.open, "shared", "rb", shares=[shares[0][:-1]])
+            self.assertGreater(store.flatten_shares("shared", shares), 0)
+            self.assertEqual(store.index_logs("shared"), 1)
 
     def test_pickle(self):
         thing = {"numbers": list(range(1000)), "bytes": bytes(100_000)}

@@ -11,7 +11,7 @@ use quell_vfs::{
     NodeRef, OpenMode, Rename, Result, Space, Writable, WritableFile,
 };
 
-use crate::container::ContainerIdentity;
+use crate::container::{Container, ContainerIdentity};
 use crate::fs::files::{file, open_file, with_file};
 use crate::fs::handle::{Handle, drop_set_id};
 use crate::fs::listing::Listings;
@@ -19,7 +19,7 @@ use crate::fs::mount::{EntryName, Mount};
 use crate::fs::nodes::ROOT;
 use crate::fs::open_files::SharedFile;
 use crate::fs::{attributes, create, lookup, remove, rename};
-use crate::session::{Choices, Flattened, Share, flatten, read_share};
+use crate::session::{Choices, Flattened, Share, flatten, flatten_shares, index_logs, read_share};
 use crate::stores::Stores;
 
 /// The time that `end` waits for cancelled flattening to remove its temporary file.
@@ -50,10 +50,32 @@ impl LogFs {
         flatten(shared.file.container(), self.mount.choices.index_threads)
     }
 
+    /// Does the same as `flatten` with the shares of the file, so that the index logs are not read
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if the bytes are not a share of this file.
+    pub fn flatten_shares(&self, node: NodeId, shares: Vec<Vec<u8>>) -> Result<Flattened> {
+        let shared = file(&self.mount, node)?;
+        let container = shared.file.container();
+        flatten_shares(container, &decode_shares(shares, container)?, self.mount.choices.index_threads)
+    }
+
+    /// Returns the number of index logs that opening the file reads, and thus the largest useful
+    /// number of shares: 0 if no process has published data, and 1 if there is a flat index.
+    pub fn index_logs(&self, node: NodeId) -> Result<usize> {
+        with_file(&self.mount, node, |shared| index_logs(shared.file.container()))
+    }
+
     /// Reads share `number` of `shares` of a file's index logs (Parallel Index Read, section IV-B),
     /// as bytes for `open_with_shares`. A program with many processes opens a file in this way:
     /// each process reads its own share, all exchange their shares, and no index log is opened more
-    /// than once.
+    /// than once. A single share is read from the flat index, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// `EFBIG` if the share has more than 1 GiB.
     pub fn read_share(&self, node: NodeId, number: usize, shares: usize) -> Result<Vec<u8>> {
         let threads = self.mount.choices.index_threads;
         with_file(&self.mount, node, |shared| read_share(shared.file.container(), number, shares, threads))
@@ -72,9 +94,7 @@ impl LogFs {
         mode: OpenMode,
         shares: Vec<Vec<u8>>,
     ) -> Result<Box<dyn WritableFile>> {
-        let head = *file(&self.mount, node)?.file.container().head();
-        let decoded = shares.into_iter().map(|bytes| Share::decode(bytes, &head));
-        let shares = decoded.collect::<Result<Vec<_>>>()?;
+        let shares = decode_shares(shares, file(&self.mount, node)?.file.container())?;
         let opened = with_file(&self.mount, node, |shared| {
             shared.file.take_shares(&shares)?;
             Handle::open(shared, node, mode, context.process, self.mount.choices.flattens_later)
@@ -113,6 +133,10 @@ impl LogFs {
         }
         ended
     }
+}
+
+fn decode_shares(shares: Vec<Vec<u8>>, container: &Container) -> Result<Vec<Share>> {
+    shares.into_iter().map(|bytes| Share::decode(bytes, container.head())).collect()
 }
 
 impl Drop for LogFs {

@@ -662,7 +662,7 @@ impl ExtentMap {
 }
 
 /// Returns the newest valid flat index. Damaged ones are ignored.
-fn newest_flat(container: &Container) -> Result<Option<Flat>> {
+pub fn newest_flat(container: &Container) -> Result<Option<Flat>> {
     for name in container.flats()?.iter().rev() {
         match container.open_flat(name) {
             Ok(flat) => return Ok(Some(flat)),

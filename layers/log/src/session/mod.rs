@@ -42,7 +42,7 @@ mod share_test;
 mod writer;
 
 pub use extent_map::{ExtentMap, Flattened};
-pub use flatten::{flatten, read_share};
+pub use flatten::{flatten, flatten_shares, index_logs, read_share};
 pub use log_file::{Choices, LogFile};
 pub use scan::{DataLog, IndexEnd, open_data_and_head, visit_batches, visit_frames};
 pub use share::Share;
