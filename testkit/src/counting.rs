@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_posix::{Dir, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
 use quell_threads::lock;
 use quell_vfs::{Change, Error, ErrorKind, Kind, ReadAt, Rename, Result, Space};
 
@@ -257,6 +257,11 @@ impl OpenFile for CountingFile {
     fn sync(&self) -> Result<()> {
         self.record("sync");
         self.inner.sync()
+    }
+
+    /// Locks are not counted.
+    fn locks(&self) -> Option<&dyn RangeLocks> {
+        self.inner.locks()
     }
 
     fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {

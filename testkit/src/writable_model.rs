@@ -1,18 +1,19 @@
 //! The reference model of a writable tree: one table under one lock, simple enough to be verified
 //! by reading.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use quell_threads::lock;
 use quell_vfs::{
-    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
-    NAME_BYTES_MAX, NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Time, Writable,
-    WritableFile, check_name,
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileLocks,
+    FileSystem, HeldLock, Kind, LockMode, LockOwner, LockScope, NAME_BYTES_MAX, NewEntry, NodeId, NodeRef,
+    OpenMode, ReadAt, Rename, Result, Space, Time, Writable, WritableFile, check_name,
 };
 
+use crate::lock_table::LockTable;
 use crate::sparse::SparseBytes;
 
 const ROOT: NodeId = NodeId(0);
@@ -23,14 +24,23 @@ const GROUP_EXECUTE: u32 = 0o010;
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 const SPACE_BYTES: u64 = 1 << 50;
 
-/// A file system in memory that implements exactly the contract. Clones share one file system.
+/// A file system in memory that implements exactly the contract. Clones share one file system, and
+/// are different mounts of it.
 ///
 /// Every write is visible immediately everywhere. A node keeps its number while it has a name, has
 /// a reference or is open; numbers are not reused. Permissions are not enforced. The clock is
 /// simulated: each change is one second later.
-#[derive(Clone)]
 pub struct WritableModel {
     table: Arc<Mutex<Table>>,
+    mount: u64,
+}
+
+impl Clone for WritableModel {
+    fn clone(&self) -> WritableModel {
+        let mut table = self.lock();
+        table.mounts += 1;
+        WritableModel { table: Arc::clone(&self.table), mount: table.mounts }
+    }
 }
 
 struct Table {
@@ -38,6 +48,8 @@ struct Table {
     next_node: u64,
     next_cursor: u64,
     seconds: i64,
+    /// The number of mounts so far, without the first one.
+    mounts: u64,
 }
 
 struct Entry {
@@ -51,6 +63,7 @@ struct Entry {
     place: Option<(NodeId, Vec<u8>)>,
     references: u64,
     open: u64,
+    locks: LockTable,
 }
 
 impl std::fmt::Debug for WritableModel {
@@ -73,9 +86,9 @@ impl WritableModel {
     /// Creates an empty root.
     pub fn new() -> WritableModel {
         let mut table =
-            Table { nodes: BTreeMap::new(), next_node: 0, next_cursor: 1, seconds: 1_800_000_000 };
+            Table { nodes: BTreeMap::new(), next_node: 0, next_cursor: 1, seconds: 1_800_000_000, mounts: 0 };
         table.add(Kind::Dir, NewEntry { permissions: 0o755, uid: 0, gid: 0 }, Some((ROOT, Vec::new())));
-        WritableModel { table: Arc::new(Mutex::new(table)) }
+        WritableModel { table: Arc::new(Mutex::new(table)), mount: 0 }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -92,7 +105,9 @@ impl WritableModel {
 
     fn opened(&self, table: &mut Table, node: NodeId, mode: OpenMode) -> ModelFile {
         table.nodes.get_mut(&node).expect("it was just found").open += 1;
-        ModelFile { model: self.clone(), node, mode, is_closed: AtomicBool::new(false) }
+        // Not a clone, which would be another mount.
+        let model = WritableModel { table: Arc::clone(&self.table), mount: self.mount };
+        ModelFile { model, node, mode, is_closed: AtomicBool::new(false), lock_owners: Mutex::default() }
     }
 }
 
@@ -171,7 +186,16 @@ impl Table {
             changed: now,
         };
         let (bytes, target, children) = Default::default();
-        let entry = Entry { attributes, bytes, target, children, place, references: 0, open: 0 };
+        let entry = Entry {
+            attributes,
+            bytes,
+            target,
+            children,
+            place,
+            references: 0,
+            open: 0,
+            locks: LockTable::default(),
+        };
         self.nodes.insert(node, entry);
         node
     }
@@ -542,6 +566,8 @@ struct ModelFile {
     node: NodeId,
     mode: OpenMode,
     is_closed: AtomicBool,
+    /// The owners that have taken locks through this file.
+    lock_owners: Mutex<HashSet<LockOwner>>,
 }
 
 impl ModelFile {
@@ -567,6 +593,9 @@ impl ModelFile {
         let mut table = self.model.lock();
         if let Some(entry) = table.nodes.get_mut(&self.node) {
             entry.open -= 1;
+            for owner in lock(&self.lock_owners).drain() {
+                entry.locks.release((self.model.mount, owner));
+            }
         }
         table.drop_if_unused(self.node);
     }
@@ -594,6 +623,10 @@ impl WritableFile for ModelFile {
         self.may(true, "change")?.drop_set_id(self.node)
     }
 
+    fn locks(&self) -> Result<&dyn FileLocks> {
+        self.may(true, "lock").map(|_| self as &dyn FileLocks)
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
         self.may(self.mode.write, "write")?.write(self.node, from, offset)
     }
@@ -610,6 +643,29 @@ impl WritableFile for ModelFile {
     }
 
     fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl FileLocks for ModelFile {
+    fn try_lock(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<bool> {
+        let mut table = self.may(true, "lock")?;
+        lock(&self.lock_owners).insert(owner);
+        table.entry_mut(self.node)?.locks.try_lock((self.model.mount, owner), scope, mode)
+    }
+
+    fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
+        self.may(true, "unlock")?.entry_mut(self.node)?.locks.unlock((self.model.mount, owner), scope)
+    }
+
+    fn conflicting(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<Option<HeldLock>> {
+        self.may(true, "lock")?.entry(self.node)?.locks.conflicting((self.model.mount, owner), scope, mode)
+    }
+
+    fn release(&self, owner: LockOwner) -> Result<()> {
+        let mut table = self.may(true, "unlock")?;
+        lock(&self.lock_owners).remove(&owner);
+        table.entry_mut(self.node)?.locks.release((self.model.mount, owner));
         Ok(())
     }
 }

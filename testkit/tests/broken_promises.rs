@@ -277,6 +277,7 @@ fn is_kept_by_writer(promise: &str, fault: Fault) -> bool {
         gid: 100,
         owners: true,
         rename_kinds: true,
+        locks: false,
     };
     catch_unwind(AssertUnwindSafe(|| writing::check(promise, &implementation))).is_ok()
 }

@@ -341,6 +341,7 @@ fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritableImplementation<'_>) ->
         gid: 100,
         owners: true,
         rename_kinds: true,
+        locks: true,
     })
 }
 

@@ -23,5 +23,6 @@ fn the_writable_model_conforms() {
         gid: 100,
         owners: true,
         rename_kinds: true,
+        locks: true,
     });
 }

@@ -83,6 +83,7 @@ pub mod errno {
     pub const EROFS: i32 = 30;
     pub const EPIPE: i32 = 32;
     pub const ENAMETOOLONG: i32 = 36;
+    pub const ENOLCK: i32 = 37;
     pub const ENOTEMPTY: i32 = 39;
     pub const ELOOP: i32 = 40;
     pub const EOPNOTSUPP: i32 = 95;

@@ -1,7 +1,8 @@
 //! The contract for an open file: reads and writes at offsets.
 
 use crate::attributes::Attributes;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, errno};
+use crate::lock::FileLocks;
 
 /// Bytes that can be read at any offset: an open file, or a part of one. Any number of threads may
 /// read at the same time.
@@ -52,6 +53,14 @@ pub trait WritableFile: File {
     /// write or truncation by a process without `CAP_FSETID` has this effect. An implementation
     /// whose files never have these bits has nothing to do.
     fn drop_set_id(&self) -> Result<()>;
+
+    /// Returns the locks of the file. Errors: `Os(ENOLCK)` if the implementation keeps none.
+    fn locks(&self) -> Result<&dyn FileLocks> {
+        Err(Error {
+            source: Some("this file system keeps no locks".into()),
+            ..Error::new(ErrorKind::Os(errno::ENOLCK), "lock", "")
+        })
+    }
 
     /// Writes several ranges in order, each at its own offset. Where two overlap, the later one
     /// remains.

@@ -33,6 +33,7 @@ mod context;
 mod error;
 mod file;
 mod file_system;
+mod lock;
 mod name;
 mod printable;
 
@@ -45,5 +46,6 @@ pub use file::{File, ReadAt, WritableFile};
 pub use file_system::{
     Cursor, DirEntry, FileSystem, NodeRef, ParentAndName, Writable, resolve, resolve_parent,
 };
+pub use lock::{FileLocks, HeldLock, LockMode, LockOwner, LockScope, TO_END};
 pub use name::{NAME_BYTES_MAX, check_name};
 pub use printable::{is_unprintable, printable};

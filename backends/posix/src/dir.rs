@@ -5,7 +5,7 @@ use std::any::Any;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use quell_vfs::{Change, FileIdentity, Kind, ReadAt, Rename, Result, Space, Time};
+use quell_vfs::{Change, FileIdentity, Kind, LockMode, ReadAt, Rename, Result, Space, Time};
 
 /// The metadata of one name, without following symbolic links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -102,6 +102,11 @@ pub trait OpenFile: ReadAt {
     /// descriptors. Also possible if the file is open only for reading.
     fn sync(&self) -> Result<()>;
 
+    /// Returns the locks of the file, or `None` if the implementation has none.
+    fn locks(&self) -> Option<&dyn RangeLocks> {
+        None
+    }
+
     /// Reads from `offset` (bytes) into several consecutive buffers, with one call if the
     /// implementation can. Returns the number of bytes read, which is less than requested only at
     /// the end of the file.
@@ -116,6 +121,39 @@ pub trait OpenFile: ReadAt {
         }
         Ok(done)
     }
+}
+
+/// The largest offset in fcntl(2). No file has a byte there, because its size would be larger than
+/// the largest size.
+pub const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// A locked range of bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockedRange {
+    /// The first byte.
+    pub first: u64,
+    /// The last byte, at least `first` and at most [`OFFSET_MAX`].
+    pub last: u64,
+    /// The mode of the lock.
+    pub mode: LockMode,
+}
+
+/// Locks of ranges of bytes. The owner of a lock is the open file; the locks end when it is
+/// dropped.
+///
+/// Errors of all operations: `Os(ENOLCK)` if the file system has no locks, or if they are known to
+/// hold on this node only.
+pub trait RangeLocks {
+    /// Locks a range, unless a lock of another open file conflicts with it; returns whether it is
+    /// locked now. Never waits for the other. Locks of this open file in the range are replaced.
+    /// Errors: `Os(EBADF)` for an exclusive lock of a file that is open for reading.
+    fn try_lock(&self, range: LockedRange) -> Result<bool>;
+
+    /// Removes the locks of this open file from a range of bytes, `last` included.
+    fn unlock(&self, first: u64, last: u64) -> Result<()>;
+
+    /// Returns a lock of another open file that conflicts with the described one.
+    fn conflicting(&self, range: LockedRange) -> Result<Option<LockedRange>>;
 }
 
 /// An open directory whose content may be changed. Code that only reads a tree takes a [`Dir`].

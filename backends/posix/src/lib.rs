@@ -13,9 +13,10 @@
 
 mod credentials;
 mod dir;
+mod lock_support;
 mod posix;
 mod span;
 
 pub use credentials::{Acting, assume, assumed, has_root_power};
-pub use dir::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+pub use dir::{Dir, LockedRange, OFFSET_MAX, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
 pub use posix::PosixDir;

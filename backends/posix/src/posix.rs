@@ -14,8 +14,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttri
 use rustix::io::Errno;
 
 use crate::span::{entry_span, file_span, operation_span};
-use crate::{Dir, OpenFile, Stat};
+use crate::{Dir, OpenFile, RangeLocks, Stat};
 
+mod locking;
 mod writing;
 
 /// The largest number of buffers in one call: the limit of the system (`IOV_MAX`).
@@ -287,6 +288,10 @@ impl OpenFile for PosixFile {
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
             Err(e) => Err(failed(e, "read the access control list", b"")),
         }
+    }
+
+    fn locks(&self) -> Option<&dyn RangeLocks> {
+        Some(self)
     }
 
     fn sync(&self) -> Result<()> {

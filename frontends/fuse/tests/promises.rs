@@ -52,6 +52,7 @@ fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
         gid: rustix::process::getegid().as_raw(),
         owners: rustix::process::geteuid().is_root(),
         rename_kinds: true,
+        locks: false,
     });
 }
 

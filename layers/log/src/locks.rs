@@ -12,6 +12,8 @@ use quell_threads::{lock, read_lock, try_lock, wait_timeout_while, write_lock};
 /// The ranks of the locks of a mount, in the order in which a thread takes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
+    /// The locks of one owner: other threads that lock or unlock for the same owner wait.
+    LockOwner,
     /// One thread syncs the file; other threads that sync wait for it.
     Sync,
     /// The writers of this node by process.

@@ -11,6 +11,7 @@ mod directories;
 mod handles;
 mod holes;
 mod listing;
+mod locks;
 mod mount;
 mod mounts;
 mod names;
@@ -30,7 +31,7 @@ pub use mount::{Mounts, WritableImplementation};
 
 type Promise = fn(&WritableImplementation<'_>);
 
-const PROMISES: [(&str, Promise); 22] = [
+const PROMISES: [(&str, Promise); 23] = [
     ("create", create::check),
     ("bytes", bytes::check),
     ("holes", holes::check),
@@ -50,6 +51,7 @@ const PROMISES: [(&str, Promise); 22] = [
     ("handles", handles::check),
     ("publish", publish::check),
     ("mounts", mounts::check),
+    ("locks", locks::check),
     ("threads", threads::check),
     ("space", space::check),
     ("deadlines", deadlines::check),

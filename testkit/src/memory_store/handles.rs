@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
-use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, Kind, ReadAt, Rename, Result, Space, errno};
+use quell_posix::{Dir, LockedRange, OFFSET_MAX, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
+use quell_vfs::{
+    Change, Error, ErrorKind, Kind, LockMode, LockOwner, LockScope, ReadAt, Rename, Result, Space, TO_END,
+    errno,
+};
 
 use super::inode::{Content, Number};
 use super::state::{SharedState, State};
@@ -63,7 +66,7 @@ impl StoreDir {
     fn file(&self, verb: &'static str, name: &[u8], writable: bool) -> Result<StoreFile> {
         let mut state = self.handle.begin(verb, name, writable)?;
         let number = state.file(self.handle.number, name)?;
-        Ok(StoreFile::open(&self.handle.shared, &mut state, number))
+        Ok(StoreFile::open(&self.handle.shared, &mut state, number, writable))
     }
 
     fn listable(&self, operation: &'static str) -> Result<()> {
@@ -145,7 +148,7 @@ impl WritableDir for StoreDir {
             unsynced: Vec::new(),
         };
         let number = state.create(self.handle.number, name, content, permissions)?;
-        Ok(Box::new(StoreFile::open(&self.handle.shared, &mut state, number)))
+        Ok(Box::new(StoreFile::open(&self.handle.shared, &mut state, number, true)))
     }
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
@@ -207,16 +210,72 @@ struct StoreFile {
     /// The number of writeback failures that this descriptor has reported, or that it does not have
     /// to report.
     reported: AtomicU64,
+    /// The owner of this open file's locks, which is not that of another open file.
+    lock_owner: LockOwner,
+    is_writable: bool,
 }
 
 impl StoreFile {
     /// Opens a file. As on Linux, the new descriptor also reports an earlier failure that no other
     /// descriptor has reported.
-    fn open(shared: &SharedState, state: &mut State, number: Number) -> StoreFile {
+    fn open(shared: &SharedState, state: &mut State, number: Number, is_writable: bool) -> StoreFile {
         let inode = state.inode(number);
         let known = if inode.is_reported { 0 } else { inode.writeback_errors.min(1) };
         let reported = AtomicU64::new(inode.writeback_errors - known);
-        StoreFile { handle: Handle::open(shared, state, number), reported }
+        state.lock_owners += 1;
+        let lock_owner = LockOwner(state.lock_owners);
+        StoreFile { handle: Handle::open(shared, state, number), reported, lock_owner, is_writable }
+    }
+}
+
+impl Drop for StoreFile {
+    fn drop(&mut self) {
+        let mut state = self.handle.shared.lock();
+        if let Some(locks) = state.locks.get_mut(&self.handle.number) {
+            locks.release((0, self.lock_owner));
+        }
+    }
+}
+
+/// Returns the scope for a range. The table has the largest offset as the whole file.
+fn scope(first: u64, last: u64) -> LockScope {
+    match (first, last) {
+        (OFFSET_MAX, _) => LockScope::WholeFile,
+        (0, OFFSET_MAX) => LockScope::Everything,
+        (first, last) if last < OFFSET_MAX => LockScope::Bytes { first, last },
+        _ => panic!("the log layer locks no such range"),
+    }
+}
+
+impl RangeLocks for StoreFile {
+    fn try_lock(&self, range: LockedRange) -> Result<bool> {
+        let mut state = self.handle.begin("lock", b"", false)?;
+        if range.mode == LockMode::Exclusive && !self.is_writable {
+            return Err(Error::new(ErrorKind::Os(errno::EBADF), "lock", b""));
+        }
+        let locks = state.locks.entry(self.handle.number).or_default();
+        locks.try_lock((0, self.lock_owner), scope(range.first, range.last), range.mode)
+    }
+
+    fn unlock(&self, first: u64, last: u64) -> Result<()> {
+        let mut state = self.handle.begin("unlock", b"", false)?;
+        let locks = state.locks.entry(self.handle.number).or_default();
+        locks.unlock((0, self.lock_owner), scope(first, last))
+    }
+
+    fn conflicting(&self, range: LockedRange) -> Result<Option<LockedRange>> {
+        let mut state = self.handle.begin("look for a lock", b"", false)?;
+        let locks = state.locks.entry(self.handle.number).or_default();
+        let scope = scope(range.first, range.last);
+        let found = locks.conflicting((0, self.lock_owner), scope, range.mode)?;
+        Ok(found.map(|found| {
+            let (first, last) = match found.scope {
+                LockScope::Bytes { first, last: TO_END } => (first, OFFSET_MAX - 1),
+                LockScope::Bytes { first, last } => (first, last),
+                LockScope::WholeFile | LockScope::Everything => (OFFSET_MAX, OFFSET_MAX),
+            };
+            LockedRange { first, last, mode: found.mode }
+        }))
     }
 }
 
@@ -228,6 +287,10 @@ impl ReadAt for StoreFile {
 }
 
 impl OpenFile for StoreFile {
+    fn locks(&self) -> Option<&dyn RangeLocks> {
+        Some(self)
+    }
+
     fn stat(&self) -> Result<Stat> {
         Ok(self.handle.begin("stat open file", b"", false)?.stat(self.handle.number))
     }

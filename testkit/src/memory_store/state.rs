@@ -11,6 +11,7 @@ use super::inode::{Attributes, Content, Inode, NAME_BYTES, Number, ROOT};
 use super::journal::{NameChange, Slot};
 use super::unsynced::Unsynced;
 use crate::counting::Operation;
+use crate::lock_table::LockTable;
 use crate::random::Random;
 use crate::sparse::SparseBytes;
 
@@ -70,6 +71,9 @@ pub(super) struct State {
     pub(super) step_nanoseconds: u32,
     pub(super) rules: CrashRules,
     pub(super) random: Random,
+    /// The locks of open files, whose owners are numbers of `lock_owners`.
+    pub(super) locks: HashMap<Number, LockTable>,
+    pub(super) lock_owners: u64,
 }
 
 impl State {
@@ -90,6 +94,8 @@ impl State {
             step_nanoseconds: 1_000_000,
             rules: CrashRules::default(),
             random: Random::new(0),
+            locks: HashMap::new(),
+            lock_owners: 0,
         };
         state.add(Content::Dir(BTreeMap::new()), 0o755, (ROOT, Vec::new()));
         state
@@ -117,6 +123,8 @@ impl State {
             step_nanoseconds: self.step_nanoseconds,
             rules: self.rules,
             random: self.random.clone(),
+            locks: HashMap::new(),
+            lock_owners: 0,
         };
         state.sweep();
         state.count_used();

@@ -11,6 +11,7 @@ use quell_vfs::{Change, Error, ErrorKind, FileIdentity, Kind, NewEntry, Rename, 
 
 use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
+use crate::container::lock_file::exclude_locks;
 use crate::container::log_directories::LogDirectories;
 use crate::container::permissions::{dir_permissions, effective_set_id, logs_permissions};
 use crate::format::{
@@ -799,6 +800,8 @@ impl Container {
                 ..Error::new(ErrorKind::Damaged, "change", ACCESS)
             });
         }
+        // Locks of the old file would not conflict with those of the new one.
+        let _no_locks = exclude_locks(&*self.dir)?;
         let (uid, gid) = (owners.uid.unwrap_or(now.uid), owners.gid.unwrap_or(now.gid));
         // The effective set-id bits are removed, as by chown(2).
         let permissions = now.mode & 0o7777;

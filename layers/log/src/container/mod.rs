@@ -4,6 +4,7 @@ mod data_log;
 mod descriptors;
 mod directory;
 mod flat_index;
+mod lock_file;
 mod log_directories;
 mod permissions;
 mod pointers;
@@ -15,6 +16,7 @@ pub use descriptors::Descriptors;
 pub use directory::{Container, ContainerIdentity};
 pub(crate) use directory::{FIRST_EPOCH, LOG_PERMISSIONS};
 pub use flat_index::{Flat, HeldPages};
+pub(crate) use lock_file::{LockFile, WHOLE_FILE, exclude_locks};
 pub(crate) use log_directories::{delete_container, owners_of};
 #[cfg(test)]
 pub use permissions::dir_permissions;

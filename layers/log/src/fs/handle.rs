@@ -1,15 +1,18 @@
 //! The handles of open files.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_posix::{assume, assumed};
 use quell_vfs::{
-    Attributes, Caller, Error, ErrorKind, File, NodeId, OpenMode, ReadAt, Result, WritableFile, errno,
+    Attributes, Caller, Error, ErrorKind, File, FileLocks, HeldLock, LockMode, LockOwner, LockScope, NodeId,
+    OpenMode, ReadAt, Result, WritableFile, errno,
 };
 
 use crate::format::FileOffset;
 use crate::fs::open_files::SharedFile;
+use crate::locks::{Rank, RankedMutex};
 use crate::session::{LogFile, Writer};
 
 /// An open file of a log mount.
@@ -27,6 +30,8 @@ pub(crate) struct Handle {
     /// Data was written after that check, so the set-id bits are checked again before the data is
     /// published.
     must_drop_set_id: AtomicBool,
+    /// The owners that have taken a lock through this handle. Their locks end with it.
+    lock_owners: RankedMutex<HashSet<LockOwner>>,
 }
 
 impl Handle {
@@ -56,6 +61,7 @@ impl Handle {
             is_closed: AtomicBool::new(false),
             has_dropped_set_id: AtomicBool::new(false),
             must_drop_set_id: AtomicBool::new(false),
+            lock_owners: RankedMutex::new(Rank::Leaf, HashSet::new()),
         })
     }
 
@@ -134,7 +140,19 @@ impl WritableFile for Handle {
         let dropped = self.drop_set_id_of_later_writes();
         let published = assume(self.credentials.clone())
             .and_then(|_acting| self.shared.file.publish(self.writer.as_deref()));
+        // An error of a release is not one of the data, and the file system removes the locks when
+        // it notices that the descriptors are closed.
+        let owners = std::mem::take(&mut *self.lock_owners.lock());
+        for owner in owners {
+            if let Err(error) = self.shared.file.release_locks(owner) {
+                tracing::debug!(%error, "cannot release the locks of a closed file");
+            }
+        }
         dropped.and(published).and(self.release())
+    }
+
+    fn locks(&self) -> Result<&dyn FileLocks> {
+        self.shared().map(|_| self as &dyn FileLocks)
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
@@ -172,6 +190,41 @@ impl WritableFile for Handle {
             return Ok(());
         }
         drop_set_id(&shared.file)
+    }
+}
+
+impl FileLocks for Handle {
+    fn try_lock(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<bool> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        // Recorded first, so that a close at the same time releases the lock.
+        self.lock_owners.lock().insert(owner);
+        let is_locked = shared.file.try_lock(owner, scope, mode)?;
+        if self.is_closed.load(Ordering::SeqCst) {
+            shared.file.release_locks(owner)?;
+            return self.shared().map(|_| false);
+        }
+        Ok(is_locked)
+    }
+
+    fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
+        let shared = self.shared()?;
+        let dropped = self.drop_set_id_of_later_writes();
+        let _acting = assume(self.credentials.clone())?;
+        dropped.and(shared.file.unlock(owner, scope))
+    }
+
+    fn conflicting(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<Option<HeldLock>> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        shared.file.conflicting_lock(owner, scope, mode)
+    }
+
+    fn release(&self, owner: LockOwner) -> Result<()> {
+        let shared = self.shared()?;
+        // The owner may open the file again and lock it before this handle is closed.
+        self.lock_owners.lock().remove(&owner);
+        shared.file.release_locks(owner)
     }
 }
 

@@ -14,6 +14,8 @@ mod files;
 mod flatten_queue;
 mod handle;
 mod listing;
+#[cfg(test)]
+mod locks_test;
 mod lookup;
 mod mount;
 mod nodes;

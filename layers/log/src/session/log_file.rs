@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{Stat, WritableDir};
-use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
+use quell_vfs::{
+    Attributes, Caller, Change, Error, ErrorKind, HeldLock, Kind, LockMode, LockOwner, LockScope, NodeId,
+    Result, Time,
+};
 
 use crate::container::{Container, Descriptors, FIRST_EPOCH, SET_ID, effective_set_id, may_write};
 use crate::format::{
@@ -16,6 +19,7 @@ use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::not_found::none_if_not_found;
 use crate::session::extent_map::Flattened;
 use crate::session::failures::Failures;
+use crate::session::file_locks::FileLocks;
 use crate::session::flatten::flatten_after_last_writer;
 use crate::session::reader::{ReadContext, Reader};
 use crate::session::sequencer::{EpochRequest, Sequencer};
@@ -58,6 +62,7 @@ pub struct LogFile {
     has_set_id: AtomicBool,
     /// Writers whose last handle was closed and that could not end. They keep their collected data.
     unclosed: RankedMutex<Vec<Arc<Writer>>>,
+    locks: FileLocks,
 }
 
 impl Default for Choices {
@@ -120,6 +125,7 @@ impl LogFile {
             failures: Failures::default(),
             has_set_id: AtomicBool::new(false),
             unclosed: RankedMutex::new(Rank::Leaf, Vec::new()),
+            locks: FileLocks::new(),
         }
     }
 
@@ -252,7 +258,8 @@ impl LogFile {
         for WriterSlot { writer, .. } in slots.into_values() {
             ended = ended.and(writer.lock().close(self, writer.id));
         }
-        match ended.and(self.close_unclosed()) {
+        let released = self.locks.release_all();
+        match ended.and(self.close_unclosed()).and(released) {
             // Another process removed the file, so its data is not needed.
             Err(_) if self.container.is_gone().is_ok_and(|gone| gone) => Ok(()),
             ended => ended,
@@ -348,6 +355,50 @@ impl LogFile {
             Some(writer) => writer.lock().publish(self, writer.id),
             None => Ok(()),
         }
+    }
+
+    /// Locks `scope` for `owner`, unless another owner has a conflicting lock. Data that others
+    /// published before they released a lock is then visible here, and later writes of this node
+    /// are later than that data.
+    pub fn try_lock(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<bool> {
+        if !self.locks.try_lock(&self.container, owner, scope, mode)? {
+            return Ok(false);
+        }
+        self.sequencer().mark_opened();
+        match self.refresh() {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                // A program that gets an error does not expect to hold the lock.
+                let _ = self.locks.unlock(owner, scope);
+                Err(error)
+            }
+        }
+    }
+
+    /// Publishes all data of this node, then removes the locks of `owner` in `scope`, also after an
+    /// error. All data, because a process may lock for others: its children, or threads that write
+    /// through other descriptors.
+    pub fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
+        let published = match self.failures.is_any() {
+            true => self.sync(),
+            false => self.writers().iter().try_for_each(|writer| writer.lock().publish(self, writer.id)),
+        };
+        published.and(self.locks.unlock(owner, scope))
+    }
+
+    /// Returns a lock of another owner that conflicts with the described one.
+    pub fn conflicting_lock(
+        &self,
+        owner: LockOwner,
+        scope: LockScope,
+        mode: LockMode,
+    ) -> Result<Option<HeldLock>> {
+        self.locks.conflicting(&self.container, owner, scope, mode)
+    }
+
+    /// Removes all locks of `owner`.
+    pub fn release_locks(&self, owner: LockOwner) -> Result<()> {
+        self.locks.release(owner)
     }
 
     /// Syncs the data of all writers of this node, and unsynced data of writers that have ended. An

@@ -6,6 +6,7 @@
 //!
 //! | rank | lock | protects | I/O while it is held |
 //! |---|---|---|---|
+//! | `LockOwner` | `FileLocks`: one owner | the descriptor and the locks of one owner | yes; only threads that lock or unlock for the same owner wait |
 //! | `Sync` | `LogFile::synced_changes` | the sync of a file: one thread syncs | yes; threads that sync the same file wait for the result |
 //! | `Slots` | `LogFile::writers` | the writer of each process | never |
 //! | `Epoch` | `LogFile::epoch` | one thread takes an epoch | yes; only threads that need a later epoch wait |
@@ -14,7 +15,7 @@
 //! | `PlacementMap` | `Stores::looking` | one thread reads a newer placement map and opens its stores | yes; only threads that have seen that the map is old wait |
 //! | `Map` | `Reader::map` | the extent map | never |
 //! | `Sequencer` | `LogFile::sequencer` | order of frames, collected ranges | never |
-//! | `Leaf` | all others | `fs`: nodes, open files and directories, listings, the flatten queue. `stores`: the list of stores, open log directories. `container`: open data logs, pages of a flat index. `session`: failures, writers that could not end, kept blocks, torn ranges | never |
+//! | `Leaf` | all others | `fs`: nodes, open files and directories, listings, the flatten queue. `stores`: the list of stores, open log directories. `container`: open data logs, pages of a flat index. `session`: failures, writers that could not end, kept blocks, torn ranges, owners of locks | never |
 //!
 //! Two locks of one rank are never held together, so no lock is taken while a leaf is held. Files
 //! and directories are dropped without a lock, because the last reference to one may close or
@@ -26,11 +27,13 @@ mod buffer;
 mod collected;
 mod extent_map;
 mod failures;
+mod file_locks;
 mod flatten;
 #[cfg(test)]
 mod flatten_test;
 #[cfg(test)]
 mod forged_test;
+mod locked_bytes;
 mod log_file;
 mod log_reader;
 mod reader;

@@ -40,6 +40,8 @@ pub struct WritableImplementation<'a> {
     pub owners: bool,
     /// Whether `Rename::Keep` and `Rename::Exchange` work; otherwise they return `Unsupported`.
     pub rename_kinds: bool,
+    /// Whether files have locks; otherwise they answer ENOLCK.
+    pub locks: bool,
 }
 
 impl std::fmt::Debug for WritableImplementation<'_> {

@@ -6,7 +6,7 @@ use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use super::state::{Dirs, MoveResult, Rebalance, is_being_written, meta_names};
-use crate::container::Container;
+use crate::container::{Container, exclude_locks};
 use crate::format::{CONTAINER_RECORD, META, MOVED, container_name, number_name};
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, remove_tree};
@@ -74,6 +74,11 @@ impl Rebalance<'_> {
         if is_being_written(&source)? {
             return Ok(MoveResult::Busy);
         }
+        // Locks of the container would not conflict with those of its copy.
+        let _no_locks = match exclude_locks(source.dir()) {
+            Err(error) if error.kind == ErrorKind::Busy => return Ok(MoveResult::Busy),
+            excluded => excluded?,
+        };
         let names_before = meta_names(&source)?;
         let existing = self.open(dirs, stored, to)?;
         let is_new = existing.is_none();

@@ -1,7 +1,10 @@
 //! Tests that stores are added and drained while the files keep their content.
 
 use quell_testkit::MemoryStore;
-use quell_vfs::{Context, ErrorKind, FileSystem, NewEntry, OpenMode, Writable, WritableFile};
+use quell_vfs::{
+    Context, ErrorKind, FileSystem, LockMode, LockOwner, LockScope, NewEntry, OpenMode, Writable,
+    WritableFile,
+};
 
 use super::*;
 use crate::fs::LogFs;
@@ -332,4 +335,46 @@ fn a_preview_reports_the_moves_and_writes_nothing() {
     );
     assert_eq!(stores[2].root().names().unwrap().len(), 0);
     assert!(opened.new_dir(0).is_ok());
+}
+
+/// Tries to lock all bytes exclusively.
+fn lock(file: &dyn WritableFile, owner: u64) -> Result<bool> {
+    file.locks()?.try_lock(LockOwner(owner), LockScope::ALL_BYTES, LockMode::Exclusive)
+}
+
+#[test]
+fn a_locked_file_is_not_moved_to_another_store() {
+    let stores = [MemoryStore::new(), MemoryStore::new()];
+    let fs = mount(&stores[..1], 1, 1);
+    let names: Vec<String> = (0..12).map(|number| format!("f{number}")).collect();
+    for name in &names {
+        drop(make(&fs, name, 1));
+    }
+    // Open for reading, because a file with a writer is not moved anyway.
+    let open = |name: &str| {
+        let node = fs.lookup(&Context::OWN, fs.root(), name.as_bytes()).unwrap().unwrap();
+        fs.open_as(&Context::OWN, node.into_attributes().node, OpenMode::READ).unwrap()
+    };
+    let files: Vec<_> = names.iter().map(|name| open(name)).collect();
+    for file in &files {
+        assert!(
+            file.locks().unwrap().try_lock(LockOwner(1), LockScope::WholeFile, LockMode::Shared).unwrap()
+        );
+    }
+    let move_all = |seed| with_roles(&stores, &[Role::Keep, Role::Add], seed).unwrap();
+    let result = move_all(9);
+    assert_eq!((result.moved, result.is_complete), (0, false), "{result:?}");
+    assert!(!result.busy.is_empty(), "some files belong into the other store");
+    for file in &files {
+        file.locks().unwrap().release(LockOwner(1)).unwrap();
+    }
+    let result = move_all(10);
+    assert!(result.moved > 0 && result.is_complete, "{result:?}");
+    // Open files of moved containers get no lock that others would not see.
+    let after = mount(&stores, 20, 3);
+    for (name, old) in names.iter().zip(&files) {
+        let new = again(&after, name, 1);
+        assert!(lock(&*new, 2).unwrap());
+        assert!(!matches!(lock(&**old, 1), Ok(true)), "{name}");
+    }
 }

@@ -1,0 +1,182 @@
+//! Determines whether locks on a mounted file system hold between its nodes, or on this node only.
+//!
+//! A file system that keeps locks on the node accepts them without an error. It is recognized by
+//! its mount options; a FUSE file system by the kernel's list of locks, because the kernel keeps a
+//! lock itself only if the FUSE server does not.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::sync::{LazyLock, Mutex};
+
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Result, errno};
+use rustix::fs::{AtFlags, StatxFlags};
+
+/// Where the locks of a mounted file system hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LockSupport {
+    /// Between all nodes that have it mounted.
+    BetweenNodes,
+    /// On this node only, with the reason.
+    NodeOnly(&'static str),
+    /// Known after a lock was taken.
+    SeenInList,
+}
+
+/// A file system, as a mount shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct MountKey {
+    mount: u64,
+    device: (u32, u32),
+}
+
+static KNOWN: LazyLock<Mutex<HashMap<MountKey, LockSupport>>> = LazyLock::new(Mutex::default);
+
+/// A check that is made after the first lock on a file system.
+#[derive(Debug)]
+pub(crate) struct CheckAfterLock(MountKey);
+
+/// Fails with ENOLCK if locks on the file system of `fd` hold on this node only. If that is not
+/// known before a lock was taken, returns the check for afterwards.
+pub(crate) fn check_before_lock(fd: BorrowedFd<'_>) -> Result<Option<CheckAfterLock>> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID)
+        .map_err(|e| Error::from_io(e.into(), "lock", b""))?;
+    let key = MountKey { mount: found.stx_mnt_id, device: (found.stx_dev_major, found.stx_dev_minor) };
+    let known = lock(&KNOWN).get(&key).copied();
+    let support = match known {
+        Some(support) => support,
+        None => {
+            let support = match fs::read_to_string("/proc/self/mountinfo") {
+                Ok(mounts) => support_in(&mounts, key),
+                Err(_) => LockSupport::NodeOnly("/proc/self/mountinfo cannot be read"),
+            };
+            lock(&KNOWN).insert(key, support);
+            support
+        }
+    };
+    match support {
+        LockSupport::BetweenNodes => Ok(None),
+        LockSupport::SeenInList => Ok(Some(CheckAfterLock(key))),
+        LockSupport::NodeOnly(reason) => Err(no_locks(reason)),
+    }
+}
+
+impl CheckAfterLock {
+    /// Fails with ENOLCK if the kernel itself keeps the lock that was just taken with `fd`.
+    pub(crate) fn after_lock(self, fd: BorrowedFd<'_>) -> Result<()> {
+        let CheckAfterLock(key) = self;
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let inode = rustix::fs::statx(fd, "", flags, StatxFlags::INO)
+            .map_err(|e| Error::from_io(e.into(), "lock", b""))?
+            .stx_ino;
+        let support = match fs::read_to_string("/proc/locks") {
+            Ok(locks) if lists(&locks, key.device, inode) => {
+                LockSupport::NodeOnly("the FUSE file system leaves locks to the kernel of the node")
+            }
+            Ok(_) => LockSupport::BetweenNodes,
+            Err(_) => LockSupport::NodeOnly("/proc/locks cannot be read"),
+        };
+        lock(&KNOWN).insert(key, support);
+        match support {
+            LockSupport::NodeOnly(reason) => Err(no_locks(reason)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn no_locks(reason: &'static str) -> Error {
+    Error {
+        source: Some(format!("locks would hold on this node only: {reason}").into()),
+        ..Error::new(ErrorKind::Os(errno::ENOLCK), "lock", b"")
+    }
+}
+
+/// Finds a mount in the text of `/proc/self/mountinfo`, by its number or else by its device, and
+/// returns where locks hold on it. A mount that is not listed belongs to another mount namespace.
+fn support_in(mounts: &str, key: MountKey) -> LockSupport {
+    let device = format!("{}:{}", key.device.0, key.device.1);
+    let has_field = |line: &&str, number: usize, value: &str| {
+        line.split(' ').nth(number).is_some_and(|field| field == value)
+    };
+    let by_number = mounts.lines().find(|line| has_field(line, 0, &key.mount.to_string()));
+    let line = by_number.or_else(|| mounts.lines().find(|line| has_field(line, 2, &device)));
+    // After the separator: the type, the source, the options of the file system.
+    let fields = line.and_then(|line| line.split_once(" - ")).map(|(_, rest)| rest);
+    let Some(fields) = fields else {
+        return LockSupport::NodeOnly("its mount is not in /proc/self/mountinfo");
+    };
+    let mut fields = fields.split(' ');
+    let (kind, options) = (fields.next().unwrap_or(""), fields.nth(1).unwrap_or(""));
+    support_of(kind, options)
+}
+
+/// Returns where locks hold on a file system of this type with these mount options.
+fn support_of(kind: &str, options: &str) -> LockSupport {
+    let has = |wanted: &[&str]| options.split(',').any(|option| wanted.contains(&option));
+    match kind {
+        "lustre" if has(&["localflock"]) => LockSupport::NodeOnly("it is mounted with the option localflock"),
+        "nfs" | "nfs4" if has(&["nolock", "local_lock=all", "local_lock=posix"]) => {
+            LockSupport::NodeOnly("it is mounted with the option nolock or local_lock")
+        }
+        "cifs" | "smb3" if has(&["nobrl"]) => LockSupport::NodeOnly("it is mounted with the option nobrl"),
+        "ocfs2" | "gfs2" if has(&["localflocks"]) => {
+            LockSupport::NodeOnly("it is mounted with the option localflocks")
+        }
+        // Its configuration, not its mount options, states whether locks are global; by default
+        // they are not.
+        "beegfs" => LockSupport::NodeOnly("BeeGFS keeps locks on the node by default"),
+        "fuse" | "fuseblk" | "virtiofs" => LockSupport::SeenInList,
+        kind if kind.starts_with("fuse.") => LockSupport::SeenInList,
+        _ => LockSupport::BetweenNodes,
+    }
+}
+
+/// Returns whether the text of `/proc/locks` lists a lock of a file.
+fn lists(locks: &str, (major, minor): (u32, u32), inode: u64) -> bool {
+    let file = format!("{major:02x}:{minor:02x}:{inode}");
+    locks.lines().any(|line| line.split_ascii_whitespace().any(|field| field == file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:42 / /lustre rw shared:1 - lustre 10.0.0.1@tcp:/scratch rw,flock,user_xattr
+31 22 0:43 / /local\\040flock rw shared:1 master:2 - lustre 10.0.0.1@tcp:/x rw,localflock
+32 22 0:44 / /nfs rw - nfs4 server:/export rw,vers=4.2,local_lock=none,addr=10.0.0.2
+33 22 0:45 / /nfs3 rw - nfs server:/export rw,vers=3,nolock,local_lock=all
+34 22 0:46 / /mfs rw - fuse.mfs mfs#master:9421 rw,user_id=0,allow_other
+";
+
+    #[test]
+    fn the_mount_options_of_the_store_decide() {
+        let key = |mount, minor| MountKey { mount, device: (0, minor) };
+        let found = |mount, minor| support_in(MOUNTS, key(mount, minor));
+        assert_eq!(found(22, 0), LockSupport::BetweenNodes);
+        assert_eq!(found(30, 42), LockSupport::BetweenNodes);
+        assert!(matches!(found(31, 43), LockSupport::NodeOnly(_)));
+        assert_eq!(found(32, 44), LockSupport::BetweenNodes);
+        assert!(matches!(found(33, 45), LockSupport::NodeOnly(_)));
+        assert_eq!(found(34, 46), LockSupport::SeenInList);
+        // The mount is in another namespace: another mount of the same device decides.
+        assert!(matches!(found(99, 43), LockSupport::NodeOnly(_)));
+        assert!(matches!(found(99, 99), LockSupport::NodeOnly(_)));
+        for text in ["", "22 1", "22 1 0:0 / / rw - ", "22 1 0:0 / / rw - ext4", " - - - "] {
+            support_in(text, key(22, 0)); // any text gives an answer
+        }
+        assert!(matches!(support_of("beegfs", "rw"), LockSupport::NodeOnly(_)));
+        assert_eq!(support_of("fuse", ""), LockSupport::SeenInList);
+    }
+
+    #[test]
+    fn the_list_of_locks_names_device_and_inode() {
+        let locks =
+            "1: OFDLCK ADVISORY  WRITE -1 00:2e:77 0 EOF\n1: -> FLOCK ADVISORY WRITE 7 fe:00:5 0 EOF\n";
+        assert!(lists(locks, (0, 0x2e), 77) && lists(locks, (0xfe, 0), 5));
+        assert!(!lists(locks, (0, 0x2e), 7) && !lists("", (0, 0), 0));
+    }
+}
