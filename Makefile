@@ -1,9 +1,10 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test test-long check check-deep fix bench install install-program install-library fuzz clean help build
+.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-ompi fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
+MPICC ?= mpicc
 CARGO_TARGET_DIR ?= target
 quell := $(CARGO_TARGET_DIR)/dist/quell
 libquell := $(CARGO_TARGET_DIR)/dist/libquell
@@ -77,6 +78,12 @@ install-library:
 	>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/quell.pc"
 	install -m 644 frontends/python/quell/*.py "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
 	ln -sf ../../../../lib/libquell.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquell.so"
+
+install-ompi: ## compile and install the MPI-IO components for the Open MPI of MPICC (default mpicc) under PREFIX, after `make install`
+	@test -x "$(DESTDIR)$(PREFIX)/bin/quell" || { echo "install-ompi: there is no $(DESTDIR)$(PREFIX)/bin/quell; run 'make install' first" >&2; exit 3; }
+	@version=$$("$(MPICC)" --showme:version 2>/dev/null | sed -n 's/.*Open MPI \([0-9][^ ]*\).*/\1/p'); \
+	test "$$version" || { echo "install-ompi: $(MPICC) is not the compiler of an Open MPI; name it with MPICC=..." >&2; exit 3; }; \
+	"$(DESTDIR)$(PREFIX)/bin/quell" mpi build --compiler "$(MPICC)" --output "$(DESTDIR)$(PREFIX)/lib/quell/openmpi-$$version"
 
 fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz --locked" >&2; exit 3; }

@@ -53,6 +53,8 @@ pub enum Command {
     Umount(UmountArgs),
     #[command(subcommand)]
     Log(LogCommand),
+    #[command(subcommand)]
+    Mpi(MpiCommand),
     Verify(VerifyArgs),
     Show(ShowArgs),
     Stats(StatsArgs),
@@ -640,6 +642,79 @@ pub struct LogArgs {
     /// larger than this [default: 64M].
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub flatten_threshold: Option<u64>,
+}
+
+/// Make MPI-IO programs write and read log stores without a mount and without changes.
+///
+/// Open MPI loads the components of Quell from a directory. They take the files below the virtual
+/// directories that `quell mpi env` names; all other files are untouched.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Example:
+  quell mpi build
+  eval \"$(quell mpi env --log /shared/store=/run/data)\"
+  mpirun -x QUELL_VIEW -n 64 ./program /run/data/checkpoint")]
+pub enum MpiCommand {
+    Build(MpiBuildArgs),
+    Env(MpiEnvArgs),
+}
+
+/// Compile the components for the Open MPI that is installed.
+///
+/// Components work only with the version of Open MPI that they were compiled for. The headers of
+/// Open MPI must be installed (Debian: libopenmpi-dev).
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell mpi build
+  quell mpi build --compiler /opt/openmpi/bin/mpicc --output ~/components")]
+pub struct MpiBuildArgs {
+    #[command(flatten)]
+    pub compiler: CompilerArgs,
+    /// The directory for the components [default: a directory for the version of Open MPI in
+    /// ~/.local/lib/quell].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// The libquell.so that the components use [default: the installed one].
+    #[arg(long, value_name = "FILE")]
+    pub library: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The MPI that is used.
+#[derive(Debug, Args)]
+pub struct CompilerArgs {
+    /// The compiler of the MPI.
+    #[arg(long, value_name = "PROGRAM", default_value = "mpicc")]
+    pub compiler: PathBuf,
+}
+
+/// Print the environment variables for MPI programs, as commands of a shell.
+///
+/// DIR is the directory in which programs find the files of the stores. It need not exist. Start
+/// ranks on other nodes with `mpirun -x QUELL_VIEW`; srun passes all variables on.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  eval \"$(quell mpi env --log /shared/store=/run/data)\"
+  quell mpi env --log /shared/store=/run/data --index flatten --json")]
+pub struct MpiEnvArgs {
+    /// The stores, and the directory that they replace; can be repeated.
+    #[arg(long = "log", value_name = "STORE[,STORE...]=DIR", required = true)]
+    pub logs: Vec<String>,
+    #[command(flatten)]
+    pub options: LogArgs,
+    #[command(flatten)]
+    pub compiler: CompilerArgs,
+    /// The directory of the components [default: where `quell mpi build` or `make install-ompi` has
+    /// put them].
+    #[arg(long, value_name = "DIR")]
+    pub components: Option<PathBuf>,
+    /// Print the variables as JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The methods of building the index of a file in a log mount when it is opened.

@@ -14,6 +14,7 @@ pub mod log_rebalance;
 mod log_stores;
 pub mod log_transfer;
 pub mod mount;
+pub mod mpi;
 pub mod probe;
 pub mod profile;
 pub mod qcow2_layer;

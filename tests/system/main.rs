@@ -36,6 +36,7 @@ mod log_tools;
 mod machines;
 mod model;
 mod moosefs;
+mod mpiio;
 mod outputs;
 mod probe_command;
 mod process;

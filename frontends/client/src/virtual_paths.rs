@@ -35,8 +35,8 @@ static STORES: Mutex<Vec<OpenStore>> = Mutex::new(Vec::new());
 static VIEW: OnceLock<std::result::Result<Option<View>, String>> = OnceLock::new();
 
 impl VirtualPath {
-    /// Returns the path if it lies below a virtual directory, or is one. A relative path is relative
-    /// to the current directory. Of nested virtual directories the innermost counts.
+    /// Returns the path if it lies below a virtual directory, or is one. A relative path is
+    /// relative to the current directory. Of nested virtual directories the innermost counts.
     ///
     /// # Errors
     ///
