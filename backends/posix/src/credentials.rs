@@ -33,9 +33,11 @@ fn process_credentials() -> &'static ProcessCredentials {
     })
 }
 
-/// Returns the credentials that this thread has assumed, or `None` for those of the process.
+/// Returns the credentials that this thread has assumed, or `None` for those of the process. A
+/// thread that is ending has assumed none: its variables are already destroyed while libc flushes
+/// streams at the end of a process, which a library in that process serves.
 pub fn assumed() -> Option<Arc<Caller>> {
-    ASSUMED.with_borrow(Clone::clone)
+    ASSUMED.try_with(|assumed| assumed.borrow().clone()).unwrap_or(None)
 }
 
 /// Returns whether this thread has root's privileges, and has not assumed the credentials of

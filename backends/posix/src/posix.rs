@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quell_threads::lock;
@@ -38,7 +39,7 @@ pub struct PosixDir {
 
 impl PosixDir {
     fn new(fd: OwnedFd, is_shared: bool) -> PosixDir {
-        PosixDir { fd, listing: Mutex::new(()), is_shared }
+        PosixDir { fd: moved(fd), listing: Mutex::new(()), is_shared }
     }
 
     /// Opens the directory at `path`. Symbolic links in the path are followed, because the user
@@ -101,7 +102,7 @@ impl PosixDir {
         let found =
             rustix::fs::statx(&fd, "", local, StatxFlags::TYPE).map_err(|e| failed(e, "open", name))?;
         match FileType::from_raw_mode(found.stx_mode.into()) {
-            FileType::RegularFile => Ok(PosixFile { fd, may_change: !self.is_shared }),
+            FileType::RegularFile => Ok(PosixFile { fd: moved(fd), may_change: !self.is_shared }),
             FileType::Directory => Err(failed(Errno::ISDIR, "open", name)),
             // The kernel's error for opening a socket.
             _ => Err(failed(Errno::NXIO, "open", name)),
@@ -112,6 +113,24 @@ impl PosixDir {
 impl AsFd for PosixDir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// The lowest number of the descriptors that backends keep; 0: the kernel's choice.
+static DESCRIPTOR_MINIMUM: AtomicI32 = AtomicI32::new(0);
+
+/// Makes backends use descriptors with numbers of at least `minimum`. For a library in the process
+/// of a program that uses fixed numbers, or closes all descriptors from a number on.
+pub fn set_descriptor_minimum(minimum: i32) {
+    DESCRIPTOR_MINIMUM.store(minimum, Ordering::Relaxed);
+}
+
+/// Returns the descriptor with a number of at least the minimum. If no such number is free, the
+/// descriptor keeps its own.
+fn moved(fd: OwnedFd) -> OwnedFd {
+    match DESCRIPTOR_MINIMUM.load(Ordering::Relaxed) {
+        minimum if minimum > fd.as_raw_fd() => rustix::io::fcntl_dupfd_cloexec(&fd, minimum).unwrap_or(fd),
+        _ => fd,
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::{PIECES_MAX, PosixDir, PosixFile, failed};
+use super::{PIECES_MAX, PosixDir, PosixFile, failed, moved};
 use crate::span::{entry_span, file_span, operation_span};
 use crate::{Acting, WritableDir, WritableFile, assume};
 
@@ -219,7 +219,7 @@ impl WritableDir for PosixDir {
         let _owner = found.assume_owner()?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = rustix::fs::openat(CWD, path_of(child.as_fd()), flags, Mode::empty()).map_err(fail)?;
-        Ok(Box::new(PosixFile { fd, may_change: false }))
+        Ok(Box::new(PosixFile { fd: moved(fd), may_change: false }))
     }
 
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
@@ -232,7 +232,7 @@ impl WritableDir for PosixDir {
         if mode_of(fd.as_fd()).map_err(fail)? & 0o7777 != permissions {
             rustix::fs::fchmod(&fd, mode).map_err(fail)?;
         }
-        Ok(Box::new(PosixFile { fd, may_change: true }))
+        Ok(Box::new(PosixFile { fd: moved(fd), may_change: true }))
     }
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {

@@ -1,0 +1,138 @@
+//! The virtual descriptors of this process.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock, RwLockWriteGuard};
+
+use libc::c_int;
+use quell_threads::{read_lock, write_lock};
+
+use crate::errno::{Errno, Outcome};
+use crate::open_dir::OpenDir;
+use crate::open_file::OpenFile;
+use crate::own_descriptors;
+use crate::placeholder;
+use crate::view::VirtualDir;
+
+/// Virtual descriptors have numbers below this one.
+const NUMBERS_MAX: usize = 1 << 16;
+
+/// For each number, whether it is virtual. Read without a lock, for calls on other descriptors.
+static IS_VIRTUAL: [AtomicU8; NUMBERS_MAX] = [const { AtomicU8::new(0) }; NUMBERS_MAX];
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+static TABLE: RwLock<BTreeMap<c_int, Arc<Description>>> = RwLock::new(BTreeMap::new());
+
+/// An open file description, as several descriptors may share.
+pub enum Description {
+    /// A regular file.
+    File(OpenFile),
+    /// A directory.
+    Dir(OpenDir),
+}
+
+type Table = BTreeMap<c_int, Arc<Description>>;
+
+/// Returns whether a descriptor is virtual.
+pub fn is_virtual(fd: c_int) -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+        && usize::try_from(fd)
+            .ok()
+            .and_then(|number| IS_VIRTUAL.get(number))
+            .is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
+}
+
+/// Returns the open file of a virtual descriptor.
+pub fn get(fd: c_int) -> Option<Arc<Description>> {
+    if !is_virtual(fd) {
+        return None;
+    }
+    read_lock(&TABLE).get(&fd).cloned()
+}
+
+/// Returns the open regular file of a virtual descriptor. Errors: EISDIR.
+pub fn file(description: &Description) -> Outcome<&OpenFile> {
+    match description {
+        Description::File(file) => Ok(file),
+        Description::Dir(_) => Err(Errno(libc::EISDIR)),
+    }
+}
+
+/// Returns the open directory of a virtual descriptor. Errors: ENOTDIR.
+pub fn dir(description: &Description) -> Outcome<&OpenDir> {
+    match description {
+        Description::Dir(dir) => Ok(dir),
+        Description::File(_) => Err(Errno(libc::ENOTDIR)),
+    }
+}
+
+/// Returns the path of an open virtual directory.
+pub fn directory_path(fd: c_int) -> Option<(&'static VirtualDir, Vec<u8>)> {
+    match &*get(fd)? {
+        Description::Dir(dir) => Some((dir.dir, dir.path())),
+        // A path relative to a file is refused when it is walked: the file is not a directory.
+        Description::File(file) => Some((file.dir, file.path())),
+    }
+}
+
+/// Adds a virtual descriptor, and returns its number. Errors: EMFILE for a number that is too
+/// large.
+pub fn insert(fd: OwnedFd, description: Arc<Description>) -> Outcome<c_int> {
+    let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+    if number as usize >= NUMBERS_MAX {
+        return Err(Errno(libc::EMFILE));
+    }
+    set(&mut write_lock(&TABLE), placeholder::leak(fd), description);
+    Ok(number)
+}
+
+/// Makes `to`, which is open, a descriptor of an open file.
+pub fn assign(to: c_int, description: Arc<Description>) -> Option<Arc<Description>> {
+    if to as usize >= NUMBERS_MAX {
+        return None;
+    }
+    set(&mut write_lock(&TABLE), to, description)
+}
+
+fn set(table: &mut Table, fd: c_int, description: Arc<Description>) -> Option<Arc<Description>> {
+    let before = table.insert(fd, description);
+    if before.is_none() {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        IS_VIRTUAL[fd as usize].store(1, Ordering::Relaxed);
+    }
+    before
+}
+
+/// Removes a virtual descriptor.
+pub fn remove(fd: c_int) -> Option<Arc<Description>> {
+    let removed = write_lock(&TABLE).remove(&fd)?;
+    COUNT.fetch_sub(1, Ordering::Relaxed);
+    IS_VIRTUAL[fd as usize].store(0, Ordering::Relaxed);
+    Some(removed)
+}
+
+/// Returns all virtual descriptors and their open files.
+pub fn all() -> Vec<(c_int, Arc<Description>)> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return Vec::new();
+    }
+    read_lock(&TABLE).iter().map(|(fd, description)| (*fd, Arc::clone(description))).collect()
+}
+
+/// Returns the virtual descriptors with a number of at least `first` and at most `last`.
+pub fn in_range(first: c_int, last: c_int) -> Vec<c_int> {
+    read_lock(&TABLE).range(first..=last).map(|(fd, _)| *fd).collect()
+}
+
+/// Locks the table for a fork.
+pub fn lock_table() -> RwLockWriteGuard<'static, Table> {
+    write_lock(&TABLE)
+}
+
+/// Returns whether the library has opened this descriptor for itself. The program cannot close it.
+pub fn is_own(fd: c_int) -> bool {
+    let minimum = own_descriptors::minimum();
+    minimum > 0 && fd >= minimum && !crate::guard::is_inside() && !is_virtual(fd)
+}

@@ -1,0 +1,76 @@
+//! The state in which code of the library serves a virtual file.
+
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use libc::{c_int, sigset_t};
+
+use crate::errno::{self, Errno, Outcome};
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+// SAFETY: the signature is that of the function of libc.
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// Returns whether the calling thread is serving a virtual file. The wrappers then pass every call
+/// on to the next definition.
+pub fn is_inside() -> bool {
+    DEPTH.get() > 0
+}
+
+/// Runs `work` with signals blocked and cancellation disabled: a signal handler that uses a virtual
+/// file would wait for a lock that its own thread holds. `errno` is unchanged afterwards. A panic
+/// is EIO.
+pub fn inside<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let number = errno::get();
+    let entered = Entered::new();
+    let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Errno(libc::EIO)));
+    drop(entered);
+    errno::set(number);
+    outcome
+}
+
+struct Entered {
+    signals: Option<(sigset_t, c_int)>,
+}
+
+impl Entered {
+    fn new() -> Entered {
+        let depth = DEPTH.get();
+        DEPTH.set(depth + 1);
+        if depth > 0 {
+            return Entered { signals: None };
+        }
+        let (mut all, mut old) = (MaybeUninit::<sigset_t>::uninit(), MaybeUninit::<sigset_t>::uninit());
+        let mut state = 0;
+        // SAFETY: the pointers are to sets of this function; sigfillset initializes the first one
+        // before it is read, and pthread_sigmask the second one, because its arguments are valid.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+            pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state);
+            Entered { signals: Some((old.assume_init(), state)) }
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+        if let Some((signals, state)) = self.signals.take() {
+            // SAFETY: the set was initialized by pthread_sigmask; NULL and `old` are allowed.
+            unsafe {
+                let mut old = 0;
+                pthread_setcancelstate(state, &mut old);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &signals, std::ptr::null_mut());
+            }
+        }
+    }
+}

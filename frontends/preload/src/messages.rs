@@ -1,0 +1,23 @@
+//! Messages of the library to the user.
+
+use libc::c_int;
+
+use crate::placeholder;
+
+/// The exit code of a program whose view is invalid.
+const WRONG_USAGE: c_int = 2;
+
+/// Ends a program whose view is invalid: without the view it would use other files.
+pub fn refuse_start(error: &quell_vfs::Error) -> ! {
+    warn(&error.to_string());
+    // SAFETY: the process has done nothing yet that would need the functions of exit(3).
+    unsafe { libc::syscall(libc::SYS_exit_group, WRONG_USAGE) };
+    unreachable!("exit_group does not return")
+}
+
+/// Prints a message to standard error.
+pub fn warn(message: &str) {
+    let line = format!("quell: {message}\n");
+    // A failure of standard error cannot be reported.
+    let _ = rustix::io::write(placeholder::borrow(libc::STDERR_FILENO), line.as_bytes());
+}

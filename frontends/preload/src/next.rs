@@ -1,0 +1,73 @@
+//! The next definitions of the wrapped functions: those that the program would call without this
+//! library.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::c_void;
+
+/// The next definition of a function, found at the first call.
+pub struct Next {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub const fn new(name: &'static CStr) -> Next {
+        Next { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Returns the definition as a pointer of the type `F`.
+    pub fn function<F: Copy>(&self) -> F {
+        assert_eq!(size_of::<F>(), size_of::<*mut c_void>(), "a pointer to a function");
+        let address = self.address();
+        // SAFETY: `F` has the size of a pointer, and the macro passes the type of a pointer to an
+        // unsafe function, for which any address that is not NULL is valid.
+        unsafe { std::mem::transmute_copy(&address) }
+    }
+
+    /// Returns the address. A function that no library defines ends the process: the program could
+    /// not have been started without this library either.
+    pub fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is a string, and RTLD_NEXT is valid in a loaded library.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if found.is_null() {
+            // SAFETY: abort has no preconditions.
+            unsafe { libc::abort() }
+        }
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Defines a function of libc. `|next|` names the next definition in the body.
+macro_rules! wrap {
+    ($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty,
+     |$next:ident| $body:block) => {
+        $(#[$attribute])*
+        // SAFETY: the name and the signature are those of the function of libc that this one
+        // replaces, and so are the requirements on the arguments.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            static NEXT: $crate::next::Next = $crate::next::Next::new(
+                match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => unreachable!(),
+                },
+            );
+            // A variadic function takes its arguments in the same registers. Calling the pointer is
+            // unsafe, and requires the arguments of the function.
+            type Function = // SAFETY: see above.
+                unsafe extern "C" fn($($type),*) -> $result;
+            #[allow(unused_variables)]
+            let $next: Function = NEXT.function();
+            $body
+        }
+    };
+}
+
+pub(crate) use wrap;

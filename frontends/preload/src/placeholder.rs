@@ -1,0 +1,244 @@
+//! The real descriptor of a virtual file: a memfd, opened for writing only.
+//!
+//! The kernel keeps in it what processes share that have inherited the descriptor: the position
+//! (lseek(2) on the descriptor) and the close-on-exec flag. A header in the memfd, far beyond any
+//! file's data, describes the file, so that a program that was executed with the descriptor finds
+//! the file again:
+//!
+//! ```text
+//! HEADER_OFFSET +0   magic   8 bytes   "QUELLFD1"
+//!               +8   flags   u32       those of open(2), without O_CREAT, O_EXCL, O_TRUNC, O_CLOEXEC
+//!               +12  length  u32       of the path, in bytes; at most PATH_MAX
+//!               +16  path    bytes     absolute
+//! ```
+//!
+//! Numbers are little endian. The header is written and read by processes of one user: a memfd of
+//! another user is not accepted, because it would make this process use its own permissions for a
+//! path that the other user chose.
+//!
+//! A read that does not pass through this library fails with EBADF. A write that does not, such as
+//! that of a statically linked program, or of a stream of libc for standard output, adds its data
+//! to the memfd; `collected` finds it, and the open file writes it to the virtual file.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use libc::c_int;
+use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
+use rustix::io::Errno as SystemError;
+
+use crate::errno::{Errno, Outcome};
+
+/// Larger than any offset of data; less than the largest offset of a memfd.
+pub const HEADER_OFFSET: u64 = 1 << 62;
+
+const MAGIC: &[u8; 8] = b"QUELLFD1";
+const FIXED_BYTES: usize = 16;
+/// The number of bytes that are collected at a time.
+const COLLECTED_BYTES: usize = 1 << 20;
+/// The number of successive zeros that are not taken for written data.
+const ZERO_RUN_BYTES: usize = 16;
+const NAME: &str = "quell-file";
+const LINK: &[u8] = b"/memfd:quell-file (deleted)";
+
+/// The description of a virtual file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The flags of open(2) that remain after the open.
+    pub flags: c_int,
+    /// The absolute path.
+    pub path: Vec<u8>,
+}
+
+impl Header {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(FIXED_BYTES + self.path.len());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&(self.flags as u32).to_le_bytes());
+        bytes.extend_from_slice(&(self.path.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.path);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Header> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let length = word(12)? as usize;
+        if !bytes.starts_with(MAGIC) || length > libc::PATH_MAX as usize {
+            return None;
+        }
+        let path = bytes.get(FIXED_BYTES..FIXED_BYTES + length)?.to_vec();
+        path.starts_with(b"/").then_some(Header { flags: word(8)? as c_int, path })
+    }
+}
+
+/// Creates a placeholder with the lowest free number.
+pub fn create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
+    let memfd = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC)?;
+    write_header(&memfd, header)?;
+    let again =
+        rustix::fs::open(proc_path(memfd.as_raw_fd()), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // The description that is open for writing only takes the lower number.
+    let mut lower = memfd;
+    let flags = if close_on_exec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
+    rustix::io::dup3(&again, &mut lower, flags)?;
+    Ok(lower)
+}
+
+fn write_header(memfd: &OwnedFd, header: &Header) -> Outcome<()> {
+    let bytes = header.encode();
+    match rustix::io::pwrite(memfd, &bytes, HEADER_OFFSET)? {
+        written if written == bytes.len() => Ok(()),
+        _ => Err(Errno(libc::EIO)),
+    }
+}
+
+/// Replaces the path in the header, after a rename.
+pub fn set_header(fd: BorrowedFd<'_>, header: &Header) -> Outcome<()> {
+    let again = rustix::fs::open(proc_path(fd.as_raw_fd()), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    write_header(&again, header)
+}
+
+fn proc_path(fd: c_int) -> String {
+    format!("/proc/self/fd/{fd}")
+}
+
+/// Returns the description if `fd` is a placeholder that this user created.
+pub fn read(fd: c_int) -> Option<Header> {
+    let link = rustix::fs::readlink(proc_path(fd), Vec::new()).ok()?;
+    if link.as_bytes() != LINK {
+        return None;
+    }
+    let memfd = rustix::fs::open(proc_path(fd), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    if rustix::fs::fstat(&memfd).ok()?.st_uid != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    let mut bytes = vec![0; FIXED_BYTES + libc::PATH_MAX as usize];
+    let length = rustix::io::pread(&memfd, &mut bytes, HEADER_OFFSET).ok()?;
+    Header::decode(&bytes[..length])
+}
+
+/// Returns the position that the processes with this descriptor share.
+pub fn position(fd: BorrowedFd<'_>) -> Outcome<u64> {
+    Ok(rustix::fs::seek(fd, SeekFrom::Current(0))?)
+}
+
+/// Sets the position.
+pub fn set_position(fd: BorrowedFd<'_>, position: u64) -> Outcome<()> {
+    rustix::fs::seek(fd, SeekFrom::Start(position))?;
+    Ok(())
+}
+
+/// Moves the position forward by `bytes`, and returns the position before. No other process gets the
+/// same range.
+pub fn reserve(fd: BorrowedFd<'_>, bytes: usize) -> Outcome<u64> {
+    let bytes = i64::try_from(bytes).map_err(|_| Errno(libc::EINVAL))?;
+    let end = rustix::fs::seek(fd, SeekFrom::Current(bytes))?;
+    Ok(end - bytes as u64)
+}
+
+/// Moves the position back, after less was transferred than was reserved.
+pub fn give_back(fd: BorrowedFd<'_>, bytes: usize) -> Outcome<()> {
+    if bytes > 0 {
+        rustix::fs::seek(fd, SeekFrom::Current(-(bytes as i64)))?;
+    }
+    Ok(())
+}
+
+/// Passes the data that was written to the placeholder without this library to `write`, with its
+/// offsets, and removes it from the placeholder. The kernel keeps whole pages: zeros around the data
+/// are left out.
+pub fn collected(fd: BorrowedFd<'_>, write: &mut dyn FnMut(&[u8], u64) -> Outcome<()>) -> Outcome<()> {
+    // Reading needs another description, with a position of its own.
+    let memfd = rustix::fs::open(proc_path(fd.as_raw_fd()), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = vec![0; COLLECTED_BYTES];
+    let mut start = 0;
+    loop {
+        let data = match rustix::fs::seek(&memfd, SeekFrom::Data(start)) {
+            Ok(data) if data < HEADER_OFFSET => data,
+            Ok(_) | Err(SystemError::NXIO) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let hole = rustix::fs::seek(&memfd, SeekFrom::Hole(data))?.min(HEADER_OFFSET);
+        let length = ((hole - data) as usize).min(buffer.len());
+        let length = rustix::io::pread(&memfd, &mut buffer[..length], data)?;
+        if length == 0 {
+            return Ok(());
+        }
+        for (at, bytes) in data_runs(&buffer[..length]) {
+            write(bytes, data + at as u64)?;
+        }
+        start = data + length as u64;
+        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&memfd, punch, data, length as u64)?;
+    }
+}
+
+/// Returns the runs of bytes between runs of at least `ZERO_RUN_BYTES` zeros, and their positions.
+fn data_runs(bytes: &[u8]) -> Vec<(usize, &[u8])> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for (at, _) in bytes.iter().enumerate().filter(|(_, byte)| **byte != 0) {
+        match runs.last_mut() {
+            Some((_, end)) if at - *end < ZERO_RUN_BYTES => *end = at + 1,
+            _ => runs.push((at, at + 1)),
+        }
+    }
+    runs.into_iter().map(|(start, end)| (start, &bytes[start..end])).collect()
+}
+
+/// Returns whether data was written to the placeholder without this library. `path`: the path in the
+/// header.
+pub fn has_collected(fd: BorrowedFd<'_>, path: &[u8]) -> bool {
+    // SAFETY: sysconf has no preconditions.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let header_pages = ((FIXED_BYTES + path.len()) as u64).div_ceil(page_bytes);
+    rustix::fs::fstat(fd).is_ok_and(|found| found.st_blocks as u64 * 512 > header_pages * page_bytes)
+}
+
+/// Borrows a descriptor by its number.
+pub fn borrow<'a>(fd: c_int) -> BorrowedFd<'a> {
+    // SAFETY: the callers pass the number of an open descriptor in the table; if another thread has
+    // closed it meanwhile, the system call fails or uses the new one, as in a program without this
+    // library.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Takes the ownership of a number.
+pub fn own(fd: c_int) -> OwnedFd {
+    // SAFETY: the callers pass a number that they have removed from the table.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Returns the number of a descriptor, which remains open.
+pub fn leak(fd: OwnedFd) -> c_int {
+    std::os::fd::IntoRawFd::into_raw_fd(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_around_data_are_left_out() {
+        let mut page = [0; 4096];
+        page[5..10].copy_from_slice(b"he\0lo");
+        page[100] = b'x';
+        assert_eq!(data_runs(&page), [(5, &b"he\0lo"[..]), (100, &b"x"[..])]);
+        assert_eq!(data_runs(&[0; 4096]), []);
+        assert_eq!(data_runs(b"ab"), [(0, &b"ab"[..])]);
+    }
+
+    #[test]
+    fn a_header_is_decoded_and_damaged_ones_are_refused() {
+        let header = Header { flags: libc::O_RDWR | libc::O_APPEND, path: b"/scratch/run/a".to_vec() };
+        let bytes = header.encode();
+        assert_eq!(Header::decode(&bytes), Some(header));
+        for length in 0..bytes.len() {
+            assert_eq!(Header::decode(&bytes[..length]), None);
+        }
+        let mut long = bytes.clone();
+        long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(Header::decode(&long), None);
+        let mut relative = bytes;
+        relative[16] = b'x';
+        assert_eq!(Header::decode(&relative), None);
+    }
+}

@@ -1,0 +1,271 @@
+//! The life of the process: start, fork, exec and end.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use libc::{c_int, c_void};
+use quell_threads::lock;
+use rustix::fs::{Mode, OFlags};
+
+use crate::cwd;
+use crate::descriptors::{self, Description};
+use crate::environment;
+use crate::errno::Outcome;
+use crate::guard::inside;
+use crate::locate::{Located, locate_absolute};
+use crate::messages::warn;
+use crate::open_dir::OpenDir;
+use crate::open_file::OpenFile;
+use crate::own_descriptors;
+use crate::placeholder::{self, Header};
+use crate::streams;
+use crate::view;
+
+/// The flag in the header of a descriptor that hands the working directory over to a program that
+/// is executed. No program can open a file with it.
+const CWD_FLAG: c_int = 1 << 30;
+
+/// Set when the files were closed at the end of the process.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// The descriptor that hands a virtual working directory over.
+static CWD_DESCRIPTOR: Mutex<Option<c_int>> = Mutex::new(None);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+// SAFETY: the signatures are those of the functions of libc, and the linker defines the handle.
+unsafe extern "C" {
+    fn __register_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+        library: *mut c_void,
+    ) -> c_int;
+    static __dso_handle: c_void;
+    fn fflush(stream: *mut libc::FILE) -> c_int;
+}
+
+/// Initializes the library. A process without the variable has nothing to do.
+extern "C" fn start() {
+    if std::env::var_os(quell_mount_spec::VIEW_VARIABLE).is_none() {
+        return;
+    }
+    let started = inside(|| {
+        if view::dirs().is_empty() {
+            return Ok(());
+        }
+        environment::remember();
+        // SAFETY: there are no preconditions. The handlers of the allocator are registered first:
+        // their lock is then taken last and released first.
+        unsafe { dlmalloc::enable_alloc_after_fork() };
+        // SAFETY: the functions are valid for the life of the process, because the library is never
+        // unloaded, and the handle is that of this library.
+        unsafe {
+            __register_atfork(
+                Some(before_fork),
+                Some(after_fork),
+                Some(begin_child),
+                (&raw const __dso_handle).cast_mut().cast(),
+            )
+        };
+        adopt_inherited()
+    });
+    (0..=2).for_each(streams::use_for_standard);
+    if let Err(error) = started {
+        warn(&format!("inherited virtual files cannot be used: error {}", error.0));
+    }
+}
+
+/// Finds virtual files among the descriptors that the program was executed with.
+fn adopt_inherited() -> Outcome<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open("/proc/self/fd", flags, Mode::empty())?;
+    let mut numbers = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&dir)? {
+        let entry = entry?;
+        if let Ok(number) = entry.file_name().to_string_lossy().parse::<c_int>()
+            && number != dir.as_raw_fd()
+        {
+            numbers.push(number);
+        }
+    }
+    let mut adopted: Vec<(c_int, Arc<Description>)> = Vec::new();
+    for number in numbers {
+        let Some(header) = placeholder::read(number) else { continue };
+        if header.flags & CWD_FLAG != 0 {
+            adopt_cwd(number, &header);
+            continue;
+        }
+        // Descriptors of one open file have the same memfd.
+        let shared = adopted.iter().find(|(other, _)| is_same_file(*other, number));
+        let description = match shared {
+            Some((_, description)) => Some(Arc::clone(description)),
+            None => description_of(&header),
+        };
+        if let Some(description) = description {
+            descriptors::assign(number, Arc::clone(&description));
+            adopted.push((number, description));
+        }
+    }
+    Ok(())
+}
+
+fn is_same_file(a: c_int, b: c_int) -> bool {
+    let identity =
+        |fd| rustix::fs::fstat(placeholder::borrow(fd)).map(|found| (found.st_dev, found.st_ino)).ok();
+    identity(a).is_some() && identity(a) == identity(b)
+}
+
+/// Returns the open file that a header describes, if its path leads into a virtual directory.
+pub fn description_of(header: &Header) -> Option<Arc<Description>> {
+    let Located::Virtual(dir, path) = locate_absolute(&header.path) else { return None };
+    let path = crate::paths::strip_slashes(&path).to_vec();
+    Some(Arc::new(match header.flags & libc::O_DIRECTORY != 0 {
+        true => Description::Dir(OpenDir::new(dir, path, header.flags)),
+        false => Description::File(OpenFile::new(dir, path, header.flags, None)),
+    }))
+}
+
+fn adopt_cwd(number: c_int, header: &Header) {
+    if let Located::Virtual(dir, path) = locate_absolute(&header.path) {
+        cwd::enter_virtual(dir, crate::paths::strip_slashes(&path).to_vec());
+    }
+    *lock(&CWD_DESCRIPTOR) = Some(number);
+}
+
+/// Makes programs that this process executes start in the virtual working directory. The kernel's
+/// own working directory is the mount point.
+pub fn hand_over_cwd() -> Outcome<()> {
+    let mut known = lock(&CWD_DESCRIPTOR);
+    if let Some(number) = known.take() {
+        drop(placeholder::own(number));
+    }
+    if let Some((dir, path)) = cwd::virtual_cwd() {
+        let header = Header { flags: CWD_FLAG, path: view::absolute(dir, &path) };
+        let fd = placeholder::create(&header, true)?;
+        // Above the numbers that programs use, and inherited.
+        let minimum = own_descriptors::raise_limit();
+        let high = rustix::io::fcntl_dupfd_cloexec(&fd, minimum)?;
+        rustix::io::fcntl_setfd(&high, rustix::io::FdFlags::empty())?;
+        *known = Some(placeholder::leak(high));
+    }
+    Ok(())
+}
+
+/// Publishes all files that are open in this process: before a fork or an exec, and at the end.
+pub fn publish_all() -> Outcome<()> {
+    let mut result = Ok(());
+    for (fd, description) in descriptors::all() {
+        if let Description::File(file) = &*description {
+            result = result.and(file.publish(placeholder::borrow(fd)));
+        }
+    }
+    result
+}
+
+/// Closes all files in this process. Their descriptors stay, and a file is opened again at its next
+/// use.
+pub fn close_files() -> Outcome<()> {
+    let mut result = Ok(());
+    for (_, description) in descriptors::all() {
+        if let Description::File(file) = &*description {
+            result = result.and(file.close());
+        }
+    }
+    result
+}
+
+/// Locks that a child would otherwise inherit from another thread.
+struct ForkLocks {
+    _table: std::sync::RwLockWriteGuard<'static, std::collections::BTreeMap<c_int, Arc<Description>>>,
+    _streams:
+        std::sync::RwLockWriteGuard<'static, std::collections::BTreeMap<usize, Arc<crate::open_dir::Stream>>>,
+    _files: std::sync::MutexGuard<'static, std::collections::BTreeMap<usize, c_int>>,
+    _cwd: cwd::ForkLock,
+    _view: view::ForkLocks,
+}
+
+/// Held from `before_fork` to the end of the fork, by the forking thread.
+static FORK_LOCKS: Mutex<Option<ManuallyDrop<SendLocks>>> = Mutex::new(None);
+
+/// The locks are released by the thread that took them, or by its copy in the child.
+struct SendLocks(#[allow(dead_code)] ForkLocks);
+
+// SAFETY: see the type.
+unsafe impl Send for SendLocks {}
+
+extern "C" fn before_fork() {
+    if let Err(error) = inside(publish_all) {
+        warn(&format!("data could not be published before a fork: error {}", error.0));
+    }
+    let locks = ForkLocks {
+        _view: view::lock_for_fork(),
+        _cwd: cwd::lock_for_fork(),
+        _streams: crate::open_dir::lock_streams(),
+        _files: streams::lock_for_fork(),
+        _table: descriptors::lock_table(),
+    };
+    *lock(&FORK_LOCKS) = Some(ManuallyDrop::new(SendLocks(locks)));
+}
+
+extern "C" fn after_fork() {
+    let locks = lock(&FORK_LOCKS).take();
+    drop(locks.map(ManuallyDrop::into_inner));
+}
+
+extern "C" fn begin_child() {
+    after_fork();
+    view::begin_generation();
+    let minimum = own_descriptors::minimum();
+    if minimum > 0 {
+        // The descriptors of the parent's stores; the virtual ones have lower numbers.
+        let cwd = *lock(&CWD_DESCRIPTOR);
+        close_own(minimum, cwd);
+    }
+}
+
+/// Closes the library's own descriptors, except that of the working directory.
+fn close_own(minimum: c_int, kept: Option<c_int>) {
+    let ranges = match kept {
+        Some(kept) if kept >= minimum => vec![(minimum, kept - 1), (kept + 1, c_int::MAX)],
+        _ => vec![(minimum, c_int::MAX)],
+    };
+    for (first, last) in ranges {
+        if first <= last {
+            // SAFETY: only the library uses these numbers, and the objects of the parent process
+            // that refer to them are not used in this process.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+    }
+}
+
+/// Publishes all data when the process ends by exit(3). Streams of libc are flushed first, because
+/// libc does that only after this function.
+extern "C" fn end() {
+    if view::dirs().is_empty() {
+        return;
+    }
+    // SAFETY: NULL stands for all streams.
+    unsafe { fflush(std::ptr::null_mut()) };
+    finish();
+}
+
+/// Publishes all data at the end of the process. An error can only be printed.
+pub fn finish() {
+    if IS_ENDING.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let closed = inside(|| publish_all().and(close_files()));
+    if let Err(error) = closed {
+        let reason = std::io::Error::from_raw_os_error(error.0);
+        warn(&format!("written data could not be stored at the end of the process: {reason}"));
+    }
+}

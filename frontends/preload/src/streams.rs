@@ -1,0 +1,177 @@
+//! Streams of libc for virtual descriptors. libc reads and writes the file of a stream by internal
+//! calls, so a stream for a virtual descriptor is a custom one (fopencookie(3)), whose functions
+//! call those of this library.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libc::{FILE, c_char, c_int, c_void, off64_t, size_t, ssize_t};
+use quell_threads::lock;
+
+use crate::descriptors;
+
+type ReadFunction = extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t;
+type WriteFunction = extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t;
+type SeekFunction = extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int;
+type CloseFunction = extern "C" fn(*mut c_void) -> c_int;
+
+/// The functions of a custom stream, as libc defines them.
+#[repr(C)]
+struct CookieFunctions {
+    read: Option<ReadFunction>,
+    write: Option<WriteFunction>,
+    seek: Option<SeekFunction>,
+    close: Option<CloseFunction>,
+}
+
+// SAFETY: libc defines the functions and variables with these types. The variables are only changed
+// by `use_for_standard`, as a program may do, too.
+unsafe extern "C" {
+    fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: CookieFunctions) -> *mut FILE;
+    fn setvbuf(stream: *mut FILE, buffer: *mut c_char, mode: c_int, size: size_t) -> c_int;
+    fn fflush(stream: *mut FILE) -> c_int;
+    static mut stdin: *mut FILE;
+    static mut stdout: *mut FILE;
+    static mut stderr: *mut FILE;
+}
+
+/// The descriptors of the custom streams, by their addresses.
+static STREAMS: Mutex<BTreeMap<usize, c_int>> = Mutex::new(BTreeMap::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The streams of libc that custom streams replace for the descriptors 0 to 2.
+static REPLACED: Mutex<[Option<usize>; 3]> = Mutex::new([None; 3]);
+
+/// Returns the descriptor of a custom stream of this library.
+pub fn descriptor(stream: *mut FILE) -> Option<c_int> {
+    match COUNT.load(Ordering::Relaxed) {
+        0 => None,
+        _ => lock(&STREAMS).get(&(stream as usize)).copied(),
+    }
+}
+
+/// Locks the table for a fork.
+pub fn lock_for_fork() -> std::sync::MutexGuard<'static, BTreeMap<usize, c_int>> {
+    lock(&STREAMS)
+}
+
+/// Creates a stream for a descriptor, which it then owns. `mode`: as for fopen(3). NULL on failure.
+pub fn create(fd: c_int, mode: &std::ffi::CStr) -> *mut FILE {
+    let functions =
+        CookieFunctions { read: Some(read), write: Some(write), seek: Some(seek), close: Some(close) };
+    // SAFETY: the cookie is a number that the functions understand, and the mode is a string.
+    let stream = unsafe { fopencookie(cookie(fd), mode.as_ptr(), functions) };
+    if !stream.is_null() {
+        lock(&STREAMS).insert(stream as usize, fd);
+        COUNT.fetch_add(1, Ordering::Relaxed);
+    }
+    stream
+}
+
+/// Removes a stream from the table, before libc closes it.
+pub fn forget(stream: *mut FILE) {
+    if lock(&STREAMS).remove(&(stream as usize)).is_some() {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn cookie(fd: c_int) -> *mut c_void {
+    std::ptr::without_provenance_mut(fd as usize)
+}
+
+fn number(cookie: *mut c_void) -> c_int {
+    cookie.addr() as c_int
+}
+
+extern "C" fn read(cookie: *mut c_void, into: *mut c_char, length: size_t) -> ssize_t {
+    // SAFETY: libc passes a buffer of this length.
+    unsafe { libc::read(number(cookie), into.cast(), length) }
+}
+
+/// Writes all bytes: a custom stream must return 0 on failure, not -1.
+extern "C" fn write(cookie: *mut c_void, from: *const c_char, length: size_t) -> ssize_t {
+    let mut written = 0;
+    while written < length {
+        // SAFETY: libc passes a buffer of this length.
+        match unsafe { libc::write(number(cookie), from.add(written).cast(), length - written) } {
+            count if count > 0 => written += count as usize,
+            _ => break,
+        }
+    }
+    written as ssize_t
+}
+
+extern "C" fn seek(cookie: *mut c_void, offset: *mut off64_t, whence: c_int) -> c_int {
+    // SAFETY: libc passes a valid pointer.
+    let found = unsafe { libc::lseek64(number(cookie), *offset, whence) };
+    if found < 0 {
+        return -1;
+    }
+    // SAFETY: as above.
+    unsafe { *offset = found };
+    0
+}
+
+extern "C" fn close(cookie: *mut c_void) -> c_int {
+    // SAFETY: any number is valid.
+    unsafe { libc::close(number(cookie)) }
+}
+
+/// Makes `stdin`, `stdout` or `stderr` a custom stream while its descriptor is virtual. Called after
+/// the descriptor `fd` has changed.
+pub fn use_for_standard(fd: c_int) {
+    if !(0..=2).contains(&fd) {
+        return;
+    }
+    // Programs may change the variables, so libc reads them at each use.
+    let variable = match fd {
+        0 => &raw mut stdin,
+        1 => &raw mut stdout,
+        _ => &raw mut stderr,
+    };
+    let mut replaced = lock(&REPLACED);
+    let known = &mut replaced[fd as usize];
+    match (descriptors::is_virtual(fd), *known) {
+        (true, None) => {
+            let stream = create(fd, if fd == 0 { c"r" } else { c"w" });
+            if stream.is_null() {
+                return;
+            }
+            if fd == 2 {
+                // SAFETY: the stream is new; standard error is not buffered.
+                unsafe { setvbuf(stream, std::ptr::null_mut(), libc::_IONBF, 0) };
+            }
+            // SAFETY: see above.
+            unsafe {
+                *known = Some(*variable as usize);
+                *variable = stream;
+            }
+        }
+        (false, Some(original)) => {
+            // SAFETY: the stream is flushed before it is replaced. It is not closed, because the
+            // program may have kept its address, and is used again the next time.
+            unsafe {
+                fflush(*variable);
+                *variable = original as *mut FILE;
+            }
+            *known = None;
+        }
+        (true, Some(_)) | (false, None) => {}
+    }
+}
+
+/// Flushes a standard stream before its descriptor changes.
+pub fn flush_standard(fd: c_int) {
+    if !(0..=2).contains(&fd) || lock(&REPLACED)[fd as usize].is_none() {
+        return;
+    }
+    // SAFETY: the variables exist and have valid streams.
+    unsafe {
+        match fd {
+            0 => 0,
+            1 => fflush(stdout),
+            _ => fflush(stderr),
+        }
+    };
+}

@@ -1,0 +1,283 @@
+//! Functions for descriptors themselves: close(2), dup(2), fcntl(2), ioctl(2) and flock(2).
+
+use std::sync::Arc;
+
+use libc::{c_int, c_uint, c_ulong};
+
+use crate::descriptors::{self, Description};
+use crate::errno::{self, Errno, Outcome};
+use crate::guard::{inside, is_inside};
+use crate::next::wrap;
+use crate::own_descriptors;
+use crate::placeholder::{self, borrow};
+use crate::streams;
+use crate::wrappers::{opened, with_descriptor};
+
+/// Closes a virtual descriptor. Its data is published, and an error of this is returned; the
+/// descriptor is closed in any case, as by close(2).
+fn close_virtual(fd: c_int) -> Outcome<()> {
+    let Some(description) = descriptors::remove(fd) else { return Err(Errno(libc::EBADF)) };
+    // The kernel's descriptor is closed when `own` is dropped, after its data was collected.
+    let own = placeholder::own(fd);
+    let published = publish(fd, &description);
+    let closed = close_last(description);
+    drop(own);
+    published.and(closed)
+}
+
+fn publish(fd: c_int, description: &Description) -> Outcome<()> {
+    match description {
+        Description::File(file) => file.publish(borrow(fd)),
+        Description::Dir(_) => Ok(()),
+    }
+}
+
+/// Closes the file if no other descriptor of this process refers to it.
+fn close_last(description: Arc<Description>) -> Outcome<()> {
+    match Arc::try_unwrap(description) {
+        Ok(Description::File(file)) => file.close(),
+        Ok(Description::Dir(_)) | Err(_) => Ok(()),
+    }
+}
+
+/// Closes a virtual descriptor, as close(2) does.
+pub fn close_descriptor(fd: c_int) -> c_int {
+    errno::reply(inside(|| close_virtual(fd).map(|()| 0)))
+}
+
+wrap! {
+    fn close(fd: c_int) -> c_int, |next| {
+        if descriptors::is_virtual(fd) && !is_inside() {
+            streams::flush_standard(fd);
+            let closed = close_descriptor(fd);
+            streams::use_for_standard(fd);
+            return closed;
+        }
+        if descriptors::is_own(fd) {
+            return errno::reply(Err(Errno(libc::EBADF)));
+        }
+        // SAFETY: any argument is valid.
+        unsafe { next(fd) }
+    }
+}
+
+/// Closes the virtual descriptors of a range, and returns the ranges that remain: without the
+/// library's own descriptors.
+fn close_in_range(first: c_uint, last: c_uint, flags: c_int) -> (c_uint, c_uint) {
+    let limit = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
+    if first <= last && view_is_used() {
+        let closed = inside(|| {
+            for fd in descriptors::in_range(limit(first), limit(last)) {
+                if flags & CLOSE_RANGE_CLOEXEC != 0 {
+                    rustix::io::fcntl_setfd(borrow(fd), rustix::io::FdFlags::CLOEXEC)?;
+                } else {
+                    close_virtual(fd)?;
+                }
+            }
+            Ok(())
+        });
+        if let Err(error) = closed {
+            // close_range(2) ignores the errors of closes.
+            crate::messages::warn(&format!("data of a closed file could not be stored: error {}", error.0));
+        }
+    }
+    let own = own_descriptors::minimum();
+    if own > 0 { (first, last.min(own as c_uint - 1)) } else { (first, last) }
+}
+
+fn view_is_used() -> bool {
+    crate::view::is_active() && !is_inside()
+}
+
+const CLOSE_RANGE_CLOEXEC: c_int = 4;
+
+wrap! {
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, |next| {
+        if first > last {
+            // SAFETY: any arguments are valid.
+            return unsafe { next(first, last, flags) };
+        }
+        let (first, last) = close_in_range(first, last, flags);
+        if first > last {
+            return 0;
+        }
+        // SAFETY: any arguments are valid.
+        unsafe { next(first, last, flags) }
+    }
+}
+
+wrap! {
+    fn closefrom(first: c_int) -> (), |next| {
+        let own = own_descriptors::minimum();
+        let (first, last) = close_in_range(first.max(0) as c_uint, c_int::MAX as c_uint, 0);
+        if own == 0 {
+            // SAFETY: any argument is valid.
+            unsafe { next(first as c_int) }
+        } else if first <= last {
+            // SAFETY: any arguments are valid.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+    }
+}
+
+/// Records that `new` refers to the same open file as `old`, and closes the virtual file that it
+/// referred to before.
+fn duplicated(new: c_int, description: Arc<Description>) -> Outcome<c_int> {
+    if let Some(before) = descriptors::assign(new, description) {
+        close_last(before)?;
+    }
+    Ok(new)
+}
+
+/// Publishes the file of a virtual descriptor that dup2(2) is about to close.
+fn publish_replaced(new: c_int) -> Outcome<()> {
+    match descriptors::get(new) {
+        Some(replaced) => publish(new, &replaced),
+        None => Ok(()),
+    }
+}
+
+/// Duplicates `old` as `new`. Errors of the replaced file are not returned, as by dup2(2).
+fn duplicate_as(old: c_int, new: c_int, next: impl FnOnce() -> c_int) -> c_int {
+    if !view_is_used() || old == new {
+        return next();
+    }
+    if descriptors::is_own(new) {
+        return errno::reply(Err(Errno(libc::EBADF)));
+    }
+    let (source, replaced) = (opened(old), descriptors::is_virtual(new));
+    if source.is_none() && !replaced {
+        return next();
+    }
+    streams::flush_standard(new);
+    if replaced && let Err(error) = inside(|| publish_replaced(new)) {
+        return errno::reply(Err(error));
+    }
+    let number = next();
+    if number < 0 {
+        return number;
+    }
+    let duplicated = inside(|| match source {
+        Some(source) => duplicated(new, source),
+        None => {
+            descriptors::remove(new).map_or(Ok(()), close_last)?;
+            Ok(number)
+        }
+    });
+    streams::use_for_standard(new);
+    errno::reply(duplicated)
+}
+
+wrap! {
+    fn dup(fd: c_int) -> c_int, |next| {
+        // SAFETY: any argument is valid.
+        let new = unsafe { next(fd) };
+        match opened(fd) {
+            Some(description) if new >= 0 => {
+                let duplicated = inside(|| duplicated(new, description));
+                streams::use_for_standard(new);
+                errno::reply(duplicated)
+            }
+            _ => new,
+        }
+    }
+}
+
+wrap! {
+    fn dup2(old: c_int, new: c_int) -> c_int, |next| {
+        // SAFETY: any arguments are valid.
+        duplicate_as(old, new, || unsafe { next(old, new) })
+    }
+}
+
+wrap! {
+    fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int, |next| {
+        // SAFETY: any arguments are valid.
+        duplicate_as(old, new, || unsafe { next(old, new, flags) })
+    }
+}
+
+fn control(
+    fd: c_int,
+    description: &Arc<Description>,
+    command: c_int,
+    argument: c_ulong,
+    next: impl FnOnce() -> c_int,
+) -> Outcome<c_int> {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            let new = next();
+            if new < 0 {
+                return Err(Errno(errno::get()));
+            }
+            duplicated(new, Arc::clone(description))
+        }
+        libc::F_GETFD | libc::F_SETFD => match next() {
+            -1 => Err(Errno(errno::get())),
+            flags => Ok(flags),
+        },
+        libc::F_GETFL => Ok(match &**description {
+            Description::File(file) => file.flags(),
+            Description::Dir(dir) => dir.flags & !(libc::O_CLOEXEC | libc::O_CREAT),
+        }),
+        libc::F_SETFL => {
+            if let Description::File(file) = &**description {
+                file.set_flags(argument as c_int);
+                let header = placeholder::Header {
+                    flags: file.flags(),
+                    path: crate::view::absolute(file.dir, &file.path()),
+                };
+                placeholder::set_header(borrow(fd), &header)?;
+            }
+            Ok(0)
+        }
+        _ => crate::wrappers::locks::control(description, command, argument),
+    }
+}
+
+macro_rules! fcntl {
+    ($name:ident) => {
+        wrap! {
+            fn $name(fd: c_int, command: c_int, argument: c_ulong) -> c_int, |next| {
+                match opened(fd) {
+                    // SAFETY: the caller's arguments are those of fcntl(2).
+                    None => unsafe { next(fd, command, argument) },
+                    // SAFETY: as above.
+                    Some(description) => errno::reply(inside(|| control(fd, &description, command, argument, || unsafe { next(fd, command, argument) }))),
+                }
+            }
+        }
+    };
+}
+
+fcntl!(fcntl);
+fcntl!(fcntl64);
+
+wrap! {
+    fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int, |next| {
+        // SAFETY: the caller's arguments are those of ioctl(2).
+        with_descriptor(fd, || unsafe { next(fd, request, argument) }, |_| {
+            match request {
+                libc::FIOCLEX | libc::FIONCLEX => {
+                    let flags = if request == libc::FIOCLEX { rustix::io::FdFlags::CLOEXEC } else { rustix::io::FdFlags::empty() };
+                    rustix::io::fcntl_setfd(borrow(fd), flags)?;
+                    Ok(0)
+                }
+                _ => Err(Errno(libc::ENOTTY)),
+            }
+        })
+    }
+}
+
+wrap! {
+    fn isatty(fd: c_int) -> c_int, |next| {
+        match descriptors::is_virtual(fd) && !is_inside() {
+            true => {
+                errno::set(libc::ENOTTY);
+                0
+            }
+            // SAFETY: any argument is valid.
+            false => unsafe { next(fd) },
+        }
+    }
+}

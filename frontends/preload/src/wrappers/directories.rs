@@ -1,0 +1,147 @@
+//! Directory streams: opendir(3), readdir(3) and their relatives.
+
+use libc::{DIR, c_char, c_int, c_long};
+
+use crate::descriptors;
+use crate::errno::{self, Errno, Outcome};
+use crate::guard::{inside, is_inside};
+use crate::next::wrap;
+use crate::open_dir::{self, Stream, add_stream};
+use crate::wrappers::open::open_path;
+use crate::wrappers::{bytes, opened};
+
+wrap! {
+    fn opendir(path: *const c_char) -> *mut DIR, |next| {
+        if path.is_null() || is_inside() || !crate::view::is_active() {
+            // SAFETY: the caller's argument is that of opendir(3).
+            return unsafe { next(path) };
+        }
+        // SAFETY: as above.
+        match open_path(unsafe { bytes(path) }, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0) {
+            // SAFETY: as above.
+            None => unsafe { next(path) },
+            Some(opened) => errno::reply_pointer(opened.and_then(|fd| inside(|| Ok(add_stream(fd))))),
+        }
+    }
+}
+
+wrap! {
+    fn fdopendir(fd: c_int) -> *mut DIR, |next| {
+        match opened(fd) {
+            // SAFETY: any argument is valid.
+            None => unsafe { next(fd) },
+            Some(description) => errno::reply_pointer(inside(|| {
+                descriptors::dir(&description)?;
+                Ok(add_stream(fd))
+            })),
+        }
+    }
+}
+
+/// Returns the stream behind a `DIR *` of this library.
+fn own_stream(stream: *mut DIR) -> Option<std::sync::Arc<Stream>> {
+    if !open_dir::has_streams() || is_inside() {
+        return None;
+    }
+    inside(|| Ok(open_dir::stream(stream))).unwrap_or(None)
+}
+
+fn next_entry(stream: &Stream) -> Outcome<*mut libc::dirent64> {
+    inside(|| {
+        let description = descriptors::get(stream.fd).ok_or(Errno(libc::EBADF))?;
+        stream.next(descriptors::dir(&description)?)
+    })
+}
+
+macro_rules! readdir {
+    ($read:ident, $read_r:ident) => {
+        wrap! {
+            fn $read(stream: *mut DIR) -> *mut libc::dirent64, |next| {
+                match own_stream(stream) {
+                    // SAFETY: the caller's argument is that of readdir(3).
+                    None => unsafe { next(stream) },
+                    Some(stream) => errno::reply_pointer(next_entry(&stream)),
+                }
+            }
+        }
+
+        wrap! {
+            fn $read_r(stream: *mut DIR, into: *mut libc::dirent64, result: *mut *mut libc::dirent64) -> c_int, |next| {
+                let Some(stream) = own_stream(stream) else {
+                    // SAFETY: the caller's arguments are those of readdir_r(3).
+                    return unsafe { next(stream, into, result) };
+                };
+                // This function returns the error number.
+                match next_entry(&stream) {
+                    Err(error) => error.0,
+                    // SAFETY: the caller's buffers have space for an entry and a pointer; the entry
+                    // is valid until the next call for the stream.
+                    Ok(found) => unsafe {
+                        *result = std::ptr::null_mut();
+                        if !found.is_null() {
+                            std::ptr::copy_nonoverlapping(found, into, 1);
+                            *result = into;
+                        }
+                        0
+                    },
+                }
+            }
+        }
+    };
+}
+
+readdir!(readdir, readdir_r);
+readdir!(readdir64, readdir64_r);
+
+wrap! {
+    fn closedir(stream: *mut DIR) -> c_int, |next| {
+        match own_stream(stream) {
+            // SAFETY: the caller's argument is that of closedir(3).
+            None => unsafe { next(stream) },
+            Some(_) => {
+                let removed = inside(|| Ok(open_dir::remove_stream(stream))).unwrap_or(None);
+                removed.map_or(0, |stream| crate::wrappers::descriptor::close_descriptor(stream.fd))
+            }
+        }
+    }
+}
+
+wrap! {
+    fn dirfd(stream: *mut DIR) -> c_int, |next| {
+        match own_stream(stream) {
+            // SAFETY: the caller's argument is that of dirfd(3).
+            None => unsafe { next(stream) },
+            Some(stream) => stream.fd,
+        }
+    }
+}
+
+wrap! {
+    fn rewinddir(stream: *mut DIR) -> (), |next| {
+        match own_stream(stream) {
+            // SAFETY: the caller's argument is that of rewinddir(3).
+            None => unsafe { next(stream) },
+            Some(stream) => stream.set_position(0),
+        }
+    }
+}
+
+wrap! {
+    fn telldir(stream: *mut DIR) -> c_long, |next| {
+        match own_stream(stream) {
+            // SAFETY: the caller's argument is that of telldir(3).
+            None => unsafe { next(stream) },
+            Some(stream) => stream.position() as c_long,
+        }
+    }
+}
+
+wrap! {
+    fn seekdir(stream: *mut DIR, position: c_long) -> (), |next| {
+        match own_stream(stream) {
+            // SAFETY: the caller's arguments are those of seekdir(3).
+            None => unsafe { next(stream, position) },
+            Some(stream) => stream.set_position(position as u64),
+        }
+    }
+}

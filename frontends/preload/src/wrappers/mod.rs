@@ -1,0 +1,122 @@
+//! The functions of libc that this library defines, one file for each family. `table.txt` beside
+//! this directory lists every function of libc that does I/O, and says which are defined here and
+//! why the others are not.
+
+mod cwd;
+mod data;
+mod descriptor;
+mod directories;
+mod locks;
+mod names;
+pub mod open;
+mod programs;
+pub mod status;
+mod stdio;
+
+use std::ffi::{CStr, CString};
+use std::sync::Arc;
+
+use libc::{c_char, c_int};
+
+use crate::descriptors::{self, Description};
+use crate::errno::{self, Errno, Outcome};
+use crate::guard::{inside, is_inside};
+use crate::locate::Located;
+use crate::locate_at::locate;
+use crate::resolve::{Entry, LastLink, Resolved, resolve};
+use crate::view;
+
+/// Returns the bytes of a path.
+///
+/// # Safety
+///
+/// `path` is a string that ends with a NUL and outlives the result.
+unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(path) }.to_bytes()
+}
+
+/// The end of a path that a program passed.
+enum Target {
+    /// Outside of the virtual directories, as the program named it.
+    Native,
+    /// Outside of the virtual directories, at another path.
+    Elsewhere(CString),
+    Virtual(Box<Entry>),
+}
+
+/// Returns the end of a path.
+///
+/// # Safety
+///
+/// `path` is NULL or a string that ends with a NUL.
+unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Outcome<Target> {
+    if path.is_null() || is_inside() || !view::is_active() {
+        return Ok(Target::Native);
+    }
+    // SAFETY: the caller's promise.
+    let path = unsafe { bytes(path) };
+    if view::is_surely_native(path) {
+        return Ok(Target::Native);
+    }
+    inside(|| match locate(dirfd, path) {
+        Located::Native => Ok(Target::Native),
+        Located::Virtual(dir, rest) => match resolve(dir, &rest, last_link)? {
+            Resolved::Virtual(entry) => Ok(Target::Virtual(entry)),
+            Resolved::Native(path) => {
+                CString::new(path).map(Target::Elsewhere).map_err(|_| Errno(libc::ENOENT))
+            }
+        },
+    })
+}
+
+/// Calls `ours` for a path in a virtual directory, and `next` with the directory and the path to
+/// use for all others.
+///
+/// # Safety
+///
+/// As for `find`.
+unsafe fn with_path<T: From<i8>>(
+    dirfd: c_int,
+    path: *const c_char,
+    last_link: LastLink,
+    next: impl FnOnce(c_int, *const c_char) -> T,
+    ours: impl FnOnce(&Entry) -> Outcome<T>,
+) -> T {
+    // SAFETY: the caller's promise.
+    match unsafe { find(dirfd, path, last_link) } {
+        Ok(Target::Native) => next(dirfd, path),
+        Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr()),
+        Ok(Target::Virtual(entry)) => errno::reply(inside(|| ours(&entry))),
+        Err(error) => errno::reply(Err(error)),
+    }
+}
+
+/// Calls `ours` for a virtual descriptor, and `next` for all others.
+fn with_descriptor<T: From<i8>>(
+    fd: c_int,
+    next: impl FnOnce() -> T,
+    ours: impl FnOnce(&Description) -> Outcome<T>,
+) -> T {
+    match opened(fd) {
+        None => next(),
+        Some(description) => errno::reply(inside(|| ours(&description))),
+    }
+}
+
+/// Returns the open file of a virtual descriptor.
+fn opened(fd: c_int) -> Option<Arc<Description>> {
+    if !descriptors::is_virtual(fd) || is_inside() {
+        return None;
+    }
+    // The table has a lock, which a signal handler must not wait for.
+    inside(|| Ok(descriptors::get(fd))).unwrap_or(None)
+}
+
+/// Returns whether the last symbolic link of a path is followed, for the flags of `*at` functions.
+fn last_link(flags: c_int) -> LastLink {
+    match flags & libc::AT_SYMLINK_NOFOLLOW != 0 {
+        true => LastLink::Keep,
+        false => LastLink::Follow,
+    }
+}

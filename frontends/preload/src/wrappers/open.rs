@@ -1,0 +1,256 @@
+//! The open(2) family.
+
+use std::ffi::CString;
+
+use libc::{c_char, c_int, mode_t};
+use quell_vfs::{Context, Kind, NewEntry, NodeRef, OpenMode, WritableFile};
+
+use crate::descriptors::{self, Description};
+use crate::errno::{self, Errno, Outcome};
+use crate::guard::inside;
+use crate::next::wrap;
+use crate::open_dir::OpenDir;
+use crate::open_file::{OpenFile, kept_flags, open_mode};
+use crate::placeholder::{self, Header};
+use crate::resolve::{Entry, LastLink, path_of};
+use crate::wrappers::{Target, find};
+
+/// The number of attempts to open a file that other processes create and remove at the same time.
+const OPEN_RACES_MAX: usize = 100;
+
+wrap! {
+    fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, |next| {
+        // SAFETY: the caller's arguments are those of open(2).
+        unsafe { open_at(libc::AT_FDCWD, path, flags, mode, |_, path, flags| next(path, flags, mode)) }
+    }
+}
+
+wrap! {
+    fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, |next| {
+        // SAFETY: as for open.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, mode, |_, path, flags| next(path, flags, mode)) }
+    }
+}
+
+wrap! {
+    fn openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, |next| {
+        // SAFETY: the caller's arguments are those of openat(2).
+        unsafe { open_at(dirfd, path, flags, mode, |dirfd, path, flags| next(dirfd, path, flags, mode)) }
+    }
+}
+
+wrap! {
+    fn openat64(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, |next| {
+        // SAFETY: as for openat.
+        unsafe { open_at(dirfd, path, flags, mode, |dirfd, path, flags| next(dirfd, path, flags, mode)) }
+    }
+}
+
+wrap! {
+    fn creat(path: *const c_char, mode: mode_t) -> c_int, |next| {
+        let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+        // SAFETY: the caller's arguments are those of creat(2).
+        unsafe { open_at(libc::AT_FDCWD, path, flags, mode, |_, path, _| next(path, mode)) }
+    }
+}
+
+wrap! {
+    fn creat64(path: *const c_char, mode: mode_t) -> c_int, |next| {
+        let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+        // SAFETY: as for creat.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, mode, |_, path, _| next(path, mode)) }
+    }
+}
+
+// The functions that open(2) becomes in programs compiled with _FORTIFY_SOURCE.
+
+wrap! {
+    fn __open_2(path: *const c_char, flags: c_int) -> c_int, |next| {
+        // SAFETY: as for open.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, 0, |_, path, flags| next(path, flags)) }
+    }
+}
+
+wrap! {
+    fn __open64_2(path: *const c_char, flags: c_int) -> c_int, |next| {
+        // SAFETY: as for open.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, 0, |_, path, flags| next(path, flags)) }
+    }
+}
+
+wrap! {
+    fn __openat_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, |next| {
+        // SAFETY: as for openat.
+        unsafe { open_at(dirfd, path, flags, 0, |dirfd, path, flags| next(dirfd, path, flags)) }
+    }
+}
+
+wrap! {
+    fn __openat64_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, |next| {
+        // SAFETY: as for openat.
+        unsafe { open_at(dirfd, path, flags, 0, |dirfd, path, flags| next(dirfd, path, flags)) }
+    }
+}
+
+/// Opens a path.
+///
+/// # Safety
+///
+/// `path` is NULL or a string that ends with a NUL.
+pub unsafe fn open_at(
+    dirfd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: mode_t,
+    next: impl FnOnce(c_int, *const c_char, c_int) -> c_int,
+) -> c_int {
+    let excludes = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
+    let last_link = if flags & libc::O_NOFOLLOW != 0 || excludes { LastLink::Keep } else { LastLink::Follow };
+    // SAFETY: the caller's promise.
+    match unsafe { find(dirfd, path, last_link) } {
+        Ok(Target::Native) => next(dirfd, path, flags),
+        Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr(), flags),
+        Ok(Target::Virtual(entry)) => {
+            let fd = errno::reply(inside(|| open_entry(entry, flags, mode)));
+            crate::streams::use_for_standard(fd);
+            fd
+        }
+        Err(error) => errno::reply(Err(error)),
+    }
+}
+
+/// Opens a virtual path that another function of libc names, such as fopen(3). Returns `None` if the
+/// path is not virtual.
+pub fn open_path(path: &[u8], flags: c_int, mode: mode_t) -> Option<Outcome<c_int>> {
+    let path = CString::new(path).ok()?;
+    // SAFETY: the string ends with a NUL.
+    match unsafe { find(libc::AT_FDCWD, path.as_ptr(), LastLink::Follow) } {
+        Ok(Target::Native) => None,
+        Ok(Target::Elsewhere(_)) => None,
+        Ok(Target::Virtual(entry)) => Some(inside(|| open_entry(entry, flags, mode))),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// Opens an entry of a virtual directory, and returns the number of its descriptor.
+fn open_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_int> {
+    let closes = flags & libc::O_CLOEXEC != 0;
+    if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let path = path_of(&entry);
+    let is_dir = entry.found.as_ref().is_some_and(|found| found.kind == Kind::Dir);
+    let is_dir = is_dir || flags & libc::O_DIRECTORY != 0;
+    let kept = kept_flags(flags) | if is_dir { libc::O_DIRECTORY } else { 0 };
+    // First, so that it gets the lowest free number, as POSIX requires.
+    let fd = placeholder::create(&Header { flags: kept, path }, closes)?;
+    let description = match is_dir {
+        true => open_dir(entry, flags)?,
+        false => open_file(entry, flags, mode)?,
+    };
+    descriptors::insert(fd, description.into())
+}
+
+fn open_dir(entry: Box<Entry>, flags: c_int) -> Outcome<Description> {
+    let is_path_only = flags & libc::O_PATH != 0;
+    let Some(found) = &entry.found else {
+        // Linux does not create a directory for O_CREAT | O_DIRECTORY.
+        return Err(Errno(if flags & libc::O_CREAT != 0 { libc::EINVAL } else { libc::ENOENT }));
+    };
+    if found.kind != Kind::Dir {
+        return Err(Errno(libc::ENOTDIR));
+    }
+    if flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0 {
+        return Err(Errno(libc::EEXIST));
+    }
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
+    if writes && !is_path_only {
+        return Err(Errno(libc::EISDIR));
+    }
+    Ok(Description::Dir(OpenDir::new(entry.dir, entry.path, flags)))
+}
+
+fn open_file(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<Description> {
+    if flags & libc::O_PATH != 0 {
+        entry.node()?;
+        return Ok(Description::File(OpenFile::new(entry.dir, entry.path, flags, None)));
+    }
+    let (opened, entry) = open_or_create(entry, flags, mode)?;
+    let (found, file) = opened;
+    let node = found.into_attributes().node;
+    Ok(Description::File(OpenFile::new(entry.0, entry.1, flags, Some((node, file)))))
+}
+
+type OpenedNode = (NodeRef<'static>, Box<dyn WritableFile>);
+type Location = (&'static crate::view::VirtualDir, Vec<u8>);
+
+fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(OpenedNode, Location)> {
+    let creates = flags & libc::O_CREAT != 0;
+    let excludes = creates && flags & libc::O_EXCL != 0;
+    let open = open_mode(flags);
+    let context = Context::for_process(std::process::id());
+    let Entry { dir, fs, parent, name, mut found, path, must_be_dir } = *entry;
+    for _ in 0..OPEN_RACES_MAX {
+        if let Some(found) = found.take() {
+            if excludes {
+                return Err(Errno(libc::EEXIST));
+            }
+            if must_be_dir {
+                return Err(Errno(libc::ENOTDIR));
+            }
+            if found.kind == Kind::Symlink {
+                return Err(Errno(libc::ELOOP));
+            }
+            check_access(&found, open)?;
+            match fs.open_as(&context, found.node(), open) {
+                Ok(file) => return Ok(((found, file), (dir, path))),
+                // Another process has removed it meanwhile.
+                Err(error) if creates && matches!(error.errno(), libc::ENOENT | libc::ESTALE) => {}
+                Err(error) => return Err(error.into()),
+            }
+        } else if !creates {
+            return Err(Errno(libc::ENOENT));
+        } else if must_be_dir {
+            return Err(Errno(libc::EISDIR));
+        }
+        match fs.create(&context, parent.node(), &name, new_entry(mode), open) {
+            Ok(opened) => return Ok((opened, (dir, path))),
+            Err(error) if error.errno() == libc::EEXIST && !excludes => {
+                found = fs.lookup(&context, parent.node(), &name)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Errno(libc::EAGAIN))
+}
+
+/// Checks the permissions of a file as the kernel does at open(2). Those of directories are checked
+/// by the store.
+fn check_access(found: &NodeRef<'_>, open: OpenMode) -> Outcome<()> {
+    let wanted = if open.read { libc::R_OK } else { 0 } | if open.write { libc::W_OK } else { 0 };
+    crate::wrappers::status::check_access(found, wanted, true)
+}
+
+/// Returns the attributes of a new entry.
+pub fn new_entry(mode: mode_t) -> NewEntry {
+    NewEntry {
+        permissions: mode & 0o7777 & !umask(),
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+    }
+}
+
+/// Returns the umask of the process. It is read from `/proc`, because umask(2) can only return it by
+/// changing it for all threads.
+fn umask() -> u32 {
+    let mask = || {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        let file = rustix::fs::open("/proc/self/status", flags, rustix::fs::Mode::empty()).ok()?;
+        let mut text = [0; 512];
+        let length = rustix::io::read(&file, &mut text).ok()?;
+        let text = String::from_utf8_lossy(&text[..length]).into_owned();
+        let line = text.lines().find_map(|line| line.strip_prefix("Umask:"))?;
+        u32::from_str_radix(line.trim(), 8).ok()
+    };
+    mask().unwrap_or(0o022)
+}
