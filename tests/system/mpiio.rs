@@ -105,6 +105,7 @@ fn the_operations_of_mpi_io_have_the_same_results_as_on_a_plain_file() {
         "nonblocking",
         "split_collective",
         "shared_pointer",
+        "atomic",
     ] {
         fixture.succeeds(RANKS, &variables, case, &plain.join(case));
         fixture.succeeds(RANKS, &variables, case, &fixture.view.join(case));
@@ -122,10 +123,36 @@ fn the_operations_of_mpi_io_have_the_same_results_as_on_a_plain_file() {
     fixture.stage.expect_nothing_left();
 }
 
+/// Runs a command as on another node: with a host name of its own.
+const AGENT: &str = "#!/bin/sh\nhost=$1; shift\n\
+                     exec unshare --uts sh -c 'hostname \"$1\"; shift; exec sh -c \"$*\"' sh \"$host\" \"$@\"\n";
+
 #[test]
-fn atomic_mode_is_refused() {
+fn ranks_on_two_nodes_share_a_file() {
+    if !is_root() {
+        skip!("only root gives processes a host name of their own");
+    }
     let fixture = fixture!();
-    fixture.succeeds(RANKS, &fixture.variables(&[]), "no_atomic", &fixture.view.join("file"));
+    let agent = fixture.stage.file("agent", AGENT);
+    fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
+    let variables = fixture.variables(&[]);
+    for case in ["strided", "independent", "modes", "sizes", "shared_pointer", "atomic"] {
+        let mut command = fixture.stage.command("mpirun");
+        command.args(["-n", "4", "--oversubscribe", "--allow-run-as-root", "--host", "first:2,second:2"]);
+        command.args(["--mca", "plm_rsh_agent"]).arg(&agent).args(["--mca", "oob_tcp_if_include", "lo"]);
+        command.args(["--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", "lo"]);
+        command.args(["--mca", "pml", "ob1", "--mca", "io", "ompio", "-x", "QUELL_VIEW"]);
+        command.arg(&fixture.program).arg(case).arg(fixture.view.join(case));
+        command.envs(variables.iter().cloned()).env("MPIEXEC_TIMEOUT", "120");
+        command.env("OMPI_MCA_hwloc_base_binding_policy", "none");
+        let ended = fixture.stage.run(&mut command).expect(0);
+        assert!(ended.text().contains(&format!("{case}: 4 ranks\n")), "{case}: {}", ended.text());
+    }
+    // The file of a shared file pointer is removed when the file is closed.
+    let names = fs::read_dir(&fixture.store).unwrap().map(|entry| entry.unwrap().file_name());
+    let rest: Vec<_> = names.filter(|name| name.to_string_lossy().contains("pointer-")).collect();
+    assert!(rest.is_empty(), "{rest:?}");
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]

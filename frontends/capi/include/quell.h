@@ -305,6 +305,35 @@ int quell_file_stat(const struct quell_file *file, struct quell_attributes *stat
 // `file` is NULL or an open file.
 int quell_file_truncate(const struct quell_file *file, uint64_t size_bytes);
 
+// Locks `length` bytes from `offset`, or all bytes from there if `length` is 0, and waits as long
+// as another handle, of this or another process on any node, has a lock that conflicts: a shared
+// one (`is_exclusive` is 0) with exclusive locks, an exclusive one with all locks. Locks of this
+// handle are replaced. Then data that others published before they released a lock is visible.
+// Reads and writes do not check locks. Fails with ENOLCK if the file system of the store keeps no
+// locks between its nodes, and with EBADF for an exclusive lock if the caller may not write to the
+// file. Closing the file releases its locks.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
+int quell_lock(const struct quell_file *file, uint64_t offset, uint64_t length, int is_exclusive);
+
+// As quell_lock, but does not wait: returns 1 if the range is locked now, and 0 if another handle
+// has a lock that conflicts.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
+int quell_try_lock(const struct quell_file *file, uint64_t offset, uint64_t length, int is_exclusive);
+
+// Publishes the data written through this handle, then releases its locks of the range, which is
+// given as for quell_lock. They are released even if the data cannot be published.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
+int quell_unlock(const struct quell_file *file, uint64_t offset, uint64_t length);
+
 // Returns the number of index logs that opening the file reads, and thus the largest useful number
 // of shares: 0 if no process has published data, and 1 if the file is flattened.
 //

@@ -10,6 +10,7 @@ mod boundary;
 mod directories;
 mod errors;
 mod files;
+mod locking;
 mod shares;
 mod stores;
 mod virtual_paths;

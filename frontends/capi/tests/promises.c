@@ -267,6 +267,33 @@ static void one_of_many_makes_a_file(const char *path) {
     CHECK(quell_store_close(store) == 0);
 }
 
+static void locks_hold_between_handles_and_processes(quell_store *store, const char *path) {
+    char byte = 0;
+    quell_file *file = open_file(store, "locked", O_RDWR | O_CREAT);
+    quell_file *other = open_file(store, "locked", O_RDWR);
+    quell_file *reader = open_file(store, "locked", O_RDONLY);
+    CHECK(quell_lock(file, 10, 10, 1) == 0 && quell_try_lock(other, 19, 1, 0) == 0);
+    CHECK(quell_try_lock(other, 20, 0, 1) == 1 && quell_try_lock(reader, 0, 10, 0) == 1);
+    REFUSED(EINVAL, quell_try_lock(file, UINT64_MAX, 2, 1));
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        quell_store *own = open_store(path);
+        quell_file *again = open_file(own, "locked", O_RDWR);
+        CHECK(quell_try_lock(again, 10, 1, 0) == 0 && write(ends[1], "t", 1) == 1);
+        CHECK(quell_lock(again, 10, 1, 1) == 0);
+        CHECK(quell_pread(again, &byte, 1, 10) == 1 && byte == 'x');
+        CHECK(quell_close(again) == 0 && quell_store_close(own) == 0);
+        _exit(0);
+    }
+    CHECK(read(ends[0], &byte, 1) == 1 && close(ends[0]) == 0 && close(ends[1]) == 0);
+    CHECK(quell_pwrite(file, "x", 1, 10) == 1 && quell_unlock(file, 10, 10) == 0);
+    wait_for(child);
+    CHECK(quell_try_lock(other, 19, 1, 0) == 1);
+    CHECK(quell_close(reader) == 0 && quell_close(other) == 0 && quell_close(file) == 0);
+}
+
 static void a_file_is_opened_with_shares_of_its_index(quell_store *store) {
     enum { SHARES = 3, CHILDREN = 6 };
     quell_share *shares[SHARES];
@@ -354,6 +381,7 @@ int main(int argc, char **argv) {
     CHECK(quell_store_close(store) == 0);
     one_of_many_makes_a_file(argv[1]);
     store = open_store(argv[1]);
+    locks_hold_between_handles_and_processes(store, argv[1]);
     a_file_is_opened_with_shares_of_its_index(store);
     a_flat_index_says_the_same(store);
     CHECK(quell_store_close(store) == 0);

@@ -1,13 +1,19 @@
 //! An open file.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use quell_vfs::{
-    Attributes, Change, Context, Error, ErrorKind, NodeId, Result, Writable, WritableFile, errno,
+    Attributes, Change, Context, Error, ErrorKind, FileLocks, LockMode, LockOwner, LockScope, NodeId, Result,
+    Writable, WritableFile, errno,
 };
 
 use crate::open_options::OpenOptions;
 use crate::owned::Owned;
+
+/// The first and the longest pause between two attempts to take a lock that another owner holds.
+const LOCK_PAUSE: Duration = Duration::from_micros(100);
+const LOCK_PAUSE_MAX: Duration = Duration::from_millis(10);
 
 /// An open file. Dropping it closes it without reporting errors; [`close`](Self::close) reports
 /// them.
@@ -86,6 +92,23 @@ impl<F: Writable> ClientFile<F> {
     /// other processes have published becomes visible.
     pub fn sync(&self) -> Result<()> {
         self.file.get()?.sync()
+    }
+
+    /// Returns the locks of the file. They hold between the nodes that have the store.
+    pub fn locks(&self) -> Result<&dyn FileLocks> {
+        self.file.get()?.locks()
+    }
+
+    /// Takes a lock, and waits as long as locks of other owners conflict with it. No order among
+    /// waiting owners is kept. Errors: `ENOLCK` if the store's file system keeps no locks between
+    /// its nodes; `EBADF` for an exclusive lock if the caller may not write to the file.
+    pub fn lock(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<()> {
+        let mut pause = LOCK_PAUSE;
+        while !self.locks()?.try_lock(owner, scope, mode)? {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOCK_PAUSE_MAX);
+        }
+        Ok(())
     }
 
     /// Returns the attributes of the file.

@@ -45,5 +45,8 @@ pub use file::ClientFile;
 pub use log_store::{Store, StoreFile};
 pub use open_options::{Create, OpenOptions};
 pub use quell_log::{Choices, Flattened};
-pub use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result, Time};
+pub use quell_vfs::{
+    Attributes, Error, ErrorKind, FileLocks, HeldLock, Kind, LockMode, LockOwner, LockScope, Result, TO_END,
+    Time,
+};
 pub use virtual_paths::VirtualPath;

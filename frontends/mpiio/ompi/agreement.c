@@ -37,6 +37,11 @@ void set_failure(struct failure *failure, int64_t number) {
     snprintf(failure->message, sizeof failure->message, "%s", quell_last_error());
 }
 
+void fail(struct failure *failure, int number, const char *format, const char *subject) {
+    failure->number = number;
+    snprintf(failure->message, sizeof failure->message, format, subject);
+}
+
 void agree(struct failure *failure, MPI_Comm comm) {
     int rank, ranks, failed;
     PMPI_Comm_rank(comm, &rank);

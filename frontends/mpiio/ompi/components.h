@@ -57,6 +57,14 @@ struct open_file {
     bool writes;
     /* The error of the last read or write. Open MPI 4.1 drops the result of an fbtl component. */
     struct failure transfer;
+    /* The first error of a write that the program has not been told; sync and close return it. */
+    struct failure untold;
+    /* The number of the file that has the shared file pointer, the same on all ranks, and that file
+     * after this rank has used the pointer. */
+    uint64_t pointer_number;
+    quell_file *pointer;
+    /* The result of a split operation with the shared file pointer. */
+    ompi_status_public_t split_status;
 };
 
 /* Checks that this component was compiled for the Open MPI that runs. Prints the reason on rank 0
@@ -69,6 +77,9 @@ HIDDEN bool is_ours(const char *path);
 
 /* Sets the error to that of the last failed call of libquell, which returned `number`. */
 HIDDEN void set_failure(struct failure *failure, int64_t number);
+
+/* Sets an error; `format` has one place for the subject. */
+HIDDEN void fail(struct failure *failure, int number, const char *format, const char *subject);
 
 /* Makes the error of the lowest rank with one the error of all ranks. Collective. */
 HIDDEN void agree(struct failure *failure, MPI_Comm comm);

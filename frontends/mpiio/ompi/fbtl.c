@@ -6,64 +6,90 @@
 #include "components.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 /* Keeps the error of a transfer, and returns the number of bytes, or an error. */
-static ssize_t result(struct open_file *open, int64_t bytes) {
-    set_failure(&open->transfer, bytes);
-    return open->transfer.number ? OMPI_ERROR : (ssize_t)bytes;
-}
-
-static ssize_t refuse(struct ompio_file_t *handle, int number, const char *reason) {
-    struct open_file *open = handle->f_fs_ptr;
-    open->transfer.number = number;
-    snprintf(open->transfer.message, sizeof open->transfer.message, "%s: %s", handle->f_filename, reason);
+static ssize_t result(struct open_file *open, const struct failure *failure, int64_t bytes, bool is_write) {
+    open->transfer = *failure;
+    if (!failure->number)
+        return (ssize_t)bytes;
+    if (is_write && !open->untold.number)
+        open->untold = *failure;
     return OMPI_ERROR;
 }
 
-static ssize_t refuse_atomic(struct ompio_file_t *handle) {
-    return refuse(handle, ENOTSUP, "atomic mode is not supported; call MPI_File_set_atomicity with false");
+/* Locks the extents from the first to the last one in atomic mode: the lock makes data of other
+ * ranks visible, and releasing it publishes the data of this one. */
+static bool lock(struct ompio_file_t *handle, bool is_write, uint64_t *first, uint64_t *length,
+                 struct failure *failure) {
+    struct open_file *open = handle->f_fs_ptr;
+    uint64_t end = 0;
+    *first = UINT64_MAX;
+    if (!handle->f_atomicity || handle->f_num_of_io_entries == 0)
+        return false;
+    for (int i = 0; i < handle->f_num_of_io_entries; i++) {
+        uint64_t offset = (uint64_t)(uintptr_t)handle->f_io_array[i].offset;
+        uint64_t extent_end = offset + handle->f_io_array[i].length;
+        *first = offset < *first ? offset : *first;
+        end = extent_end > end ? extent_end : end;
+    }
+    *length = end - *first;
+    if (*length == 0)
+        return false;
+    set_failure(failure, quell_lock(open->file, *first, *length, is_write));
+    return !failure->number;
 }
 
 static ssize_t fbtl_preadv(struct ompio_file_t *handle) {
     struct open_file *open = handle->f_fs_ptr;
+    struct failure failure = {0};
     size_t count = (size_t)handle->f_num_of_io_entries;
-    open->transfer.number = 0;
-    if (handle->f_atomicity)
-        return refuse_atomic(handle);
+    uint64_t first, length;
+    int64_t bytes = 0;
     quell_read_piece *pieces = calloc(count ? count : 1, sizeof *pieces);
     if (!pieces)
-        return refuse(handle, ENOMEM, "no memory for the list of extents");
-    for (size_t i = 0; i < count; i++) {
+        fail(&failure, ENOMEM, "read %s: no memory for the list of extents", handle->f_filename);
+    for (size_t i = 0; pieces && i < count; i++) {
         const mca_common_ompio_io_array_t *extent = &handle->f_io_array[i];
         pieces[i].offset = (uint64_t)(uintptr_t)extent->offset;
         pieces[i].into = extent->memory_address;
         pieces[i].length = extent->length;
     }
-    int64_t bytes = quell_read_pieces(open->file, pieces, count);
+    bool is_locked = !failure.number && lock(handle, false, &first, &length, &failure);
+    if (!failure.number) {
+        bytes = quell_read_pieces(open->file, pieces, count);
+        set_failure(&failure, bytes);
+    }
+    if (is_locked)
+        set_failure(&failure, quell_unlock(open->file, first, length));
     free(pieces);
-    return result(open, bytes);
+    return result(open, &failure, bytes, false);
 }
 
 static ssize_t fbtl_pwritev(struct ompio_file_t *handle) {
     struct open_file *open = handle->f_fs_ptr;
+    struct failure failure = {0};
     size_t count = (size_t)handle->f_num_of_io_entries;
-    open->transfer.number = 0;
-    if (handle->f_atomicity)
-        return refuse_atomic(handle);
+    uint64_t first, length;
+    int64_t bytes = 0;
     quell_write_piece *pieces = calloc(count ? count : 1, sizeof *pieces);
     if (!pieces)
-        return refuse(handle, ENOMEM, "no memory for the list of extents");
-    for (size_t i = 0; i < count; i++) {
+        fail(&failure, ENOMEM, "write %s: no memory for the list of extents", handle->f_filename);
+    for (size_t i = 0; pieces && i < count; i++) {
         const mca_common_ompio_io_array_t *extent = &handle->f_io_array[i];
         pieces[i].offset = (uint64_t)(uintptr_t)extent->offset;
         pieces[i].from = extent->memory_address;
         pieces[i].length = extent->length;
     }
-    int64_t bytes = quell_write_pieces(open->file, pieces, count);
+    bool is_locked = !failure.number && lock(handle, true, &first, &length, &failure);
+    if (!failure.number) {
+        bytes = quell_write_pieces(open->file, pieces, count);
+        set_failure(&failure, bytes);
+    }
+    if (is_locked)
+        set_failure(&failure, quell_unlock(open->file, first, length));
     free(pieces);
-    return result(open, bytes);
+    return result(open, &failure, bytes, true);
 }
 
 static int module_init(struct ompio_file_t *handle) {

@@ -16,6 +16,8 @@ static int agreed(struct ompio_file_t *handle, int code) {
         failure.number = EIO;
         PMPI_Error_string(code > 0 ? code : MPI_ERR_OTHER, failure.message, &length);
     }
+    if (open->transfer.number)
+        open->untold.number = 0; /* the program is told now */
     agree(&failure, handle->f_comm);
     return code > 0 ? code : error_code(&failure);
 }

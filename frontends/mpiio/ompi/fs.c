@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 /* A larger index is not exchanged: each rank keeps all of it in memory while it opens the file. */
 static const uint64_t EXCHANGED_BYTES_MAX = 512u << 20;
@@ -18,12 +19,9 @@ struct plan {
     struct failure failure;
     /* The number of index logs to read. */
     int64_t index_logs;
+    /* A random number, see `open_file`. */
+    uint64_t pointer_number;
 };
-
-static void fail(struct failure *failure, int number, const char *format, const char *subject) {
-    failure->number = number;
-    snprintf(failure->message, sizeof failure->message, format, subject);
-}
 
 /* Reads the hints that apply to this file into the options of its store. */
 static void read_hints(struct opal_info_t *info, const char *name, quell_choices *choices, struct open_file *open,
@@ -120,6 +118,7 @@ static void open_together(struct open_file *open, int amode, int64_t index_logs,
 
 static void release(struct open_file *open) {
     if (open) {
+        quell_close(open->pointer);
         quell_close(open->file);
         quell_store_close(open->store);
         free(open);
@@ -147,7 +146,11 @@ static int fs_open(struct ompi_communicator_t *comm, const char *name, int amode
     }
     if (rank == 0 && failure.number)
         plan.failure = failure;
+    if (rank == 0 && getrandom(&plan.pointer_number, sizeof plan.pointer_number, 0) < 0)
+        fail(&plan.failure, errno, "open %s: no random number", name);
     PMPI_Bcast(&plan, sizeof plan, MPI_BYTE, 0, comm);
+    if (open)
+        open->pointer_number = plan.pointer_number;
     if (!plan.failure.number && rank && !failure.number) {
         open_store(info, name, open, &failure);
         open->writes = !(amode & MPI_MODE_RDONLY);
@@ -210,6 +213,7 @@ static int fs_close(struct ompio_file_t *handle) {
     /* ompio also closes a file that could not be opened. */
     if (!open)
         return OMPI_SUCCESS;
+    failure = open->untold;
     set_failure(&failure, quell_close(open->file));
     open->file = NULL;
     agree(&failure, handle->f_comm);
@@ -260,8 +264,9 @@ static int fs_get_size(struct ompio_file_t *handle, OMPI_MPI_OFFSET_TYPE *size) 
 
 static int fs_sync(struct ompio_file_t *handle) {
     struct open_file *open = handle->f_fs_ptr;
-    struct failure failure = {0};
+    struct failure failure = open->untold;
     set_failure(&failure, quell_sync(open->file));
+    open->untold.number = 0;
     agree(&failure, handle->f_comm);
     return error_code(&failure);
 }

@@ -3,88 +3,222 @@
  * The component of the framework sharedfp: shared file pointers of files that ranks of several
  * nodes have opened. On one node, Open MPI's component sm serves files of log stores as well as
  * others. Over several nodes its components either need a file at this path or defer writes until
- * the file is closed, so this component refuses every operation. */
+ * the file is closed.
+ *
+ * The pointer is a number of bytes, in a file of its own beside the file, which the first rank that
+ * uses the pointer creates and rank 0 removes when the file is closed. A lock on it is held while
+ * it is changed, so that each rank gets its own range. A missing or empty file means 0. */
 #include "components.h"
 
 #include "ompi/proc/proc.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 
-static int refuse(struct ompio_file_t *handle) {
-    struct failure failure = {.number = ENOTSUP};
-    snprintf(failure.message, sizeof failure.message,
-             "%s: shared file pointers are not supported for files of log stores that ranks of several nodes have "
-             "opened; use explicit offsets",
-             handle->f_filename);
-    return error_code(&failure);
+/* Writes the path of the file with the pointer. */
+static bool pointer_path(const struct open_file *open, char path[PATH_MAX]) {
+    const char *slash = strrchr(open->path, '/');
+    int directory = slash ? (int)(slash - open->path) + 1 : 0;
+    int length = snprintf(path, PATH_MAX, "%.*s.quell-shared-pointer-%016llx", directory, open->path,
+                          (unsigned long long)open->pointer_number);
+    return length < PATH_MAX;
 }
 
-/* ompio also calls these when a file is opened and closed, and for MPI_MODE_APPEND. */
-static int sharedfp_open(struct ompi_communicator_t *comm, const char *name, int amode, struct opal_info_t *info,
-                         struct ompio_file_t *handle) {
+static void open_pointer(struct open_file *open, int flags, struct failure *failure) {
+    char path[PATH_MAX];
+    if (open->pointer)
+        return;
+    if (pointer_path(open, path))
+        set_failure(failure, quell_open(open->store, path, O_RDWR | flags, 0666, &open->pointer));
+    else
+        fail(failure, ENAMETOOLONG, "%s: its shared file pointer has no place", open->path);
+}
+
+/* Adds `bytes` to the pointer, and returns its previous value. */
+static int64_t advance(struct open_file *open, int64_t bytes, struct failure *failure) {
+    int64_t position = 0;
+    open_pointer(open, O_CREAT, failure);
+    if (failure->number)
+        return 0;
+    set_failure(failure, quell_lock(open->pointer, 0, 0, 1));
+    if (failure->number)
+        return 0;
+    set_failure(failure, quell_pread(open->pointer, &position, sizeof position, 0));
+    if (!failure->number && bytes) {
+        int64_t next = position + bytes;
+        set_failure(failure, quell_pwrite(open->pointer, &next, sizeof next, 0));
+    }
+    set_failure(failure, quell_unlock(open->pointer, 0, 0));
+    return position;
+}
+
+static int64_t bytes_of(int count, struct ompi_datatype_t *datatype) {
+    MPI_Count size;
+    PMPI_Type_size_x(datatype, &size);
+    return (int64_t)size * count;
+}
+
+/* Returns the range of each rank in the order of the ranks, after all earlier ones. Collective. */
+static int64_t advance_in_order(struct ompio_file_t *handle, int64_t bytes, struct failure *failure) {
+    struct open_file *open = handle->f_fs_ptr;
+    int64_t before = 0, all = 0, start = 0;
+    PMPI_Exscan(&bytes, &before, 1, MPI_INT64_T, MPI_SUM, handle->f_comm);
+    PMPI_Allreduce(&bytes, &all, 1, MPI_INT64_T, MPI_SUM, handle->f_comm);
+    if (handle->f_rank == 0) {
+        before = 0; /* MPI_Exscan leaves it undefined */
+        start = advance(open, all, failure);
+    }
+    agree(failure, handle->f_comm);
+    PMPI_Bcast(&start, 1, MPI_INT64_T, 0, handle->f_comm);
+    return start + before;
+}
+
+/* The functions of ompio that read and write count in elements of the view. */
+static OMPI_MPI_OFFSET_TYPE elements(const struct ompio_file_t *handle, int64_t bytes) {
+    return (OMPI_MPI_OFFSET_TYPE)bytes / (OMPI_MPI_OFFSET_TYPE)handle->f_etype_size;
+}
+
+static int sharedfp_open(struct ompi_communicator_t *comm, const char *name, int amode,
+                         struct opal_info_t *info, struct ompio_file_t *handle) {
     (void)comm, (void)name, (void)amode, (void)info, (void)handle;
     return OMPI_SUCCESS;
 }
 
+/* Rank 0 removes the file with the pointer after all ranks have closed it. Collective. */
 static int sharedfp_close(struct ompio_file_t *handle) {
-    (void)handle;
+    struct open_file *open = handle->f_fs_ptr;
+    char path[PATH_MAX];
+    if (!open)
+        return OMPI_SUCCESS;
+    int is_used = open->pointer != NULL, any = 0;
+    quell_close(open->pointer);
+    open->pointer = NULL;
+    PMPI_Reduce(&is_used, &any, 1, MPI_INT, MPI_MAX, 0, handle->f_comm);
+    if (any && pointer_path(open, path))
+        quell_remove(open->store, path);
     return OMPI_SUCCESS;
 }
 
+/* Collective. ompio also calls this when a view is set, with 0, which must not create a file. */
 static int sharedfp_seek(struct ompio_file_t *handle, OMPI_MPI_OFFSET_TYPE offset, int whence) {
-    (void)offset;
-    return handle->f_amode & MPI_MODE_APPEND && whence == MPI_SEEK_SET ? OMPI_SUCCESS : refuse(handle);
+    struct open_file *open = handle->f_fs_ptr;
+    struct failure failure = {0};
+    PMPI_Barrier(handle->f_comm);
+    if (handle->f_rank == 0) {
+        quell_attributes attributes = {0};
+        int64_t target = (int64_t)offset * (int64_t)handle->f_etype_size;
+        open_pointer(open, whence == MPI_SEEK_SET && offset == 0 ? 0 : O_CREAT, &failure);
+        bool is_zero = failure.number == ENOENT && offset == 0 && whence == MPI_SEEK_SET;
+        if (is_zero)
+            failure.number = 0;
+        if (!failure.number && !is_zero) {
+            set_failure(&failure, quell_lock(open->pointer, 0, 0, 1));
+            int64_t position = 0;
+            if (whence == MPI_SEEK_CUR)
+                set_failure(&failure, quell_pread(open->pointer, &position, sizeof position, 0));
+            if (whence == MPI_SEEK_END) {
+                set_failure(&failure, quell_file_stat(open->file, &attributes));
+                position = (int64_t)attributes.size_bytes;
+            }
+            target += position;
+            if (target < 0 && !failure.number)
+                fail(&failure, EINVAL, "%s: the shared file pointer cannot be negative", open->path);
+            if (!failure.number)
+                set_failure(&failure, quell_pwrite(open->pointer, &target, sizeof target, 0));
+            set_failure(&failure, quell_unlock(open->pointer, 0, 0));
+        }
+    }
+    agree(&failure, handle->f_comm);
+    return error_code(&failure);
 }
 
+/* ompio converts the number of bytes to elements. */
 static int sharedfp_get_position(struct ompio_file_t *handle, OMPI_MPI_OFFSET_TYPE *offset) {
-    *offset = 0;
-    return refuse(handle);
+    struct failure failure = {0};
+    *offset = (OMPI_MPI_OFFSET_TYPE)advance(handle->f_fs_ptr, 0, &failure);
+    return error_code(&failure);
 }
 
 static int sharedfp_read(struct ompio_file_t *handle, void *into, int count, struct ompi_datatype_t *datatype,
                          ompi_status_public_t *status) {
-    (void)into, (void)count, (void)datatype, (void)status;
-    return refuse(handle);
+    struct failure failure = {0};
+    int64_t start = advance(handle->f_fs_ptr, bytes_of(count, datatype), &failure);
+    if (failure.number)
+        return error_code(&failure);
+    return mca_common_ompio_file_read_at(handle, elements(handle, start), into, count, datatype, status);
 }
 
-static int sharedfp_read_begin(struct ompio_file_t *handle, void *into, int count, struct ompi_datatype_t *datatype) {
-    (void)into, (void)count, (void)datatype;
-    return refuse(handle);
-}
-
-static int sharedfp_read_end(struct ompio_file_t *handle, void *into, ompi_status_public_t *status) {
-    (void)into, (void)status;
-    return refuse(handle);
+static int sharedfp_write(struct ompio_file_t *handle, const void *from, int count,
+                          struct ompi_datatype_t *datatype, ompi_status_public_t *status) {
+    struct failure failure = {0};
+    int64_t start = advance(handle->f_fs_ptr, bytes_of(count, datatype), &failure);
+    if (failure.number)
+        return error_code(&failure);
+    return mca_common_ompio_file_write_at(handle, elements(handle, start), from, count, datatype, status);
 }
 
 static int sharedfp_iread(struct ompio_file_t *handle, void *into, int count, struct ompi_datatype_t *datatype,
                           ompi_request_t **request) {
-    (void)into, (void)count, (void)datatype, (void)request;
-    return refuse(handle);
+    struct failure failure = {0};
+    int64_t start = advance(handle->f_fs_ptr, bytes_of(count, datatype), &failure);
+    if (failure.number)
+        return error_code(&failure);
+    return mca_common_ompio_file_iread_at(handle, elements(handle, start), into, count, datatype, request);
 }
 
-static int sharedfp_write(struct ompio_file_t *handle, const void *from, int count, struct ompi_datatype_t *datatype,
-                          ompi_status_public_t *status) {
-    (void)from, (void)count, (void)datatype, (void)status;
-    return refuse(handle);
+static int sharedfp_iwrite(struct ompio_file_t *handle, const void *from, int count,
+                           struct ompi_datatype_t *datatype, ompi_request_t **request) {
+    struct failure failure = {0};
+    int64_t start = advance(handle->f_fs_ptr, bytes_of(count, datatype), &failure);
+    if (failure.number)
+        return error_code(&failure);
+    return mca_common_ompio_file_iwrite_at(handle, elements(handle, start), from, count, datatype, request);
 }
 
-static int sharedfp_write_begin(struct ompio_file_t *handle, const void *from, int count,
-                                struct ompi_datatype_t *datatype) {
-    (void)from, (void)count, (void)datatype;
-    return refuse(handle);
+static int read_ordered(struct ompio_file_t *handle, void *into, int count, struct ompi_datatype_t *datatype,
+                        ompi_status_public_t *status) {
+    struct failure failure = {0};
+    int64_t start = advance_in_order(handle, bytes_of(count, datatype), &failure);
+    if (failure.number)
+        return error_code(&failure);
+    return mca_common_ompio_file_read_at_all(handle, elements(handle, start), into, count, datatype, status);
 }
 
-static int sharedfp_write_end(struct ompio_file_t *handle, const void *from, ompi_status_public_t *status) {
-    (void)from, (void)status;
-    return refuse(handle);
+static int write_ordered(struct ompio_file_t *handle, const void *from, int count,
+                         struct ompi_datatype_t *datatype, ompi_status_public_t *status) {
+    struct failure failure = {0};
+    int64_t start = advance_in_order(handle, bytes_of(count, datatype), &failure);
+    if (failure.number)
+        return error_code(&failure);
+    return mca_common_ompio_file_write_at_all(handle, elements(handle, start), from, count, datatype, status);
 }
 
-static int sharedfp_iwrite(struct ompio_file_t *handle, const void *from, int count, struct ompi_datatype_t *datatype,
-                           ompi_request_t **request) {
-    (void)from, (void)count, (void)datatype, (void)request;
-    return refuse(handle);
+/* The split operations are done when they begin; the end returns the status. */
+static int read_ordered_begin(struct ompio_file_t *handle, void *into, int count,
+                              struct ompi_datatype_t *datatype) {
+    struct open_file *open = handle->f_fs_ptr;
+    return read_ordered(handle, into, count, datatype, &open->split_status);
+}
+
+static int write_ordered_begin(struct ompio_file_t *handle, const void *from, int count,
+                               struct ompi_datatype_t *datatype) {
+    struct open_file *open = handle->f_fs_ptr;
+    return write_ordered(handle, from, count, datatype, &open->split_status);
+}
+
+static int read_ordered_end(struct ompio_file_t *handle, void *into, ompi_status_public_t *status) {
+    struct open_file *open = handle->f_fs_ptr;
+    (void)into;
+    if (status != MPI_STATUS_IGNORE)
+        status->_ucount = open->split_status._ucount;
+    return OMPI_SUCCESS;
+}
+
+static int write_ordered_end(struct ompio_file_t *handle, const void *from, ompi_status_public_t *status) {
+    (void)from;
+    return read_ordered_end(handle, NULL, status);
 }
 
 static int module_init(struct ompio_file_t *handle) {
@@ -98,14 +232,14 @@ static mca_sharedfp_base_module_t module = {
     .sharedfp_seek = sharedfp_seek,
     .sharedfp_get_position = sharedfp_get_position,
     .sharedfp_read = sharedfp_read,
-    .sharedfp_read_ordered = sharedfp_read,
-    .sharedfp_read_ordered_begin = sharedfp_read_begin,
-    .sharedfp_read_ordered_end = sharedfp_read_end,
+    .sharedfp_read_ordered = read_ordered,
+    .sharedfp_read_ordered_begin = read_ordered_begin,
+    .sharedfp_read_ordered_end = read_ordered_end,
     .sharedfp_iread = sharedfp_iread,
     .sharedfp_write = sharedfp_write,
-    .sharedfp_write_ordered = sharedfp_write,
-    .sharedfp_write_ordered_begin = sharedfp_write_begin,
-    .sharedfp_write_ordered_end = sharedfp_write_end,
+    .sharedfp_write_ordered = write_ordered,
+    .sharedfp_write_ordered_begin = write_ordered_begin,
+    .sharedfp_write_ordered_end = write_ordered_end,
     .sharedfp_iwrite = sharedfp_iwrite,
     .sharedfp_file_open = sharedfp_open,
     .sharedfp_file_close = sharedfp_close,
