@@ -14,6 +14,7 @@ mod log_stores;
 mod output;
 mod resolve;
 mod trust;
+mod view_tree;
 mod view_variable;
 
 pub use assemble::{Covered, belongs_to_root, cover, owners_are_hidden};
@@ -30,4 +31,5 @@ pub use log_stores::{
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};
+pub use view_tree::{CheckedIndex, OpenTree};
 pub use view_variable::{VIEW_VARIABLE, View, ViewLog, ViewTree};

@@ -1,5 +1,7 @@
 //! The contract for an open file: reads and writes at offsets.
 
+use std::os::fd::OwnedFd;
+
 use crate::attributes::Attributes;
 use crate::error::{Error, ErrorKind, Result, errno};
 use crate::lock::FileLocks;
@@ -15,6 +17,13 @@ pub trait ReadAt: Send + Sync {
 
 /// An open file of a tree.
 pub trait File: ReadAt {
+    /// Returns the descriptor, open for reading, of a file of the operating system that has exactly
+    /// the content of this file. A frontend can give it to a program, whose reads then no longer
+    /// pass through this object. `None`: there is no such file.
+    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
+        None
+    }
+
     /// Returns the attributes of the file, as fstat(2) does: also after it was renamed or removed.
     fn attributes(&self) -> Result<Attributes>;
 

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use quell_vfs::{Change, FileIdentity, Kind, LockMode, ReadAt, Rename, Result, Space, Time};
@@ -96,6 +97,11 @@ pub trait OpenFile: ReadAt {
     /// Returns the POSIX access control list as `getxattr(2)` does, or `None` if the file has none.
     fn acl(&self) -> Result<Option<Vec<u8>>> {
         Ok(None)
+    }
+
+    /// Returns the descriptor. `None`: the implementation has none.
+    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
+        None
     }
 
     /// Makes data and size survive a power failure, including data written through other

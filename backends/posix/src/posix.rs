@@ -296,6 +296,10 @@ impl ReadAt for PosixFile {
 }
 
 impl OpenFile for PosixFile {
+    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
+        Some(self.fd)
+    }
+
     fn stat(&self) -> Result<Stat> {
         let _span = operation_span("fstat");
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)

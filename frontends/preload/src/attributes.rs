@@ -7,11 +7,6 @@ use crate::view::VirtualDir;
 /// The unit of I/O that programs are told, in bytes. The log layer appends whole buffers.
 const BLOCK_BYTES: u32 = 4096;
 
-/// Returns the inode number of a node, as a FUSE mount shows it.
-pub fn inode(node: quell_vfs::NodeId) -> u64 {
-    node.0.wrapping_add(1)
-}
-
 /// Returns the type of a node for directory entries.
 pub fn entry_type(kind: Kind) -> u8 {
     (kind.mode_bits() >> 12) as u8
@@ -21,8 +16,8 @@ pub fn entry_type(kind: Kind) -> u8 {
 pub fn stat(dir: &VirtualDir, attributes: &Attributes) -> libc::stat {
     // SAFETY: the structure consists of integers, for which zero bytes are valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    stat.st_dev = dir.device;
-    stat.st_ino = inode(attributes.node);
+    let identity = dir.identity(attributes.node);
+    (stat.st_dev, stat.st_ino) = (identity.device, identity.inode);
     stat.st_mode = attributes.mode();
     stat.st_nlink = attributes.nlink.into();
     stat.st_uid = attributes.uid;
@@ -57,13 +52,14 @@ pub fn statx(dir: &VirtualDir, attributes: &Attributes) -> libc::statx {
     statx.stx_uid = attributes.uid;
     statx.stx_gid = attributes.gid;
     statx.stx_mode = attributes.mode() as u16;
-    statx.stx_ino = inode(attributes.node);
+    let identity = dir.identity(attributes.node);
+    statx.stx_ino = identity.inode;
     statx.stx_size = attributes.size_bytes;
     statx.stx_blocks = attributes.blocks;
     statx.stx_atime = modified;
     statx.stx_mtime = modified;
     statx.stx_ctime = changed;
-    (statx.stx_dev_major, statx.stx_dev_minor) = (libc::major(dir.device), libc::minor(dir.device));
+    (statx.stx_dev_major, statx.stx_dev_minor) = (libc::major(identity.device), libc::minor(identity.device));
     statx.stx_rdev_major = libc::major(attributes.rdev);
     statx.stx_rdev_minor = libc::minor(attributes.rdev);
     statx

@@ -5,7 +5,7 @@ use std::sync::{RwLock, RwLockWriteGuard};
 use quell_threads::{read_lock, write_lock};
 
 use crate::locate::{Located, locate_absolute, owned};
-use crate::paths::{self, Relation};
+use crate::paths::{self, Relation, strip_slashes};
 use crate::view::{VirtualDir, dirs, joined};
 
 static CWD: RwLock<Option<Cwd>> = RwLock::new(None);
@@ -24,7 +24,11 @@ pub fn locate_in_cwd<'p>(path: &'p [u8]) -> Located<'p> {
     if let Some(cwd) = &*read_lock(&CWD) {
         return locate_below(cwd, path);
     }
-    let cwd = Cwd::Native(current_directory());
+    let path_of_cwd = current_directory();
+    let cwd = match locate_absolute(&path_of_cwd) {
+        Located::Virtual(dir, below) => Cwd::Virtual(dir, strip_slashes(&below).to_vec()),
+        Located::Native => Cwd::Native(path_of_cwd),
+    };
     let located = locate_below(&cwd, path);
     set_cwd(cwd);
     located

@@ -20,6 +20,7 @@
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
 
+mod access;
 mod allocator;
 mod attributes;
 mod cwd;

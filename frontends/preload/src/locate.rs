@@ -19,9 +19,9 @@ pub enum Located<'p> {
 pub fn locate_absolute<'p>(path: &'p [u8]) -> Located<'p> {
     for dir in dirs() {
         match paths::compare(path, &dir.path[1..]) {
-            Relation::Inside(rest) => return Located::Virtual(dir, rest.into()),
+            Relation::Inside(rest) if dir.is_served() => return Located::Virtual(dir, rest.into()),
             Relation::Unknown => return locate_with_parents(path),
-            Relation::Outside | Relation::Ancestor(_) => {}
+            Relation::Inside(_) | Relation::Outside | Relation::Ancestor(_) => {}
         }
     }
     Located::Native

@@ -8,7 +8,7 @@ use libc::c_int;
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Change, Context, Cursor, Kind, NodeId};
 
-use crate::attributes::{entry_type, inode};
+use crate::attributes::entry_type;
 use crate::errno::{Errno, Outcome};
 use crate::resolve::{Entry, LastLink, Resolved, resolve};
 use crate::view::VirtualDir;
@@ -55,14 +55,14 @@ impl OpenDir {
     /// Changes the attributes.
     pub fn change(&self, change: &Change) -> Outcome<()> {
         let entry = self.entry()?;
-        entry.fs.change(&Context::for_process(std::process::id()), entry.node()?.node(), change)?;
+        entry.writable()?.change(&Context::for_process(std::process::id()), entry.node()?.node(), change)?;
         Ok(())
     }
 
     /// Makes the names of the directory durable.
     pub fn sync(&self) -> Outcome<()> {
         let entry = self.entry()?;
-        Ok(entry.fs.sync_dir(&Context::for_process(std::process::id()), entry.node()?.node())?)
+        Ok(entry.writable()?.sync_dir(&Context::for_process(std::process::id()), entry.node()?.node())?)
     }
 }
 
@@ -143,7 +143,7 @@ impl Stream {
         let Some(entry) = state.batch.next() else { return Ok(std::ptr::null_mut()) };
         state.position = entry.next;
         let current = &mut *state.current;
-        current.d_ino = inode(entry.node);
+        current.d_ino = dir.dir.identity(entry.node).inode;
         current.d_off = entry.next as i64;
         current.d_type = entry_type(entry.kind);
         current.d_reclen = size_of::<libc::dirent64>() as u16;

@@ -110,10 +110,11 @@ impl OpenFile {
         let Resolved::Virtual(entry) = resolve(self.dir, &self.path(), LastLink::Keep)? else {
             return Err(Errno(libc::ESTALE));
         };
+        let fs = entry.writable()?;
         let Some(found) = entry.found else { return Err(Errno(libc::ESTALE)) };
         let context = Context::for_process(std::process::id());
         let mode = OpenMode { truncate: false, ..open_mode(self.flags()) };
-        let file: Arc<dyn WritableFile> = entry.fs.open_as(&context, found.node(), mode)?.into();
+        let file: Arc<dyn WritableFile> = fs.open_as(&context, found.node(), mode)?.into();
         let node = found.into_attributes().node;
         // The object of the parent process is neither used nor dropped here: dropping it would
         // write the parent's buffer.
@@ -282,7 +283,7 @@ impl OpenFile {
     pub fn change(&self, change: &Change) -> Outcome<()> {
         let (node, _) = self.file()?;
         let context = Context::for_process(std::process::id());
-        self.dir.fs()?.change(&context, node, change)?;
+        self.dir.fs()?.writable().ok_or(Errno(libc::EROFS))?.change(&context, node, change)?;
         Ok(())
     }
 

@@ -148,7 +148,7 @@ pub fn hand_over_cwd() -> Outcome<()> {
     if let Some(number) = known.take() {
         drop(placeholder::own(number));
     }
-    if let Some((dir, path)) = cwd::virtual_cwd() {
+    if let Some((dir, path)) = cwd::virtual_cwd().filter(|(dir, _)| !dir.is_tree()) {
         let header = Header { flags: CWD_FLAG, path: view::absolute(dir, &path) };
         let fd = placeholder::create(&header, true)?;
         // Above the numbers that programs use, and inherited.

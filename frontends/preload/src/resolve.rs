@@ -1,7 +1,8 @@
 //! Walks a path in a virtual directory, and follows its symbolic links.
 
-use quell_vfs::{Context, Kind, NodeRef, Writable};
+use quell_vfs::{Context, FileSystem, Kind, NodeRef, Writable};
 
+use crate::access::check_access;
 use crate::errno::{Errno, Outcome};
 use crate::locate::{Located, locate_absolute};
 use crate::view::{VirtualDir, absolute, joined};
@@ -30,7 +31,7 @@ pub enum Resolved {
 /// A name in a directory of a virtual directory.
 pub struct Entry {
     pub dir: &'static VirtualDir,
-    pub fs: &'static dyn Writable,
+    pub fs: &'static dyn FileSystem,
     /// The directory that has the name; the root itself for the root.
     pub parent: NodeRef<'static>,
     /// Empty for the root.
@@ -51,6 +52,11 @@ impl Entry {
             true => Err(Errno(libc::ENOTDIR)),
             false => Ok(found),
         }
+    }
+
+    /// Returns the file system for changes. Errors: EROFS.
+    pub fn writable(&self) -> Outcome<&'static dyn Writable> {
+        self.fs.writable().ok_or(Errno(libc::EROFS))
     }
 
     /// Returns whether this is the root of the virtual directory.
@@ -105,6 +111,8 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
         match name {
             b"" => break,
             _ if current.kind != Kind::Dir => return Err(Errno(libc::ENOTDIR)),
+            // The store checks access to its directories; an index does not.
+            _ if dir.is_tree() && !is_searchable(&current) => return Err(Errno(libc::EACCES)),
             b"." => {}
             b".." => match above.pop() {
                 Some((parent, _)) => {
@@ -167,6 +175,11 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
         }
     };
     Ok(Walked::Entry(Box::new(entry)))
+}
+
+fn is_searchable(dir: &NodeRef<'_>) -> bool {
+    // Most directories of software can be searched by everybody.
+    dir.permissions & 0o111 == 0o111 || check_access(dir, libc::X_OK, true).is_ok()
 }
 
 /// Returns whether a path names a directory by its form.

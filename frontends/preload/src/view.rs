@@ -1,14 +1,16 @@
 //! The virtual directories of this process.
 
 use std::os::unix::ffi::OsStringExt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use quell_mount_spec::{View, ViewLog};
+use quell_mount_spec::{CheckedIndex, OpenTree, View, ViewLog, ViewTree, shown};
 use quell_threads::lock;
-use quell_vfs::Writable;
+use quell_vfs::{FileIdentity, FileSystem, NodeId};
 
-use crate::errno::Outcome;
+use crate::errno::{self, Errno, Outcome};
+use crate::guard;
 use crate::messages;
 use crate::own_descriptors;
 use crate::paths::{self, Relation};
@@ -31,37 +33,104 @@ pub struct VirtualDir {
     pub device: u64,
     /// The position in the view.
     pub number: usize,
-    log: ViewLog,
+    source: Source,
+    /// The index of a tree was refused, or the tree could not be opened: the original is used.
+    is_disabled: AtomicBool,
     opened: Mutex<Option<Opened>>,
+}
+
+/// The origin of the files of a virtual directory.
+enum Source {
+    Log(ViewLog),
+    /// The index is read once, also for forked children.
+    Tree(ViewTree, OnceLock<CheckedIndex>),
 }
 
 #[derive(Clone, Copy)]
 struct Opened {
     generation: u32,
-    fs: &'static dyn Writable,
+    fs: &'static dyn FileSystem,
+    tree: Option<&'static OpenTree>,
 }
 
 impl VirtualDir {
     /// Returns the file system, which is opened at first use, and again in a forked child.
-    pub fn fs(&self) -> Outcome<&'static dyn Writable> {
+    pub fn fs(&self) -> Outcome<&'static dyn FileSystem> {
+        Ok(self.open()?.fs)
+    }
+
+    fn open(&self) -> Outcome<Opened> {
         let generation = generation();
         let mut opened = lock(&self.opened);
         if let Some(known) = *opened
             && known.generation == generation
         {
-            return Ok(known.fs);
+            return Ok(known);
         }
-        let number = own_descriptors::raise_limit();
-        quell_posix::set_descriptor_minimum(number);
-        let fs: &'static dyn Writable = Box::leak(Box::new(self.log.open()?));
-        *opened = Some(Opened { generation, fs });
-        Ok(fs)
+        quell_posix::set_descriptor_minimum(own_descriptors::raise_limit());
+        let new = match &self.source {
+            Source::Log(log) => {
+                let fs: &'static dyn FileSystem = Box::leak(Box::new(log.open()?));
+                Opened { generation, fs, tree: None }
+            }
+            Source::Tree(tree, index) => {
+                let open = match index.get() {
+                    Some(index) => tree.open(index)?,
+                    None => {
+                        let loaded = tree.load()?;
+                        tree.open(index.get_or_init(|| loaded))?
+                    }
+                };
+                let open: &'static OpenTree = Box::leak(Box::new(open));
+                Opened { generation, fs: &*open.fs, tree: Some(open) }
+            }
+        };
+        *opened = Some(new);
+        Ok(new)
     }
 
     /// Returns the file system if it is open in this process.
-    pub fn opened_fs(&self) -> Option<&'static dyn Writable> {
+    pub fn opened_fs(&self) -> Option<&'static dyn FileSystem> {
         let opened = *lock(&self.opened);
         opened.filter(|known| known.generation == generation()).map(|known| known.fs)
+    }
+
+    /// Returns whether the files are those of the original directory, with indexed metadata.
+    pub fn is_tree(&self) -> bool {
+        matches!(self.source, Source::Tree(..))
+    }
+
+    /// Returns whether paths into the directory are served. A tree that cannot be served is shown
+    /// as it is, with a message; a log directory is not, because its files are elsewhere.
+    pub fn is_served(&self) -> bool {
+        if self.is_disabled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Source::Tree(tree, index) = &self.source else { return true };
+        if index.get().is_some() {
+            return true;
+        }
+        let number = errno::get();
+        let opened =
+            guard::inside(|| match tree.load().and_then(|loaded| tree.open(index.get_or_init(|| loaded))) {
+                Ok(_) => Ok(()),
+                Err(error) => {
+                    messages::warn(&format!("{error}: {} is not served from its index", shown(&tree.path)));
+                    Err(Errno(error.errno()))
+                }
+            });
+        errno::set(number);
+        self.is_disabled.store(opened.is_err(), Ordering::Relaxed);
+        opened.is_ok()
+    }
+
+    /// Returns `st_dev` and `st_ino` of a node.
+    pub fn identity(&self, node: NodeId) -> FileIdentity {
+        let tree = (*lock(&self.opened)).and_then(|known| known.tree);
+        tree.and_then(|tree| tree.identity(node)).unwrap_or(FileIdentity {
+            device: self.device,
+            inode: node.0.wrapping_add(1), // as of a FUSE mount
+        })
     }
 }
 
@@ -78,7 +147,7 @@ pub fn begin_generation() {
 /// Returns the virtual directories. Without the variable there are none.
 pub fn dirs() -> &'static [VirtualDir] {
     DIRS.get_or_init(|| match View::from_environment() {
-        Ok(view) => view.map(|view| virtual_dirs(view.logs)).unwrap_or_default(),
+        Ok(view) => view.map(virtual_dirs).unwrap_or_default(),
         Err(error) => messages::refuse_start(&error),
     })
 }
@@ -101,13 +170,19 @@ pub fn is_surely_native(path: &[u8]) -> bool {
     path.first() == Some(&b'/') && dirs().iter().all(is_outside)
 }
 
-fn virtual_dirs(logs: Vec<ViewLog>) -> Vec<VirtualDir> {
-    let numbered = logs.into_iter().enumerate();
-    let dirs = numbered.map(|(number, log)| VirtualDir {
-        path: log.path.clone().into_os_string().into_vec(),
+fn virtual_dirs(view: View) -> Vec<VirtualDir> {
+    let logs = view.logs.into_iter().map(|log| (log.path.clone(), Source::Log(log)));
+    let trees = view.trees.into_iter().map(|tree| (tree.path.clone(), Source::Tree(tree, OnceLock::new())));
+    let mut sources: Vec<(PathBuf, Source)> = logs.chain(trees).collect();
+    // A directory inside another is found first.
+    sources.sort_by_key(|(path, _)| std::cmp::Reverse(path.components().count()));
+    let numbered = sources.into_iter().enumerate();
+    let dirs = numbered.map(|(number, (path, source))| VirtualDir {
+        path: path.into_os_string().into_vec(),
         device: DEVICE_BASE + number as u64,
         number,
-        log,
+        source,
+        is_disabled: AtomicBool::new(false),
         opened: Mutex::new(None),
     });
     dirs.collect()

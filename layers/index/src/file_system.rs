@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lru::LruCache;
@@ -441,6 +442,10 @@ impl ReadAt for IndexedFile {
 }
 
 impl File for IndexedFile {
+    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
+        self.file.into_descriptor()
+    }
+
     fn attributes(&self) -> Result<Attributes> {
         Ok(self.attributes)
     }

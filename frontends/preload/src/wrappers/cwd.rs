@@ -14,9 +14,14 @@ use crate::view::{self, VirtualDir};
 use crate::wrappers::{Target, find, opened};
 
 /// Makes a virtual directory the working directory. The kernel's working directory becomes the
-/// mount point, for programs that do not use this library.
+/// original directory of a tree, or the mount point of a log directory, for programs that do not use
+/// this library.
 fn enter(dir: &'static VirtualDir, path: Vec<u8>) -> Outcome<c_int> {
-    rustix::process::chdir(&dir.path[..])?;
+    if dir.is_tree() {
+        rustix::process::chdir(view::absolute(dir, &path))?;
+    } else {
+        rustix::process::chdir(&dir.path[..])?;
+    }
     cwd::enter_virtual(dir, path);
     hand_over_cwd()?;
     Ok(0)
@@ -39,7 +44,7 @@ fn enter_entry(entry: &Entry) -> Outcome<c_int> {
     if found.kind != Kind::Dir {
         return Err(Errno(libc::ENOTDIR));
     }
-    crate::wrappers::status::check_access(found, libc::X_OK, true)?;
+    crate::access::check_access(found, libc::X_OK, true)?;
     enter(entry.dir, entry.path.clone())
 }
 

@@ -261,10 +261,10 @@ macro_rules! truncate {
                         if found.kind == quell_vfs::Kind::Dir {
                             return Err(Errno(libc::EISDIR));
                         }
-                        crate::wrappers::status::check_access(found, libc::W_OK, true)?;
+                        crate::access::check_access(found, libc::W_OK, true)?;
                         let context = Context::for_process(std::process::id());
                         let change = Change { size_bytes, ..Change::default() };
-                        entry.fs.change(&context, found.node(), &change)?;
+                        entry.writable()?.change(&context, found.node(), &change)?;
                         Ok(0)
                     })
                 }

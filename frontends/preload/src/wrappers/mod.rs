@@ -10,7 +10,7 @@ mod locks;
 mod names;
 pub mod open;
 mod programs;
-pub mod status;
+mod status;
 mod stdio;
 
 use std::ffi::{CStr, CString};

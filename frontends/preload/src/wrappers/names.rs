@@ -25,7 +25,7 @@ fn require_missing(entry: &Entry) -> Outcome<()> {
 
 fn make_dir(entry: &Entry, mode: mode_t) -> Outcome<c_int> {
     require_missing(entry)?;
-    entry.fs.make_dir(&context(), entry.parent.node(), &entry.name, new_entry(mode))?;
+    entry.writable()?.make_dir(&context(), entry.parent.node(), &entry.name, new_entry(mode))?;
     Ok(0)
 }
 
@@ -50,8 +50,13 @@ fn make_node(entry: &Entry, mode: mode_t) -> Outcome<c_int> {
         Some(Kind::File) => {}
         _ => return Err(Errno(libc::EPERM)), // as of file systems without special files
     }
-    let (_, file) =
-        entry.fs.create(&context(), entry.parent.node(), &entry.name, new_entry(mode), OpenMode::WRITE)?;
+    let (_, file) = entry.writable()?.create(
+        &context(),
+        entry.parent.node(),
+        &entry.name,
+        new_entry(mode),
+        OpenMode::WRITE,
+    )?;
     file.close()?;
     Ok(0)
 }
@@ -92,7 +97,7 @@ fn remove_dir(entry: &Entry) -> Outcome<c_int> {
         Kind::Dir => {}
         _ => return Err(Errno(libc::ENOTDIR)),
     }
-    entry.fs.remove_dir(&context(), entry.parent.node(), &entry.name)?;
+    entry.writable()?.remove_dir(&context(), entry.parent.node(), &entry.name)?;
     Ok(0)
 }
 
@@ -100,7 +105,7 @@ fn remove_file(entry: &Entry) -> Outcome<c_int> {
     if entry.node()?.kind == Kind::Dir {
         return Err(Errno(libc::EISDIR));
     }
-    entry.fs.remove(&context(), entry.parent.node(), &entry.name)?;
+    entry.writable()?.remove(&context(), entry.parent.node(), &entry.name)?;
     Ok(0)
 }
 
@@ -165,7 +170,7 @@ fn rename_entry(from: &Entry, to: &Entry, mode: Rename) -> Outcome<c_int> {
     }
     // A file that was not published yet would not be found by its new name in another process.
     publish_named(from)?;
-    from.fs.rename(&context(), from.parent.node(), &from.name, to.parent.node(), &to.name, mode)?;
+    from.writable()?.rename(&context(), from.parent.node(), &from.name, to.parent.node(), &to.name, mode)?;
     follow_rename(from, to, mode)?;
     Ok(0)
 }
@@ -347,7 +352,7 @@ unsafe fn make_symlink(entry: &Entry, target: *const c_char) -> Outcome<c_int> {
     if target.is_empty() {
         return Err(Errno(libc::ENOENT));
     }
-    entry.fs.make_symlink(&context(), entry.parent.node(), &entry.name, target, new_entry(0o777))?;
+    entry.writable()?.make_symlink(&context(), entry.parent.node(), &entry.name, target, new_entry(0o777))?;
     Ok(0)
 }
 

@@ -138,6 +138,9 @@ fn open_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_int> {
     if flags & libc::O_TMPFILE == libc::O_TMPFILE {
         return Err(Errno(libc::EOPNOTSUPP));
     }
+    if let Some(original) = open_original(&entry, flags)? {
+        return Ok(original);
+    }
     let path = path_of(&entry);
     let is_dir = entry.found.as_ref().is_some_and(|found| found.kind == Kind::Dir);
     let is_dir = is_dir || flags & libc::O_DIRECTORY != 0;
@@ -149,6 +152,53 @@ fn open_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_int> {
         false => open_file(entry, flags, mode)?,
     };
     descriptors::insert(fd, description.into())
+}
+
+/// Opens a file of an indexed tree: the program gets the descriptor of the original file. Returns
+/// `None` for directories and for files of log directories.
+fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
+    if !entry.dir.is_tree() || entry.found.as_ref().is_some_and(|found| found.kind == Kind::Dir) {
+        return Ok(None);
+    }
+    let Some(found) = &entry.found else {
+        return Err(Errno(if flags & libc::O_CREAT != 0 { libc::EROFS } else { libc::ENOENT }));
+    };
+    if flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0 {
+        return Err(Errno(libc::EEXIST));
+    }
+    if entry.must_be_dir || flags & libc::O_DIRECTORY != 0 {
+        return Err(Errno(libc::ENOTDIR));
+    }
+    if found.kind != Kind::File || flags & libc::O_PATH != 0 {
+        // The kernel knows how to open other kinds, and opens them itself.
+        return open_natively(entry, flags).map(Some);
+    }
+    if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+        return Err(Errno(libc::EROFS));
+    }
+    let file = entry.fs.open(&Context::for_process(std::process::id()), found.node())?;
+    let fd = file.into_descriptor().ok_or(Errno(libc::EIO))?;
+    let minimum = crate::own_descriptors::minimum();
+    let closes = flags & libc::O_CLOEXEC != 0;
+    let fd = match std::os::fd::AsRawFd::as_raw_fd(&fd) {
+        // It was opened with a number of the library's own.
+        number if minimum > 0 && number >= minimum => rustix::io::fcntl_dupfd_cloexec(&fd, 0)?,
+        _ => fd,
+    };
+    if !closes {
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
+    }
+    Ok(Some(placeholder::leak(fd)))
+}
+
+/// Opens an entry of an indexed tree by its path.
+fn open_natively(entry: &Entry, flags: c_int) -> Outcome<c_int> {
+    if entry.found.as_ref().is_some_and(|found| found.kind == Kind::Symlink) && flags & libc::O_PATH == 0 {
+        return Err(Errno(libc::ELOOP));
+    }
+    let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
+    let fd = rustix::fs::open(path_of(entry), flags, rustix::fs::Mode::empty())?;
+    Ok(placeholder::leak(fd))
 }
 
 fn open_dir(entry: Box<Entry>, flags: c_int) -> Outcome<Description> {
@@ -189,7 +239,8 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
     let excludes = creates && flags & libc::O_EXCL != 0;
     let open = open_mode(flags);
     let context = Context::for_process(std::process::id());
-    let Entry { dir, fs, parent, name, mut found, path, must_be_dir } = *entry;
+    let fs = entry.writable()?;
+    let Entry { dir, parent, name, mut found, path, must_be_dir, .. } = *entry;
     for _ in 0..OPEN_RACES_MAX {
         if let Some(found) = found.take() {
             if excludes {
@@ -228,7 +279,7 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
 /// by the store.
 fn check_access(found: &NodeRef<'_>, open: OpenMode) -> Outcome<()> {
     let wanted = if open.read { libc::R_OK } else { 0 } | if open.write { libc::W_OK } else { 0 };
-    crate::wrappers::status::check_access(found, wanted, true)
+    crate::access::check_access(found, wanted, true)
 }
 
 /// Returns the attributes of a new entry.

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use libc::{c_char, c_int, c_void, pid_t};
-use quell_vfs::{Kind, OpenMode};
+use quell_vfs::Kind;
 use rustix::fs::MemfdFlags;
 
 use crate::descriptors;
@@ -39,12 +39,12 @@ fn program_copy(entry: &Entry) -> Outcome<c_int> {
     if found.kind != Kind::File {
         return Err(Errno(libc::EACCES));
     }
-    crate::wrappers::status::check_access(found, libc::X_OK, true)?;
+    crate::access::check_access(found, libc::X_OK, true)?;
     if found.size_bytes > PROGRAM_BYTES_MAX {
         return Err(Errno(libc::ENOMEM));
     }
     let context = quell_vfs::Context::for_process(std::process::id());
-    let file = entry.fs.open_as(&context, found.node(), OpenMode::READ)?;
+    let file = entry.fs.open(&context, found.node())?;
     let memfd = rustix::fs::memfd_create("quell-program", MemfdFlags::CLOEXEC)?;
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
@@ -92,6 +92,8 @@ unsafe fn execute(
     match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
         Ok(Target::Native) => next(path, environment.as_ptr()),
         Ok(Target::Elsewhere(path)) => next(path.as_ptr(), environment.as_ptr()),
+        // The kernel executes the original file.
+        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => next(path, environment.as_ptr()),
         Ok(Target::Virtual(entry)) => errno::reply(inside(|| {
             let copy = program_copy(&entry)?;
             // SAFETY: the pointers are those of the caller and of `environment`; the path is empty.
@@ -180,7 +182,7 @@ unsafe fn found_in_path(name: *const c_char) -> Option<CString> {
                     if let Ok(crate::resolve::Resolved::Virtual(entry)) = resolved
                         && entry.node().is_ok_and(|found| {
                             found.kind == Kind::File
-                                && crate::wrappers::status::check_access(found, libc::X_OK, true).is_ok()
+                                && crate::access::check_access(found, libc::X_OK, true).is_ok()
                         })
                     {
                         return Ok(Some(candidate));
@@ -367,6 +369,7 @@ unsafe fn spawn(
     match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
         Ok(Target::Native) => next(path, environment.as_ptr()),
         Ok(Target::Elsewhere(path)) => next(path.as_ptr(), environment.as_ptr()),
+        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => next(path, environment.as_ptr()),
         Ok(Target::Virtual(entry)) => {
             let copy = inside(|| {
                 let copy = program_copy(&entry)?;

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use libc::{c_char, c_int, c_uint, gid_t, mode_t, timespec, timeval, uid_t, utimbuf};
 use quell_vfs::{Attributes, Change, Context, Kind, Time};
 
+use crate::access::check_access;
 use crate::attributes;
 use crate::descriptors::Description;
 use crate::errno::{Errno, Outcome};
@@ -159,41 +160,15 @@ wrap! {
     }
 }
 
-/// Checks access as access(2) does. `effective`: for the effective user, not the real one.
-pub fn check_access(found: &Attributes, wanted: c_int, effective: bool) -> Outcome<()> {
-    use rustix::process::{getegid, geteuid, getgid, getuid};
-    let (uid, gid) = if effective { (geteuid(), getegid()) } else { (getuid(), getgid()) };
-    let allowed = if uid.is_root() {
-        // Root may execute only what somebody may execute.
-        let executes = found.kind == Kind::Dir || found.permissions & 0o111 != 0;
-        if executes { 7 } else { 6 }
-    } else if uid.as_raw() == found.uid {
-        found.permissions >> 6 & 7
-    } else if gid.as_raw() == found.gid || is_in_group(found.gid) {
-        found.permissions >> 3 & 7
-    } else {
-        found.permissions & 7
-    };
-    match wanted as u32 & !allowed & 7 {
-        0 => Ok(()),
-        _ => Err(Errno(libc::EACCES)),
-    }
-}
-
-fn is_in_group(gid: u32) -> bool {
-    // SAFETY: with a size of 0 the list is not written.
-    let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
-    let mut groups = vec![0; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: the list has space for `count` groups.
-    let count = unsafe { libc::getgroups(count.max(0), groups.as_mut_ptr()) };
-    groups[..usize::try_from(count).unwrap_or(0)].contains(&gid)
-}
-
 fn access_entry(entry: &Entry, mode: c_int, effective: bool) -> Outcome<c_int> {
     if mode & !7 != 0 {
         return Err(Errno(libc::EINVAL));
     }
-    check_access(entry.node()?, mode, effective).map(|()| 0)
+    let found = entry.node()?;
+    if mode & libc::W_OK != 0 {
+        entry.writable()?;
+    }
+    check_access(found, mode, effective).map(|()| 0)
 }
 
 macro_rules! access_family {
@@ -228,7 +203,7 @@ wrap! {
 
 fn change_entry(entry: &Entry, change: &Change) -> Outcome<c_int> {
     let context = Context::for_process(std::process::id());
-    entry.fs.change(&context, entry.node()?.node(), change)?;
+    entry.writable()?.change(&context, entry.node()?.node(), change)?;
     Ok(0)
 }
 
