@@ -45,10 +45,11 @@ bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes 
 build: ## compile the program and the library as they are installed (Cargo.toml: profile dist)
 	cargo build --profile dist --bin quell
 	cargo build --profile dist --package quell-capi
+	cargo build --profile dist --package quell-preload
 
 install: ## install the binary, man pages, completions, and the library with its header and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
-	@test -x $(quell) && test -e $(libquell).so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
+	@test -x $(quell) && test -e $(libquell).so -a -e $(libquell)_preload.so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
 	@$(MAKE) --no-print-directory install-program install-library
 	@echo "installed in $(DESTDIR)$(PREFIX)"
 
@@ -68,6 +69,7 @@ install-program:
 
 install-library:
 	install -D -m 755 $(libquell).so "$(DESTDIR)$(PREFIX)/lib/libquell.so"
+	install -D -m 755 $(libquell)_preload.so "$(DESTDIR)$(PREFIX)/lib/libquell_preload.so"
 	install -D -m 644 $(libquell).a "$(DESTDIR)$(PREFIX)/lib/libquell.a"
 	strip --strip-debug "$(DESTDIR)$(PREFIX)/lib/libquell.a"
 	install -D -m 644 frontends/capi/include/quell.h "$(DESTDIR)$(PREFIX)/include/quell.h"

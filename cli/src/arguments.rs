@@ -161,6 +161,8 @@ Example:
   quell run -i /shared/env --scratch -- pip install six
   # cover the trees that `quell profile` proposed
   quell run --config quell.toml -- ./program
+  # without FUSE and user namespaces: files of ~/ckpt become logs in a store
+  quell run --via preload --log /shared/store=$HOME/ckpt -- mpirun ./program
   # start a virtual machine with the recorded blocks of its disk in memory
   quell run --image /srv/debian.raw -b debian.boot -- \\
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
@@ -172,8 +174,16 @@ recorded blocks.")]
 pub struct RunArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
     /// exist). Can be repeated.
-    #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image"])]
+    #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image", "logs"])]
     pub index: Vec<PathBuf>,
+    /// How the program gets the view. `preload` loads a library into the program and its children,
+    /// and needs neither FUSE nor user namespaces; see docs/techniques/preload.md.
+    #[arg(long, value_enum, default_value = "view")]
+    pub via: Via,
+    /// With --via preload: keep the files of DIR in these log stores. DIR is an existing, empty
+    /// directory. Can be repeated.
+    #[arg(long = "log", value_name = "STORE[,STORE...]=DIR")]
+    pub logs: Vec<String>,
     /// Cover the disk image of virtual machines and its backing chain instead of a tree; with -b.
     #[arg(long, value_name = "DISK", conflicts_with_all = ["index", "config"])]
     pub image: Option<PathBuf>,
@@ -196,6 +206,15 @@ pub struct RunArgs {
     /// Share the view with other runs of this name on this node, as the ranks of an MPI job do.
     #[arg(long, value_name = "NAME")]
     pub share: Option<String>,
+}
+
+/// How a program gets a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Via {
+    /// By mounts in a mount namespace.
+    View,
+    /// By a library in the program's own process.
+    Preload,
 }
 
 /// Options for boot images, common to `run` and `mount`.

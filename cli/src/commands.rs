@@ -20,6 +20,7 @@ pub mod profile;
 pub mod qcow2_layer;
 pub mod record;
 pub mod run;
+pub mod run_preload;
 pub mod show;
 pub mod stats;
 pub mod umount;

@@ -63,6 +63,15 @@ impl Config {
         }
     }
 
+    /// Reads the trees and the log directories for `quell run --via preload`.
+    pub fn read_both(
+        file: &Path,
+        trust_owners: &[u32],
+    ) -> Result<(Vec<TreeConfig>, Vec<LogConfig>), Failure> {
+        let config = Config::read(file, trust_owners)?;
+        Ok((config.trees, config.logs))
+    }
+
     fn read(file: &Path, trust_owners: &[u32]) -> Result<Config, Failure> {
         let wrong = |e: &dyn std::fmt::Display| Failure::wrong_input(format!("{}: {e}", shown(file)));
         let opened = InputFile::open(file)?.file;

@@ -11,6 +11,7 @@ mod config;
 mod failure;
 mod indexes;
 mod inputs;
+mod installed;
 mod local_time;
 mod output;
 mod plans;
@@ -20,6 +21,7 @@ mod trace;
 mod tracer;
 mod traces;
 mod users;
+mod views;
 
 use std::process::ExitCode;
 

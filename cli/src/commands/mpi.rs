@@ -1,19 +1,19 @@
 //! `quell mpi`: compiles the components for Open MPI, whose sources are part of this program, and
 //! prints the environment variables with which MPI programs use them.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use quell_mount_spec::{View, ViewLog};
+use quell_mount_spec::View;
 use serde_json::json;
 
-use crate::arguments::{LogArgs, MpiBuildArgs, MpiCommand, MpiEnvArgs};
+use crate::arguments::{MpiBuildArgs, MpiCommand, MpiEnvArgs};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown, text_of};
+use crate::installed;
 use crate::output::outln;
+use crate::views::log_of_argument;
 
 /// The sources of the components, and the header of the library.
 const SOURCES: [(&str, &str); 7] = [
@@ -194,24 +194,9 @@ fn argument(option: &str, path: &Path) -> std::ffi::OsString {
     argument
 }
 
-/// Returns the directory with this program.
-fn program_directory() -> Result<PathBuf, Failure> {
-    let program =
-        std::env::current_exe().map_err(|error| Failure::cannot(format!("/proc/self/exe: {error}")))?;
-    Ok(program.parent().unwrap_or(Path::new("/")).to_owned())
-}
-
 /// Returns the library that was installed, or built, together with this program.
 fn installed_library() -> Result<PathBuf, Failure> {
-    let directory = program_directory()?;
-    let places = [directory.join("../lib/libquell.so"), directory.join("libquell.so")];
-    match places.iter().find(|place| place.is_file()) {
-        Some(library) => real_path(library),
-        None => Err(Failure::cannot(format!(
-            "{} does not exist; install the library with `make install`, or name it with --library",
-            shown(&places[0])
-        ))),
-    }
+    installed::library("libquell.so", "install the library with `make install`, or name it with --library")
 }
 
 /// Returns the directory for the components of a user.
@@ -227,7 +212,11 @@ fn environment(args: &MpiEnvArgs) -> Result<ExitCode, Failure> {
     let components = components_directory(args, &mpi)?;
     let view = View {
         trees: Vec::new(),
-        logs: args.logs.iter().map(|log| view_log(log, args.options)).collect::<Result<_, _>>()?,
+        logs: args
+            .logs
+            .iter()
+            .map(|log| log_of_argument(log, args.options.options(None)))
+            .collect::<Result<_, _>>()?,
     };
     let value = view.to_json().map_err(Failure::from)?;
     View::parse(value.as_bytes()).map_err(|error| Failure::wrong_input(error.to_string()))?;
@@ -264,7 +253,7 @@ fn components_directory(args: &MpiEnvArgs, mpi: &OpenMpi) -> Result<PathBuf, Fai
         };
     }
     let name = mpi.directory_name();
-    let installed = program_directory()?.join("../lib/quell").join(&name);
+    let installed = installed::program_directory()?.join("../lib/quell").join(&name);
     let own = own_directory().ok().map(|directory| directory.join(&name));
     match own.into_iter().chain([installed]).find(is_complete) {
         Some(directory) => real_path(&directory),
@@ -273,33 +262,6 @@ fn components_directory(args: &MpiEnvArgs, mpi: &OpenMpi) -> Result<PathBuf, Fai
             mpi.version
         ))),
     }
-}
-
-/// Parses `STORE[,STORE...]=DIR`.
-fn view_log(text: &str, options: LogArgs) -> Result<ViewLog, Failure> {
-    let refused = |reason: &str| Failure::wrong_input(format!("--log {}: {reason}", shown(text)));
-    let (stores, path) =
-        text.rsplit_once('=').ok_or_else(|| refused("it has the form STORE[,STORE...]=DIR"))?;
-    let path = PathBuf::from(path);
-    if !path.is_absolute() {
-        return Err(refused("the directory after `=` must be an absolute path"));
-    }
-    let stores = stores.split(',').filter(|store| !store.is_empty());
-    let stores = stores.map(|store| {
-        let store = real_path(Path::new(OsStr::from_bytes(store.as_bytes())))?;
-        match store.is_dir() {
-            true => Ok(store),
-            false => Err(refused(&format!("{} is not a directory", shown(&store)))),
-        }
-    });
-    let options = options.options(None);
-    Ok(ViewLog {
-        path,
-        stores: stores.collect::<Result<_, _>>()?,
-        index: options.index,
-        buffer_bytes: options.buffer_bytes.map(|bytes| bytes as usize),
-        flatten_threshold_bytes: options.flatten_threshold_bytes,
-    })
 }
 
 #[cfg(test)]

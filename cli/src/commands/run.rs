@@ -11,7 +11,8 @@ use quell_supervisor::{
     enter_view, is_first_notice, open_fifo, runtime_directory, with_consequence,
 };
 
-use crate::arguments::RunArgs;
+use crate::arguments::{RunArgs, Via};
+use crate::commands::run_preload;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::indexes::{Creation, RequestedIndex, open_indexes};
@@ -20,6 +21,15 @@ use crate::output::errln;
 use crate::plans;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    match args.via {
+        Via::View if args.logs.is_empty() => {}
+        Via::View => {
+            return Err(Failure::wrong_input(
+                "--log needs --via preload; a mount of stores is made by `quell mount --log STORE DIR`",
+            ));
+        }
+        Via::Preload => return run_preload::run(&args, quiet),
+    }
     let (plan, files) = plan(&args, quiet)?;
     if let (Some(config), PlanSource::Trees(trees)) = (&args.config, &plan.source)
         && trees.trees.is_empty()
@@ -29,7 +39,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             return Err(Failure::wrong_input(message));
         }
         print_once(&args, &format!("{message}: running on the original directory, without Quell"));
-        return become_program(&args.command, None);
+        return become_program(&args.command, None, &[]);
     }
     let original = if matches!(plan.source, PlanSource::Disk(_)) { "disk image" } else { "directory" };
     // Opened before the view is entered, because in it the paths may refer to other files.
@@ -50,7 +60,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             errln!("quell: {}", with_consequence(&message, &consequence));
         }
     }
-    become_program(&args.command, outputs)
+    become_program(&args.command, outputs, &[])
 }
 
 /// Returns the identifier of the job: the name given with `--share`, or the parallel job of this
@@ -142,15 +152,20 @@ fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>) -> Result<BootPlan, Fai
     Ok(BootPlan::Serve { images, budget_mib: args.boot.budget })
 }
 
-/// Executes the program in this process, so exit code, signals and terminal are the program's own.
+/// Executes the program in this process, with further variables in its environment, so exit code, signals and terminal are the program's own.
 /// Returns only if the program cannot be started.
-fn become_program(command: &[OsString], outputs: Option<[File; 2]>) -> Result<ExitCode, Failure> {
+pub fn become_program(
+    command: &[OsString],
+    outputs: Option<[File; 2]>,
+    variables: &[(&str, OsString)],
+) -> Result<ExitCode, Failure> {
     let (program, arguments) = command.split_first().expect("clap asks for one");
     let mut command = Command::new(program);
     if let Some([out, err]) = outputs {
         command.stdout(out).stderr(err);
     }
-    let error = command.args(arguments).exec();
+    let variables = variables.iter().map(|(name, value)| (name, value));
+    let error = command.args(arguments).envs(variables).exec();
     // The codes of shells and env(1): 127 if the program was not found, 126 if it could not be
     // started.
     errln!("quell: {}: {error}", shown(Path::new(program)));

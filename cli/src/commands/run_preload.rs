@@ -1,0 +1,124 @@
+//! `quell run --via preload`: executes the program with the preload library, which serves the
+//! directories in the program's own process.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use quell_mount_spec::{VIEW_VARIABLE, View, ViewTree};
+use quell_supervisor::{LogOptions, root_of};
+
+use crate::arguments::{RunArgs, ViewArg};
+use crate::commands::run::become_program;
+use crate::config::{Config, LogConfig};
+use crate::failure::Failure;
+use crate::indexes::{Creation, RequestedIndex, open_indexes};
+use crate::inputs::{real_path, shown};
+use crate::installed;
+use crate::output::errln;
+use crate::views::{log_of_argument, log_of_paths};
+
+const LIBRARY: &str = "libquell_preload.so";
+
+/// The variable by which the dynamic linker loads libraries before all others.
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+
+pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    refuse_other_options(args)?;
+    let library = installed::library(LIBRARY, "install the library with `make install`")?;
+    let (trees, logs) = match &args.config {
+        Some(file) => Config::read_both(file, &args.cover.trust_owner)?,
+        None => (Vec::new(), Vec::new()),
+    };
+    let mut view = View { trees: view_trees(args, trees, quiet)?, logs: Vec::new() };
+    for text in &args.logs {
+        view.logs.push(log_of_argument(text, LogOptions::default())?);
+    }
+    for LogConfig { path, stores, index, .. } in &logs {
+        let options = LogOptions { index: index.map(Into::into), ..LogOptions::default() };
+        view.logs.push(log_of_paths(stores, path, options)?);
+    }
+    if view.logs.is_empty() && view.trees.is_empty() {
+        if args.index.is_empty() && args.config.is_some() {
+            return Err(Failure::wrong_input("the configuration file has no [[tree]] and no [[log]]"));
+        }
+        // The reasons have been printed.
+        return become_program(&args.command, None, &[]);
+    }
+    let value = view.to_json()?;
+    View::parse(value.as_bytes())?;
+    if args.cover.verbose {
+        for tree in &view.trees {
+            errln!("quell: {} served from {} by {}", shown(&tree.path), shown(&tree.index), shown(&library));
+        }
+        for log in &view.logs {
+            errln!("quell: {} served by {}", shown(&log.path), shown(&library));
+        }
+    }
+    let variables = [(VIEW_VARIABLE, value.into()), (PRELOAD_VARIABLE, preloaded(&library))];
+    become_program(&args.command, None, &variables)
+}
+
+/// Returns the value of LD_PRELOAD with the library before the user's own.
+fn preloaded(library: &Path) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    if let Some(known) = std::env::var_os(PRELOAD_VARIABLE).filter(|known| !known.is_empty()) {
+        value.push(":");
+        value.push(known);
+    }
+    value
+}
+
+/// Refuses options that need a view of the kernel.
+fn refuse_other_options(args: &RunArgs) -> Result<(), Failure> {
+    let cover = &args.cover;
+    let options = [
+        ("--image", args.image.is_some()),
+        ("-b", !args.boot.boot.is_empty()),
+        ("--source", cover.source.is_some()),
+        ("--at", cover.at.is_some()),
+        ("--scratch", cover.scratch),
+        ("--writable", cover.writable.is_some()),
+        ("--view", !matches!(cover.view, ViewArg::Auto)),
+        ("--suid", cover.suid),
+        ("--dev", cover.dev),
+    ];
+    match options.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((option, _)) => {
+            Err(Failure::wrong_input(format!("{option} needs a view, and cannot be used with --via preload")))
+        }
+    }
+}
+
+/// Opens the indexes, and creates missing ones of directories.
+fn view_trees(
+    args: &RunArgs,
+    trees: Vec<crate::config::TreeConfig>,
+    quiet: bool,
+) -> Result<Vec<ViewTree>, Failure> {
+    let mut requested = Vec::new();
+    for tree in trees {
+        let path = real_path(&tree.path).unwrap_or(tree.path);
+        requested.push(RequestedIndex::Tree { path, index: tree.index });
+    }
+    for path in &args.index {
+        requested.push(RequestedIndex::open(path)?);
+    }
+    let creation = Creation { is_reported: args.cover.verbose, quiet };
+    let mut view = Vec::new();
+    for (file, directory) in open_indexes(requested, creation)? {
+        let path: PathBuf = match directory {
+            Some(directory) => directory,
+            None => root_of(&file.index()?),
+        };
+        let tree = ViewTree { path, index: file.path.clone() };
+        let checked = tree.load().and_then(|index| tree.open(&index));
+        match checked {
+            Ok(_) => view.push(tree),
+            Err(error) if args.cover.strict => return Err(error.into()),
+            Err(error) => errln!("quell: {error}: {} is not served from its index", shown(&tree.path)),
+        }
+    }
+    Ok(view)
+}

@@ -1,0 +1,38 @@
+//! The directories that the command line names for a view in the program's own process.
+
+use std::path::{Path, PathBuf};
+
+use quell_mount_spec::ViewLog;
+use quell_supervisor::{LogOptions, log_plan};
+
+use crate::failure::Failure;
+use crate::inputs::{real_path, shown};
+
+/// Parses `STORE[,STORE...]=DIR`, and checks the stores.
+pub fn log_of_argument(text: &str, options: LogOptions) -> Result<ViewLog, Failure> {
+    let refused = |reason: &str| Failure::wrong_input(format!("--log {}: {reason}", shown(text)));
+    let (stores, path) =
+        text.rsplit_once('=').ok_or_else(|| refused("it has the form STORE[,STORE...]=DIR"))?;
+    let stores: Vec<PathBuf> =
+        stores.split(',').filter(|store| !store.is_empty()).map(PathBuf::from).collect();
+    if stores.is_empty() || path.is_empty() {
+        return Err(refused("it has the form STORE[,STORE...]=DIR"));
+    }
+    log_of_paths(&stores, Path::new(path), options)
+}
+
+/// Checks the stores of a directory, and returns its description.
+pub fn log_of_paths(stores: &[PathBuf], directory: &Path, options: LogOptions) -> Result<ViewLog, Failure> {
+    let path = real_path(directory)?;
+    if !path.is_dir() {
+        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
+    }
+    let plan = log_plan(stores, &path, options, false)?;
+    Ok(ViewLog {
+        path,
+        stores: plan.stores,
+        index: options.index,
+        buffer_bytes: options.buffer_bytes.map(|bytes| bytes as usize),
+        flatten_threshold_bytes: options.flatten_threshold_bytes,
+    })
+}
