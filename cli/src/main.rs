@@ -15,6 +15,7 @@ mod installed;
 mod local_time;
 mod output;
 mod plans;
+mod program;
 mod progress;
 mod stop_condition;
 mod trace;

@@ -1,10 +1,7 @@
 //! `quell run`: joins or creates the view, then executes the program in its own process.
 
-use std::ffi::OsString;
-use std::fs::File;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use quell_supervisor::{
     BootPlan, NotEntered, Plan, PlanSource, RecordingPlan, Target, TreePlan, current_job, disk_plan,
@@ -19,6 +16,7 @@ use crate::indexes::{Creation, RequestedIndex, open_indexes};
 use crate::inputs::{InputFile, real_path, shown};
 use crate::output::errln;
 use crate::plans;
+use crate::program::become_program;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     match args.via {
@@ -150,25 +148,4 @@ fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>) -> Result<BootPlan, Fai
         }
     }
     Ok(BootPlan::Serve { images, budget_mib: args.boot.budget })
-}
-
-/// Executes the program in this process, with further variables in its environment, so exit code, signals and terminal are the program's own.
-/// Returns only if the program cannot be started.
-pub fn become_program(
-    command: &[OsString],
-    outputs: Option<[File; 2]>,
-    variables: &[(&str, OsString)],
-) -> Result<ExitCode, Failure> {
-    let (program, arguments) = command.split_first().expect("clap asks for one");
-    let mut command = Command::new(program);
-    if let Some([out, err]) = outputs {
-        command.stdout(out).stderr(err);
-    }
-    let variables = variables.iter().map(|(name, value)| (name, value));
-    let error = command.args(arguments).envs(variables).exec();
-    // The codes of shells and env(1): 127 if the program was not found, 126 if it could not be
-    // started.
-    errln!("quell: {}: {error}", shown(Path::new(program)));
-    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    Ok(ExitCode::from(code))
 }

@@ -9,13 +9,13 @@ use quell_mount_spec::{VIEW_VARIABLE, View, ViewTree};
 use quell_supervisor::{LogOptions, root_of};
 
 use crate::arguments::{RunArgs, ViewArg};
-use crate::commands::run::become_program;
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::indexes::{Creation, RequestedIndex, open_indexes};
 use crate::inputs::{real_path, shown};
 use crate::installed;
 use crate::output::errln;
+use crate::program::become_program;
 use crate::views::{log_of_argument, log_of_paths};
 
 const LIBRARY: &str = "libquell_preload.so";

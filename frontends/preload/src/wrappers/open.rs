@@ -119,8 +119,8 @@ pub unsafe fn open_at(
     }
 }
 
-/// Opens a virtual path that another function of libc names, such as fopen(3). Returns `None` if the
-/// path is not virtual.
+/// Opens a virtual path that another function of libc names, such as fopen(3). Returns `None` if
+/// the path is not virtual.
 pub fn open_path(path: &[u8], flags: c_int, mode: mode_t) -> Option<Outcome<c_int>> {
     let path = CString::new(path).ok()?;
     // SAFETY: the string ends with a NUL.
@@ -291,8 +291,8 @@ pub fn new_entry(mode: mode_t) -> NewEntry {
     }
 }
 
-/// Returns the umask of the process. It is read from `/proc`, because umask(2) can only return it by
-/// changing it for all threads.
+/// Returns the umask of the process. It is read from `/proc`, because umask(2) can only return it
+/// by changing it for all threads.
 fn umask() -> u32 {
     let mask = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;

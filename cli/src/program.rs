@@ -1,0 +1,32 @@
+//! Executes the user's program.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use crate::failure::Failure;
+use crate::inputs::shown;
+use crate::output::errln;
+
+/// Executes the program in this process, with further variables in its environment, so exit code, signals and terminal are the program's own.
+/// Returns only if the program cannot be started.
+pub fn become_program(
+    command: &[OsString],
+    outputs: Option<[File; 2]>,
+    variables: &[(&str, OsString)],
+) -> Result<ExitCode, Failure> {
+    let (program, arguments) = command.split_first().expect("clap asks for one");
+    let mut command = Command::new(program);
+    if let Some([out, err]) = outputs {
+        command.stdout(out).stderr(err);
+    }
+    let variables = variables.iter().map(|(name, value)| (name, value));
+    let error = command.args(arguments).envs(variables).exec();
+    // The codes of shells and env(1): 127 if the program was not found, 126 if it could not be
+    // started.
+    errln!("quell: {}: {error}", shown(Path::new(program)));
+    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+    Ok(ExitCode::from(code))
+}
