@@ -889,10 +889,17 @@ pub struct ProbeArgs {
 /// Report what this machine supports, which view would be used and why, and how to enable a better
 /// one.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  quell doctor /shared/env")]
+#[command(after_help = "\
+Example:
+  quell doctor /shared/env
+  # which ways can serve this program
+  quell doctor -- ./program")]
 pub struct DoctorArgs {
     /// The directory to cover, or its index.
     pub directory: Option<PathBuf>,
+    /// A program: report the ways that can serve it.
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub program: Option<std::ffi::OsString>,
     /// Print the findings as JSON.
     #[arg(long)]
     pub json: bool,

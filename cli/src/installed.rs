@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 
+/// The file name of the preload library.
+pub const PRELOAD_LIBRARY: &str = "libquell_preload.so";
+
 /// Returns the directory with this program.
 pub fn program_directory() -> Result<PathBuf, Failure> {
     let program =

@@ -16,6 +16,7 @@ mod local_time;
 mod output;
 mod plans;
 mod program;
+mod program_kind;
 mod progress;
 mod stop_condition;
 mod trace;

@@ -1,5 +1,6 @@
 //! `quell doctor`: tries every view on a small temporary tree, and reports the results.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,7 +13,9 @@ use serde_json::json;
 use crate::arguments::DoctorArgs;
 use crate::failure::{CANNOT, Failure};
 use crate::inputs::{root_of, shown};
+use crate::installed::{self, PRELOAD_LIBRARY};
 use crate::output::{hanging, outln, without_error_numbers};
+use crate::program_kind::{ALTERNATIVE, program_kind};
 
 /// The result of one test.
 struct Finding {
@@ -45,6 +48,10 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
                 findings.push(finding);
             }
         }
+    }
+    findings.push(preload());
+    if let Some(program) = &args.program {
+        findings.push(served_program(program)?);
     }
     if let Some(directory) = &directory {
         findings.push(readable(directory, kind.as_deref()));
@@ -130,6 +137,28 @@ fn verdict(chosen: Option<View>, kind: Option<&str>) -> (&'static str, String) {
         }
         None => ("none", "`quell run` prints the reason and runs programs on the original directory".into()),
     }
+}
+
+/// Returns the finding about the preload library.
+fn preload() -> Finding {
+    let found = installed::library(PRELOAD_LIBRARY, "install it with `make install`");
+    Finding {
+        name: "preload".into(),
+        works: found.is_ok(),
+        detail: found.map_or_else(|failure| failure.to_string(), |library| shown(&library)),
+        advice: "`quell run --via preload` needs it, and neither FUSE nor user namespaces",
+    }
+}
+
+/// Returns the finding about the way in which a program can be served.
+fn served_program(program: &OsStr) -> Result<Finding, Failure> {
+    let kind = program_kind(program)?;
+    let file = shown(&kind.file);
+    let detail = match kind.refusal {
+        None => format!("{file} is linked with glibc: every view and --via preload serve it"),
+        Some(refusal) => format!("{file} {}: --via preload cannot serve it", refusal.reason()),
+    };
+    Ok(Finding { name: "program".into(), works: kind.refusal.is_none(), detail, advice: ALTERNATIVE })
 }
 
 /// A small tree with its index, in a directory below the runtime directory.

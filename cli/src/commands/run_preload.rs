@@ -13,19 +13,23 @@ use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::indexes::{Creation, RequestedIndex, open_indexes};
 use crate::inputs::{real_path, shown};
-use crate::installed;
+use crate::installed::{self, PRELOAD_LIBRARY};
 use crate::output::errln;
 use crate::program::become_program;
+use crate::program_kind::{ALTERNATIVE, program_kind};
 use crate::views::{log_of_argument, log_of_paths};
-
-const LIBRARY: &str = "libquell_preload.so";
 
 /// The variable by which the dynamic linker loads libraries before all others.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     refuse_other_options(args)?;
-    let library = installed::library(LIBRARY, "install the library with `make install`")?;
+    let library = installed::library(PRELOAD_LIBRARY, "install the library with `make install`")?;
+    let kind = program_kind(&args.command[0])?;
+    if let Some(refusal) = kind.refusal {
+        let reason = refusal.reason();
+        return Err(Failure::cannot(format!("{} {reason}; {ALTERNATIVE}", shown(&kind.file))));
+    }
     let (trees, logs) = match &args.config {
         Some(file) => Config::read_both(file, &args.cover.trust_owner)?,
         None => (Vec::new(), Vec::new()),

@@ -14,8 +14,8 @@ use crate::view::{self, VirtualDir};
 use crate::wrappers::{Target, find, opened};
 
 /// Makes a virtual directory the working directory. The kernel's working directory becomes the
-/// original directory of a tree, or the mount point of a log directory, for programs that do not use
-/// this library.
+/// original directory of a tree, or the mount point of a log directory, for programs that do not
+/// use this library.
 fn enter(dir: &'static VirtualDir, path: Vec<u8>) -> Outcome<c_int> {
     if dir.is_tree() {
         rustix::process::chdir(view::absolute(dir, &path))?;
