@@ -38,6 +38,8 @@ mod model;
 mod moosefs;
 mod mpiio;
 mod outputs;
+mod preload_calls;
+mod preload_functions;
 mod probe_command;
 mod process;
 mod profile_counts;

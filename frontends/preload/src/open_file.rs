@@ -34,6 +34,8 @@ pub struct OpenFile {
     opened: Mutex<Option<ManuallyDrop<Opened>>>,
     /// Held by calls that use the position, as the kernel does for threads of one process.
     position: Mutex<()>,
+    /// The generation of the process that opened the file by its path; `None` if it was inherited.
+    first_generation: Option<u32>,
 }
 
 /// The file in the process that opened it.
@@ -65,6 +67,7 @@ impl OpenFile {
         flags: c_int,
         file: Option<(NodeId, Box<dyn WritableFile>)>,
     ) -> OpenFile {
+        let first_generation = file.is_some().then(view::generation);
         let opened =
             file.map(|(node, file)| Opened { generation: view::generation(), node, file: file.into() });
         OpenFile {
@@ -73,6 +76,7 @@ impl OpenFile {
             flags: AtomicI32::new(kept_flags(flags)),
             opened: Mutex::new(opened.map(ManuallyDrop::new)),
             position: Mutex::new(()),
+            first_generation,
         }
     }
 
@@ -97,7 +101,7 @@ impl OpenFile {
     }
 
     /// Returns the file. A process that inherited the descriptor opens it by its path.
-    fn file(&self) -> Outcome<(NodeId, Arc<dyn WritableFile>)> {
+    pub fn file(&self) -> Outcome<(NodeId, Arc<dyn WritableFile>)> {
         if self.is_path_only() {
             return Err(Errno(libc::EBADF));
         }
@@ -124,6 +128,16 @@ impl OpenFile {
             file: Arc::clone(&file),
         }));
         Ok((node, file))
+    }
+
+    /// Returns whether this process has inherited the descriptor.
+    pub fn is_inherited(&self) -> bool {
+        self.first_generation != Some(view::generation())
+    }
+
+    /// Returns whether this process has opened the file.
+    pub fn is_open_here(&self) -> bool {
+        self.own_file().is_some()
     }
 
     /// Returns the file if this process has opened it.

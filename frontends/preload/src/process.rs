@@ -22,6 +22,7 @@ use crate::own_descriptors;
 use crate::placeholder::{self, Header};
 use crate::streams;
 use crate::view;
+use crate::wrappers::locks;
 
 /// The flag in the header of a descriptor that hands the working directory over to a program that
 /// is executed. No program can open a file with it.
@@ -189,6 +190,7 @@ struct ForkLocks {
     _streams:
         std::sync::RwLockWriteGuard<'static, std::collections::BTreeMap<usize, Arc<crate::open_dir::Stream>>>,
     _files: std::sync::MutexGuard<'static, std::collections::BTreeMap<usize, c_int>>,
+    _locked: std::sync::MutexGuard<'static, std::collections::BTreeSet<(usize, u64)>>,
     _cwd: cwd::ForkLock,
     _view: view::ForkLocks,
 }
@@ -209,6 +211,7 @@ extern "C" fn before_fork() {
     let locks = ForkLocks {
         _view: view::lock_for_fork(),
         _cwd: cwd::lock_for_fork(),
+        _locked: locks::lock_for_fork(),
         _streams: crate::open_dir::lock_streams(),
         _files: streams::lock_for_fork(),
         _table: descriptors::lock_table(),
@@ -223,6 +226,7 @@ extern "C" fn after_fork() {
 
 extern "C" fn begin_child() {
     after_fork();
+    locks::forget_inherited();
     view::begin_generation();
     let minimum = own_descriptors::minimum();
     if minimum > 0 {

@@ -161,6 +161,47 @@ pub fn use_for_standard(fd: c_int) {
     }
 }
 
+/// Returns the number of the standard stream that `stream` is.
+pub fn standard(stream: *mut FILE) -> Option<c_int> {
+    (0..=2).find(|fd| standard_stream(*fd) == stream)
+}
+
+/// Returns `stdin`, `stdout` or `stderr`.
+pub fn standard_stream(fd: c_int) -> *mut FILE {
+    // SAFETY: the variables exist; a program that changes them while another thread uses them has
+    // a race of its own.
+    unsafe {
+        match fd {
+            0 => stdin,
+            1 => stdout,
+            _ => stderr,
+        }
+    }
+}
+
+/// The bits of the first word of a stream that say what it allows, as libc defines them.
+const NO_READS: c_int = 0x0004;
+const NO_WRITES: c_int = 0x0008;
+const AT_END: c_int = 0x0010;
+const FAILED: c_int = 0x0020;
+const APPENDS: c_int = 0x1000;
+
+/// Sets what a custom stream allows, by flags of open(2), and clears its errors.
+pub fn set_mode(stream: *mut FILE, flags: c_int) {
+    let mut bits = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => NO_WRITES,
+        libc::O_WRONLY => NO_READS,
+        _ => 0,
+    };
+    if flags & libc::O_APPEND != 0 {
+        bits |= APPENDS;
+    }
+    let word = stream.cast::<c_int>();
+    // SAFETY: a stream begins with the word of its flags (`_flags`), which is part of libc's binary
+    // interface.
+    unsafe { *word = *word & !(NO_READS | NO_WRITES | AT_END | FAILED | APPENDS) | bits };
+}
+
 /// Flushes a standard stream before its descriptor changes.
 pub fn flush_standard(fd: c_int) {
     if !(0..=2).contains(&fd) || lock(&REPLACED)[fd as usize].is_none() {

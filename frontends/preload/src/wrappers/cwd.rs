@@ -223,3 +223,14 @@ wrap! {
         }
     }
 }
+
+wrap! {
+    fn __getwd_chk(into: *mut c_char, size: size_t) -> *mut c_char, |next| {
+        match virtual_path() {
+            // SAFETY: the caller's buffer has `size` bytes.
+            Some(path) => errno::reply_pointer(unsafe { copy_path(&path, into, size) }),
+            // SAFETY: the caller's arguments are those of getwd(3), and the size of the buffer.
+            None => unsafe { next(into, size) },
+        }
+    }
+}

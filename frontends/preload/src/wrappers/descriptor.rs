@@ -10,8 +10,9 @@ use crate::guard::{inside, is_inside};
 use crate::next::wrap;
 use crate::own_descriptors;
 use crate::placeholder::{self, borrow};
+use crate::refusals::refused;
 use crate::streams;
-use crate::wrappers::{opened, with_descriptor};
+use crate::wrappers::{locks, opened, with_descriptor};
 
 /// Closes a virtual descriptor. Its data is published, and an error of this is returned; the
 /// descriptor is closed in any case, as by close(2).
@@ -34,10 +35,12 @@ fn publish(fd: c_int, description: &Description) -> Outcome<()> {
 
 /// Closes the file if no other descriptor of this process refers to it.
 fn close_last(description: Arc<Description>) -> Outcome<()> {
-    match Arc::try_unwrap(description) {
+    let released = locks::release_of_process(&description);
+    let closed = match Arc::try_unwrap(description) {
         Ok(Description::File(file)) => file.close(),
         Ok(Description::Dir(_)) | Err(_) => Ok(()),
-    }
+    };
+    released.and(closed)
 }
 
 /// Closes a virtual descriptor, as close(2) does.
@@ -231,7 +234,7 @@ fn control(
             }
             Ok(0)
         }
-        _ => crate::wrappers::locks::control(description, command, argument),
+        _ => Err(refused("fcntl", Errno(libc::EINVAL))),
     }
 }
 
@@ -242,6 +245,10 @@ macro_rules! fcntl {
                 match opened(fd) {
                     // SAFETY: the caller's arguments are those of fcntl(2).
                     None => unsafe { next(fd, command, argument) },
+                    Some(description) if locks::is_lock_command(command) => {
+                        // SAFETY: as above; the argument of these commands is an address.
+                        errno::reply(unsafe { locks::control(fd, &description, command, argument) })
+                    }
                     // SAFETY: as above.
                     Some(description) => errno::reply(inside(|| control(fd, &description, command, argument, || unsafe { next(fd, command, argument) }))),
                 }
@@ -263,7 +270,7 @@ wrap! {
                     rustix::io::fcntl_setfd(borrow(fd), flags)?;
                     Ok(0)
                 }
-                _ => Err(Errno(libc::ENOTTY)),
+                _ => Err(refused("ioctl", Errno(libc::ENOTTY))),
             }
         })
     }

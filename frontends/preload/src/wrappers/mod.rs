@@ -2,16 +2,19 @@
 //! this directory lists every function of libc that does I/O, and says which are defined here and
 //! why the others are not.
 
+mod copies;
 mod cwd;
 mod data;
 mod descriptor;
 mod directories;
-mod locks;
+pub mod locks;
+mod mappings;
 mod names;
 pub mod open;
 mod programs;
 mod status;
 mod stdio;
+mod temporary;
 
 use std::ffi::{CStr, CString};
 use std::sync::Arc;

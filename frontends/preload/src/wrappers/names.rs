@@ -414,3 +414,19 @@ wrap! {
         unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(dirfd, path, into, space, size), |entry| read_link(entry, into, space.min(size))) }
     }
 }
+
+// The functions of programs that were linked with a glibc older than 2.33.
+
+wrap! {
+    fn __xmknod(version: c_int, path: *const c_char, mode: mode_t, device: *mut dev_t) -> c_int, |next| {
+        // SAFETY: the caller's arguments are a version and those of mknod(2).
+        unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(version, path, mode, device), |entry| make_node(entry, mode)) }
+    }
+}
+
+wrap! {
+    fn __xmknodat(version: c_int, dirfd: c_int, path: *const c_char, mode: mode_t, device: *mut dev_t) -> c_int, |next| {
+        // SAFETY: the caller's arguments are a version and those of mknodat(2).
+        unsafe { with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(version, dirfd, path, mode, device), |entry| make_node(entry, mode)) }
+    }
+}

@@ -133,7 +133,7 @@ pub fn open_path(path: &[u8], flags: c_int, mode: mode_t) -> Option<Outcome<c_in
 }
 
 /// Opens an entry of a virtual directory, and returns the number of its descriptor.
-fn open_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_int> {
+pub fn open_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_int> {
     let closes = flags & libc::O_CLOEXEC != 0;
     if flags & libc::O_TMPFILE == libc::O_TMPFILE {
         return Err(Errno(libc::EOPNOTSUPP));

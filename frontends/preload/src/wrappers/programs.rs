@@ -219,7 +219,7 @@ wrap! {
 
 /// Publishes the open files before libc creates a process or executes a program without calling the
 /// functions of this library.
-extern "C" fn publish_before() {
+pub extern "C" fn publish_before() {
     if view::is_active()
         && !is_inside()
         && let Err(error) = inside(process::publish_all)
