@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from measure import Failed, Testbed, median, run, text_of
+from preload import environment, library_of
 
 HERE = Path(__file__).resolve().parent
 NODES = 4
@@ -37,6 +38,7 @@ SMALL = 100  # size of a record in bytes where only the number of records matter
 # are compared with its share of ext4, because a busy machine slows both.
 ORIGINAL = {"ext4": {"write": 3_107, "read": 6_635}, "FUSE": {"write": 239, "read": 305}, "library": {"write": 3_060, "read": 5_077}}
 PATTERNS = ("private", "strided", "segmented")
+BY_PRELOAD = (("write", "FUSE", "log", 3.0), ("write", "library", "library", 0.8), ("read", "library", "library", 0.8))
 NO_LIBRARY = "SKIPPED: there is no libquell beside the binary: make build"
 
 
@@ -261,13 +263,31 @@ class Logs:
                 direct, log = (rate and rate * 1e6 / (1 << 20) for rate in (direct, None if why_not else log))
                 self.row(title, "MiB/s", direct, log, bar, None if why_not else log >= least * direct,
                          why_not or f"median of {self.repeats}; the original PLFS {original:,} of {original_ext4:,}")
+        self.preload_rows(rates, kind)
+
+    def preload_rows(self, rates, kind):
+        """Compare the preload library with the C library and with a mount."""
+        for work, other, name, least in BY_PRELOAD:
+            reference, preload = (rates.median_of((each, "strided", work, self.local_records)) for each in (name, "preload"))
+            title = f"local {kind}, one file, strided, by preload against {other}: {work}"
+            why_not = None if reference and preload else "SKIPPED: see the rows above"
+            reference, preload = (rate and rate * 1e6 / (1 << 20) for rate in (reference, preload))
+            self.row(title, "MiB/s", reference, preload, f"at least {least:.1f} of {other}",
+                     None if why_not else preload >= least * reference, why_not or f"median of {self.repeats}")
 
     def by_library(self, rates, direct, store):
         """Write and read with the same processes, without the mount."""
         size = ["--processes", NODES, "--record", RECORD, "--mib", self.local_records * NODES * RECORD >> 20]
-        for method, arguments in (("plain beside the library", ("--posix", direct)), ("library", ("--quell", store))):
+        virtual = Path(store.parent, "preload")
+        virtual.mkdir(exist_ok=True)
+        environments = {"LD_LIBRARY_PATH": str(self.library.parent)}
+        view = {"log": [{"path": str(virtual), "stores": [str(store)]}]}
+        methods = {"plain beside the library": (("--posix", direct), os.environ), "library": (("--quell", store), os.environ)}
+        if library_of(self.quell).exists():
+            methods["preload"] = (("--posix", virtual), environment(self.quell, **view))
+        for method, (arguments, inherited) in methods.items():
             self.touch_memory()
-            line = text_of([self.nto1, *arguments, *size], env={**os.environ, "LD_LIBRARY_PATH": str(self.library.parent)})
+            line = text_of([self.nto1, *arguments, *size], env={**inherited, **environments})
             results = dict(word.split("=") for word in line.split())
             for work in ("write", "read"):
                 mib_s = float(results[f"{work}_mib_s"])

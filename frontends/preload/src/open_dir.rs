@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use libc::c_int;
 use quell_threads::{lock, read_lock, write_lock};
-use quell_vfs::{Attributes, Change, Context, Cursor, Kind, NodeId};
+use quell_vfs::{Attributes, Change, Cursor, Kind, NodeId};
 
 use crate::attributes::entry_type;
 use crate::errno::{Errno, Outcome};
@@ -55,14 +55,14 @@ impl OpenDir {
     /// Changes the attributes.
     pub fn change(&self, change: &Change) -> Outcome<()> {
         let entry = self.entry()?;
-        entry.writable()?.change(&Context::for_process(std::process::id()), entry.node()?.node(), change)?;
+        entry.writable()?.change(&crate::view::context(), entry.node()?.node(), change)?;
         Ok(())
     }
 
     /// Makes the names of the directory durable.
     pub fn sync(&self) -> Outcome<()> {
         let entry = self.entry()?;
-        Ok(entry.writable()?.sync_dir(&Context::for_process(std::process::id()), entry.node()?.node())?)
+        Ok(entry.writable()?.sync_dir(&crate::view::context(), entry.node()?.node())?)
     }
 }
 
@@ -184,7 +184,7 @@ fn read_batch(dir: &OpenDir, position: u64) -> Outcome<Vec<StreamEntry>> {
         let node = fs.parent(attributes.node).unwrap_or(attributes.node);
         entries.push(StreamEntry { name: b"..".to_vec(), node, kind: Kind::Dir, next: 2 });
     }
-    let context = Context::for_process(std::process::id());
+    let context = crate::view::context();
     fs.list(&context, attributes.node, Cursor(position.saturating_sub(2)), &mut |entry| {
         entries.push(StreamEntry {
             name: entry.name.to_vec(),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use libc::c_int;
 use quell_threads::lock;
-use quell_vfs::{Attributes, Change, Context, ErrorKind, NodeId, OpenMode, WritableFile};
+use quell_vfs::{Attributes, Change, ErrorKind, NodeId, OpenMode, WritableFile};
 
 use crate::errno::{Errno, Outcome};
 use crate::placeholder;
@@ -116,7 +116,7 @@ impl OpenFile {
         };
         let fs = entry.writable()?;
         let Some(found) = entry.found else { return Err(Errno(libc::ESTALE)) };
-        let context = Context::for_process(std::process::id());
+        let context = crate::view::context();
         let mode = OpenMode { truncate: false, ..open_mode(self.flags()) };
         let file: Arc<dyn WritableFile> = fs.open_as(&context, found.node(), mode)?.into();
         let node = found.into_attributes().node;
@@ -296,7 +296,7 @@ impl OpenFile {
     /// Changes attributes of the file.
     pub fn change(&self, change: &Change) -> Outcome<()> {
         let (node, _) = self.file()?;
-        let context = Context::for_process(std::process::id());
+        let context = crate::view::context();
         self.dir.fs()?.writable().ok_or(Errno(libc::EROFS))?.change(&context, node, change)?;
         Ok(())
     }

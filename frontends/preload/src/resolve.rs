@@ -1,11 +1,13 @@
 //! Walks a path in a virtual directory, and follows its symbolic links.
 
-use quell_vfs::{Context, FileSystem, Kind, NodeRef, Writable};
+use std::borrow::Cow;
+
+use quell_vfs::{FileSystem, Kind, NodeRef, Writable};
 
 use crate::access::check_access;
 use crate::errno::{Errno, Outcome};
 use crate::locate::{Located, locate_absolute};
-use crate::view::{VirtualDir, absolute, joined};
+use crate::view::{self, VirtualDir, absolute, joined};
 
 /// The number of symbolic links that the kernel follows in one path.
 const LINKS_MAX: usize = 40;
@@ -68,17 +70,17 @@ impl Entry {
 /// Walks `path` from the root of `dir`. Errors: ENOENT if a directory on the path does not exist,
 /// ENOTDIR, ELOOP, ENAMETOOLONG, and those of the file system.
 pub fn resolve(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<Resolved> {
-    let (mut dir, mut path) = (dir, path.to_vec());
+    let (mut dir, mut path) = (dir, Cow::Borrowed(path));
     for _ in 0..=LINKS_MAX {
         if path.len() >= PATH_BYTES_MAX {
             return Err(Errno(libc::ENAMETOOLONG));
         }
         match walk(dir, &path, last_link)? {
             Walked::Entry(entry) => return Ok(Resolved::Virtual(entry)),
-            Walked::Link { below, rest } => path = joined(&below, &rest),
+            Walked::Link { below, rest } => path = joined(&below, &rest).into(),
             Walked::Absolute(target) => match locate_absolute(&target) {
                 Located::Native => return Ok(Resolved::Native(target)),
-                Located::Virtual(next, rest) => (dir, path) = (next, rest.into_owned()),
+                Located::Virtual(next, rest) => (dir, path) = (next, rest.into_owned().into()),
             },
         }
     }
@@ -96,12 +98,45 @@ enum Walked {
     Absolute(Vec<u8>),
 }
 
+/// A position in a virtual directory.
+struct Position {
+    /// The directories on the path, each with the start of the next name in `path`.
+    above: Vec<(NodeRef<'static>, usize)>,
+    current: NodeRef<'static>,
+    /// The path without symbolic links.
+    path: Vec<u8>,
+}
+
+impl Position {
+    fn enter(&mut self, name: &[u8], found: NodeRef<'static>) {
+        let start = self.push(name);
+        self.above.push((std::mem::replace(&mut self.current, found), start));
+    }
+
+    /// Adds a name to the path, and returns its start.
+    fn push(&mut self, name: &[u8]) -> usize {
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name);
+        self.path.len() - name.len()
+    }
+
+    /// Returns to the directory above; false in the root.
+    fn leave(&mut self) -> bool {
+        let Some((parent, start)) = self.above.pop() else { return false };
+        self.current = parent;
+        self.path.truncate(start.saturating_sub(1));
+        true
+    }
+}
+
 fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<Walked> {
     let fs = dir.fs()?;
-    let context = Context::for_process(std::process::id());
-    let mut above: Vec<(NodeRef<'static>, Vec<u8>)> = Vec::new();
-    let mut current = NodeRef::permanent(fs.attributes(&context, fs.root())?);
-    let mut names: Vec<Vec<u8>> = Vec::new();
+    let context = view::context();
+    let root = NodeRef::permanent(fs.attributes(&context, fs.root())?);
+    let mut at =
+        Position { above: Vec::with_capacity(16), current: root, path: Vec::with_capacity(path.len()) };
     let mut rest = path;
     let must_be_dir = ends_as_dir(path);
     loop {
@@ -110,71 +145,63 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
         let is_last = crate::paths::split(rest).0.is_empty();
         match name {
             b"" => break,
-            _ if current.kind != Kind::Dir => return Err(Errno(libc::ENOTDIR)),
+            _ if at.current.kind != Kind::Dir => return Err(Errno(libc::ENOTDIR)),
             // The store checks access to its directories; an index does not.
-            _ if dir.is_tree() && !is_searchable(&current) => return Err(Errno(libc::EACCES)),
+            _ if dir.is_tree() && !is_searchable(&at.current) => return Err(Errno(libc::EACCES)),
             b"." => {}
-            b".." => match above.pop() {
-                Some((parent, _)) => {
-                    current = parent;
-                    names.pop();
-                }
-                None => {
-                    let parent = &dir.path[..dir.path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
-                    return Ok(Walked::Absolute(joined(parent, crate::paths::strip_slashes(rest))));
-                }
-            },
-            name => {
-                let found = fs.lookup(&context, current.node(), name)?;
-                let follows = !is_last || last_link == LastLink::Follow || must_be_dir;
-                match found {
-                    Some(found) if found.kind == Kind::Symlink && follows => {
-                        let target = fs.read_link(&context, found.node())?;
-                        let after = if rest.is_empty() {
-                            target.clone()
-                        } else {
-                            joined(&target, crate::paths::strip_slashes(rest))
-                        };
-                        let after =
-                            if must_be_dir && !ends_as_dir(&after) { joined(&after, b"") } else { after };
-                        return Ok(match target.first() {
-                            Some(b'/') => Walked::Absolute(after),
-                            Some(_) => Walked::Link { below: names.join(&b'/'), rest: after },
-                            None => return Err(Errno(libc::ENOENT)),
-                        });
-                    }
-                    Some(found) => {
-                        above.push((std::mem::replace(&mut current, found), name.to_vec()));
-                        names.push(name.to_vec());
-                    }
-                    None if is_last => {
-                        names.push(name.to_vec());
-                        let path = names.join(&b'/');
-                        let name = name.to_vec();
-                        return Ok(Walked::Entry(Box::new(Entry {
-                            dir,
-                            fs,
-                            parent: current,
-                            name,
-                            found: None,
-                            path,
-                            must_be_dir,
-                        })));
-                    }
-                    None => return Err(Errno(libc::ENOENT)),
-                }
+            b".." if at.leave() => {}
+            b".." => {
+                let parent = &dir.path[..dir.path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
+                return Ok(Walked::Absolute(joined(parent, crate::paths::strip_slashes(rest))));
             }
+            name => match fs.lookup(&context, at.current.node(), name)? {
+                Some(found)
+                    if found.kind == Kind::Symlink
+                        && (!is_last || last_link == LastLink::Follow || must_be_dir) =>
+                {
+                    let target = fs.read_link(&context, found.node())?;
+                    return follow(target, rest, must_be_dir, at.path);
+                }
+                Some(found) => at.enter(name, found),
+                None if is_last => {
+                    at.push(name);
+                    let Position { current, path, .. } = at;
+                    let (name, found) = (name.to_vec(), None);
+                    let entry = Entry { dir, fs, parent: current, name, found, path, must_be_dir };
+                    return Ok(Walked::Entry(Box::new(entry)));
+                }
+                None => return Err(Errno(libc::ENOENT)),
+            },
         }
     }
-    let path = names.join(&b'/');
+    let Position { mut above, current, path } = at;
     let entry = match above.pop() {
-        Some((parent, name)) => Entry { dir, fs, parent, name, found: Some(current), path, must_be_dir },
+        Some((parent, start)) => {
+            let name = path[start..].to_vec();
+            Entry { dir, fs, parent, name, found: Some(current), path, must_be_dir }
+        }
         None => {
             let root = NodeRef::permanent(*current);
             Entry { dir, fs, parent: root, name: Vec::new(), found: Some(current), path, must_be_dir }
         }
     };
     Ok(Walked::Entry(Box::new(entry)))
+}
+
+/// Returns the path that begins with the target of a symbolic link in the directory `below`.
+fn follow(target: Vec<u8>, rest: &[u8], must_be_dir: bool, below: Vec<u8>) -> Outcome<Walked> {
+    let Some(first) = target.first().copied() else { return Err(Errno(libc::ENOENT)) };
+    let mut path = target;
+    if !rest.is_empty() {
+        path = joined(&path, crate::paths::strip_slashes(rest));
+    }
+    if must_be_dir && !ends_as_dir(&path) {
+        path.push(b'/');
+    }
+    Ok(match first {
+        b'/' => Walked::Absolute(path),
+        _ => Walked::Link { below, rest: path },
+    })
 }
 
 fn is_searchable(dir: &NodeRef<'_>) -> bool {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use quell_mount_spec::{CheckedIndex, OpenTree, View, ViewLog, ViewTree, shown};
 use quell_threads::lock;
-use quell_vfs::{FileIdentity, FileSystem, NodeId};
+use quell_vfs::{Context, FileIdentity, FileSystem, NodeId};
 
 use crate::errno::{self, Errno, Outcome};
 use crate::guard;
@@ -134,6 +134,20 @@ impl VirtualDir {
     }
 }
 
+/// The number of this process, which getpid(2) would return.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Returns the context of all operations: the permissions and the number of this process.
+pub fn context() -> Context<'static> {
+    let known = PROCESS.load(Ordering::Relaxed);
+    if known != 0 {
+        return Context::for_process(known);
+    }
+    let process = std::process::id();
+    PROCESS.store(process, Ordering::Relaxed);
+    Context::for_process(process)
+}
+
 /// Returns the number of forks that led to this process.
 pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
@@ -141,6 +155,7 @@ pub fn generation() -> u32 {
 
 /// Starts a new generation, in a forked child.
 pub fn begin_generation() {
+    PROCESS.store(0, Ordering::Relaxed);
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 

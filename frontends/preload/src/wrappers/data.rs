@@ -3,7 +3,7 @@
 use std::slice;
 
 use libc::{c_char, c_int, c_void, iovec, off_t, size_t, ssize_t};
-use quell_vfs::{Change, Context};
+use quell_vfs::Change;
 
 use crate::descriptors::{self, Description};
 use crate::errno::{Errno, Outcome};
@@ -262,7 +262,7 @@ macro_rules! truncate {
                             return Err(Errno(libc::EISDIR));
                         }
                         crate::access::check_access(found, libc::W_OK, true)?;
-                        let context = Context::for_process(std::process::id());
+                        let context = crate::view::context();
                         let change = Change { size_bytes, ..Change::default() };
                         entry.writable()?.change(&context, found.node(), &change)?;
                         Ok(0)

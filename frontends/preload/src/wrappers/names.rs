@@ -12,7 +12,7 @@ use crate::wrappers::open::new_entry;
 use crate::wrappers::{Target, find, with_path};
 
 fn context() -> Context<'static> {
-    Context::for_process(std::process::id())
+    crate::view::context()
 }
 
 /// Returns an error if the name exists.

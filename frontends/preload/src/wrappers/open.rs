@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use libc::{c_char, c_int, mode_t};
-use quell_vfs::{Context, Kind, NewEntry, NodeRef, OpenMode, WritableFile};
+use quell_vfs::{Kind, NewEntry, NodeRef, OpenMode, WritableFile};
 
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
@@ -176,7 +176,7 @@ fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
     if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
         return Err(Errno(libc::EROFS));
     }
-    let file = entry.fs.open(&Context::for_process(std::process::id()), found.node())?;
+    let file = entry.fs.open(&crate::view::context(), found.node())?;
     let fd = file.into_descriptor().ok_or(Errno(libc::EIO))?;
     let minimum = crate::own_descriptors::minimum();
     let closes = flags & libc::O_CLOEXEC != 0;
@@ -238,7 +238,7 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
     let creates = flags & libc::O_CREAT != 0;
     let excludes = creates && flags & libc::O_EXCL != 0;
     let open = open_mode(flags);
-    let context = Context::for_process(std::process::id());
+    let context = crate::view::context();
     let fs = entry.writable()?;
     let Entry { dir, parent, name, mut found, path, must_be_dir, .. } = *entry;
     for _ in 0..OPEN_RACES_MAX {

@@ -43,7 +43,7 @@ fn program_copy(entry: &Entry) -> Outcome<c_int> {
     if found.size_bytes > PROGRAM_BYTES_MAX {
         return Err(Errno(libc::ENOMEM));
     }
-    let context = quell_vfs::Context::for_process(std::process::id());
+    let context = crate::view::context();
     let file = entry.fs.open(&context, found.node())?;
     let memfd = rustix::fs::memfd_create("quell-program", MemfdFlags::CLOEXEC)?;
     let mut buffer = vec![0; 1 << 20];

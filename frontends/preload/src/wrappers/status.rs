@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use libc::{c_char, c_int, c_uint, gid_t, mode_t, timespec, timeval, uid_t, utimbuf};
-use quell_vfs::{Attributes, Change, Context, Kind, Time};
+use quell_vfs::{Attributes, Change, Kind, Time};
 
 use crate::access::check_access;
 use crate::attributes;
@@ -202,7 +202,7 @@ wrap! {
 }
 
 fn change_entry(entry: &Entry, change: &Change) -> Outcome<c_int> {
-    let context = Context::for_process(std::process::id());
+    let context = crate::view::context();
     entry.writable()?.change(&context, entry.node()?.node(), change)?;
     Ok(0)
 }
