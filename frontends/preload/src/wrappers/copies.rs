@@ -283,7 +283,7 @@ unsafe fn move_data(
         let mut is_first = true;
         return repeat(length, |buffer| {
             // Like the kernel, only the first transfer waits.
-            if !(is_first && waits(&source)) && !is_ready(from, libc::POLLIN) {
+            if !(is_first && waits(&source) || is_ready(from, libc::POLLIN)) {
                 return Err(Errno(libc::EAGAIN));
             }
             is_first = false;
@@ -308,7 +308,7 @@ unsafe fn move_data(
         if received == 0 {
             return Ok(0);
         }
-        if !(is_first && waits(&target)) && !is_ready(to, libc::POLLOUT) {
+        if !(is_first && waits(&target) || is_ready(to, libc::POLLOUT)) {
             return Err(Errno(libc::EAGAIN));
         }
         is_first = false;
