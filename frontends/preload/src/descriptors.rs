@@ -33,7 +33,8 @@ pub enum Description {
     Dir(OpenDir),
 }
 
-type Table = BTreeMap<c_int, Arc<Description>>;
+/// The virtual descriptors by their numbers.
+pub type Table = BTreeMap<c_int, Arc<Description>>;
 
 /// Returns whether a descriptor is virtual.
 pub fn is_virtual(fd: c_int) -> bool {
@@ -124,6 +125,21 @@ pub fn all() -> Vec<(c_int, Arc<Description>)> {
 /// Returns the virtual descriptors with a number of at least `first` and at most `last`.
 pub fn in_range(first: c_int, last: c_int) -> Vec<c_int> {
     read_lock(&TABLE).range(first..=last).map(|(fd, _)| *fd).collect()
+}
+
+/// Returns a table of the same files for another process, which opens them again at first use.
+pub fn reopened(table: &Table) -> Table {
+    let mut renewed: BTreeMap<*const Description, Arc<Description>> = BTreeMap::new();
+    let entries = table.iter().map(|(fd, description)| {
+        let again = renewed.entry(Arc::as_ptr(description)).or_insert_with(|| {
+            Arc::new(match &**description {
+                Description::File(file) => Description::File(file.reopened()),
+                Description::Dir(dir) => Description::Dir(dir.reopened()),
+            })
+        });
+        (*fd, Arc::clone(again))
+    });
+    entries.collect()
 }
 
 /// Locks the table for a fork.

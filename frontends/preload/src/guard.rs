@@ -37,12 +37,14 @@ pub fn inside<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     outcome
 }
 
-struct Entered {
+/// A section that serves virtual files, until the value is dropped.
+pub struct Entered {
     signals: Option<(sigset_t, c_int)>,
 }
 
 impl Entered {
-    fn new() -> Entered {
+    /// Blocks signals and disables cancellation.
+    pub fn new() -> Entered {
         let depth = DEPTH.get();
         DEPTH.set(depth + 1);
         if depth > 0 {

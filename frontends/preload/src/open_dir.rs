@@ -1,6 +1,7 @@
 //! An open virtual directory, and directory streams.
 
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -26,6 +27,11 @@ pub struct OpenDir {
 impl OpenDir {
     pub fn new(dir: &'static VirtualDir, path: Vec<u8>, flags: c_int) -> OpenDir {
         OpenDir { dir, path: Mutex::new(path), flags }
+    }
+
+    /// Returns the same directory for another process.
+    pub fn reopened(&self) -> OpenDir {
+        OpenDir::new(self.dir, self.path(), self.flags)
     }
 
     /// Returns the path below the virtual directory.
@@ -109,10 +115,7 @@ pub fn stream(pointer: *mut libc::DIR) -> Option<Arc<Stream>> {
 /// Creates a stream for a descriptor, and returns its `DIR *`: the address of the stream, which the
 /// program only passes back.
 pub fn add_stream(fd: c_int) -> *mut libc::DIR {
-    // SAFETY: the structure consists of integers, for which zero bytes are valid.
-    let current = Box::new(unsafe { std::mem::zeroed::<libc::dirent64>() });
-    let state = StreamState { batch: Vec::new().into_iter(), position: 0, is_at_end: false, current };
-    let stream = Arc::new(Stream { fd, state: Mutex::new(state) });
+    let stream = Arc::new(Stream::new(fd));
     let address = Arc::as_ptr(&stream) as usize;
     write_lock(&STREAMS).insert(address, stream);
     STREAM_COUNT.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +134,25 @@ pub fn lock_streams() -> std::sync::RwLockWriteGuard<'static, BTreeMap<usize, Ar
     write_lock(&STREAMS)
 }
 
+/// Replaces, in a forked child, the streams that another thread of the parent was using.
+pub fn renew_streams(streams: &mut BTreeMap<usize, Arc<Stream>>) {
+    for stream in streams.values_mut() {
+        if matches!(stream.state.try_lock(), Err(std::sync::TryLockError::WouldBlock)) {
+            let renewed = Arc::new(Stream::new(stream.fd));
+            // The address of the stream stays in use as its `DIR *`.
+            let _ = ManuallyDrop::new(std::mem::replace(stream, renewed));
+        }
+    }
+}
+
 impl Stream {
+    fn new(fd: c_int) -> Stream {
+        // SAFETY: the structure consists of integers, for which zero bytes are valid.
+        let current = Box::new(unsafe { std::mem::zeroed::<libc::dirent64>() });
+        let state = StreamState { batch: Vec::new().into_iter(), position: 0, is_at_end: false, current };
+        Stream { fd, state: Mutex::new(state) }
+    }
+
     /// Returns the next entry, or NULL at the end. It is valid until the next call for the stream.
     pub fn next(&self, dir: &OpenDir) -> Outcome<*mut libc::dirent64> {
         let mut state = lock(&self.state);

@@ -80,6 +80,11 @@ impl OpenFile {
         }
     }
 
+    /// Returns the same file for another process, which opens it again at first use.
+    pub fn reopened(&self) -> OpenFile {
+        OpenFile::new(self.dir, self.path(), self.flags(), None)
+    }
+
     /// Returns the path below the virtual directory.
     pub fn path(&self) -> Vec<u8> {
         lock(&self.path).clone()
@@ -327,13 +332,20 @@ impl OpenFile {
         }
         let appends = self.flags() & libc::O_APPEND != 0;
         let file = self.writer()?;
-        placeholder::collected(fd, &mut |bytes, offset| {
+        let zeros = placeholder::collected(fd, &mut |bytes, offset| {
             match appends {
                 true => file.append(bytes).map(drop)?,
                 false => file.write_at(bytes, offset)?,
             }
             Ok(())
-        })
+        })?;
+        let Some((zeros, offset)) = zeros else { return Ok(()) };
+        let size_bytes = self.attributes()?.size_bytes;
+        let wanted = if appends { size_bytes + zeros } else { offset + zeros };
+        match wanted > size_bytes {
+            true => self.truncate(wanted),
+            false => Ok(()),
+        }
     }
 
     /// Closes the file after its last descriptor in this process, and returns an error of its

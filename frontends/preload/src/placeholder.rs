@@ -23,7 +23,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::c_int;
-use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno as SystemError;
 
 use crate::errno::{Errno, Outcome};
@@ -145,27 +145,41 @@ pub fn give_back(fd: BorrowedFd<'_>, bytes: usize) -> Outcome<()> {
 
 /// Passes the data that was written to the placeholder without this library to `write`, with its
 /// offsets, and removes it from the placeholder. The kernel keeps whole pages: zeros around the data
-/// are left out.
-pub fn collected(fd: BorrowedFd<'_>, write: &mut dyn FnMut(&[u8], u64) -> Outcome<()>) -> Outcome<()> {
+/// are left out. Returns the number of zeros that were written after the last data, as the position
+/// shows, and their offset.
+pub fn collected(
+    fd: BorrowedFd<'_>,
+    write: &mut dyn FnMut(&[u8], u64) -> Outcome<()>,
+) -> Outcome<Option<(u64, u64)>> {
     // Reading needs another description, with a position of its own.
     let memfd = rustix::fs::open(proc_path(fd.as_raw_fd()), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    // A process that shares the placeholder must not collect the same data.
+    rustix::fs::flock(&memfd, FlockOperation::LockExclusive)?;
     let mut buffer = vec![0; COLLECTED_BYTES];
     let mut start = 0;
+    let (mut last_data, mut last_page) = (0, 0);
     loop {
         let data = match rustix::fs::seek(&memfd, SeekFrom::Data(start)) {
             Ok(data) if data < HEADER_OFFSET => data,
-            Ok(_) | Err(SystemError::NXIO) => return Ok(()),
+            Ok(_) | Err(SystemError::NXIO) => {
+                let zeros = position(fd)?.min(last_page).checked_sub(last_data).filter(|zeros| *zeros > 0);
+                return Ok(zeros.map(|zeros| (zeros, last_data)));
+            }
             Err(error) => return Err(error.into()),
         };
+        // Zeros before this page are not at the end.
+        last_data = last_data.max(if data > start { data } else { 0 });
         let hole = rustix::fs::seek(&memfd, SeekFrom::Hole(data))?.min(HEADER_OFFSET);
         let length = ((hole - data) as usize).min(buffer.len());
         let length = rustix::io::pread(&memfd, &mut buffer[..length], data)?;
         if length == 0 {
-            return Ok(());
+            return Ok(None);
         }
         for (at, bytes) in data_runs(&buffer[..length]) {
             write(bytes, data + at as u64)?;
+            last_data = data + (at + bytes.len()) as u64;
         }
+        last_page = hole;
         start = data + length as u64;
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&memfd, punch, data, length as u64)?;

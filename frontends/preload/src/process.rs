@@ -10,10 +10,10 @@ use quell_threads::lock;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cwd;
-use crate::descriptors::{self, Description};
+use crate::descriptors::{self, Description, Table};
 use crate::environment;
 use crate::errno::Outcome;
-use crate::guard::inside;
+use crate::guard::{Entered, inside};
 use crate::locate::{Located, locate_absolute};
 use crate::messages::warn;
 use crate::open_dir::OpenDir;
@@ -85,8 +85,8 @@ extern "C" fn start() {
     }
 }
 
-/// Finds virtual files among the descriptors that the program was executed with.
-fn adopt_inherited() -> Outcome<()> {
+/// Returns the numbers of the open descriptors of this process.
+pub fn open_numbers() -> Outcome<Vec<c_int>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open("/proc/self/fd", flags, Mode::empty())?;
     let mut numbers = Vec::new();
@@ -98,6 +98,12 @@ fn adopt_inherited() -> Outcome<()> {
             numbers.push(number);
         }
     }
+    Ok(numbers)
+}
+
+/// Finds virtual files among the descriptors that the program was executed with.
+fn adopt_inherited() -> Outcome<()> {
+    let numbers = open_numbers()?;
     let mut adopted: Vec<(c_int, Arc<Description>)> = Vec::new();
     for number in numbers {
         let Some(header) = placeholder::read(number) else { continue };
@@ -186,13 +192,19 @@ pub fn close_files() -> Outcome<()> {
 
 /// Locks that a child would otherwise inherit from another thread.
 struct ForkLocks {
-    _table: std::sync::RwLockWriteGuard<'static, std::collections::BTreeMap<c_int, Arc<Description>>>,
-    _streams:
+    table: std::sync::RwLockWriteGuard<'static, Table>,
+    streams:
         std::sync::RwLockWriteGuard<'static, std::collections::BTreeMap<usize, Arc<crate::open_dir::Stream>>>,
     _files: std::sync::MutexGuard<'static, std::collections::BTreeMap<usize, c_int>>,
-    _locked: std::sync::MutexGuard<'static, std::collections::BTreeSet<(usize, u64)>>,
+    locked: std::sync::MutexGuard<'static, std::collections::BTreeSet<(usize, u64)>>,
+    cwd_descriptor: std::sync::MutexGuard<'static, Option<c_int>>,
     _cwd: cwd::ForkLock,
     _view: view::ForkLocks,
+    /// The table of the child, with objects of its own: another thread of the parent may hold the
+    /// lock of an open file.
+    child_table: Table,
+    // Signals are blocked until all locks are released.
+    _entered: Entered,
 }
 
 /// Held from `before_fork` to the end of the fork, by the forking thread.
@@ -208,13 +220,22 @@ extern "C" fn before_fork() {
     if let Err(error) = inside(publish_all) {
         warn(&format!("data could not be published before a fork: error {}", error.0));
     }
+    let entered = Entered::new();
+    let cwd_descriptor = lock(&CWD_DESCRIPTOR);
+    let (view, cwd) = (view::lock_for_fork(), cwd::lock_for_fork());
+    let locked = locks::lock_for_fork();
+    let (streams, files) = (crate::open_dir::lock_streams(), streams::lock_for_fork());
+    let table = descriptors::lock_table();
     let locks = ForkLocks {
-        _view: view::lock_for_fork(),
-        _cwd: cwd::lock_for_fork(),
-        _locked: locks::lock_for_fork(),
-        _streams: crate::open_dir::lock_streams(),
-        _files: streams::lock_for_fork(),
-        _table: descriptors::lock_table(),
+        child_table: descriptors::reopened(&table),
+        table,
+        streams,
+        _files: files,
+        cwd_descriptor,
+        _cwd: cwd,
+        _view: view,
+        _entered: entered,
+        locked,
     };
     *lock(&FORK_LOCKS) = Some(ManuallyDrop::new(SendLocks(locks)));
 }
@@ -225,15 +246,21 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn begin_child() {
-    after_fork();
-    locks::forget_inherited();
+    let Some(locks) = lock(&FORK_LOCKS).take() else { return };
+    let SendLocks(mut locks) = ManuallyDrop::into_inner(locks);
+    // Locks of files belong to the process that took them.
+    locks.locked.clear();
     view::begin_generation();
+    let child_table = std::mem::take(&mut locks.child_table);
+    // Dropping an object of the parent would write its buffer.
+    let _ = ManuallyDrop::new(std::mem::replace(&mut *locks.table, child_table));
+    crate::open_dir::renew_streams(&mut locks.streams);
     let minimum = own_descriptors::minimum();
     if minimum > 0 {
         // The descriptors of the parent's stores; the virtual ones have lower numbers.
-        let cwd = *lock(&CWD_DESCRIPTOR);
-        close_own(minimum, cwd);
+        close_own(minimum, *locks.cwd_descriptor);
     }
+    drop(locks);
 }
 
 /// Closes the library's own descriptors, except that of the working directory.

@@ -215,11 +215,6 @@ pub fn release_of_process(description: &Description) -> Outcome<()> {
     Ok(())
 }
 
-/// Forgets the locks of the parent process, in a forked child.
-pub fn forget_inherited() {
-    lock(&LOCKED).clear();
-}
-
 /// Locks the table for a fork.
 pub fn lock_for_fork() -> std::sync::MutexGuard<'static, BTreeSet<(usize, u64)>> {
     lock(&LOCKED)

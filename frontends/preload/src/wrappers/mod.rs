@@ -90,9 +90,18 @@ unsafe fn with_path<T: From<i8>>(
     match unsafe { find(dirfd, path, last_link) } {
         Ok(Target::Native) => next(dirfd, path),
         Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr()),
-        Ok(Target::Virtual(entry)) => errno::reply(inside(|| ours(&entry))),
+        Ok(Target::Virtual(entry)) => errno::reply(with_entry(entry, ours)),
         Err(error) => errno::reply(Err(error)),
     }
+}
+
+/// Calls `ours` for an entry. The entry is dropped inside, too: this may call the file system, and
+/// must not change `errno`.
+fn with_entry<T>(entry: Box<Entry>, ours: impl FnOnce(&Entry) -> Outcome<T>) -> Outcome<T> {
+    inside(move || {
+        let entry = entry;
+        ours(&entry)
+    })
 }
 
 /// Calls `ours` for a virtual descriptor, and `next` for all others.

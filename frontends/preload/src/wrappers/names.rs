@@ -5,11 +5,10 @@ use quell_vfs::{Context, Kind, OpenMode, Rename};
 
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
-use crate::guard::inside;
 use crate::next::wrap;
 use crate::resolve::{Entry, LastLink};
 use crate::wrappers::open::new_entry;
-use crate::wrappers::{Target, find, with_path};
+use crate::wrappers::{Target, find, with_entry, with_path};
 
 fn context() -> Context<'static> {
     crate::view::context()
@@ -251,11 +250,13 @@ unsafe fn rename_paths(
         (Err(error), _) | (_, Err(error)) => errno::reply(Err(error)),
         (Ok(Target::Virtual(from)), Ok(Target::Virtual(to))) => {
             match flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) {
-                0 => errno::reply(inside(|| rename_entry(&from, &to, mode))),
-                _ => errno::reply(Err(Errno(libc::EINVAL))),
+                0 => errno::reply(with_entry(from, |from| with_entry(to, |to| rename_entry(from, to, mode)))),
+                _ => errno::reply(with_entry(from, |_| with_entry(to, |_| Err(Errno(libc::EINVAL))))),
             }
         }
-        (Ok(Target::Virtual(_)), _) | (_, Ok(Target::Virtual(_))) => errno::reply(Err(Errno(libc::EXDEV))),
+        (Ok(Target::Virtual(entry)), _) | (_, Ok(Target::Virtual(entry))) => {
+            errno::reply(with_entry(entry, |_| Err(Errno(libc::EXDEV))))
+        }
         (Ok(from_target), Ok(to_target)) => {
             let (from_fd, from) = native(&from_target, from_fd, from);
             let (to_fd, to) = native(&to_target, to_fd, to);
@@ -311,10 +312,14 @@ unsafe fn link_paths(
     match ends {
         (Err(error), _) | (_, Err(error)) => errno::reply(Err(error)),
         (Ok(Target::Virtual(from)), Ok(Target::Virtual(to))) => {
-            let outcome = from.node().and_then(|_| require_missing(&to)).and(Err(Errno(libc::EPERM)));
-            errno::reply(outcome)
+            let refused = |from: &Entry, to: &Entry| {
+                from.node().and_then(|_| require_missing(to)).and(Err(Errno(libc::EPERM)))
+            };
+            errno::reply(with_entry(from, |from| with_entry(to, |to| refused(from, to))))
         }
-        (Ok(Target::Virtual(_)), _) | (_, Ok(Target::Virtual(_))) => errno::reply(Err(Errno(libc::EXDEV))),
+        (Ok(Target::Virtual(entry)), _) | (_, Ok(Target::Virtual(entry))) => {
+            errno::reply(with_entry(entry, |_| Err(Errno(libc::EXDEV))))
+        }
         (Ok(from_target), Ok(to_target)) => {
             let (from_fd, from) = native(&from_target, from_fd, from);
             let (to_fd, to) = native(&to_target, to_fd, to);

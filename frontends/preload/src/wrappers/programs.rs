@@ -1,6 +1,7 @@
 //! Functions that create processes, execute programs, and end the process.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::os::fd::AsRawFd;
 
 use libc::{c_char, c_int, c_void, pid_t};
 use quell_vfs::Kind;
@@ -15,9 +16,11 @@ use crate::locate_at::locate;
 use crate::next::{Next, wrap};
 use crate::placeholder;
 use crate::process;
+use crate::program::{self, Program};
 use crate::resolve::{Entry, LastLink};
+use crate::supervise;
 use crate::view;
-use crate::wrappers::{Target, bytes, find};
+use crate::wrappers::{Target, bytes, find, with_entry};
 
 /// The largest program that is executed from a virtual directory, in bytes.
 const PROGRAM_BYTES_MAX: u64 = 4 << 30;
@@ -48,24 +51,88 @@ fn program_copy(entry: &Entry) -> Outcome<c_int> {
     let memfd = rustix::fs::memfd_create("quell-program", MemfdFlags::CLOEXEC)?;
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
-    let mut is_script = false;
     loop {
         let length = file.read_at(&mut buffer, offset)?;
         if length == 0 {
             break;
         }
-        is_script |= offset == 0 && buffer[..length].starts_with(b"#!");
         let mut written = 0;
         while written < length {
             written += rustix::io::pwrite(&memfd, &buffer[written..length], offset + written as u64)?;
         }
         offset += length as u64;
     }
-    // The interpreter of a script opens it by the name of the descriptor, so it must stay open.
-    if is_script {
-        rustix::io::fcntl_setfd(&memfd, rustix::io::FdFlags::empty())?;
-    }
     Ok(placeholder::leak(memfd))
+}
+
+/// Returns how a virtual program is started.
+fn inspect_virtual(entry: &Entry) -> Outcome<Program> {
+    let found = entry.node()?;
+    if found.kind != Kind::File {
+        return Err(Errno(libc::EACCES));
+    }
+    crate::access::check_access(found, libc::X_OK, true)?;
+    let file = entry.fs.open(&quell_vfs::Context::for_process(std::process::id()), found.node())?;
+    let mut head = vec![0; program::HEAD_BYTES];
+    let length = file.read_at(&mut head, 0)?;
+    Ok(program::inspect(&head[..length]))
+}
+
+/// The file that the kernel executes for a virtual program.
+enum Started {
+    /// The descriptor of a copy.
+    Copy(c_int),
+    Script(ScriptCommand),
+}
+
+/// The command line of the interpreter of a script.
+struct ScriptCommand {
+    // The pointers lead to these strings and to those of the caller.
+    _interpreter: CString,
+    _argument: Option<CString>,
+    pointers: Vec<*const c_char>,
+}
+
+impl ScriptCommand {
+    /// Returns the command for the script `path`.
+    ///
+    /// # Safety
+    ///
+    /// `argv` is NULL or an array of strings that ends with NULL, and outlives the result.
+    unsafe fn new(
+        interpreter: Vec<u8>,
+        argument: Option<Vec<u8>>,
+        path: *const c_char,
+        argv: *const *const c_char,
+    ) -> Outcome<ScriptCommand> {
+        let string = |bytes| CString::new(bytes).map_err(|_| Errno(libc::ENOENT));
+        let (interpreter, argument) = (string(interpreter)?, argument.map(string).transpose()?);
+        let mut pointers = vec![interpreter.as_ptr()];
+        pointers.extend(argument.as_ref().map(|argument| argument.as_ptr()));
+        pointers.push(path);
+        // SAFETY: the caller's promise; the element after one that is not NULL exists.
+        unsafe {
+            let mut next = argv;
+            if !next.is_null() && !(*next).is_null() {
+                next = next.add(1);
+                while !(*next).is_null() {
+                    pointers.push(*next);
+                    next = next.add(1);
+                }
+            }
+        }
+        pointers.push(std::ptr::null());
+        Ok(ScriptCommand { _interpreter: interpreter, _argument: argument, pointers })
+    }
+}
+
+// SAFETY: calling the pointer requires the arguments of execve(2).
+type Execve = unsafe extern "C" fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int;
+
+/// Returns the definition of execve(2) in libc.
+fn libc_execve() -> Execve {
+    static EXECVE: Next = Next::new(c"execve");
+    EXECVE.function()
 }
 
 /// Executes a program.
@@ -83,35 +150,164 @@ unsafe fn execute(
         return next(path, environment);
     }
     // SAFETY: the caller's promise.
-    let prepared = inside(|| Ok((before_exec()?, unsafe { Environment::completed(environment) })));
-    let environment = match prepared {
-        Ok((_, environment)) => environment,
-        Err(error) => return errno::reply(Err(error)),
-    };
+    let environment = unsafe { Environment::completed(environment) };
+    // SAFETY: the caller's promise.
+    unsafe { execute_completed(path, &environment, argv, next, 0) }
+}
+
+/// Executes a program with a complete environment. `scripts`: the number of scripts before this
+/// interpreter.
+///
+/// # Safety
+///
+/// As for `execute`.
+unsafe fn execute_completed(
+    path: *const c_char,
+    environment: &Environment,
+    argv: *const *const c_char,
+    next: impl FnOnce(*const c_char, *const *const c_char) -> c_int,
+    scripts: usize,
+) -> c_int {
     // SAFETY: the caller's promise.
     match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
-        Ok(Target::Native) => next(path, environment.as_ptr()),
-        Ok(Target::Elsewhere(path)) => next(path.as_ptr(), environment.as_ptr()),
+        // SAFETY: the caller's promise.
+        Ok(Target::Native) => unsafe { execute_native(path, environment, argv, next) },
+        // SAFETY: as above.
+        Ok(Target::Elsewhere(path)) => unsafe { execute_native(path.as_ptr(), environment, argv, next) },
         // The kernel executes the original file.
-        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => next(path, environment.as_ptr()),
-        Ok(Target::Virtual(entry)) => errno::reply(inside(|| {
-            let copy = program_copy(&entry)?;
+        // SAFETY: as above.
+        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => unsafe {
+            execute_native(path, environment, argv, next)
+        },
+        // SAFETY: as above.
+        Ok(Target::Virtual(entry)) => unsafe { execute_virtual(entry, path, environment, argv, scripts) },
+        Err(error) => errno::reply(Err(error)),
+    }
+}
+
+/// Executes a native program. Only glibc's dynamic linker loads this library into it.
+///
+/// # Safety
+///
+/// As for `execute`.
+unsafe fn execute_native(
+    path: *const c_char,
+    environment: &Environment,
+    argv: *const *const c_char,
+    next: impl FnOnce(*const c_char, *const *const c_char) -> c_int,
+) -> c_int {
+    let found = match path.is_null() {
+        true => Program::Unknown,
+        // SAFETY: the caller's promise.
+        false => inside(|| Ok(program::inspect_native(unsafe { bytes(path) }))).unwrap_or(Program::Unknown),
+    };
+    // SAFETY: the caller's promise.
+    let name = || String::from_utf8_lossy(unsafe { bytes(path) }).into_owned();
+    let reason = match found {
+        Program::Musl => {
+            crate::messages::warn(&format!(
+                "{}: not executed: it is linked with musl, which cannot load libquell_preload.so; use a FUSE \
+                 view, or run it without LD_PRELOAD and without virtual directories",
+                name()
+            ));
+            return errno::reply(Err(Errno(program::MUSL_ERROR)));
+        }
+        Program::DoesNotLoad(reason) => Some(reason),
+        _ => None,
+    };
+    // SAFETY: the caller's promise.
+    let names_view = reason.is_some() && unsafe { has_virtual_argument(argv) };
+    if let Some(reason) = reason
+        && (names_view || crate::cwd::virtual_cwd().is_some())
+    {
+        crate::messages::warn(&format!(
+            "{}: {reason}, so it does not load libquell_preload.so and sees no virtual directories; its standard \
+             streams may be virtual files",
+            name()
+        ));
+    }
+    let is_supervised =
+        inside(|| Ok(reason.is_some() && supervise::is_inherited() || supervise::is_of_another_user()));
+    if is_supervised.unwrap_or(false) {
+        return supervise::run(|| next(path, environment.as_ptr()));
+    }
+    if let Err(error) = inside(before_exec) {
+        return errno::reply(Err(error));
+    }
+    next(path, environment.as_ptr())
+}
+
+/// Returns whether an argument is a path in a virtual directory.
+///
+/// # Safety
+///
+/// `argv` is NULL or an array of strings that ends with NULL.
+unsafe fn has_virtual_argument(argv: *const *const c_char) -> bool {
+    let mut next = argv;
+    // SAFETY: the caller's promise; the element after one that is not NULL exists.
+    unsafe {
+        while !next.is_null() && !(*next).is_null() {
+            if bytes(*next).starts_with(b"/") && !view::is_surely_native(bytes(*next)) {
+                return true;
+            }
+            next = next.add(1);
+        }
+    }
+    false
+}
+
+/// Executes a virtual program: a copy of it, or the interpreter of a script, which opens the script
+/// by its path.
+///
+/// # Safety
+///
+/// As for `execute`.
+unsafe fn execute_virtual(
+    entry: Box<Entry>,
+    path: *const c_char,
+    environment: &Environment,
+    argv: *const *const c_char,
+    scripts: usize,
+) -> c_int {
+    let prepared = with_entry(entry, |entry| match inspect_virtual(entry)? {
+        Program::Script { .. } if scripts >= program::SCRIPTS_MAX => Err(Errno(libc::ELOOP)),
+        Program::Script { interpreter, argument } => {
+            // SAFETY: the caller's promise.
+            unsafe { ScriptCommand::new(interpreter, argument, path, argv) }.map(Started::Script)
+        }
+        _ => program_copy(entry).map(Started::Copy),
+    });
+    match prepared {
+        Err(error) => errno::reply(Err(error)),
+        Ok(Started::Script(command)) => {
+            let words = command.pointers.as_ptr();
+            // SAFETY: the array ends with NULL, and its strings are valid as long as `command`.
+            unsafe {
+                execute_completed(
+                    command.pointers[0],
+                    environment,
+                    words,
+                    |path, environment| libc_execve()(path, words, environment),
+                    scripts + 1,
+                )
+            }
+        }
+        Ok(Started::Copy(copy)) => errno::reply(inside(|| {
+            let copy = placeholder::own(copy);
+            before_exec()?;
             // SAFETY: the pointers are those of the caller and of `environment`; the path is empty.
             unsafe {
                 libc::syscall(
                     libc::SYS_execveat,
-                    copy,
+                    copy.as_raw_fd(),
                     c"".as_ptr(),
                     argv,
                     environment.as_ptr(),
                     libc::AT_EMPTY_PATH,
                 );
             }
-            let failure = Errno(errno::get());
-            drop(placeholder::own(copy));
-            Err(failure)
+            Err(Errno(errno::get()))
         })),
-        Err(error) => errno::reply(Err(error)),
     }
 }
 
@@ -131,18 +327,44 @@ wrap! {
 
 wrap! {
     fn execvpe(name: *const c_char, argv: *const *const c_char, environment: *const *const c_char) -> c_int, |next| {
-        // SAFETY: the caller's arguments are those of execvpe(3).
+        if name.is_null() || is_inside() || !view::is_active() {
+            // SAFETY: the caller's arguments are those of execvpe(3).
+            return unsafe { next(name, argv, environment) };
+        }
+        // SAFETY: as above.
         unsafe {
-            // A name without a slash is searched for in PATH, and found in native directories only.
-            let has_slash = !name.is_null() && bytes(name).contains(&b'/');
-            if has_slash {
-                return execve(name, argv, environment);
+            if bytes(name).contains(&b'/') {
+                return execute_or_interpret(name, argv, environment);
             }
             match found_in_path(name) {
-                Some(path) => execve(path.as_ptr(), argv, environment),
-                None => execute(name, environment, argv, |name, environment| next(name, argv, environment)),
+                Some(path) => execute_or_interpret(path.as_ptr(), argv, environment),
+                // libc returns the error.
+                None => next(name, argv, environment),
             }
         }
+    }
+}
+
+/// Executes a program; a file without a known format is a script of the shell, as for execvp(3).
+///
+/// # Safety
+///
+/// The arguments are those of execve(2), and the path is not NULL.
+unsafe fn execute_or_interpret(
+    path: *const c_char,
+    argv: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let failed = unsafe { execve(path, argv, environment) };
+    if errno::get() != libc::ENOEXEC {
+        return failed;
+    }
+    // SAFETY: as above.
+    match inside(|| unsafe { ScriptCommand::new(b"/bin/sh".to_vec(), None, path, argv) }) {
+        // SAFETY: the array ends with NULL, and its strings are valid as long as `command`.
+        Ok(command) => unsafe { execve(command.pointers[0], command.pointers.as_ptr(), environment) },
+        Err(error) => errno::reply(Err(error)),
     }
 }
 
@@ -153,8 +375,7 @@ wrap! {
     }
 }
 
-/// Returns the path of a program in a virtual directory that PATH names, if the search for it
-/// reaches one before it finds the program elsewhere.
+/// Returns the path of a program that PATH leads to.
 ///
 /// # Safety
 ///
@@ -166,15 +387,19 @@ unsafe fn found_in_path(name: *const c_char) -> Option<CString> {
     // SAFETY: the caller's promise.
     let name = unsafe { bytes(name) };
     inside(|| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
         for dir in path.as_encoded_bytes().split(|byte| *byte == b':') {
             let dir = if dir.is_empty() { b"." } else { dir };
             let Ok(candidate) = CString::new(view::joined(dir, name)) else { continue };
             match locate(libc::AT_FDCWD, candidate.as_bytes()) {
                 Located::Native => {
                     let access = rustix::fs::access(&candidate, rustix::fs::Access::EXEC_OK);
-                    if access.is_ok() {
-                        return Ok(None);
+                    let is_file = || {
+                        rustix::fs::stat(&candidate)
+                            .is_ok_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFREG)
+                    };
+                    if access.is_ok() && is_file() {
+                        return Ok(Some(candidate));
                     }
                 }
                 Located::Virtual(dir, rest) => {
@@ -244,12 +469,12 @@ extern "C" fn before_list_exec() {
     }
 }
 
-/// Whether vfork(2) must become fork(2): the child of vfork(2) shares the table of descriptors with
-/// its parent, and would change it.
+/// Makes vfork(2) the same as fork(2) in a process with virtual directories: the child of vfork(2)
+/// shares the memory of its parent, and would change its working directory and its descriptors.
 extern "C" fn vfork_function() -> *const c_void {
     static VFORK: Next = Next::new(c"vfork");
     static FORK: Next = Next::new(c"fork");
-    if view::is_active() && !descriptors::all().is_empty() { FORK.address() } else { VFORK.address() }
+    if view::is_active() { FORK.address() } else { VFORK.address() }
 }
 
 extern "C" fn execl_function() -> *const c_void {
@@ -355,33 +580,88 @@ wrap! {
 /// The arguments are those of posix_spawn(3).
 unsafe fn spawn(
     path: *const c_char,
+    argv: *const *const c_char,
     environment: *const *const c_char,
-    next: impl FnOnce(*const c_char, *const *const c_char) -> c_int,
+    next: impl FnOnce(*const c_char, *const *const c_char, *const *const c_char) -> c_int,
 ) -> c_int {
     if is_inside() || !view::is_active() {
-        return next(path, environment);
+        return next(path, argv, environment);
     }
     publish_before();
     // SAFETY: the caller's promise.
-    let prepared = inside(|| Ok(unsafe { Environment::completed(environment) }));
-    let Ok(environment) = prepared else { return libc::ENOMEM };
+    let environment = unsafe { Environment::completed(environment) };
     // SAFETY: the caller's promise.
     match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
-        Ok(Target::Native) => next(path, environment.as_ptr()),
-        Ok(Target::Elsewhere(path)) => next(path.as_ptr(), environment.as_ptr()),
-        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => next(path, environment.as_ptr()),
+        // SAFETY: as above.
+        Ok(Target::Native) => unsafe { spawn_native(path, argv, &environment, next) },
+        // SAFETY: as above.
+        Ok(Target::Elsewhere(path)) => unsafe { spawn_native(path.as_ptr(), argv, &environment, next) },
+        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => next(path, argv, environment.as_ptr()),
         Ok(Target::Virtual(entry)) => {
-            let copy = inside(|| {
-                let copy = program_copy(&entry)?;
-                rustix::io::fcntl_setfd(placeholder::borrow(copy), rustix::io::FdFlags::empty())?;
-                let path = CString::new(format!("/proc/self/fd/{copy}")).map_err(|_| Errno(libc::ENOENT))?;
-                Ok((placeholder::own(copy), path))
+            // SAFETY: as above.
+            let prepared = with_entry(entry, |entry| match inspect_virtual(entry)? {
+                // A shell executes the script, and passes its descriptors on.
+                // SAFETY: the caller's promise.
+                Program::Script { .. } => Ok((None, unsafe { shell_command(path, argv) }?)),
+                _ => {
+                    let copy = program_copy(entry)?;
+                    rustix::io::fcntl_setfd(placeholder::borrow(copy), rustix::io::FdFlags::empty())?;
+                    let path =
+                        CString::new(format!("/proc/self/fd/{copy}")).map_err(|_| Errno(libc::ENOENT))?;
+                    Ok((Some((placeholder::own(copy), path)), Vec::new()))
+                }
             });
-            match copy {
-                Ok((_copy, path)) => next(path.as_ptr(), environment.as_ptr()),
+            match prepared {
+                Ok((Some((_copy, path)), _)) => next(path.as_ptr(), argv, environment.as_ptr()),
+                Ok((None, words)) => next(SHELL.as_ptr(), words.as_ptr(), environment.as_ptr()),
                 Err(error) => error.0,
             }
         }
+        Err(error) => error.0,
+    }
+}
+
+const SHELL: &CStr = c"/bin/sh";
+
+/// Returns the arguments of a shell that executes a program. The strings are those of the caller.
+///
+/// # Safety
+///
+/// The arguments are those of execve(2).
+unsafe fn shell_command(path: *const c_char, argv: *const *const c_char) -> Outcome<Vec<*const c_char>> {
+    let mut words = vec![SHELL.as_ptr(), c"-c".as_ptr(), c"exec \"$0\" \"$@\"".as_ptr()];
+    // SAFETY: the caller's promise.
+    let command = unsafe { ScriptCommand::new(Vec::new(), None, path, argv) }?;
+    words.extend(&command.pointers[1..]);
+    Ok(words)
+}
+
+/// Starts a native program. A program that does not load this library is executed by a shell, which
+/// stores the data of virtual files that the program inherits.
+///
+/// # Safety
+///
+/// The arguments are those of posix_spawn(3).
+unsafe fn spawn_native(
+    path: *const c_char,
+    argv: *const *const c_char,
+    environment: &Environment,
+    next: impl FnOnce(*const c_char, *const *const c_char, *const *const c_char) -> c_int,
+) -> c_int {
+    if path.is_null() {
+        return next(path, argv, environment.as_ptr());
+    }
+    // SAFETY: the caller's promise.
+    let found = inside(|| Ok(program::inspect_native(unsafe { bytes(path) }))).unwrap_or(Program::Unknown);
+    let is_supervised = matches!(found, Program::Musl)
+        || matches!(found, Program::DoesNotLoad(_))
+            && !inside(|| Ok(descriptors::all())).unwrap_or_default().is_empty();
+    if !is_supervised {
+        return next(path, argv, environment.as_ptr());
+    }
+    // SAFETY: as above.
+    match inside(|| unsafe { shell_command(path, argv) }) {
+        Ok(words) => next(SHELL.as_ptr(), words.as_ptr(), environment.as_ptr()),
         Err(error) => error.0,
     }
 }
@@ -396,7 +676,7 @@ wrap! {
         environment: *const *const c_char,
     ) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of posix_spawn(3).
-        unsafe { spawn(path, environment, |path, environment| next(pid, path, actions, attributes, argv, environment)) }
+        unsafe { spawn(path, argv, environment, |path, argv, environment| next(pid, path, actions, attributes, argv, environment)) }
     }
 }
 
@@ -413,8 +693,11 @@ wrap! {
         unsafe {
             let has_slash = !name.is_null() && bytes(name).contains(&b'/');
             let found = if has_slash { None } else { found_in_path(name) };
+            if !has_slash && found.is_none() {
+                return next(pid, name, actions, attributes, argv, environment); // libc returns the error
+            }
             let path = found.as_ref().map_or(name, |path| path.as_ptr());
-            spawn(path, environment, |path, environment| next(pid, path, actions, attributes, argv, environment))
+            spawn(path, argv, environment, |path, argv, environment| next(pid, path, actions, attributes, argv, environment))
         }
     }
 }
