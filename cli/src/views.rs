@@ -21,12 +21,18 @@ pub fn log_of_argument(text: &str, options: LogOptions) -> Result<ViewLog, Failu
     log_of_paths(&stores, Path::new(path), options)
 }
 
-/// Checks the stores of a directory, and returns its description.
+/// Checks the stores of a directory, and returns its description. The directory need not exist.
 pub fn log_of_paths(stores: &[PathBuf], directory: &Path, options: LogOptions) -> Result<ViewLog, Failure> {
-    let path = real_path(directory)?;
-    if !path.is_dir() {
-        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
-    }
+    let path = match real_path(directory) {
+        Ok(path) if !path.is_dir() => {
+            return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
+        }
+        Ok(path) => path,
+        Err(_) if directory.is_absolute() => directory.to_owned(),
+        Err(_) => {
+            return Err(Failure::wrong_input(format!("{}: it is not an absolute path", shown(directory))));
+        }
+    };
     let plan = log_plan(stores, &path, options, false)?;
     Ok(ViewLog {
         path,

@@ -42,6 +42,11 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let options = LogOptions { index: index.map(Into::into), ..LogOptions::default() };
         view.logs.push(log_of_paths(stores, path, options)?);
     }
+    // A program's working directory can only be an existing directory.
+    if let Some(log) = view.logs.iter().find(|log| !log.path.is_dir()) {
+        let path = shown(&log.path);
+        return Err(Failure::wrong_input(format!("{path} does not exist; create it: mkdir {path}")));
+    }
     if view.logs.is_empty() && view.trees.is_empty() {
         if args.index.is_empty() && args.config.is_some() {
             return Err(Failure::wrong_input("the configuration file has no [[tree]] and no [[log]]"));
