@@ -678,10 +678,11 @@ pub enum MpiCommand {
     Env(MpiEnvArgs),
 }
 
-/// Compile the components for the Open MPI that is installed.
+/// Compile the components for the MPI that is installed.
 ///
 /// Components work only with the version of Open MPI that they were compiled for. The headers of
-/// Open MPI must be installed (Debian: libopenmpi-dev).
+/// Open MPI must be installed (Debian: libopenmpi-dev). For MPICH, and for ROMIO in Open MPI, a
+/// library is compiled that wraps MPI_File_open.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -690,7 +691,7 @@ Example:
 pub struct MpiBuildArgs {
     #[command(flatten)]
     pub compiler: CompilerArgs,
-    /// The directory for the components [default: a directory for the version of Open MPI in
+    /// The directory for the components [default: a directory for this version of the MPI in
     /// ~/.local/lib/quell].
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
@@ -727,6 +728,10 @@ pub struct MpiEnvArgs {
     pub options: LogArgs,
     #[command(flatten)]
     pub compiler: CompilerArgs,
+    /// Use Open MPI's ROMIO and the preload library, and not OMPIO and the components. MPICH has
+    /// only ROMIO.
+    #[arg(long)]
+    pub romio: bool,
     /// The directory of the components [default: where `quell mpi build` or `make install-ompi` has
     /// put them].
     #[arg(long, value_name = "DIR")]

@@ -36,6 +36,7 @@ mod log_tools;
 mod machines;
 mod model;
 mod moosefs;
+mod mpi_libraries;
 mod mpiio;
 mod outputs;
 mod preload_calls;

@@ -26,12 +26,11 @@
 #include "ompi/mca/mca.h"
 #include "ompi/mca/sharedfp/sharedfp.h"
 
+#include "exchange.h"
+
 #include <limits.h>
-#include <quell.h>
 #include <stdbool.h>
 #include <stdint.h>
-
-#define HIDDEN __attribute__((visibility("hidden")))
 
 /* Higher than the priorities of all components of Open MPI. */
 enum { PRIORITY = 1000 };
@@ -90,17 +89,5 @@ HIDDEN int error_code(const struct failure *failure);
 
 /* Returns the value of a hint, or an empty string. */
 HIDDEN const char *hint(struct opal_info_t *info, const char *key, char value[64]);
-
-/* Exchanges one block of bytes of each rank among all ranks: within each node to its first rank,
- * among these, and back to all ranks of each node (Parallel Index Read with group leaders). Sets
- * `blocks` to an array of the blocks of all ranks that have bytes, in any order, and `count` to
- * their number; the caller frees `*memory` and `*blocks`. Returns false on all ranks, without an
- * exchange, if they have more than `bytes_max` bytes together or memory is short. Collective. */
-HIDDEN bool exchange(MPI_Comm comm, const quell_bytes *own, uint64_t bytes_max, char **memory, quell_bytes **blocks,
-                     size_t *count);
-
-/* Does the same for rank 0 alone; on other ranks `count` is 0. Collective. */
-HIDDEN bool gather(MPI_Comm comm, const quell_bytes *own, uint64_t bytes_max, char **memory, quell_bytes **blocks,
-                   size_t *count);
 
 #endif
