@@ -1,6 +1,6 @@
 //! The directories that the command line names for a view in the program's own process.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use quell_mount_spec::ViewLog;
 use quell_supervisor::{LogOptions, log_plan};
@@ -35,10 +35,21 @@ pub fn log_of_paths(stores: &[PathBuf], directory: &Path, options: LogOptions) -
     };
     let plan = log_plan(stores, &path, options, false)?;
     Ok(ViewLog {
+        aliases: aliases(directory, &path),
         path,
         stores: plan.stores,
         index: options.index,
         buffer_bytes: options.buffer_bytes.map(|bytes| bytes as usize),
         flatten_threshold_bytes: options.flatten_threshold_bytes,
     })
+}
+
+/// Returns the path as the user named it, if it leads to `path` through symbolic links: programs
+/// use it, too.
+pub fn aliases(named: &Path, path: &Path) -> Vec<PathBuf> {
+    let is_plain = |named: &PathBuf| !named.components().any(|part| part == Component::ParentDir);
+    let named = std::path::absolute(named).ok().filter(is_plain);
+    // Without repeated slashes and a slash at the end.
+    let named = named.map(|named| named.components().collect::<PathBuf>());
+    named.filter(|named| named != path).into_iter().collect()
 }

@@ -36,8 +36,11 @@ pub struct View {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ViewTree {
-    /// The directory that is covered: absolute, without `.` and `..`.
+    /// The directory that is covered: absolute, without `.`, `..` and symbolic links.
     pub path: PathBuf,
+    /// Other paths of the directory, through symbolic links, that programs use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<PathBuf>,
     /// Its index file: absolute.
     pub index: PathBuf,
 }
@@ -46,8 +49,11 @@ pub struct ViewTree {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ViewLog {
-    /// The virtual directory: absolute, without `.` and `..`.
+    /// The virtual directory: absolute, without `.`, `..` and symbolic links.
     pub path: PathBuf,
+    /// Other paths of the directory, through symbolic links, that programs use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<PathBuf>,
     /// The stores: absolute.
     pub stores: Vec<PathBuf>,
     /// How the index of a file is made.
@@ -88,9 +94,10 @@ impl View {
             return Err(refused(format!("it is longer than {VALUE_BYTES_MAX} bytes")));
         }
         let view: View = serde_json::from_slice(value).map_err(|error| refused(error.to_string()))?;
-        let virtual_paths =
-            view.logs.iter().map(|log| &log.path).chain(view.trees.iter().map(|tree| &tree.path));
-        if let Some(path) = virtual_paths.clone().find(|path| !is_plain(path)) {
+        let of_logs = view.logs.iter().flat_map(|log| log.paths());
+        let virtual_paths: Vec<&PathBuf> =
+            of_logs.chain(view.trees.iter().flat_map(|tree| tree.paths())).collect();
+        if let Some(path) = virtual_paths.into_iter().find(|path| !is_plain(path)) {
             return Err(refused(format!(
                 "the directory {} must be absolute, without '.' and '..', and not the root",
                 shown(path)
@@ -127,7 +134,19 @@ impl View {
     }
 }
 
+impl ViewTree {
+    /// Returns the path of the directory, and the others that programs use.
+    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
+        std::iter::once(&self.path).chain(&self.aliases)
+    }
+}
+
 impl ViewLog {
+    /// Returns the path of the directory, and the others that programs use.
+    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
+        std::iter::once(&self.path).chain(&self.aliases)
+    }
+
     /// Opens the stores as one file system. Flattening in the background is only for mounts: here a
     /// close waits for it, so that no thread remains that a fork or the end of the process would
     /// interrupt.
@@ -167,9 +186,14 @@ mod tests {
     #[test]
     fn a_view_survives_the_variable() {
         let view = View {
-            trees: vec![ViewTree { path: "/shared/env".into(), index: "/shared/env.quell".into() }],
+            trees: vec![ViewTree {
+                path: "/shared/env".into(),
+                aliases: vec!["/env".into()],
+                index: "/shared/env.quell".into(),
+            }],
             logs: vec![ViewLog {
                 path: "/scratch/run".into(),
+                aliases: Vec::new(),
                 stores: vec!["/a/store".into(), "/b/st\"o\nre".into()],
                 index: Some(IndexMode::FlattenLater),
                 buffer_bytes: Some(4096),
@@ -189,6 +213,10 @@ mod tests {
             let value = format!(r#"{{"log":[{{"path":"{path}","stores":["/s"]}}]}}"#);
             assert!(refusal(&value).contains("must be absolute"), "{path}");
         }
+        assert!(
+            refusal(r#"{"log":[{"path":"/m","aliases":["m"],"stores":["/s"]}]}"#)
+                .contains("must be absolute")
+        );
         assert!(refusal(r#"{"log":[{"path":"/m","stores":[]}]}"#).contains("no stores"));
         assert!(refusal(r#"{"log":[{"path":"/m","stores":["s"]}]}"#).contains("not absolute"));
         assert!(refusal(r#"{"log":[{"path":"/m","stores":["/m/s"]}]}"#).contains("one lies in the other"));

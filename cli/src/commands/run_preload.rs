@@ -17,7 +17,7 @@ use crate::installed::{self, PRELOAD_LIBRARY};
 use crate::output::errln;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, program_kind};
-use crate::views::{log_of_argument, log_of_paths};
+use crate::views::{aliases, log_of_argument, log_of_paths};
 
 /// The variable by which the dynamic linker loads libraries before all others.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
@@ -111,17 +111,20 @@ fn view_trees(
         let path = real_path(&tree.path).unwrap_or(tree.path);
         requested.push(RequestedIndex::Tree { path, index: tree.index });
     }
+    let mut named: Vec<Option<PathBuf>> = vec![None; requested.len()];
     for path in &args.index {
         requested.push(RequestedIndex::open(path)?);
+        named.push(path.is_dir().then(|| path.clone()));
     }
     let creation = Creation { is_reported: args.cover.verbose, quiet };
     let mut view = Vec::new();
-    for (file, directory) in open_indexes(requested, creation)? {
+    for ((file, directory), named) in open_indexes(requested, creation)?.into_iter().zip(named) {
         let path: PathBuf = match directory {
             Some(directory) => directory,
             None => root_of(&file.index()?),
         };
-        let tree = ViewTree { path, index: file.path.clone() };
+        let aliases = named.map(|named| aliases(&named, &path)).unwrap_or_default();
+        let tree = ViewTree { path, aliases, index: file.path.clone() };
         let checked = tree.load().and_then(|index| tree.open(&index));
         match checked {
             Ok(_) => view.push(tree),

@@ -63,11 +63,10 @@ impl VirtualPath {
                 resolved(&here.join(path))
             }
         };
-        let inner = logs.iter().filter(|log| absolute.starts_with(&log.path));
-        Ok(inner.max_by_key(|log| log.path.components().count()).map(|log| VirtualPath {
-            log: log.clone(),
-            rest: absolute.strip_prefix(&log.path).unwrap_or(Path::new("")).to_path_buf(),
-        }))
+        let named = logs.iter().flat_map(|log| log.paths().map(move |path| (log, path)));
+        let inner = named.filter_map(|(log, path)| Some((log, path, absolute.strip_prefix(path).ok()?)));
+        let innermost = inner.max_by_key(|(_, path, _)| path.components().count());
+        Ok(innermost.map(|(log, _, rest)| VirtualPath { log: log.clone(), rest: rest.to_path_buf() }))
     }
 
     /// Returns the path in the store, relative to its root.

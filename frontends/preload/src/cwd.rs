@@ -39,11 +39,11 @@ fn locate_below<'p>(cwd: &Cwd, path: &'p [u8]) -> Located<'p> {
         Cwd::Virtual(dir, base) => return Located::Virtual(dir, joined(base, path).into()),
         Cwd::Native(base) => base,
     };
-    let can_enter = |dir: &VirtualDir| {
-        matches!(paths::compare(base, &dir.path[1..]), Relation::Ancestor(rest)
+    let can_enter = |name: &Vec<u8>| {
+        matches!(paths::compare(base, &name[1..]), Relation::Ancestor(rest)
             if !matches!(paths::compare(path, rest), Relation::Outside | Relation::Ancestor(_)))
     };
-    match paths::has_parent(path) || dirs().iter().any(can_enter) {
+    match paths::has_parent(path) || dirs().iter().flat_map(|dir| &dir.paths).any(can_enter) {
         true => owned(locate_absolute(&joined(base, path))),
         false => Located::Native,
     }

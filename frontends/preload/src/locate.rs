@@ -17,8 +17,8 @@ pub enum Located<'p> {
 
 /// Returns the position of an absolute path.
 pub fn locate_absolute<'p>(path: &'p [u8]) -> Located<'p> {
-    for dir in dirs() {
-        match paths::compare(path, &dir.path[1..]) {
+    for (dir, name) in dirs().iter().flat_map(|dir| dir.paths.iter().map(move |name| (dir, name))) {
+        match paths::compare(path, &name[1..]) {
             Relation::Inside(rest) if dir.is_served() => return Located::Virtual(dir, rest.into()),
             Relation::Unknown => return locate_with_parents(path),
             Relation::Inside(_) | Relation::Outside | Relation::Ancestor(_) => {}

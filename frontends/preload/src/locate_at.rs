@@ -25,7 +25,9 @@ pub fn locate(dirfd: c_int, path: &[u8]) -> Located<'_> {
     }
     // The path of a native directory is read only if the relative path can lead into a virtual one.
     let (first, _) = paths::split(path);
-    let names = |dir: &VirtualDir| dir.path.split(|byte| *byte == b'/').any(|name| name == first);
+    let names = |dir: &VirtualDir| {
+        dir.paths.iter().flat_map(|path| path.split(|byte| *byte == b'/')).any(|name| name == first)
+    };
     if !matches!(first, b"." | b"..") && !paths::has_parent(path) && !dirs.iter().any(names) {
         return Located::Native;
     }

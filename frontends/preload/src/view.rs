@@ -29,6 +29,8 @@ static DIRS: OnceLock<Vec<VirtualDir>> = OnceLock::new();
 pub struct VirtualDir {
     /// Absolute and plain.
     pub path: Vec<u8>,
+    /// The path, and others through symbolic links.
+    pub paths: Vec<Vec<u8>>,
     /// `st_dev` of its files.
     pub device: u64,
     /// The position in the view.
@@ -179,21 +181,24 @@ pub fn is_active() -> bool {
 /// Returns whether a path is certainly outside of the virtual directories, without a lock, a system
 /// call or an allocation.
 pub fn is_surely_native(path: &[u8]) -> bool {
-    let is_outside = |dir: &VirtualDir| {
-        matches!(paths::compare(path, &dir.path[1..]), Relation::Outside | Relation::Ancestor(_))
+    let is_outside = |name: &Vec<u8>| {
+        matches!(paths::compare(path, &name[1..]), Relation::Outside | Relation::Ancestor(_))
     };
-    path.first() == Some(&b'/') && dirs().iter().all(is_outside)
+    path.first() == Some(&b'/') && dirs().iter().flat_map(|dir| &dir.paths).all(is_outside)
 }
 
 fn virtual_dirs(view: View) -> Vec<VirtualDir> {
-    let logs = view.logs.into_iter().map(|log| (log.path.clone(), Source::Log(log)));
-    let trees = view.trees.into_iter().map(|tree| (tree.path.clone(), Source::Tree(tree, OnceLock::new())));
-    let mut sources: Vec<(PathBuf, Source)> = logs.chain(trees).collect();
+    let bytes = |path: &PathBuf| path.clone().into_os_string().into_vec();
+    let logs = view.logs.into_iter().map(|log| (log.paths().map(bytes).collect(), Source::Log(log)));
+    let trees = view.trees.into_iter();
+    let trees = trees.map(|tree| (tree.paths().map(bytes).collect(), Source::Tree(tree, OnceLock::new())));
+    let mut sources: Vec<(Vec<Vec<u8>>, Source)> = logs.chain(trees).collect();
     // A directory inside another is found first.
-    sources.sort_by_key(|(path, _)| std::cmp::Reverse(path.components().count()));
+    sources.sort_by_key(|(paths, _)| std::cmp::Reverse(paths[0].split(|byte| *byte == b'/').count()));
     let numbered = sources.into_iter().enumerate();
-    let dirs = numbered.map(|(number, (path, source))| VirtualDir {
-        path: path.into_os_string().into_vec(),
+    let dirs = numbered.map(|(number, (paths, source))| VirtualDir {
+        path: paths[0].clone(),
+        paths,
         device: DEVICE_BASE + number as u64,
         number,
         source,
