@@ -22,6 +22,7 @@
 
 mod access;
 mod allocator;
+mod append_lock;
 mod attributes;
 mod cwd;
 mod descriptors;

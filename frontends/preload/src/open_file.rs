@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use libc::c_int;
 use quell_threads::lock;
-use quell_vfs::{Attributes, Change, ErrorKind, NodeId, OpenMode, WritableFile};
+use quell_vfs::{Attributes, Change, ErrorKind, LockOwner, NodeId, OpenMode, WritableFile};
 
+use crate::append_lock;
 use crate::errno::{Errno, Outcome};
 use crate::placeholder;
 use crate::resolve::{LastLink, Resolved, resolve};
@@ -247,7 +248,8 @@ impl OpenFile {
                 &joined
             }
         };
-        let start = file.append(bytes)?;
+        let owner = LockOwner(std::ptr::from_ref(self).addr() as u64 | 1);
+        let start = append_lock::append(&*file, owner, bytes)?;
         self.sync_if_asked(&*file)?;
         Ok((start, bytes.len()))
     }
@@ -334,7 +336,7 @@ impl OpenFile {
         let file = self.writer()?;
         let zeros = placeholder::collected(fd, &mut |bytes, offset| {
             match appends {
-                true => file.append(bytes).map(drop)?,
+                true => self.append(&[bytes]).map(drop)?,
                 false => file.write_at(bytes, offset)?,
             }
             Ok(())

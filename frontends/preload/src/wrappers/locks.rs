@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use libc::{c_int, c_ulong, off_t};
 use quell_threads::lock;
-use quell_vfs::{FileLocks, LockMode, LockOwner, LockScope, NodeId, TO_END};
+use quell_vfs::{FileLocks, LockMode, LockOwner, LockScope, NodeId};
 
+use crate::append_lock::APPEND_BYTE;
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
 use crate::guard::inside;
@@ -68,8 +69,8 @@ fn scope_of(fd: c_int, file: &OpenFile, range: &libc::flock) -> Outcome<LockScop
     let first = u64::try_from(first).map_err(|_| invalid)?;
     let last = match last {
         // The kernel takes a range up to the largest offset for one without end.
-        None | Some(i64::MAX) => TO_END,
-        Some(last) => u64::try_from(last).map_err(|_| invalid)?,
+        None | Some(i64::MAX) => APPEND_BYTE - 1,
+        Some(last) => u64::try_from(last).map_err(|_| invalid)?.min(APPEND_BYTE - 1),
     };
     Ok(LockScope::Bytes { first, last })
 }
@@ -112,7 +113,7 @@ fn describe_conflict(file: &OpenFile, range: &mut libc::flock, owner: LockOwner,
     };
     let (first, last) = match conflict.scope {
         LockScope::Bytes { first, last } => (first, last),
-        LockScope::WholeFile | LockScope::Everything => (0, TO_END),
+        LockScope::WholeFile | LockScope::Everything => (0, APPEND_BYTE - 1),
     };
     range.l_type = match conflict.mode {
         LockMode::Shared => libc::F_RDLCK as _,
@@ -120,7 +121,7 @@ fn describe_conflict(file: &OpenFile, range: &mut libc::flock, owner: LockOwner,
     };
     range.l_whence = libc::SEEK_SET as _;
     range.l_start = first as off_t;
-    range.l_len = if last == TO_END { 0 } else { (last - first + 1) as off_t };
+    range.l_len = if last >= APPEND_BYTE - 1 { 0 } else { (last - first + 1) as off_t };
     range.l_pid = UNKNOWN_PROCESS;
     Ok(())
 }

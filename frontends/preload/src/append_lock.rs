@@ -1,0 +1,50 @@
+//! Appending to a file that other processes append to at the same time. Each process has its own copy
+//! of the index, so it learns the end of the file from the store, and no other process may append
+//! until its data is published there.
+
+use std::time::{Duration, Instant};
+
+use quell_vfs::{LockMode, LockOwner, LockScope, WritableFile};
+
+use crate::errno::{Errno, Outcome};
+
+/// The byte of a file that represents appending: the largest that can be locked. The locks of
+/// programs end before it.
+pub const APPEND_BYTE: u64 = i64::MAX as u64 - 1;
+
+const SCOPE: LockScope = LockScope::Bytes { first: APPEND_BYTE, last: APPEND_BYTE };
+
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+
+/// The time after which an append fails because another process, such as a stopped one, does not
+/// complete its own.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Appends to the file, and returns the offset. A store that keeps no locks is not locked.
+pub fn append(file: &dyn WritableFile, owner: LockOwner, bytes: &[u8]) -> Outcome<u64> {
+    let locks = match file.locks() {
+        Ok(locks) => locks,
+        Err(_) => return Ok(file.append(bytes)?),
+    };
+    let begun = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match locks.try_lock(owner, SCOPE, LockMode::Exclusive) {
+            Ok(true) => break,
+            Ok(false) if begun.elapsed() > WAIT_MAX => return Err(Errno(libc::ETIMEDOUT)),
+            Ok(false) => {
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+            Err(error) if error.errno() == libc::ENOLCK => return Ok(file.append(bytes)?),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let appended = file.append(bytes);
+    // Unlocking publishes the data.
+    let unlocked = locks.unlock(owner, SCOPE);
+    let start = appended?;
+    unlocked?;
+    Ok(start)
+}
