@@ -114,6 +114,11 @@ pub fn remove(fd: c_int) -> Option<Arc<Description>> {
     Some(removed)
 }
 
+/// Returns whether a descriptor of this process refers to the open file.
+pub fn refers(description: &Arc<Description>) -> bool {
+    read_lock(&TABLE).values().any(|open| Arc::ptr_eq(open, description))
+}
+
 /// Returns all virtual descriptors and their open files.
 pub fn all() -> Vec<(c_int, Arc<Description>)> {
     if COUNT.load(Ordering::Relaxed) == 0 {

@@ -257,6 +257,8 @@ impl OpenFile {
     fn sync_if_asked(&self, file: &dyn WritableFile) -> Outcome<()> {
         if self.flags() & libc::O_DSYNC != 0 {
             file.sync()?;
+        } else if view::is_ending() {
+            file.publish()?;
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libc::{c_int, c_void};
@@ -27,9 +26,6 @@ use crate::wrappers::locks;
 /// The flag in the header of a descriptor that hands the working directory over to a program that
 /// is executed. No program can open a file with it.
 const CWD_FLAG: c_int = 1 << 30;
-
-/// Set when the files were closed at the end of the process.
-static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// The descriptor that hands a virtual working directory over.
 static CWD_DESCRIPTOR: Mutex<Option<c_int>> = Mutex::new(None);
@@ -291,7 +287,7 @@ extern "C" fn end() {
 
 /// Publishes all data at the end of the process. An error can only be printed.
 pub fn finish() {
-    if IS_ENDING.swap(true, Ordering::Relaxed) {
+    if view::begin_end() {
         return;
     }
     let closed = inside(|| publish_all().and(close_files()));

@@ -136,6 +136,20 @@ impl VirtualDir {
     }
 }
 
+/// Set when the process has begun to end.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Records that the process ends, and returns whether this was known.
+pub fn begin_end() -> bool {
+    IS_ENDING.swap(true, Ordering::Relaxed)
+}
+
+/// Returns whether the process has begun to end. From then on each write is published at once,
+/// because no later function of the library is certain to be called.
+pub fn is_ending() -> bool {
+    IS_ENDING.load(Ordering::Relaxed)
+}
+
 /// The number of this process, which getpid(2) would return.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 

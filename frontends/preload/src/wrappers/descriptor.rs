@@ -36,9 +36,10 @@ fn publish(fd: c_int, description: &Description) -> Outcome<()> {
 /// Closes the file if no other descriptor of this process refers to it.
 fn close_last(description: Arc<Description>) -> Outcome<()> {
     let released = locks::release_of_process(&description);
-    let closed = match Arc::try_unwrap(description) {
-        Ok(Description::File(file)) => file.close(),
-        Ok(Description::Dir(_)) | Err(_) => Ok(()),
+    // Another thread may still be using the file, so the count of references does not tell.
+    let closed = match &*description {
+        Description::File(file) if !descriptors::refers(&description) => file.close(),
+        Description::File(_) | Description::Dir(_) => Ok(()),
     };
     released.and(closed)
 }

@@ -188,6 +188,10 @@ fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
     if !closes {
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
     }
+    if flags & libc::O_NONBLOCK == 0 {
+        // The backend opens without blocking, in case the name has become a FIFO.
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::empty())?;
+    }
     Ok(Some(placeholder::leak(fd)))
 }
 
