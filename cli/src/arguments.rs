@@ -661,6 +661,21 @@ pub struct LogArgs {
     /// larger than this [default: 64M].
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub flatten_threshold: Option<u64>,
+    /// Where the locks of flock(2) and fcntl(2) are kept [default: store].
+    #[arg(long, value_name = "WHERE", value_enum)]
+    pub locks: Option<LocksArg>,
+}
+
+/// Where the locks of a log mount are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LocksArg {
+    /// In the store, between all nodes; ENOLCK if its file system has no such locks.
+    Store,
+    /// In the kernel, between the processes of this node only.
+    Node,
+    /// Nowhere: every lock fails with ENOLCK.
+    None,
 }
 
 /// Make MPI-IO programs write and read log stores without a mount and without changes.

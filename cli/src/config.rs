@@ -9,7 +9,7 @@ use quell_mount_spec::{Trusted, TrustedUse};
 use quell_supervisor::check_trust;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::IndexMethod;
+use crate::arguments::{IndexMethod, LocksArg};
 use crate::failure::Failure;
 use crate::inputs::{InputFile, shown};
 
@@ -43,6 +43,9 @@ pub struct LogConfig {
     /// How the index is read, unless the command line specifies it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<IndexMethod>,
+    /// Where locks are kept, unless the command line specifies it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locks: Option<LocksArg>,
 }
 
 impl Config {
@@ -166,11 +169,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("quell.toml");
         let text = "[[tree]]\npath = '/t'\nindex = 'i'\n\
-                    [[log]]\npath = '/a'\nstores = ['/b', 'c']\nindex = 'flatten-later'\n";
+                    [[log]]\npath = '/a'\nstores = ['/b', 'c']\nindex = 'flatten-later'\nlocks = 'none'\n";
         std::fs::write(&file, text).unwrap();
         let stores = vec![PathBuf::from("/b"), directory.path().join("c")];
-        let index = Some(IndexMethod::FlattenLater);
-        assert_eq!(Config::read_logs(&file, &[]).unwrap(), [LogConfig { path: "/a".into(), stores, index }]);
+        let (index, locks) = (Some(IndexMethod::FlattenLater), Some(LocksArg::None));
+        let expected = LogConfig { path: "/a".into(), stores, index, locks };
+        assert_eq!(Config::read_logs(&file, &[]).unwrap(), [expected]);
         for (text, words) in [
             ("[[tree]]\npath = '/t'\nindex = 'i'\n", "no [[log]]"),
             ("[[log]]\npath = '/a'\nstores = []\n", "/a has no stores"),
@@ -178,6 +182,7 @@ mod tests {
             ("[[log]]\npath = '/a'\n", "missing field `stores`"),
             ("[[log]]\npath = '/a'\nstores = ['/b']\nindex = 'best'\n", "unknown variant `best`"),
             ("[[log]]\npath = '/a'\nstores = ['/b']\nbuffer = 1\n", "unknown field `buffer`"),
+            ("[[log]]\npath = '/a'\nstores = ['/b']\nlocks = 'all'\n", "unknown variant `all`"),
         ] {
             std::fs::write(&file, text).unwrap();
             let error = Config::read_logs(&file, &[]).unwrap_err().to_string();

@@ -2,12 +2,12 @@
 
 use quell_mount_spec::{DiskFormat, IndexMode};
 use quell_supervisor::{
-    BootPlan, ChangePolicy, CheckMode, ImageFormat, LogOptions, Plan, PlanSource, Target, TreePlan,
-    TreesPlan, ViewChoice, Writes,
+    BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, Plan, PlanSource, Target,
+    TreePlan, TreesPlan, ViewChoice, Writes,
 };
 
 use crate::arguments::{
-    BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LogArgs, OnChangeArg, ViewArg,
+    BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg, LogArgs, OnChangeArg, ViewArg,
 };
 use crate::failure::Failure;
 use crate::trace;
@@ -105,13 +105,14 @@ pub fn refuse_powers(cover: &CoverArgs, is_disk: bool) -> Result<(), Failure> {
 }
 
 impl LogArgs {
-    /// Returns the options of a log mount. `index`: the index mode of the configuration file, which
-    /// the command line overrides.
-    pub fn options(&self, index: Option<IndexMethod>) -> LogOptions {
+    /// Returns the options of a log mount. `index` and `locks` are those of the configuration file,
+    /// which the command line overrides.
+    pub fn options(&self, index: Option<IndexMethod>, locks: Option<LocksArg>) -> LogOptions {
         LogOptions {
             buffer_bytes: self.buffer,
             index: self.index_method.or(index).map(Into::into),
             flatten_threshold_bytes: self.flatten_threshold,
+            locks: self.locks.or(locks).map(Into::into),
         }
     }
 }
@@ -160,6 +161,16 @@ impl From<ImageFormatArg> for ImageFormat {
 impl From<ImageFormatArg> for DiskFormat {
     fn from(format: ImageFormatArg) -> DiskFormat {
         ImageFormat::from(format).into()
+    }
+}
+
+impl From<LocksArg> for LocksMode {
+    fn from(locks: LocksArg) -> LocksMode {
+        match locks {
+            LocksArg::Store => LocksMode::Store,
+            LocksArg::Node => LocksMode::Node,
+            LocksArg::None => LocksMode::None,
+        }
     }
 }
 

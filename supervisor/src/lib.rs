@@ -48,8 +48,8 @@ pub use mount_point::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and
 pub use mount_table::{MOUNT_TABLE, MountTableEntry, file_system_of, mount_table, parse_mount_table};
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
-    BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LogPlan, Plan, PlanSource, RecordingPlan,
-    Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LocksMode, LogPlan, Plan, PlanSource,
+    RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 pub use protocol::report::{HolderReport, LogReport, TreeReport};
 pub use record::output_copy::OutputCopy;

@@ -9,7 +9,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::protocol::plan::LogPlan;
+use crate::protocol::plan::{LocksMode, LogPlan};
 
 /// The options of a log mount that the user gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,6 +20,8 @@ pub struct LogOptions {
     pub index: Option<IndexMode>,
     /// The largest size of the index logs of a file that is flattened, in bytes.
     pub flatten_threshold_bytes: Option<u64>,
+    /// Where locks are kept.
+    pub locks: Option<LocksMode>,
 }
 
 /// Checks the options and the stores, and returns the plan. `mountpoint` has no symbolic links.
@@ -49,6 +51,7 @@ pub fn log_plan(
         buffer_bytes: options.buffer_bytes.map_or(Choices::default().buffer_bytes, |bytes| bytes as usize),
         index: options.index.unwrap_or(IndexMode::Parallel),
         flatten_threshold_bytes: options.flatten_threshold_bytes.unwrap_or(FLATTEN_THRESHOLD_BYTES),
+        locks: options.locks.unwrap_or_default(),
     })
 }
 

@@ -101,8 +101,8 @@ static MPI_File open_shared(int mode) {
     MPI_File file;
     MPI_Info info;
     MPI_Info_create(&info);
-    /* Otherwise ROMIO would read the gaps between the records and write them again under a lock,
-     * which has no effect on other mounts (data sieving). */
+    /* Otherwise ROMIO would read the gaps between the records and write them again under a lock
+     * (data sieving), which log_locks_mpi.c tests. */
     MPI_Info_set(info, "romio_ds_write", "disable");
     must(MPI_File_open(MPI_COMM_WORLD, path, mode, info, &file), "MPI_File_open");
     MPI_Info_free(&info);

@@ -28,6 +28,7 @@ mod holder;
 mod index_command;
 mod log;
 mod log_faults;
+mod log_locks;
 mod log_owners;
 mod log_ranks;
 mod log_rebalance;

@@ -63,9 +63,10 @@ pub trait FileLocks {
     /// Locks `scope` for `owner`, unless a lock of another owner conflicts with it; returns whether
     /// it is locked now. The owner's earlier locks are replaced where they overlap.
     ///
-    /// When this returns true, data that others published before they released a lock is visible in
-    /// this open file. Errors: `Os(EBADF)` for an exclusive lock if the caller may not write to the
-    /// file. After an error the owner may have lost its earlier locks of `scope`.
+    /// If an exclusive lock becomes a shared one, data written through this file is published
+    /// first. When this returns true, data that others published before they released a lock is
+    /// visible in this open file. Errors: `Os(EBADF)` for an exclusive lock if the caller may not
+    /// write to the file. After an error the owner may have lost its earlier locks of `scope`.
     fn try_lock(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<bool>;
 
     /// Publishes the data written through this file, then removes the owner's locks of `scope`.

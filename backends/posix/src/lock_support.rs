@@ -24,6 +24,13 @@ enum LockSupport {
     SeenInList,
 }
 
+/// The properties of a mounted file system that locks depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Properties {
+    support: LockSupport,
+    has_coherent_caches: bool,
+}
+
 /// A file system, as a mount shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct MountKey {
@@ -31,7 +38,7 @@ struct MountKey {
     device: (u32, u32),
 }
 
-static KNOWN: LazyLock<Mutex<HashMap<MountKey, LockSupport>>> = LazyLock::new(Mutex::default);
+static KNOWN: LazyLock<Mutex<HashMap<MountKey, Properties>>> = LazyLock::new(Mutex::default);
 
 /// A check that is made after the first lock on a file system.
 #[derive(Debug)]
@@ -40,27 +47,37 @@ pub(crate) struct CheckAfterLock(MountKey);
 /// Fails with ENOLCK if locks on the file system of `fd` hold on this node only. If that is not
 /// known before a lock was taken, returns the check for afterwards.
 pub(crate) fn check_before_lock(fd: BorrowedFd<'_>) -> Result<Option<CheckAfterLock>> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let found = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID)
-        .map_err(|e| Error::from_io(e.into(), "lock", b""))?;
-    let key = MountKey { mount: found.stx_mnt_id, device: (found.stx_dev_major, found.stx_dev_minor) };
-    let known = lock(&KNOWN).get(&key).copied();
-    let support = match known {
-        Some(support) => support,
-        None => {
-            let support = match fs::read_to_string("/proc/self/mountinfo") {
-                Ok(mounts) => support_in(&mounts, key),
-                Err(_) => LockSupport::NodeOnly("/proc/self/mountinfo cannot be read"),
-            };
-            lock(&KNOWN).insert(key, support);
-            support
-        }
-    };
-    match support {
+    let (key, properties) = properties_of(fd)?;
+    match properties.support {
         LockSupport::BetweenNodes => Ok(None),
         LockSupport::SeenInList => Ok(Some(CheckAfterLock(key))),
         LockSupport::NodeOnly(reason) => Err(no_locks(reason)),
     }
+}
+
+/// Returns whether every node sees what others have written to the file system of `fd`, without a
+/// sync by the writer.
+pub(crate) fn has_coherent_caches(fd: BorrowedFd<'_>) -> bool {
+    properties_of(fd).is_ok_and(|(_, properties)| properties.has_coherent_caches)
+}
+
+fn properties_of(fd: BorrowedFd<'_>) -> Result<(MountKey, Properties)> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID)
+        .map_err(|e| Error::from_io(e.into(), "lock", b""))?;
+    let key = MountKey { mount: found.stx_mnt_id, device: (found.stx_dev_major, found.stx_dev_minor) };
+    if let Some(known) = lock(&KNOWN).get(&key).copied() {
+        return Ok((key, known));
+    }
+    let properties = match fs::read_to_string("/proc/self/mountinfo") {
+        Ok(mounts) => properties_in(&mounts, key),
+        Err(_) => Properties {
+            support: LockSupport::NodeOnly("/proc/self/mountinfo cannot be read"),
+            has_coherent_caches: false,
+        },
+    };
+    lock(&KNOWN).insert(key, properties);
+    Ok((key, properties))
 }
 
 impl CheckAfterLock {
@@ -78,7 +95,9 @@ impl CheckAfterLock {
             Ok(_) => LockSupport::BetweenNodes,
             Err(_) => LockSupport::NodeOnly("/proc/locks cannot be read"),
         };
-        lock(&KNOWN).insert(key, support);
+        if let Some(known) = lock(&KNOWN).get_mut(&key) {
+            known.support = support;
+        }
         match support {
             LockSupport::NodeOnly(reason) => Err(no_locks(reason)),
             _ => Ok(()),
@@ -94,8 +113,8 @@ fn no_locks(reason: &'static str) -> Error {
 }
 
 /// Finds a mount in the text of `/proc/self/mountinfo`, by its number or else by its device, and
-/// returns where locks hold on it. A mount that is not listed belongs to another mount namespace.
-fn support_in(mounts: &str, key: MountKey) -> LockSupport {
+/// returns its properties. A mount that is not listed belongs to another mount namespace.
+fn properties_in(mounts: &str, key: MountKey) -> Properties {
     let device = format!("{}:{}", key.device.0, key.device.1);
     let has_field = |line: &&str, number: usize, value: &str| {
         line.split(' ').nth(number).is_some_and(|field| field == value)
@@ -105,12 +124,20 @@ fn support_in(mounts: &str, key: MountKey) -> LockSupport {
     // After the separator: the type, the source, the options of the file system.
     let fields = line.and_then(|line| line.split_once(" - ")).map(|(_, rest)| rest);
     let Some(fields) = fields else {
-        return LockSupport::NodeOnly("its mount is not in /proc/self/mountinfo");
+        let support = LockSupport::NodeOnly("its mount is not in /proc/self/mountinfo");
+        return Properties { support, has_coherent_caches: false };
     };
     let mut fields = fields.split(' ');
     let (kind, options) = (fields.next().unwrap_or(""), fields.nth(1).unwrap_or(""));
-    support_of(kind, options)
+    Properties { support: support_of(kind, options), has_coherent_caches: COHERENT.contains(&kind) }
 }
+
+/// File systems of one node, and those whose servers revoke cached data of a node when another one
+/// accesses it.
+const COHERENT: [&str; 16] = [
+    "bcachefs", "btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "gpfs", "lustre", "ocfs2",
+    "overlay", "ramfs", "tmpfs", "xfs", "zfs",
+];
 
 /// Returns where locks hold on a file system of this type with these mount options.
 fn support_of(kind: &str, options: &str) -> LockSupport {
@@ -155,7 +182,9 @@ mod tests {
     #[test]
     fn the_mount_options_of_the_store_decide() {
         let key = |mount, minor| MountKey { mount, device: (0, minor) };
-        let found = |mount, minor| support_in(MOUNTS, key(mount, minor));
+        let found = |mount, minor| properties_in(MOUNTS, key(mount, minor)).support;
+        let is_coherent = |mount, minor| properties_in(MOUNTS, key(mount, minor)).has_coherent_caches;
+        assert!(is_coherent(22, 0) && is_coherent(30, 42) && !is_coherent(32, 44) && !is_coherent(34, 46));
         assert_eq!(found(22, 0), LockSupport::BetweenNodes);
         assert_eq!(found(30, 42), LockSupport::BetweenNodes);
         assert!(matches!(found(31, 43), LockSupport::NodeOnly(_)));
@@ -166,7 +195,7 @@ mod tests {
         assert!(matches!(found(99, 43), LockSupport::NodeOnly(_)));
         assert!(matches!(found(99, 99), LockSupport::NodeOnly(_)));
         for text in ["", "22 1", "22 1 0:0 / / rw - ", "22 1 0:0 / / rw - ext4", " - - - "] {
-            support_in(text, key(22, 0)); // any text gives an answer
+            properties_in(text, key(22, 0)); // any text gives an answer
         }
         assert!(matches!(support_of("beegfs", "rw"), LockSupport::NodeOnly(_)));
         assert_eq!(support_of("fuse", ""), LockSupport::SeenInList);

@@ -20,7 +20,8 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     match (&args.file, &args.mountpoint) {
         (Some(mountpoint), None) if !args.log.is_empty() => {
-            let log = LogConfig { path: mountpoint.clone(), stores: args.log.clone(), index: None };
+            let log =
+                LogConfig { path: mountpoint.clone(), stores: args.log.clone(), index: None, locks: None };
             mount_logs(vec![log], &args, quiet)
         }
         (Some(_), Some(_)) if !args.log.is_empty() => {
@@ -36,9 +37,13 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
 
 fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> Result<ExitCode, Failure> {
     let logs = &args.logs;
-    if logs.buffer.is_some() || logs.index_method.is_some() || logs.flatten_threshold.is_some() {
+    let is_given = logs.buffer.is_some()
+        || logs.index_method.is_some()
+        || logs.flatten_threshold.is_some()
+        || logs.locks.is_some();
+    if is_given {
         return Err(Failure::wrong_input(
-            "--buffer, --index and --flatten-threshold can be used only with --log",
+            "--buffer, --index, --flatten-threshold and --locks can be used only with --log",
         ));
     }
     if args.cover.at.is_some() {
@@ -76,10 +81,10 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
 /// Mounts stores at their mount points: all of them, or none.
 fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let mut log_plans = Vec::new();
-    for LogConfig { path, stores, index } in &logs {
+    for LogConfig { path, stores, index, locks } in &logs {
         let target = mount_target(path, args.allow_other)?;
         let mountpoint = target.mountpoint().unwrap_or(path);
-        let log = log_plan(stores, mountpoint, args.logs.options(*index), args.init)?;
+        let log = log_plan(stores, mountpoint, args.logs.options(*index, *locks), args.init)?;
         log_plans.push(plans::plan(target, PlanSource::Log(log), &args.cover, quiet));
     }
     let mut mounted: Vec<PathBuf> = Vec::new();

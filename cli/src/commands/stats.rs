@@ -76,6 +76,7 @@ fn print_log(log: &LogReport, pid: u32) {
     outln!("{} (log of {}, process {pid})", shown(&log.path), shown_list(&log.stores));
     outln!("  buffer bytes        {}", log.buffer_bytes);
     outln!("  index               {}", log.index.name());
+    outln!("  locks               {}", log.locks.name());
     for (name, value) in &log.counters {
         outln!("  {:<20}{value}", name.replace('_', " "));
     }

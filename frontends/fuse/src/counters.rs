@@ -94,6 +94,10 @@ counters! {
     published,
     /// Files and directories synced at the request of programs.
     synced,
+    /// Locks taken at once.
+    locked,
+    /// Requests that had to wait for a lock.
+    lock_waits,
 }
 
 pub(crate) fn count(counter: &AtomicU64) {

@@ -18,8 +18,9 @@ use quell_vfs::{
 use crate::callers::caller_of;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
+use crate::locks::LockWaiters;
 use crate::nodes::{file_attr, node};
-use crate::options::Options;
+use crate::options::{LockKeeper, Options};
 use crate::session_state::{RequestGuard, SessionState};
 
 /// How long the kernel caches immutable answers: a century, which its clock arithmetic can hold.
@@ -67,7 +68,10 @@ pub(crate) struct Frontend {
     pub(crate) writable_files: Arc<WritableHandles>,
     recent: RecentFiles,
     pub(crate) counters: Arc<Counters>,
-    state: Arc<SessionState>,
+    pub(crate) state: Arc<SessionState>,
+    /// Where locks of the tree are kept; `Kernel` if it is read-only.
+    pub(crate) locks: LockKeeper,
+    pub(crate) lock_waiters: Arc<LockWaiters>,
 }
 
 impl Frontend {
@@ -87,6 +91,7 @@ impl Frontend {
         let no_open = options.no_open && capabilities.immutable && !options.direct;
         let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
         let cache_ttl = if capabilities.immutable { IMMUTABLE_CACHE_TTL } else { Duration::ZERO };
+        let locks = if fs.writable().is_some() { options.locks } else { LockKeeper::Kernel };
         let recent = RecentFiles::new(RECENT_FILES_MAX);
         let (handles, writable_files) = (Handles::default(), Arc::new(WritableHandles::default()));
         Frontend {
@@ -103,6 +108,8 @@ impl Frontend {
             recent,
             counters,
             state,
+            locks,
+            lock_waiters: Arc::default(),
         }
     }
 
@@ -251,7 +258,7 @@ impl Frontend {
 
 /// Returns the error number for the kernel. ENOSYS would tell the kernel never to send this kind of
 /// request again, so it is replaced.
-fn errno(error: &Error) -> Errno {
+pub(crate) fn errno(error: &Error) -> Errno {
     match Errno::from_i32(error.errno()) {
         known if known.code() == Errno::ENOSYS.code() => Errno::EOPNOTSUPP,
         known if (1..ERRNO_END).contains(&known.code()) => known,

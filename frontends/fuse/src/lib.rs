@@ -55,9 +55,10 @@
 //!   it; this is a rule of the kernel.
 //! - An append goes to the end of the file as known to the file system, not to the kernel. An
 //!   append of more than 1 MiB arrives in pieces, between which another node may append.
-//! - The kernel applies the caller's umask, checks access, and keeps locks (flock(2), fcntl(2)),
-//!   which are valid only on this node. Extended attributes cannot be set and hard links cannot be
-//!   created.
+//! - The kernel applies the caller's umask and checks access. Extended attributes cannot be set and
+//!   hard links cannot be created.
+//! - [`LockKeeper`] states where locks (flock(2), fcntl(2)) are kept. In the file system, a request
+//!   that waits takes a thread of its own, and ends within 100 ms after a signal.
 //! - If another node creates a file between the kernel's lookup and the create request, the server
 //!   answers ESTALE. The kernel then repeats the lookup and checks access to the file.
 //! - A change of only the access time has no effect. fallocate(2) makes a file longer but reserves
@@ -82,15 +83,18 @@ mod fusermount;
 mod handles;
 mod in_flight;
 mod location;
+mod lock_call;
+mod locks;
 mod mount;
 mod nodes;
 mod options;
 mod serve;
 mod session;
 mod session_state;
+mod signals;
 
 pub use counters::{Counters, Snapshot};
 pub use in_flight::{RequestInFlight, RequestsInFlight};
 pub use mount::{mount_at, mount_detached};
-pub use options::Options;
+pub use options::{LockKeeper, Options};
 pub use session::Session;

@@ -22,6 +22,19 @@ impl Access {
     }
 }
 
+/// Where locks (flock(2), fcntl(2)) of a writable tree are kept. Those of a read-only tree are kept
+/// in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LockKeeper {
+    /// In the file system: see [`WritableFile::locks`](quell_vfs::WritableFile::locks).
+    #[default]
+    FileSystem,
+    /// In the kernel of this node: locks do not hold between nodes.
+    Kernel,
+    /// Nowhere: locking fails with ENOLCK.
+    Nowhere,
+}
+
 /// The options for one mount.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -49,6 +62,8 @@ pub struct Options {
     /// process's memory, and which are too large to be kept there and in the page cache. Files of a
     /// writable tree are always served in this way.
     pub direct: bool,
+    /// Where locks are kept.
+    pub locks: LockKeeper,
     /// Give users other than the mounting user access, as far as modes and owners allow it. An
     /// ordinary user who mounts with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for
     /// this.
@@ -69,6 +84,7 @@ impl Default for Options {
             no_read_ahead: false,
             fills_cache: false,
             direct: false,
+            locks: LockKeeper::default(),
             allow_other: false,
             suid: false,
             dev: false,

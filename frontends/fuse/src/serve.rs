@@ -12,18 +12,20 @@ use std::time::SystemTime;
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig,
     LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use quell_vfs::{Change, Context, Kind, NAME_BYTES_MAX, OpenMode};
+use quell_vfs::{Change, Context, Kind, LockMode, NAME_BYTES_MAX, OpenMode};
 
 use crate::convert::{
     PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_mode, process_for, rename_rule, syncs, time,
 };
 use crate::counters::{add, count};
 use crate::frontend::{Frontend, GENERATION, publish_all, stale_if_removed};
+use crate::lock_call::lock_call;
+use crate::locks::{F_UNLCK, LockRequest, WaitingRequest, conflict_values, unlock};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
-use crate::options::REQUEST_BYTES_MAX;
+use crate::options::{LockKeeper, REQUEST_BYTES_MAX};
 
 /// The number of read-aheads in flight from which the kernel makes readers wait.
 const READ_AHEADS_MAX: u16 = 64;
@@ -45,6 +47,9 @@ impl Filesystem for Frontend {
             // A listing with attributes would create references that the contract does not count,
             // so FUSE_DO_READDIRPLUS is not set.
             wanted |= InitFlags::FUSE_ATOMIC_O_TRUNC;
+            if self.locks != LockKeeper::Kernel {
+                wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+            }
         } else {
             // Listings always include attributes, because a program that lists a directory usually
             // needs them next.
@@ -359,13 +364,112 @@ impl Filesystem for Frontend {
 
     /// Publishes the file. The kernel sends this request at each close(2), which returns its
     /// result.
-    fn flush(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+    /// Removes the locks of the process, which owns those of fcntl(2).
+    fn flush(&self, _: &Request, ino: INodeNo, handle: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         let _worker = self.enter("flush", ino);
         if self.fs.writable().is_none() {
             return reply.error(Errno::ENOSYS); // nothing to flush: the kernel sends no further FLUSH
         }
         let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
-        send(self.counted(&self.counters.published, file.publish()), reply);
+        let published = self.counted(&self.counters.published, file.publish());
+        if self.locks == LockKeeper::FileSystem {
+            if let Ok(locks) = file.locks()
+                && let Err(error) = locks.release(quell_vfs::LockOwner(owner.0))
+            {
+                tracing::warn!(%error, "cannot release the locks of a process that closed a file");
+            }
+            self.lock_waiters.wake(node(ino));
+        }
+        send(published, reply);
+    }
+
+    fn getlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        first: u64,
+        last: u64,
+        kind: i32,
+        _: u32,
+        reply: ReplyLock,
+    ) {
+        let _worker = self.enter("getlk", ino);
+        if self.locks != LockKeeper::FileSystem {
+            return reply.error(Errno::ENOLCK);
+        }
+        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
+        let (scope, mode) = match LockRequest::new(kind, first, last, || lock_call(request.pid())) {
+            Ok(LockRequest::Lock(scope, mode)) => (scope, mode),
+            Ok(LockRequest::Unlock(_)) => return reply.error(Errno::EINVAL),
+            Err(number) => return reply.error(number),
+        };
+        let owner = quell_vfs::LockOwner(owner.0);
+        match file.locks().and_then(|locks| locks.conflicting(owner, scope, mode)) {
+            Ok(None) => reply.locked(first, last, F_UNLCK, 0),
+            Ok(Some(held)) => {
+                let (first, last, kind) = conflict_values(&held);
+                reply.locked(first, last, kind, 0); // the process may be on another node
+            }
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        first: u64,
+        last: u64,
+        kind: i32,
+        _: u32,
+        waits: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _worker = self.enter("setlk", ino);
+        if self.locks != LockKeeper::FileSystem {
+            return reply.error(Errno::ENOLCK);
+        }
+        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
+        let (node, owner) = (node(ino), quell_vfs::LockOwner(owner.0));
+        let (scope, mode) = match LockRequest::new(kind, first, last, || lock_call(request.pid())) {
+            Ok(LockRequest::Lock(scope, mode)) => (scope, mode),
+            Ok(LockRequest::Unlock(scope)) => {
+                let unlocked = file.locks().and_then(|locks| unlock(locks, owner, scope));
+                self.lock_waiters.wake(node);
+                return match unlocked {
+                    Ok(()) => reply.ok(),
+                    Err(error) => reply.error(self.refuse(&error)),
+                };
+            }
+            Err(number) => return reply.error(number),
+        };
+        let attempt = || file.locks().and_then(|locks| locks.try_lock(owner, scope, mode));
+        let mut locked = attempt();
+        if matches!(locked, Ok(false)) && !waits {
+            self.lock_waiters.await_closes(node);
+            locked = attempt();
+        }
+        match locked {
+            Ok(true) => {
+                count(&self.counters.locked);
+                // An exclusive lock may have become a shared one.
+                if mode == LockMode::Shared {
+                    self.lock_waiters.wake(node);
+                }
+                reply.ok();
+            }
+            Ok(false) if waits => {
+                count(&self.counters.lock_waits);
+                let waiting = WaitingRequest { file, node, owner, scope, mode, thread: request.pid() };
+                self.lock_waiters.start(&self.state, waiting, reply);
+            }
+            Ok(false) => reply.error(Errno::EAGAIN),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -427,7 +531,7 @@ impl Filesystem for Frontend {
         } else if let Some(file) = self.writable_files.remove(handle) {
             // Data written through a mapping after the last close(2) has not been published yet. An
             // error can no longer be returned to a program.
-            let closed = file.close();
+            let closed = self.lock_waiters.while_closing(node(ino), || file.close());
             if flags.acc_mode() != OpenAccMode::O_RDONLY || closed.is_err() {
                 let _ = self.counted(&self.counters.published, closed);
             }

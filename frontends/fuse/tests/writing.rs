@@ -765,7 +765,7 @@ fn every_counter_of_a_writable_mount_has_a_name() {
     let mounted = mounted!();
     mounted.write("file", b"12345");
     let pairs: std::collections::BTreeMap<_, _> = mounted.counters().pairs().collect();
-    assert_eq!(pairs.len(), 20);
+    assert_eq!(pairs.len(), 22);
     assert_eq!((pairs["made"], pairs["bytes_written"]), (1, 5));
 }
 

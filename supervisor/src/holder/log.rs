@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quell_fuse::Session;
+use quell_fuse::{LockKeeper, Session};
 use quell_log::{Choices, LogFs};
 
 use crate::display::{shown, shown_list};
@@ -18,7 +18,7 @@ use crate::holder::served::Served;
 use crate::holder::signals::Signals;
 use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
-use crate::protocol::plan::{LogPlan, Target};
+use crate::protocol::plan::{LocksMode, LogPlan, Target};
 use crate::protocol::report::{HolderReport, LogReport};
 use crate::socket::server::{Holder, Need, Service};
 
@@ -66,6 +66,7 @@ impl LogMount {
         let options = quell_fuse::Options {
             threads: context.plan.threads.into(),
             allow_other: *allow_other,
+            locks: lock_keeper(plan.locks),
             source: mount_source(Path::new(&stores)),
             ..quell_fuse::Options::default()
         };
@@ -84,6 +85,14 @@ impl LogMount {
 
 fn choices(plan: &LogPlan) -> Choices {
     plan.index.choices(plan.buffer_bytes, plan.flatten_threshold_bytes)
+}
+
+fn lock_keeper(mode: LocksMode) -> LockKeeper {
+    match mode {
+        LocksMode::Store => LockKeeper::FileSystem,
+        LocksMode::Node => LockKeeper::Kernel,
+        LocksMode::None => LockKeeper::Nowhere,
+    }
 }
 
 impl Served for LogMount {
@@ -156,6 +165,7 @@ impl Service for ServedLog<'_> {
             stores: self.plan.stores.clone(),
             buffer_bytes: self.plan.buffer_bytes as u64,
             index: self.plan.index,
+            locks: self.plan.locks,
             counters: pairs.map(|(name, value)| (name.to_owned(), value)).collect(),
         };
         HolderReport {
@@ -233,9 +243,9 @@ mod tests {
     #[test]
     fn each_index_mode_sets_the_choices_of_the_layer() {
         let chosen = |index| {
-            let (stores, buffer_bytes) = (Vec::new(), 4096);
+            let (stores, buffer_bytes, locks) = (Vec::new(), 4096, LocksMode::Store);
             let Choices { buffer_bytes, index_threads, flatten_bytes, flattens_later } =
-                choices(&LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes: 5 });
+                choices(&LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes: 5, locks });
             assert_eq!(buffer_bytes, 4096);
             (index_threads > 1, flatten_bytes, flattens_later)
         };

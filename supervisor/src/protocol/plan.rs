@@ -137,6 +137,32 @@ pub struct LogPlan {
     pub index: IndexMode,
     /// The largest size of the index logs of a file that is flattened, in bytes.
     pub flatten_threshold_bytes: u64,
+    /// Where locks are kept.
+    pub locks: LocksMode,
+}
+
+/// Where the locks (flock(2), fcntl(2)) of a log mount are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LocksMode {
+    /// In the store: they hold between nodes, or fail with ENOLCK.
+    #[default]
+    Store,
+    /// In the kernel: they hold between the processes of one node.
+    Node,
+    /// Nowhere: they fail with ENOLCK.
+    None,
+}
+
+impl LocksMode {
+    /// Returns the name as in the serialized form.
+    pub fn name(self) -> &'static str {
+        match self {
+            LocksMode::Store => "store",
+            LocksMode::Node => "node",
+            LocksMode::None => "none",
+        }
+    }
 }
 
 /// Whether blocks are served from boot images, or recorded.
@@ -325,6 +351,7 @@ mod tests {
             buffer_bytes: 4096,
             index: IndexMode::FlattenLater,
             flatten_threshold_bytes: 1,
+            locks: LocksMode::Store,
         };
         let plan = Plan {
             target: Target::Mountpoint { path: "/m".into(), allow_other: false },

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use quell_mount_spec::IndexMode;
 
+use crate::protocol::plan::LocksMode;
+
 /// The views or the mount that a holder serves, with their counters.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct HolderReport {
@@ -42,6 +44,9 @@ pub struct LogReport {
     pub buffer_bytes: u64,
     /// How the index of a file is made.
     pub index: IndexMode,
+    /// Where locks are kept. A mount of an earlier version does not report it.
+    #[serde(default)]
+    pub locks: LocksMode,
     /// The counters of the mount, by name.
     pub counters: BTreeMap<String, u64>,
 }

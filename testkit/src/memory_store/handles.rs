@@ -263,6 +263,10 @@ impl RangeLocks for StoreFile {
         locks.unlock((0, self.lock_owner), scope(first, last))
     }
 
+    fn needs_sync_between_nodes(&self) -> bool {
+        false
+    }
+
     fn conflicting(&self, range: LockedRange) -> Result<Option<LockedRange>> {
         let mut state = self.handle.begin("look for a lock", b"", false)?;
         let locks = state.locks.entry(self.handle.number).or_default();

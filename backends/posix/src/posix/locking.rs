@@ -10,7 +10,7 @@ use nix::libc;
 use quell_vfs::{Error, ErrorKind, LockMode, Result, errno};
 
 use super::PosixFile;
-use crate::lock_support::check_before_lock;
+use crate::lock_support::{check_before_lock, has_coherent_caches};
 use crate::span::{file_span, operation_span};
 use crate::{LockedRange, OFFSET_MAX, RangeLocks};
 
@@ -68,6 +68,10 @@ impl RangeLocks for PosixFile {
             _ => OFFSET_MAX,
         };
         Ok(Some(LockedRange { first, last, mode }))
+    }
+
+    fn needs_sync_between_nodes(&self) -> bool {
+        !has_coherent_caches(self.fd.as_fd())
     }
 }
 

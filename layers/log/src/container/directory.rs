@@ -11,7 +11,7 @@ use quell_vfs::{Change, Error, ErrorKind, FileIdentity, Kind, NewEntry, Rename, 
 
 use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
-use crate::container::lock_file::exclude_locks;
+use crate::container::lock_file::with_locks_excluded;
 use crate::container::log_directories::LogDirectories;
 use crate::container::permissions::{dir_permissions, effective_set_id, logs_permissions};
 use crate::format::{
@@ -766,7 +766,8 @@ impl Container {
         if change.uid.is_some() || change.gid.is_some() {
             let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
             match self.stores.has_root_power() {
-                true => self.replace_access(&owners)?,
+                // Locks of the old file would not conflict with those of the new one.
+                true => with_locks_excluded(&*self.dir, || self.replace_access(&owners))?,
                 false => self.dir.change(ACCESS, &owners)?,
             }
             self.change_below(&owners, &owners)?;
@@ -800,8 +801,6 @@ impl Container {
                 ..Error::new(ErrorKind::Damaged, "change", ACCESS)
             });
         }
-        // Locks of the old file would not conflict with those of the new one.
-        let _no_locks = exclude_locks(&*self.dir)?;
         let (uid, gid) = (owners.uid.unwrap_or(now.uid), owners.gid.unwrap_or(now.gid));
         // The effective set-id bits are removed, as by chown(2).
         let permissions = now.mode & 0o7777;

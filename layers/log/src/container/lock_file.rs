@@ -25,7 +25,8 @@ pub(crate) struct LockFile {
 }
 
 impl LockFile {
-    /// Opens `access` in the directory of a container for writing, or for reading if this user may not write to it.
+    /// Opens `access` in the directory of a container for writing, or for reading if this user may
+    /// not write to it.
     pub fn open(container: &dyn WritableDir) -> Result<LockFile> {
         if DESCRIPTORS.fetch_add(1, Ordering::Relaxed) >= DESCRIPTORS_MAX {
             DESCRIPTORS.fetch_sub(1, Ordering::Relaxed);
@@ -82,28 +83,32 @@ fn no_locks(reason: &'static str) -> Error {
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::Os(errno::ENOLCK), "lock", ACCESS) }
 }
 
-/// Excludes locks of all owners while `access` is replaced or moved, until the result is
-/// dropped. Returns `None` if the store keeps no locks, or if this user may not open `access`
-/// for writing.
+/// Calls `act`, which replaces or moves `access`, while no owner on any node can take a lock. If
+/// the store keeps no locks, or this user may not open `access` for writing, only calls `act`.
 ///
 /// # Errors
 ///
-/// `Busy` if an owner on any node holds a lock.
-pub(crate) fn exclude_locks(container: &dyn WritableDir) -> Result<Option<Box<dyn OpenFile>>> {
-    let Ok(file) = container.open_writable_file(ACCESS) else { return Ok(None) };
-    let file = file as Box<dyn OpenFile>;
-    let range = LockedRange { first: 0, last: WHOLE_FILE, mode: LockMode::Exclusive };
-    let taken = match file.locks() {
-        None => return Ok(None),
-        Some(locks) => locks.try_lock(range),
-    };
-    match taken {
-        Ok(true) => Ok(Some(file)),
-        Ok(false) => Err(Error {
-            source: Some("a process has locked the file".into()),
-            ..Error::new(ErrorKind::Busy, "lock", ACCESS)
-        }),
-        Err(error) if error.errno() == errno::ENOLCK => Ok(None),
-        Err(error) => Err(error),
+/// `Busy` if an owner on any node holds a lock; then `act` is not called.
+pub(crate) fn with_locks_excluded<T>(
+    container: &dyn WritableDir,
+    act: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let Ok(file) = container.open_writable_file(ACCESS) else { return act() };
+    let Some(locks) = file.locks() else { return act() };
+    match locks.try_lock(LockedRange { first: 0, last: WHOLE_FILE, mode: LockMode::Exclusive }) {
+        Ok(true) => {}
+        Ok(false) => {
+            return Err(Error {
+                source: Some("a process has locked the file".into()),
+                ..Error::new(ErrorKind::Busy, "lock", ACCESS)
+            });
+        }
+        Err(error) if error.errno() == errno::ENOLCK => return act(),
+        Err(error) => return Err(error),
     }
+    let result = act();
+    // Closing the descriptor is not enough: Linux does not tell a FUSE server that a description
+    // with locks was closed. An error is that of a file that was replaced, and changes nothing.
+    let _ = locks.unlock(0, WHOLE_FILE);
+    result
 }

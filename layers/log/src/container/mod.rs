@@ -16,7 +16,7 @@ pub use descriptors::Descriptors;
 pub use directory::{Container, ContainerIdentity};
 pub(crate) use directory::{FIRST_EPOCH, LOG_PERMISSIONS};
 pub use flat_index::{Flat, HeldPages};
-pub(crate) use lock_file::{LockFile, WHOLE_FILE, exclude_locks};
+pub(crate) use lock_file::{LockFile, WHOLE_FILE, with_locks_excluded};
 pub(crate) use log_directories::{delete_container, owners_of};
 #[cfg(test)]
 pub use permissions::dir_permissions;

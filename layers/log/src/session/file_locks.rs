@@ -21,6 +21,8 @@ const OPENS_MAX: usize = 16;
 pub(crate) struct FileLocks {
     /// Owners with a lock, or that are about to take one.
     owners: RankedMutex<HashMap<LockOwner, Arc<Owner>>>,
+    /// A lock was taken, and nodes of this store see data only after a sync.
+    needs_sync: AtomicBool,
 }
 
 struct Owner {
@@ -37,7 +39,8 @@ struct OwnerState {
 
 impl FileLocks {
     pub fn new() -> FileLocks {
-        FileLocks { owners: RankedMutex::new(Rank::Leaf, HashMap::new()) }
+        let owners = RankedMutex::new(Rank::Leaf, HashMap::new());
+        FileLocks { owners, needs_sync: AtomicBool::new(false) }
     }
 
     /// Locks `scope` for `owner` with the credentials of this thread, unless another owner has a
@@ -51,8 +54,22 @@ impl FileLocks {
     ) -> Result<bool> {
         let (first, last) = bytes_of(scope)?;
         self.with_owner(self.entry(owner), owner, |state| {
-            state.try_lock(container, LockedRange { first, last, mode })
+            let is_locked = state.try_lock(container, LockedRange { first, last, mode })?;
+            if is_locked && state.file(container)?.locks()?.needs_sync_between_nodes() {
+                self.needs_sync.store(true, Ordering::Relaxed);
+            }
+            Ok(is_locked)
         })
+    }
+
+    /// Returns true if data must be synced before an unlock, so that the next owner sees it.
+    pub fn needs_sync(&self) -> bool {
+        self.needs_sync.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if `owner` holds a lock.
+    pub fn has_locks(&self, owner: LockOwner) -> bool {
+        self.owners.lock().get(&owner).is_some_and(|entry| entry.has_locks.load(Ordering::Relaxed))
     }
 
     /// Removes the locks of `owner` in `scope`.

@@ -361,10 +361,18 @@ impl LogFile {
     /// published before they released a lock is then visible here, and later writes of this node
     /// are later than that data.
     pub fn try_lock(&self, owner: LockOwner, scope: LockScope, mode: LockMode) -> Result<bool> {
+        // The lock may replace an exclusive one, under which data was written.
+        if mode == LockMode::Shared && self.locks.has_locks(owner) {
+            self.publish_all()?;
+        }
         if !self.locks.try_lock(&self.container, owner, scope, mode)? {
             return Ok(false);
         }
         self.sequencer().mark_opened();
+        if self.locks.needs_sync() {
+            // A log is read from the servers after it was opened again.
+            self.reader.descriptors().forget_file(self.container.identity());
+        }
         match self.refresh() {
             Ok(()) => Ok(true),
             Err(error) => {
@@ -379,11 +387,35 @@ impl LogFile {
     /// error. All data, because a process may lock for others: its children, or threads that write
     /// through other descriptors.
     pub fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
-        let published = match self.failures.is_any() {
-            true => self.sync(),
-            false => self.writers().iter().try_for_each(|writer| writer.lock().publish(self, writer.id)),
-        };
-        published.and(self.locks.unlock(owner, scope))
+        self.publish_all().and(self.locks.unlock(owner, scope))
+    }
+
+    /// Publishes the data of all writers of this node, so that other nodes see it.
+    fn publish_all(&self) -> Result<()> {
+        if self.failures.is_any() {
+            return self.sync();
+        }
+        let needs_sync = self.locks.needs_sync();
+        self.writers().iter().try_for_each(|writer| match needs_sync {
+            true => self.sync_writer(writer),
+            false => writer.lock().publish(self, writer.id),
+        })
+    }
+
+    /// Syncs the data of one writer. The names of new logs are left to the next sync of the file.
+    fn sync_writer(&self, writer: &Writer) -> Result<()> {
+        let synced = writer.lock().sync(self, writer.id);
+        match synced {
+            Ok(true) => {
+                self.changes.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+            Ok(false) => Ok(()),
+            Err(error) => {
+                self.failures.record(&error);
+                Err(error)
+            }
+        }
     }
 
     /// Returns a lock of another owner that conflicts with the described one.

@@ -129,8 +129,17 @@ fn shows_data(at: [(&Mount, NodeId); 2]) {
         file.append(b"+").unwrap();
         locks(&**file).unlock(owner, scope).unwrap();
     }
+    // An exclusive lock that becomes a shared one shows the data, too.
+    assert!(locks(&*opened[0]).try_lock(LockOwner(0), scope, LockMode::Exclusive).unwrap());
+    opened[0].append(b"-").unwrap();
+    assert!(locks(&*opened[0]).try_lock(LockOwner(0), scope, LockMode::Shared).unwrap());
+    assert!(locks(&*opened[1]).try_lock(LockOwner(1), scope, LockMode::Shared).unwrap());
     let mut expected = 20_u64.to_le_bytes().to_vec();
     expected.extend([b'+'; 20]);
+    expected.push(b'-');
+    assert!(whole(&*opened[1]) == expected, "written before the exclusive lock became a shared one");
+    locks(&*opened[1]).release(LockOwner(1)).unwrap();
+    locks(&*opened[0]).release(LockOwner(0)).unwrap();
     assert!(locks(&*opened[0]).try_lock(LockOwner(5), scope, LockMode::Shared).unwrap());
     assert!(whole(&*opened[0]) == expected, "appended at the end that the previous owner left");
     locks(&*opened[0]).release(LockOwner(5)).unwrap();

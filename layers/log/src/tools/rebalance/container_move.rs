@@ -6,7 +6,7 @@ use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use super::state::{Dirs, MoveResult, Rebalance, is_being_written, meta_names};
-use crate::container::{Container, exclude_locks};
+use crate::container::{Container, with_locks_excluded};
 use crate::format::{CONTAINER_RECORD, META, MOVED, container_name, number_name};
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, remove_tree};
@@ -75,21 +75,33 @@ impl Rebalance<'_> {
             return Ok(MoveResult::Busy);
         }
         // Locks of the container would not conflict with those of its copy.
-        let _no_locks = match exclude_locks(source.dir()) {
-            Err(error) if error.kind == ErrorKind::Busy => return Ok(MoveResult::Busy),
-            excluded => excluded?,
-        };
-        let names_before = meta_names(&source)?;
+        let moved = with_locks_excluded(source.dir(), || self.move_unlocked(&source, dirs, stored, from, to));
+        match moved {
+            Err(error) if error.kind == ErrorKind::Busy => Ok(MoveResult::Busy),
+            moved => moved,
+        }
+    }
+
+    /// Moves a container of which no process holds a lock.
+    fn move_unlocked(
+        &self,
+        source: &Container,
+        dirs: &Dirs,
+        stored: &[u8],
+        from: StoreNumber,
+        to: StoreNumber,
+    ) -> Result<MoveResult> {
+        let names_before = meta_names(source)?;
         let existing = self.open(dirs, stored, to)?;
         let is_new = existing.is_none();
         let target = match existing {
             Some(target) if target.number() != source.number() => return Err(two_files(stored)),
             Some(target) if is_being_written(&target)? => return Ok(MoveResult::Busy),
             Some(target) => {
-                self.complete_copy(&source, &target.dir_handle(), to)?;
+                self.complete_copy(source, &target.dir_handle(), to)?;
                 target
             }
-            None => self.create_copy(&source, dirs, stored, to)?,
+            None => self.create_copy(source, dirs, stored, to)?,
         };
         let (trash, name) = (self.stores.trash_dir(from)?, number_name(self.stores.random_number()));
         match dirs[from].rename(stored, &*trash, &name, Rename::Replace) {
@@ -100,17 +112,17 @@ impl Rebalance<'_> {
             }
             renamed => renamed?,
         }
-        if meta_names(&source)? != names_before {
-            if is_being_written(&source)? {
+        if meta_names(source)? != names_before {
+            if is_being_written(source)? {
                 trash.rename(&name, &*dirs[from], stored, Rename::Replace)?;
                 if is_new && !is_being_written(&target)? {
                     self.discard(&target, &*dirs[to], stored, to)?;
                 }
                 return Ok(MoveResult::Busy);
             }
-            self.complete_copy(&source, &target.dir_handle(), to)?;
+            self.complete_copy(source, &target.dir_handle(), to)?;
         }
-        delete_copy(&source, &*trash, &name)?;
+        delete_copy(source, &*trash, &name)?;
         self.update(|result| result.moved += 1);
         Ok(MoveResult::Placed)
     }
