@@ -77,8 +77,48 @@ macro_rules! families {
 }
 
 families! {
+    asynchronous_operations_complete "asynchronous.c";
+    descriptors_work_with_other_calls "descriptors.c";
     copies_behave_as_on_a_real_directory "copies.c";
     mappings_behave_as_on_a_real_directory "mappings.c";
     streams_behave_as_on_a_real_directory "stdio.c";
     locks_behave_as_on_a_real_directory "locks.c";
+    walks_find_the_same_entries "walks.c";
+}
+
+/// Lines of `file_systems.c` in which a log directory differs from a file system of the kernel: the
+/// beginning of the expression, and the result.
+const OTHER_ANSWERS: [(&str, &str); 3] = [
+    ("name_to_handle_at(", "-1 EOPNOTSUPP"),
+    ("inotify_add_watch(watches, \"f\"", "-1 ENOSPC"),
+    ("inotify_add_watch(watches, \"/\"", "1"),
+];
+
+#[test]
+fn a_log_directory_has_no_extended_attributes_handles_and_watches() {
+    if !has("cc") {
+        skip!("no C compiler (cc)");
+    }
+    let fixture = Fixture::new(include_str!("preload/file_systems.c"));
+    let real = fixture.stage.run(&mut fixture.command(&fixture.real)).expect(0).text();
+    let found = fixture.stage.run(&mut fixture.virtual_command()).expect(0);
+    assert_eq!(found.err, "");
+    let found = found.text();
+    assert!(found.lines().count() > 30 && found.lines().count() == real.lines().count(), "{found}");
+    for (real, found) in real.lines().zip(found.lines()) {
+        let (_, call) = found.split_once(": ").unwrap();
+        let (expression, result) = call.rsplit_once(" = ").unwrap();
+        let other = OTHER_ANSWERS.iter().find(|(begin, _)| expression.starts_with(begin));
+        if let Some((_, answer)) = other {
+            assert_eq!(result, *answer, "{expression}");
+        } else if expression.contains("xattr(") && !result.contains("ENOENT") {
+            assert_eq!(result, "-1 EOPNOTSUPP", "{expression}");
+        } else {
+            assert_eq!(found, real);
+        }
+    }
+
+    // Refused calls are reported once if events are asked for.
+    let told = fixture.stage.run(fixture.virtual_command().env("QUELL_LOG", "info")).expect(0);
+    assert_eq!(told.err.matches("inotify_add_watch is not supported").count(), 1, "{}", told.err);
 }

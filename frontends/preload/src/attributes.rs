@@ -66,7 +66,6 @@ pub fn statx(dir: &VirtualDir, attributes: &Attributes) -> libc::statx {
 }
 
 /// Returns the result of statfs(2).
-#[allow(dead_code)]
 pub fn statfs(space: &Space) -> libc::statfs {
     // SAFETY: as above.
     let mut statfs: libc::statfs = unsafe { std::mem::zeroed() };

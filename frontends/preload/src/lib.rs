@@ -24,6 +24,7 @@ mod access;
 mod allocator;
 mod append_lock;
 mod attributes;
+mod c_bytes;
 mod cwd;
 mod descriptors;
 mod environment;

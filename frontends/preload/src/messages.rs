@@ -11,7 +11,7 @@ const WRONG_USAGE: c_int = 2;
 pub fn refuse_start(error: &quell_vfs::Error) -> ! {
     warn(&error.to_string());
     // SAFETY: the process has done nothing yet that would need the functions of exit(3).
-    unsafe { libc::syscall(libc::SYS_exit_group, WRONG_USAGE) };
+    unsafe { crate::next::system_call()(libc::SYS_exit_group, WRONG_USAGE) };
     unreachable!("exit_group does not return")
 }
 

@@ -44,6 +44,16 @@ impl Next {
     }
 }
 
+/// The function syscall(2) of libc.
+pub type SystemCall = unsafe extern "C" fn(libc::c_long, ...) -> libc::c_long;
+
+/// Returns libc's own syscall(2): that of this library does not let a program close the library's
+/// own descriptors.
+pub fn system_call() -> SystemCall {
+    static NEXT: Next = Next::new(c"syscall");
+    NEXT.function()
+}
+
 /// Defines a function of libc. `|next|` names the next definition in the body.
 macro_rules! wrap {
     ($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty,

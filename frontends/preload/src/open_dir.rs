@@ -73,12 +73,12 @@ impl OpenDir {
 }
 
 /// One entry of a stream.
-struct StreamEntry {
-    name: Vec<u8>,
-    node: NodeId,
-    kind: Kind,
+pub struct StreamEntry {
+    pub name: Vec<u8>,
+    pub node: NodeId,
+    pub kind: Kind,
     /// The position after the entry: 1 after `.`, 2 after `..`, and the cursor plus 2 after others.
-    next: u64,
+    pub next: u64,
 }
 
 /// A directory stream, as opendir(3) returns it.
@@ -191,7 +191,7 @@ impl Stream {
 }
 
 /// Reads entries after a position.
-fn read_batch(dir: &OpenDir, position: u64) -> Outcome<Vec<StreamEntry>> {
+pub fn read_batch(dir: &OpenDir, position: u64) -> Outcome<Vec<StreamEntry>> {
     let directory = dir.entry()?;
     let (fs, attributes) = (directory.fs, **directory.node()?);
     if attributes.kind != Kind::Dir {

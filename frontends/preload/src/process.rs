@@ -269,7 +269,7 @@ fn close_own(minimum: c_int, kept: Option<c_int>) {
         if first <= last {
             // SAFETY: only the library uses these numbers, and the objects of the parent process
             // that refer to them are not used in this process.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+            unsafe { crate::next::system_call()(libc::SYS_close_range, first, last, 0) };
         }
     }
 }

@@ -8,7 +8,7 @@ use quell_vfs::Change;
 use crate::descriptors::{self, Description};
 use crate::errno::{Errno, Outcome};
 use crate::next::wrap;
-use crate::placeholder::borrow;
+use crate::placeholder::{self, borrow};
 use crate::resolve::LastLink;
 use crate::wrappers::{with_descriptor, with_path};
 
@@ -239,11 +239,26 @@ macro_rules! seek {
             fn $name(fd: c_int, offset: off_t, whence: c_int) -> off_t, |next| {
                 // SAFETY: any arguments are valid.
                 with_descriptor(fd, || unsafe { next(fd, offset, whence) }, |description| {
-                    descriptors::file(description)?.seek(borrow(fd), offset, whence)
+                    match description {
+                        Description::File(file) => file.seek(borrow(fd), offset, whence),
+                        Description::Dir(_) => seek_dir(fd, offset, whence),
+                    }
                 })
             }
         }
     };
+}
+
+/// Sets the position in a directory, from which getdents64(2) reads.
+fn seek_dir(fd: c_int, offset: off_t, whence: c_int) -> Outcome<off_t> {
+    let base = match whence {
+        libc::SEEK_SET => 0,
+        libc::SEEK_CUR => placeholder::position(borrow(fd))?,
+        _ => return Err(Errno(libc::EINVAL)),
+    };
+    let target = base.checked_add_signed(offset).ok_or(Errno(libc::EINVAL))?;
+    placeholder::set_position(borrow(fd), target)?;
+    Ok(target as off_t)
 }
 
 seek!(lseek);

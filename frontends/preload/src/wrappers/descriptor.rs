@@ -119,7 +119,7 @@ wrap! {
             unsafe { next(first as c_int) }
         } else if first <= last {
             // SAFETY: any arguments are valid.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+            unsafe { crate::next::system_call()(libc::SYS_close_range, first, last, 0) };
         }
     }
 }

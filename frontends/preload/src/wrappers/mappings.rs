@@ -1,5 +1,5 @@
-//! mmap(2) of virtual files. The kernel cannot read a virtual file when a page is used, so a mapping
-//! is a copy of the file at the time of the call, in a memfd.
+//! mmap(2) of virtual files. The kernel cannot read a virtual file when a page is used, so a
+//! mapping is a copy of the file at the time of the call, in a memfd.
 
 use libc::{c_int, c_void, off_t, size_t};
 use rustix::fs::{MemfdFlags, Mode, OFlags};

@@ -2,19 +2,27 @@
 //! this directory lists every function of libc that does I/O, and says which are defined here and
 //! why the others are not.
 
+mod asynchronous;
 mod copies;
 mod cwd;
 mod data;
 mod descriptor;
 mod directories;
+mod directory_entries;
+mod file_systems;
+mod libraries;
 pub mod locks;
 mod mappings;
 mod names;
 pub mod open;
 mod programs;
+mod received;
 mod status;
 mod stdio;
+mod system_calls;
 mod temporary;
+mod walks;
+mod xattrs;
 
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
@@ -92,6 +100,26 @@ unsafe fn with_path<T: From<i8>>(
         Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr()),
         Ok(Target::Virtual(entry)) => errno::reply(with_entry(entry, ours)),
         Err(error) => errno::reply(Err(error)),
+    }
+}
+
+/// Returns the result of `examine` for a path in a virtual directory, or the error of the path;
+/// `None` for a path outside.
+///
+/// # Safety
+///
+/// As for `find`.
+unsafe fn if_virtual<T>(
+    dirfd: c_int,
+    path: *const c_char,
+    last_link: LastLink,
+    examine: impl FnOnce(&Entry) -> Outcome<T>,
+) -> Option<Outcome<T>> {
+    // SAFETY: the caller's promise.
+    match unsafe { find(dirfd, path, last_link) } {
+        Ok(Target::Native | Target::Elsewhere(_)) => None,
+        Ok(Target::Virtual(entry)) => Some(with_entry(entry, examine)),
+        Err(error) => Some(Err(error)),
     }
 }
 

@@ -36,13 +36,14 @@ fn before_exec() -> Outcome<()> {
     process::close_files()
 }
 
-/// Copies a program to a memfd, from which the kernel executes it.
-fn program_copy(entry: &Entry) -> Outcome<c_int> {
+/// Copies a program or a library to a memfd, from which it is loaded. `wanted`: the permissions
+/// that the caller must have, as for access(2).
+pub(super) fn program_copy(entry: &Entry, wanted: c_int) -> Outcome<c_int> {
     let found = entry.node()?;
     if found.kind != Kind::File {
         return Err(Errno(libc::EACCES));
     }
-    crate::access::check_access(found, libc::X_OK, true)?;
+    crate::access::check_access(found, wanted, true)?;
     if found.size_bytes > PROGRAM_BYTES_MAX {
         return Err(Errno(libc::ENOMEM));
     }
@@ -140,7 +141,7 @@ fn libc_execve() -> Execve {
 /// # Safety
 ///
 /// The arguments are those of execve(2).
-unsafe fn execute(
+pub(super) unsafe fn execute(
     path: *const c_char,
     environment: *const *const c_char,
     argv: *const *const c_char,
@@ -275,7 +276,7 @@ unsafe fn execute_virtual(
             // SAFETY: the caller's promise.
             unsafe { ScriptCommand::new(interpreter, argument, path, argv) }.map(Started::Script)
         }
-        _ => program_copy(entry).map(Started::Copy),
+        _ => program_copy(entry, libc::X_OK).map(Started::Copy),
     });
     match prepared {
         Err(error) => errno::reply(Err(error)),
@@ -560,6 +561,8 @@ macro_rules! continue_in {
     };
 }
 
+pub(super) use continue_in;
+
 continue_in!(vfork, vfork_function);
 continue_in!(execl, execl_function);
 continue_in!(execle, execle_function);
@@ -604,7 +607,7 @@ unsafe fn spawn(
                 // SAFETY: the caller's promise.
                 Program::Script { .. } => Ok((None, unsafe { shell_command(path, argv) }?)),
                 _ => {
-                    let copy = program_copy(entry)?;
+                    let copy = program_copy(entry, libc::X_OK)?;
                     rustix::io::fcntl_setfd(placeholder::borrow(copy), rustix::io::FdFlags::empty())?;
                     let path =
                         CString::new(format!("/proc/self/fd/{copy}")).map_err(|_| Errno(libc::ENOENT))?;

@@ -14,7 +14,7 @@ use crate::streams;
 use crate::view;
 use crate::wrappers::open::open_entry;
 use crate::wrappers::programs::publish_before;
-use crate::wrappers::{Target, find, opened};
+use crate::wrappers::{Target, find, if_virtual, opened, with_entry};
 
 /// The permissions of new files, before the umask.
 const NEW_FILE_MODE: libc::mode_t = 0o666;
@@ -109,6 +109,7 @@ unsafe fn open_stream(
     if mode.is_null() || is_inside() || !view::is_active() {
         return next(path);
     }
+    let text = mode;
     // SAFETY: the caller's promise.
     let parsed = unsafe { mode_of(mode) };
     let last_link = match parsed {
@@ -123,6 +124,9 @@ unsafe fn open_stream(
             let opened =
                 parsed.and_then(|mode| Ok((mode, inside(|| open_entry(entry, mode.flags, NEW_FILE_MODE))?)));
             match opened {
+                // The descriptor of a file of an indexed tree is the original's.
+                // SAFETY: the caller's promise.
+                Ok((_, fd)) if !descriptors::is_virtual(fd) => unsafe { libc::fdopen(fd, text) },
                 Ok((mode, fd)) => {
                     streams::use_for_standard(fd);
                     stream_of(fd, mode)
@@ -272,14 +276,20 @@ macro_rules! freopen {
                 }
                 let is_custom = streams::descriptor(stream).is_some();
                 // SAFETY: as above.
-                match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
+                let is_tree = match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
                     // SAFETY: as above.
-                    Ok(Target::Native) if !is_custom => unsafe { next(path, mode, stream) },
+                    Ok(Target::Native) if !is_custom => return unsafe { next(path, mode, stream) },
                     // SAFETY: as above.
-                    Ok(Target::Elsewhere(path)) if !is_custom => unsafe { next(path.as_ptr(), mode, stream) },
-                    Err(error) if !is_custom => errno::reply_pointer(Err(error)),
+                    Ok(Target::Elsewhere(path)) if !is_custom => return unsafe { next(path.as_ptr(), mode, stream) },
+                    Err(error) if !is_custom => return errno::reply_pointer(Err(error)),
+                    Ok(Target::Virtual(entry)) => with_entry(entry, |entry| Ok(entry.dir.is_tree())).unwrap_or(false),
+                    _ => false,
+                };
+                match is_tree && !is_custom {
+                    // SAFETY: as above. libc opens the original file of an indexed tree.
+                    true => unsafe { next(path, mode, stream) },
                     // SAFETY: as above.
-                    _ => errno::reply_pointer(unsafe { reopen(path, mode, stream) }),
+                    false => errno::reply_pointer(unsafe { reopen(path, mode, stream) }),
                 }
             }
         }
@@ -295,7 +305,7 @@ macro_rules! tmpfile {
                 let mut template = *b"/tmp/tmpfXXXXXX\0";
                 let path = template.as_mut_ptr().cast::<c_char>();
                 // SAFETY: the path is a string.
-                if !matches!(unsafe { find(libc::AT_FDCWD, path, LastLink::Keep) }, Ok(Target::Virtual(_))) {
+                if unsafe { if_virtual(libc::AT_FDCWD, path, LastLink::Keep, |_| Ok(())) }.is_none() {
                     // SAFETY: there are no preconditions.
                     return unsafe { next() };
                 }

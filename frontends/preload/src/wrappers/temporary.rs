@@ -7,8 +7,8 @@ use libc::{c_char, c_int};
 
 use crate::errno::{self, Errno, Outcome};
 use crate::next::wrap;
-use crate::resolve::LastLink;
-use crate::wrappers::{Target, bytes, find};
+use crate::resolve::{Entry, LastLink};
+use crate::wrappers::{Target, bytes, find, if_virtual, with_entry};
 
 /// The characters at the end of a template that are replaced.
 const PLACE: &[u8; 6] = b"XXXXXX";
@@ -25,7 +25,11 @@ const ATTEMPTS_MAX: usize = 62 * 62 * 62;
 /// `template` is NULL or a string that ends with a NUL.
 unsafe fn is_virtual(template: *const c_char) -> bool {
     // SAFETY: the caller's promise.
-    !matches!(unsafe { find(libc::AT_FDCWD, template, LastLink::Keep) }, Ok(Target::Native))
+    match unsafe { find(libc::AT_FDCWD, template, LastLink::Keep) } {
+        Ok(Target::Native) => false,
+        Ok(Target::Virtual(entry)) => with_entry(entry, |_| Ok(true)).unwrap_or(true),
+        Ok(Target::Elsewhere(_)) | Err(_) => true,
+    }
 }
 
 fn random_name() -> [u8; 6] {
@@ -141,10 +145,12 @@ wrap! {
 /// `path` is a string that ends with a NUL.
 unsafe fn require_missing(path: *const c_char) -> c_int {
     // SAFETY: the caller's promise.
-    match unsafe { find(libc::AT_FDCWD, path, LastLink::Keep) } {
-        Ok(Target::Virtual(entry)) if entry.found.is_none() => 0,
-        Err(error) => errno::reply(Err(error)),
-        Ok(_) => errno::reply(Err(Errno(libc::EEXIST))),
+    let found =
+        unsafe { if_virtual(libc::AT_FDCWD, path, LastLink::Keep, |entry| Ok(entry.found.is_some())) };
+    match found {
+        Some(Ok(false)) => 0,
+        Some(Err(error)) => errno::reply(Err(error)),
+        Some(Ok(true)) | None => errno::reply(Err(Errno(libc::EEXIST))),
     }
 }
 
@@ -174,7 +180,8 @@ wrap! {
         unsafe {
             let variable = libc::getenv(c"TMPDIR".as_ptr());
             let chosen = [variable.cast_const(), dir].into_iter().find(|dir| {
-                !dir.is_null() && matches!(find(libc::AT_FDCWD, *dir, LastLink::Follow), Ok(Target::Virtual(entry)) if entry.found.is_some())
+                let exists = |entry: &Entry| Ok(entry.found.is_some());
+                !dir.is_null() && matches!(if_virtual(libc::AT_FDCWD, *dir, LastLink::Follow, exists), Some(Ok(true)))
             });
             let Some(chosen) = chosen else { return next(dir, prefix) };
             let prefix = if prefix.is_null() { &b"file"[..] } else { bytes(prefix) };
