@@ -82,10 +82,11 @@ install-library:
 	ln -sf ../../../../lib/libquell.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquell.so"
 
 install-ompi: ## compile and install the MPI-IO components for the Open MPI of MPICC (default mpicc) under PREFIX, after `make install`
-	@test -x "$(DESTDIR)$(PREFIX)/bin/quell" || { echo "install-ompi: there is no $(DESTDIR)$(PREFIX)/bin/quell; run 'make install' first" >&2; exit 3; }
+	@test -z "$(DESTDIR)" || { echo "install-ompi: the components contain the path of the library; run it without DESTDIR" >&2; exit 2; }
+	@test -x "$(PREFIX)/bin/quell" || { echo "install-ompi: there is no $(PREFIX)/bin/quell; run 'make install' first" >&2; exit 3; }
 	@version=$$("$(MPICC)" --showme:version 2>/dev/null | sed -n 's/.*Open MPI \([0-9][^ ]*\).*/\1/p'); \
 	test "$$version" || { echo "install-ompi: $(MPICC) is not the compiler of an Open MPI; name it with MPICC=..." >&2; exit 3; }; \
-	"$(DESTDIR)$(PREFIX)/bin/quell" mpi build --compiler "$(MPICC)" --output "$(DESTDIR)$(PREFIX)/lib/quell/openmpi-$$version"
+	"$(PREFIX)/bin/quell" mpi build --compiler "$(MPICC)" --output "$(PREFIX)/lib/quell/openmpi-$$version"
 
 fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz --locked" >&2; exit 3; }

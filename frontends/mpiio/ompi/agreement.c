@@ -4,6 +4,7 @@
 #include "components.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,19 +94,24 @@ int error_code(const struct failure *failure) {
         char message[MESSAGE_BYTES];
     } codes[CODES_MAX];
     static int count;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     int code, class = class_of(failure->number);
     if (!failure->number)
         return MPI_SUCCESS;
+    pthread_mutex_lock(&lock);
+    int found = -1;
     for (int i = 0; i < count; i++)
         if (codes[i].class == class && !strcmp(codes[i].message, failure->message))
-            return codes[i].code;
-    if (count == CODES_MAX || PMPI_Add_error_code(class, &code) || PMPI_Add_error_string(code, failure->message))
-        return class;
-    codes[count].class = class;
-    codes[count].code = code;
-    memcpy(codes[count].message, failure->message, MESSAGE_BYTES);
-    count++;
-    return code;
+            found = codes[i].code;
+    if (found < 0 && count < CODES_MAX && !PMPI_Add_error_code(class, &code) &&
+        !PMPI_Add_error_string(code, failure->message)) {
+        codes[count].class = class;
+        codes[count].code = found = code;
+        memcpy(codes[count].message, failure->message, MESSAGE_BYTES);
+        count++;
+    }
+    pthread_mutex_unlock(&lock);
+    return found < 0 ? class : found;
 }
 
 const char *hint(struct opal_info_t *info, const char *key, char value[64]) {
