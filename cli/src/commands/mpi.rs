@@ -284,7 +284,7 @@ fn environment(args: &MpiEnvArgs) -> Result<ExitCode, Failure> {
         logs: args
             .logs
             .iter()
-            .map(|log| log_of_argument(log, args.options.options(None)))
+            .map(|log| log_of_argument(log, args.options.options(None, None)))
             .collect::<Result<_, _>>()?,
     };
     let value = view.to_json().map_err(Failure::from)?;
