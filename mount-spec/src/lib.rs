@@ -12,6 +12,7 @@ mod index_file;
 mod index_mode;
 mod log_stores;
 mod output;
+mod process_counters;
 mod resolve;
 mod trust;
 mod view_tree;
@@ -30,6 +31,10 @@ pub use log_stores::{
     change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
+pub use process_counters::{
+    PROCESS_COUNTERS, PROCESS_COUNTERS_OFFSET, ProcessCounters, create_process_counters,
+    process_counters_bytes, read_process_counters,
+};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};
 pub use view_tree::{CheckedIndex, OpenTree};
 pub use view_variable::{VIEW_VARIABLE, View, ViewLog, ViewTree};

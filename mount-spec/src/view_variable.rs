@@ -30,6 +30,9 @@ pub struct View {
     /// The log directories.
     #[serde(default, rename = "log", skip_serializing_if = "Vec::is_empty")]
     pub logs: Vec<ViewLog>,
+    /// A file with counters, which `quell run` creates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counters: Option<PathBuf>,
 }
 
 /// An indexed tree.
@@ -199,6 +202,7 @@ mod tests {
                 buffer_bytes: Some(4096),
                 flatten_threshold_bytes: None,
             }],
+            counters: None,
         };
         let text = view.to_json().unwrap();
         assert!(!text.contains('\n'), "{text}");

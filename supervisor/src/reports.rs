@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
+use quell_log::Choices;
+use quell_mount_spec::{IndexMode, PROCESS_COUNTERS, ProcessCounters, read_process_counters};
+
 use crate::failure::Failure;
 use crate::inputs::real_path;
-use crate::protocol::report::{HolderReport, TreeReport};
+use crate::protocol::report::{HolderReport, LogReport, TreeReport};
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::holder_keys;
 use crate::socket::client::request_report;
@@ -39,7 +42,48 @@ pub fn reports_of(path: &Path) -> Result<Reports, Failure> {
             found.reports.push(report);
         }
     }
+    let own = read_process_counters(&directory).into_iter().flat_map(reports_of_processes);
+    found.reports.extend(own.filter(|report| is_about(report, &real)));
     Ok(found)
+}
+
+/// Returns a report for each directory that the preload library serves in the processes of one
+/// `quell run`.
+fn reports_of_processes(counted: ProcessCounters) -> Vec<HolderReport> {
+    let ProcessCounters { process: pid, view, values } = counted;
+    let named = |values: &[u64]| {
+        let names = PROCESS_COUNTERS.iter().map(|name| (*name).to_owned());
+        names.zip(values.iter().copied()).collect()
+    };
+    let mut values = values.iter();
+    let mut reports = Vec::new();
+    for (log, values) in view.logs.into_iter().zip(values.by_ref()) {
+        let log = LogReport {
+            path: log.path.clone(),
+            index: log.index.unwrap_or(IndexMode::Parallel),
+            buffer_bytes: log.buffer_bytes.unwrap_or(Choices::default().buffer_bytes) as u64,
+            stores: log.stores,
+            counters: named(values),
+        };
+        let mountpoint = Some(log.path.clone());
+        reports.push(HolderReport { pid, mountpoint, log: Some(log), ..HolderReport::default() });
+    }
+    for (tree, values) in view.trees.into_iter().zip(values) {
+        let tree = TreeReport {
+            index: tree.index,
+            generation: String::new(),
+            source: tree.path.clone(),
+            path: tree.path,
+            view: "preload".into(),
+            reason: "--via preload".into(),
+            entries: 0,
+            looks: 0,
+            changes: 0,
+            counters: Some(named(values)),
+        };
+        reports.push(HolderReport { pid, trees: vec![tree], ..HolderReport::default() });
+    }
+    reports
 }
 
 fn is_about(report: &HolderReport, path: &Path) -> bool {

@@ -280,12 +280,12 @@ fn environment(args: &MpiEnvArgs) -> Result<ExitCode, Failure> {
     let mpi = Mpi::find(&args.compiler.compiler)?;
     let components = components_directory(args, &mpi)?;
     let view = View {
-        trees: Vec::new(),
         logs: args
             .logs
             .iter()
             .map(|log| log_of_argument(log, args.options.options(None, None)))
             .collect::<Result<_, _>>()?,
+        ..View::default()
     };
     let value = view.to_json().map_err(Failure::from)?;
     View::parse(value.as_bytes()).map_err(|error| Failure::wrong_input(error.to_string()))?;

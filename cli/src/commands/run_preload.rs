@@ -2,11 +2,12 @@
 //! directories in the program's own process.
 
 use std::ffi::OsString;
+use std::os::fd::IntoRawFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use quell_mount_spec::{VIEW_VARIABLE, View, ViewTree};
-use quell_supervisor::{LogOptions, root_of};
+use quell_mount_spec::{VIEW_VARIABLE, View, ViewTree, create_process_counters};
+use quell_supervisor::{LogOptions, root_of, runtime_directory};
 
 use crate::arguments::{RunArgs, ViewArg};
 use crate::config::{Config, LogConfig};
@@ -18,6 +19,9 @@ use crate::output::errln;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, program_kind};
 use crate::views::{aliases, log_of_argument, log_of_paths};
+
+/// The lowest number of the descriptor with the lock of the counters.
+const LOCK_DESCRIPTOR_MINIMUM: i32 = 500;
 
 /// The variable by which the dynamic linker loads libraries before all others.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
@@ -34,7 +38,7 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Some(file) => Config::read_both(file, &args.cover.trust_owner)?,
         None => (Vec::new(), Vec::new()),
     };
-    let mut view = View { trees: view_trees(args, trees, quiet)?, logs: Vec::new() };
+    let mut view = View { trees: view_trees(args, trees, quiet)?, ..View::default() };
     for text in &args.logs {
         view.logs.push(log_of_argument(text, LogOptions::default())?);
     }
@@ -54,8 +58,9 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         // The reasons have been printed.
         return become_program(&args.command, None, &[]);
     }
+    View::parse(view.to_json()?.as_bytes())?;
+    count(&mut view, args.cover.verbose);
     let value = view.to_json()?;
-    View::parse(value.as_bytes())?;
     if args.cover.verbose {
         for tree in &view.trees {
             errln!("quell: {} served from {} by {}", shown(&tree.path), shown(&tree.index), shown(&library));
@@ -66,6 +71,30 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     let variables = [(VIEW_VARIABLE, value.into()), (PRELOAD_VARIABLE, preloaded(&library))];
     become_program(&args.command, None, &variables)
+}
+
+/// Creates the file with counters for `quell stats`. Without it the program runs all the same. The
+/// descriptor with the lock remains open in the program and its children, with a number that
+/// programs do not use.
+fn count(view: &mut View, verbose: bool) {
+    let created = runtime_directory().and_then(|runtime| Ok(create_process_counters(&runtime, view)?));
+    let inherited = created.and_then(|file| {
+        let failed = |error: rustix::io::Errno| Failure::cannot(format!("counters: {error}"));
+        let lock = rustix::io::fcntl_dupfd_cloexec(&file, LOCK_DESCRIPTOR_MINIMUM).map_err(failed)?;
+        rustix::io::fcntl_setfd(&lock, rustix::io::FdFlags::empty()).map_err(failed)?;
+        Ok(lock)
+    });
+    match inherited {
+        Ok(lock) => {
+            let _inherited = lock.into_raw_fd();
+        }
+        Err(failure) => {
+            if verbose {
+                errln!("quell: {failure}; operations are not counted");
+            }
+            view.counters = None;
+        }
+    }
 }
 
 /// Returns the value of LD_PRELOAD with the library before the user's own.

@@ -56,8 +56,11 @@ fn print(report: &HolderReport) {
     for tree in &report.trees {
         outln!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
         outln!("  reason for view     {}", tree.reason);
-        outln!("  entries             {}", tree.entries);
-        outln!("  entries compared    {} ({} changed)", tree.looks, tree.changes);
+        // The preload library reads the index in each process, and compares single files.
+        if tree.entries > 0 {
+            outln!("  entries             {}", tree.entries);
+            outln!("  entries compared    {} ({} changed)", tree.looks, tree.changes);
+        }
         match &tree.counters {
             None => outln!("  requests            not counted: the kernel answers them"),
             Some(counters) => {

@@ -10,6 +10,7 @@ use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Change, Cursor, Kind, NodeId};
 
 use crate::attributes::entry_type;
+use crate::counters::Counter;
 use crate::errno::{Errno, Outcome};
 use crate::resolve::{Entry, LastLink, Resolved, resolve};
 use crate::view::VirtualDir;
@@ -194,6 +195,7 @@ impl Stream {
 pub fn read_batch(dir: &OpenDir, position: u64) -> Outcome<Vec<StreamEntry>> {
     let directory = dir.entry()?;
     let (fs, attributes) = (directory.fs, **directory.node()?);
+    dir.dir.count(Counter::Listings, 1);
     if attributes.kind != Kind::Dir {
         return Err(Errno(libc::ENOTDIR));
     }

@@ -10,6 +10,7 @@ use quell_threads::lock;
 use quell_vfs::{Attributes, Change, ErrorKind, LockOwner, NodeId, OpenMode, WritableFile};
 
 use crate::append_lock;
+use crate::counters::Counter;
 use crate::errno::{Errno, Outcome};
 use crate::placeholder;
 use crate::resolve::{LastLink, Resolved, resolve};
@@ -180,6 +181,8 @@ impl OpenFile {
                 break;
             }
         }
+        self.dir.count(Counter::Reads, 1);
+        self.dir.count(Counter::ReadBytes, total as u64);
         Ok(total)
     }
 
@@ -214,6 +217,7 @@ impl OpenFile {
             [(offset, buffer)] => file.write_at(buffer, offset)?,
             _ => file.write_pieces(&pieces)?,
         }
+        self.count_write(end - offset);
         self.sync_if_asked(&*file)?;
         Ok((end - offset) as usize)
     }
@@ -250,8 +254,14 @@ impl OpenFile {
         };
         let owner = LockOwner(std::ptr::from_ref(self).addr() as u64 | 1);
         let start = append_lock::append(&*file, owner, bytes)?;
+        self.count_write(bytes.len() as u64);
         self.sync_if_asked(&*file)?;
         Ok((start, bytes.len()))
+    }
+
+    fn count_write(&self, bytes: u64) {
+        self.dir.count(Counter::Writes, 1);
+        self.dir.count(Counter::WrittenBytes, bytes);
     }
 
     fn sync_if_asked(&self, file: &dyn WritableFile) -> Outcome<()> {

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use quell_vfs::{FileSystem, Kind, NodeRef, Writable};
 
 use crate::access::check_access;
+use crate::counters::Counter;
 use crate::errno::{Errno, Outcome};
 use crate::locate::{Located, locate_absolute};
 use crate::view::{self, VirtualDir, absolute, joined};
@@ -133,6 +134,7 @@ impl Position {
 
 fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<Walked> {
     let fs = dir.fs()?;
+    dir.count(Counter::Lookups, 1);
     let context = view::context();
     let root = NodeRef::permanent(fs.attributes(&context, fs.root())?);
     let mut at =

@@ -9,6 +9,7 @@ use quell_mount_spec::{CheckedIndex, OpenTree, View, ViewLog, ViewTree, shown};
 use quell_threads::lock;
 use quell_vfs::{Context, FileIdentity, FileSystem, NodeId};
 
+use crate::counters::{self, Counter};
 use crate::errno::{self, Errno, Outcome};
 use crate::guard;
 use crate::messages;
@@ -30,11 +31,13 @@ pub struct VirtualDir {
     /// Absolute and plain.
     pub path: Vec<u8>,
     /// The path, and others through symbolic links.
-    pub paths: Vec<Vec<u8>>,
+    pub paths: Paths,
     /// `st_dev` of its files.
     pub device: u64,
-    /// The position in the view.
+    /// The position in the list of virtual directories.
     pub number: usize,
+    /// The position in the view: its logs, then its trees.
+    position: usize,
     source: Source,
     /// The index of a tree was refused, or the tree could not be opened: the original is used.
     is_disabled: AtomicBool,
@@ -95,6 +98,11 @@ impl VirtualDir {
     pub fn opened_fs(&self) -> Option<&'static dyn FileSystem> {
         let opened = *lock(&self.opened);
         opened.filter(|known| known.generation == generation()).map(|known| known.fs)
+    }
+
+    /// Adds to a counter of the directory.
+    pub fn count(&self, counter: Counter, amount: u64) {
+        counters::add(self.position, counter, amount);
     }
 
     /// Returns whether the files are those of the original directory, with indexed metadata.
@@ -201,20 +209,25 @@ pub fn is_surely_native(path: &[u8]) -> bool {
     path.first() == Some(&b'/') && dirs().iter().flat_map(|dir| &dir.paths).all(is_outside)
 }
 
+/// The paths of one directory.
+type Paths = Vec<Vec<u8>>;
+
 fn virtual_dirs(view: View) -> Vec<VirtualDir> {
     let bytes = |path: &PathBuf| path.clone().into_os_string().into_vec();
+    counters::use_file(view.counters.as_deref(), view.logs.len() + view.trees.len());
     let logs = view.logs.into_iter().map(|log| (log.paths().map(bytes).collect(), Source::Log(log)));
     let trees = view.trees.into_iter();
     let trees = trees.map(|tree| (tree.paths().map(bytes).collect(), Source::Tree(tree, OnceLock::new())));
-    let mut sources: Vec<(Vec<Vec<u8>>, Source)> = logs.chain(trees).collect();
+    let mut sources: Vec<(usize, (Paths, Source))> = logs.chain(trees).enumerate().collect();
     // A directory inside another is found first.
-    sources.sort_by_key(|(paths, _)| std::cmp::Reverse(paths[0].split(|byte| *byte == b'/').count()));
+    sources.sort_by_key(|(_, (paths, _))| std::cmp::Reverse(paths[0].split(|byte| *byte == b'/').count()));
     let numbered = sources.into_iter().enumerate();
-    let dirs = numbered.map(|(number, (paths, source))| VirtualDir {
+    let dirs = numbered.map(|(number, (position, (paths, source)))| VirtualDir {
         path: paths[0].clone(),
         paths,
         device: DEVICE_BASE + number as u64,
         number,
+        position,
         source,
         is_disabled: AtomicBool::new(false),
         opened: Mutex::new(None),

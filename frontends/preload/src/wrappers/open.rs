@@ -5,6 +5,7 @@ use std::ffi::CString;
 use libc::{c_char, c_int, mode_t};
 use quell_vfs::{Kind, NewEntry, NodeRef, OpenMode, WritableFile};
 
+use crate::counters::Counter;
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
 use crate::guard::inside;
@@ -134,6 +135,13 @@ pub fn open_path(path: &[u8], flags: c_int, mode: mode_t) -> Option<Outcome<c_in
 
 /// Opens an entry of a virtual directory, and returns the number of its descriptor.
 pub fn open_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_int> {
+    let dir = entry.dir;
+    let opened = open_uncounted(entry, flags, mode);
+    dir.count(if opened.is_ok() { Counter::Opens } else { Counter::OpensRefused }, 1);
+    opened
+}
+
+fn open_uncounted(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_int> {
     let closes = flags & libc::O_CLOEXEC != 0;
     if flags & libc::O_TMPFILE == libc::O_TMPFILE {
         return Err(Errno(libc::EOPNOTSUPP));
