@@ -32,9 +32,9 @@ struct quell_job {
     void *context;
     /* Sends `length` bytes from `from` of rank 0 to `into` of all other ranks. */
     int (*broadcast)(void *context, void *bytes, size_t length);
-    /* Gives the bytes of all ranks to all ranks, and keeps them until quell_collective_open returns.
-     * Blocks of ranks without bytes are left out; their order is arbitrary. Returns -EFBIG on all
-     * ranks, without an exchange, if they have more than `total_max` bytes together. */
+    /* Gives the bytes of all ranks to all ranks, and keeps them until quell_collective_open
+     * returns. Blocks of ranks without bytes are left out; their order is arbitrary. Returns -EFBIG
+     * on all ranks, without an exchange, if they have more than `total_max` bytes together. */
     int (*exchange)(void *context, const struct quell_block *own, size_t total_max,
                     const struct quell_block **blocks, size_t *count);
 };

@@ -1,5 +1,5 @@
-//! The examples of docs/guides/mpi.md: HDF5, NetCDF, PnetCDF, h5py and mpi4py through the components
-//! for Open MPI, and the hints for ROMIO.
+//! The examples of docs/guides/mpi.md: HDF5, NetCDF, PnetCDF, h5py and mpi4py through the
+//! components for Open MPI, and the hints for ROMIO.
 
 use std::fs;
 use std::path::{Path, PathBuf};
