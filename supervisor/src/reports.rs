@@ -7,6 +7,7 @@ use quell_mount_spec::{IndexMode, PROCESS_COUNTERS, ProcessCounters, read_proces
 
 use crate::failure::Failure;
 use crate::inputs::real_path;
+use crate::protocol::plan::LocksMode;
 use crate::protocol::report::{HolderReport, LogReport, TreeReport};
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::holder_keys;
@@ -63,6 +64,7 @@ fn reports_of_processes(counted: ProcessCounters) -> Vec<HolderReport> {
             index: log.index.unwrap_or(IndexMode::Parallel),
             buffer_bytes: log.buffer_bytes.unwrap_or(Choices::default().buffer_bytes) as u64,
             stores: log.stores,
+            locks: LocksMode::Store,
             counters: named(values),
         };
         let mountpoint = Some(log.path.clone());
