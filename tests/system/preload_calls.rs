@@ -82,6 +82,7 @@ families! {
     copies_behave_as_on_a_real_directory "copies.c";
     mappings_behave_as_on_a_real_directory "mappings.c";
     streams_behave_as_on_a_real_directory "stdio.c";
+    trees_are_walked_by_fts "fts.c";
     locks_behave_as_on_a_real_directory "locks.c";
     walks_find_the_same_entries "walks.c";
 }

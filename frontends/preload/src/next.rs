@@ -45,6 +45,7 @@ impl Next {
 }
 
 /// The function syscall(2) of libc.
+// SAFETY: a call requires the arguments of the system call.
 pub type SystemCall = unsafe extern "C" fn(libc::c_long, ...) -> libc::c_long;
 
 /// Returns libc's own syscall(2): that of this library does not let a program close the library's

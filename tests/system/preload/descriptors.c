@@ -1,4 +1,4 @@
-/* Descriptors with other calls: poll(2), epoll(7), sockets, syscall(2), dlopen(3) and execveat(2). */
+/* Descriptors with other calls: poll(2), epoll(7), sockets, syscall(2), dlopen(3), execveat(2). */
 #include "cases.h"
 #include <dlfcn.h>
 #include <poll.h>

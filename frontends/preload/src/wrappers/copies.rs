@@ -1,5 +1,6 @@
-//! Calls with which the kernel copies data between two descriptors: sendfile(2), copy_file_range(2),
-//! splice(2) and tee(2). If one of them is virtual, the library reads and writes instead.
+//! Calls with which the kernel copies data between two descriptors: sendfile(2),
+//! copy_file_range(2), splice(2) and tee(2). If one of them is virtual, the library reads and
+//! writes instead.
 
 use libc::{c_int, c_uint, iovec, loff_t, off_t, size_t, ssize_t};
 
@@ -62,8 +63,8 @@ impl End {
     }
 }
 
-/// The position in a file from which a call reads or to which it writes: the variable of the caller,
-/// or the position of the descriptor.
+/// The position in a file from which a call reads or to which it writes: the variable of the
+/// caller, or the position of the descriptor.
 struct Position {
     fd: c_int,
     variable: *mut loff_t,

@@ -24,7 +24,8 @@ use crate::view;
 use crate::wrappers::programs::program_copy;
 use crate::wrappers::{bytes, if_virtual};
 
-/// The identity of a library in this process: the number of forks that led to it, the path, the size and the modification time.
+/// The identity of a library in this process: the number of forks that led to it, the path, the
+/// size and the modification time.
 type Identity = (u32, Vec<u8>, u64, Time);
 
 /// The names of the copies of loaded libraries. A copy stays open, so that a library that is loaded
@@ -62,8 +63,8 @@ extern "C" fn prepare_open(arguments: &mut Arguments) -> *const c_void {
     static DLOPEN: Next = Next::new(c"dlopen");
     if !is_inside() && view::is_active() {
         let path = arguments.first;
-        // SAFETY: the program has passed NULL or a string. A name without a slash is searched for in
-        // native directories.
+        // SAFETY: the program has passed NULL or a string. A name without a slash is searched for
+        // in native directories.
         unsafe {
             if !path.is_null()
                 && bytes(path).contains(&b'/')

@@ -202,8 +202,8 @@ pub unsafe fn control(
     take(description, owner, scope, mode, waits)
 }
 
-/// Releases the locks of fcntl(2) that this process has on a file, because it closes a descriptor of
-/// it.
+/// Releases the locks of fcntl(2) that this process has on a file, because it closes a descriptor
+/// of it.
 pub fn release_of_process(description: &Description) -> Outcome<()> {
     let Description::File(file) = description else { return Ok(()) };
     if lock(&LOCKED).is_empty() || !file.is_open_here() {

@@ -10,6 +10,7 @@ mod descriptor;
 mod directories;
 mod directory_entries;
 mod file_systems;
+mod fts;
 mod libraries;
 pub mod locks;
 mod mappings;

@@ -1,6 +1,6 @@
 //! Functions that read whole directories: scandir(3), glob(3), ftw(3) and nftw(3). Those of libc
-//! open directories by internal calls. They call functions of the program, so they do not run inside
-//! of `guard::inside`, and use the program's malloc instead of the library's allocator.
+//! open directories by internal calls. They call functions of the program, so they do not run
+//! inside of `guard::inside`, and use the program's malloc instead of the library's allocator.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -22,8 +22,12 @@ fn failure<T>() -> Outcome<T> {
     Err(Errno(errno::get()))
 }
 
+// SAFETY: a call requires an entry.
 type Select = Option<unsafe extern "C" fn(*const dirent64) -> c_int>;
-type Compare = Option<unsafe extern "C" fn(*mut *const dirent64, *mut *const dirent64) -> c_int>;
+// SAFETY: a call requires pointers to elements of an array of entries.
+type CompareEntries = unsafe extern "C" fn(*mut *const dirent64, *mut *const dirent64) -> c_int;
+type Compare = Option<CompareEntries>;
+// SAFETY: a call requires pointers to elements of an array.
 type RawCompare = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
 
 /// Frees an array of entries.
@@ -91,10 +95,7 @@ unsafe fn scan_stream(
         }
         if let Some(compare) = compare {
             // The function compares pointers to elements of the array.
-            let compare = std::mem::transmute::<
-                unsafe extern "C" fn(*mut *const dirent64, *mut *const dirent64) -> c_int,
-                RawCompare,
-            >(compare);
+            let compare = std::mem::transmute::<CompareEntries, RawCompare>(compare);
             libc::qsort(entries.cast(), count, size_of::<*mut dirent64>(), Some(compare));
         }
     }
@@ -177,6 +178,7 @@ pub struct Glob {
     paths: *mut *mut c_char,
     reserved: size_t,
     flags: c_int,
+    // SAFETY: calls require a stream, or a path and a structure to fill.
     close_dir: Option<unsafe extern "C" fn(*mut DIR) -> c_int>,
     read_dir: Option<unsafe extern "C" fn(*mut DIR) -> *mut dirent64>,
     open_dir: Option<unsafe extern "C" fn(*const c_char) -> *mut DIR>,
@@ -186,6 +188,7 @@ pub struct Glob {
 
 const _: () = assert!(size_of::<Glob>() == size_of::<libc::glob_t>());
 
+// SAFETY: a call requires a path.
 type GlobError = Option<unsafe extern "C" fn(*const c_char, c_int) -> c_int>;
 
 macro_rules! glob {
@@ -237,6 +240,7 @@ pub struct Level {
     level: c_int,
 }
 
+// SAFETY: calls require a path and the structures.
 type Visit = unsafe extern "C" fn(*const c_char, *const libc::stat, c_int) -> c_int;
 type VisitAt = unsafe extern "C" fn(*const c_char, *const libc::stat, c_int, *mut Level) -> c_int;
 
@@ -284,8 +288,8 @@ impl Walk {
         self.flags & flag != 0
     }
 
-    /// Returns the status of the path, and its type for the program. With FTW_CHDIR the last name is
-    /// relative to the working directory.
+    /// Returns the status of the path, and its type for the program. With FTW_CHDIR the last name
+    /// is relative to the working directory.
     fn status(&self, base: usize, is_start: bool) -> Outcome<(libc::stat, c_int)> {
         let is_relative = self.has(FTW_CHDIR) && !is_start;
         let path = self.path.at(if is_relative { base } else { 0 });
