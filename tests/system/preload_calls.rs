@@ -123,3 +123,37 @@ fn a_log_directory_has_no_extended_attributes_handles_and_watches() {
     let told = fixture.stage.run(fixture.virtual_command().env("QUELL_LOG", "info")).expect(0);
     assert_eq!(told.err.matches("inotify_add_watch is not supported").count(), 1, "{}", told.err);
 }
+
+#[test]
+fn refused_calls_fail_and_a_shared_mapping_for_writing_is_reported_once() {
+    if !has("cc") {
+        skip!("no C compiler (cc)");
+    }
+    let fixture = Fixture::new(include_str!("preload/refusals.c"));
+    let ended = fixture.stage.run(&mut fixture.virtual_command()).expect(0);
+    let results: Vec<_> =
+        ended.text().lines().filter_map(|line| Some(line.rsplit_once(" = ")?.1.to_owned())).collect();
+    let expected = [
+        "-1 ENODEV",
+        "-1 ENODEV",
+        "0",
+        "-1 ENOMEM",
+        "0",
+        "-1 ENOSYS",
+        "-1 EOPNOTSUPP",
+        // flock(2)
+        "0",
+        "-1 ENOLCK",
+        "-1 ENOLCK",
+        "-1 EAGAIN",
+        "0",
+        // SA_RESTART
+        "0",
+        "1",
+        "0",
+        "0",
+    ];
+    assert_eq!(results, expected, "{}{}", ended.text(), ended.err);
+    assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+    ended.says("quell mount");
+}
