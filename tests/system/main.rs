@@ -42,6 +42,7 @@ mod mpiio;
 mod outputs;
 mod preload_calls;
 mod preload_functions;
+mod preload_programs;
 mod probe_command;
 mod process;
 mod profile_counts;

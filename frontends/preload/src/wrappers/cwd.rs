@@ -11,7 +11,7 @@ use crate::next::wrap;
 use crate::process::hand_over_cwd;
 use crate::resolve::{Entry, LastLink};
 use crate::view::{self, VirtualDir};
-use crate::wrappers::{Target, find, opened, with_entry};
+use crate::wrappers::{Target, find, opened};
 
 /// Makes a virtual directory the working directory. The kernel's working directory becomes the
 /// original directory of a tree, or the mount point of a log directory, for programs that do not
@@ -62,7 +62,7 @@ wrap! {
         match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
             Ok(Target::Native) => native(path),
             Ok(Target::Elsewhere(path)) => native(path.as_ptr()),
-            Ok(Target::Virtual(entry)) => errno::reply(with_entry(entry, enter_entry)),
+            Ok(Target::Virtual(entry)) => errno::reply(entry.with(enter_entry)),
             Err(error) => errno::reply(Err(error)),
         }
     }
@@ -180,7 +180,7 @@ unsafe fn real_path(
     match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
         Ok(Target::Native) => next(path, into),
         Ok(Target::Elsewhere(path)) => next(path.as_ptr(), into),
-        Ok(Target::Virtual(entry)) => errno::reply_pointer(with_entry(entry, |entry| {
+        Ok(Target::Virtual(entry)) => errno::reply_pointer(entry.with(|entry| {
             entry.node()?;
             // The virtual directory itself may be named by a path with symbolic links.
             let path = view::absolute(entry.dir, &entry.path);
@@ -217,7 +217,7 @@ wrap! {
     fn chroot(path: *const c_char) -> c_int, |next| {
         // SAFETY: the caller's argument is that of chroot(2).
         match unsafe { find(libc::AT_FDCWD, path, LastLink::Follow) } {
-            Ok(Target::Virtual(entry)) => errno::reply(with_entry(entry, |_| Err(Errno(libc::EOPNOTSUPP)))),
+            Ok(Target::Virtual(entry)) => errno::reply(entry.with(|_| Err(Errno(libc::EOPNOTSUPP)))),
             // SAFETY: as above.
             _ => unsafe { next(path) },
         }

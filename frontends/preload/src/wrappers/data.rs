@@ -8,6 +8,7 @@ use quell_vfs::Change;
 use crate::descriptors::{self, Description};
 use crate::errno::{Errno, Outcome};
 use crate::next::wrap;
+use crate::open_file::OpenFile;
 use crate::placeholder::{self, borrow};
 use crate::resolve::LastLink;
 use crate::wrappers::{with_descriptor, with_path};
@@ -65,8 +66,13 @@ fn read_file(fd: c_int, description: &Description, buffers: &mut [&mut [u8]]) ->
     descriptors::file(description)?.read(borrow(fd), buffers).map(count)
 }
 
+/// Returns the file that is written. No descriptor of a directory is open for writing.
+fn written_file(description: &Description) -> Outcome<&OpenFile> {
+    descriptors::file(description).map_err(|_| Errno(libc::EBADF))
+}
+
 fn write_file(fd: c_int, description: &Description, buffers: &[&[u8]]) -> Outcome<ssize_t> {
-    descriptors::file(description)?.write(borrow(fd), buffers).map(count)
+    written_file(description)?.write(borrow(fd), buffers).map(count)
 }
 
 fn read_file_at(description: &Description, buffers: &mut [&mut [u8]], at: off_t) -> Outcome<ssize_t> {
@@ -74,7 +80,7 @@ fn read_file_at(description: &Description, buffers: &mut [&mut [u8]], at: off_t)
 }
 
 fn write_file_at(description: &Description, buffers: &[&[u8]], at: off_t) -> Outcome<ssize_t> {
-    descriptors::file(description)?.write_at(buffers, offset(at)?).map(count)
+    written_file(description)?.write_at(buffers, offset(at)?).map(count)
 }
 
 fn shared<'a>(buffers: &'a [&mut [u8]]) -> Vec<&'a [u8]> {

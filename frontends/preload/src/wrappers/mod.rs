@@ -54,7 +54,41 @@ enum Target {
     Native,
     /// Outside of the virtual directories, at another path.
     Elsewhere(CString),
-    Virtual(Box<Entry>),
+    Virtual(Found),
+}
+
+/// An entry that was found for a wrapper. It is dropped inside: this may close descriptors of the
+/// library, and must not change `errno`.
+struct Found(Option<Box<Entry>>);
+
+impl Found {
+    fn into_inner(mut self) -> Outcome<Box<Entry>> {
+        self.0.take().ok_or(Errno(libc::EIO))
+    }
+
+    /// Calls `ours` for the entry.
+    fn with<T>(mut self, ours: impl FnOnce(&Entry) -> Outcome<T>) -> Outcome<T> {
+        let entry = self.0.take();
+        inside(move || {
+            let entry = entry.ok_or(Errno(libc::EIO))?;
+            ours(&entry)
+        })
+    }
+
+    fn is_tree(&self) -> bool {
+        self.0.as_ref().is_some_and(|entry| entry.dir.is_tree())
+    }
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        if let Some(entry) = self.0.take() {
+            let _ = inside(move || {
+                drop(entry);
+                Ok(())
+            });
+        }
+    }
 }
 
 /// Returns the end of a path.
@@ -74,7 +108,7 @@ unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Outcom
     inside(|| match locate(dirfd, path) {
         Located::Native => Ok(Target::Native),
         Located::Virtual(dir, rest) => match resolve(dir, &rest, last_link)? {
-            Resolved::Virtual(entry) => Ok(Target::Virtual(entry)),
+            Resolved::Virtual(entry) => Ok(Target::Virtual(Found(Some(entry)))),
             Resolved::Native(path) => {
                 CString::new(path).map(Target::Elsewhere).map_err(|_| Errno(libc::ENOENT))
             }
@@ -99,7 +133,7 @@ unsafe fn with_path<T: From<i8>>(
     match unsafe { find(dirfd, path, last_link) } {
         Ok(Target::Native) => next(dirfd, path),
         Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr()),
-        Ok(Target::Virtual(entry)) => errno::reply(with_entry(entry, ours)),
+        Ok(Target::Virtual(entry)) => errno::reply(entry.with(ours)),
         Err(error) => errno::reply(Err(error)),
     }
 }
@@ -119,18 +153,9 @@ unsafe fn if_virtual<T>(
     // SAFETY: the caller's promise.
     match unsafe { find(dirfd, path, last_link) } {
         Ok(Target::Native | Target::Elsewhere(_)) => None,
-        Ok(Target::Virtual(entry)) => Some(with_entry(entry, examine)),
+        Ok(Target::Virtual(entry)) => Some(entry.with(examine)),
         Err(error) => Some(Err(error)),
     }
-}
-
-/// Calls `ours` for an entry. The entry is dropped inside, too: this may call the file system, and
-/// must not change `errno`.
-fn with_entry<T>(entry: Box<Entry>, ours: impl FnOnce(&Entry) -> Outcome<T>) -> Outcome<T> {
-    inside(move || {
-        let entry = entry;
-        ours(&entry)
-    })
 }
 
 /// Calls `ours` for a virtual descriptor, and `next` for all others.

@@ -8,7 +8,7 @@ use crate::errno::{self, Errno, Outcome};
 use crate::next::wrap;
 use crate::resolve::{Entry, LastLink};
 use crate::wrappers::open::new_entry;
-use crate::wrappers::{Target, find, with_entry, with_path};
+use crate::wrappers::{Target, find, with_path};
 
 fn context() -> Context<'static> {
     crate::view::context()
@@ -167,6 +167,12 @@ fn rename_entry(from: &Entry, to: &Entry, mode: Rename) -> Outcome<c_int> {
     if mode == Rename::Exchange {
         to.node()?;
     }
+    if from.path != to.path && is_at_or_below(&to.path, &from.path).is_some() {
+        return Err(Errno(libc::EINVAL));
+    }
+    if mode == Rename::Replace && from.path != to.path && is_at_or_below(&from.path, &to.path).is_some() {
+        return Err(Errno(libc::ENOTEMPTY));
+    }
     // A file that was not published yet would not be found by its new name in another process.
     publish_named(from)?;
     from.writable()?.rename(&context(), from.parent.node(), &from.name, to.parent.node(), &to.name, mode)?;
@@ -250,12 +256,12 @@ unsafe fn rename_paths(
         (Err(error), _) | (_, Err(error)) => errno::reply(Err(error)),
         (Ok(Target::Virtual(from)), Ok(Target::Virtual(to))) => {
             match flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) {
-                0 => errno::reply(with_entry(from, |from| with_entry(to, |to| rename_entry(from, to, mode)))),
-                _ => errno::reply(with_entry(from, |_| with_entry(to, |_| Err(Errno(libc::EINVAL))))),
+                0 => errno::reply(from.with(|from| to.with(|to| rename_entry(from, to, mode)))),
+                _ => errno::reply(from.with(|_| to.with(|_| Err(Errno(libc::EINVAL))))),
             }
         }
         (Ok(Target::Virtual(entry)), _) | (_, Ok(Target::Virtual(entry))) => {
-            errno::reply(with_entry(entry, |_| Err(Errno(libc::EXDEV))))
+            errno::reply(entry.with(|_| Err(Errno(libc::EXDEV))))
         }
         (Ok(from_target), Ok(to_target)) => {
             let (from_fd, from) = native(&from_target, from_fd, from);
@@ -315,10 +321,10 @@ unsafe fn link_paths(
             let refused = |from: &Entry, to: &Entry| {
                 from.node().and_then(|_| require_missing(to)).and(Err(Errno(libc::EPERM)))
             };
-            errno::reply(with_entry(from, |from| with_entry(to, |to| refused(from, to))))
+            errno::reply(from.with(|from| to.with(|to| refused(from, to))))
         }
         (Ok(Target::Virtual(entry)), _) | (_, Ok(Target::Virtual(entry))) => {
-            errno::reply(with_entry(entry, |_| Err(Errno(libc::EXDEV))))
+            errno::reply(entry.with(|_| Err(Errno(libc::EXDEV))))
         }
         (Ok(from_target), Ok(to_target)) => {
             let (from_fd, from) = native(&from_target, from_fd, from);

@@ -112,7 +112,7 @@ pub unsafe fn open_at(
         Ok(Target::Native) => next(dirfd, path, flags),
         Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr(), flags),
         Ok(Target::Virtual(entry)) => {
-            let fd = errno::reply(inside(|| open_entry(entry, flags, mode)));
+            let fd = errno::reply(inside(|| open_entry(entry.into_inner()?, flags, mode)));
             crate::streams::use_for_standard(fd);
             fd
         }
@@ -128,7 +128,7 @@ pub fn open_path(path: &[u8], flags: c_int, mode: mode_t) -> Option<Outcome<c_in
     match unsafe { find(libc::AT_FDCWD, path.as_ptr(), LastLink::Follow) } {
         Ok(Target::Native) => None,
         Ok(Target::Elsewhere(_)) => None,
-        Ok(Target::Virtual(entry)) => Some(inside(|| open_entry(entry, flags, mode))),
+        Ok(Target::Virtual(entry)) => Some(inside(|| open_entry(entry.into_inner()?, flags, mode))),
         Err(error) => Some(Err(error)),
     }
 }

@@ -20,7 +20,7 @@ use crate::program::{self, Program};
 use crate::resolve::{Entry, LastLink};
 use crate::supervise;
 use crate::view;
-use crate::wrappers::{Target, bytes, find, with_entry};
+use crate::wrappers::{Found, Target, bytes, find};
 
 /// The largest program that is executed from a virtual directory, in bytes.
 const PROGRAM_BYTES_MAX: u64 = 4 << 30;
@@ -177,7 +177,7 @@ unsafe fn execute_completed(
         Ok(Target::Elsewhere(path)) => unsafe { execute_native(path.as_ptr(), environment, argv, next) },
         // The kernel executes the original file.
         // SAFETY: as above.
-        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => unsafe {
+        Ok(Target::Virtual(entry)) if entry.is_tree() => unsafe {
             execute_native(path, environment, argv, next)
         },
         // SAFETY: as above.
@@ -264,13 +264,13 @@ unsafe fn has_virtual_argument(argv: *const *const c_char) -> bool {
 ///
 /// As for `execute`.
 unsafe fn execute_virtual(
-    entry: Box<Entry>,
+    entry: Found,
     path: *const c_char,
     environment: &Environment,
     argv: *const *const c_char,
     scripts: usize,
 ) -> c_int {
-    let prepared = with_entry(entry, |entry| match inspect_virtual(entry)? {
+    let prepared = entry.with(|entry| match inspect_virtual(entry)? {
         Program::Script { .. } if scripts >= program::SCRIPTS_MAX => Err(Errno(libc::ELOOP)),
         Program::Script { interpreter, argument } => {
             // SAFETY: the caller's promise.
@@ -599,10 +599,10 @@ unsafe fn spawn(
         Ok(Target::Native) => unsafe { spawn_native(path, argv, &environment, next) },
         // SAFETY: as above.
         Ok(Target::Elsewhere(path)) => unsafe { spawn_native(path.as_ptr(), argv, &environment, next) },
-        Ok(Target::Virtual(entry)) if entry.dir.is_tree() => next(path, argv, environment.as_ptr()),
+        Ok(Target::Virtual(entry)) if entry.is_tree() => next(path, argv, environment.as_ptr()),
         Ok(Target::Virtual(entry)) => {
             // SAFETY: as above.
-            let prepared = with_entry(entry, |entry| match inspect_virtual(entry)? {
+            let prepared = entry.with(|entry| match inspect_virtual(entry)? {
                 // A shell executes the script, and passes its descriptors on.
                 // SAFETY: the caller's promise.
                 Program::Script { .. } => Ok((None, unsafe { shell_command(path, argv) }?)),

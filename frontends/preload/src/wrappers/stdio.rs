@@ -14,7 +14,7 @@ use crate::streams;
 use crate::view;
 use crate::wrappers::open::open_entry;
 use crate::wrappers::programs::publish_before;
-use crate::wrappers::{Target, find, if_virtual, opened, with_entry};
+use crate::wrappers::{Target, find, if_virtual, opened};
 
 /// The permissions of new files, before the umask.
 const NEW_FILE_MODE: libc::mode_t = 0o666;
@@ -121,8 +121,9 @@ unsafe fn open_stream(
         Ok(Target::Native) => next(path),
         Ok(Target::Elsewhere(path)) => next(path.as_ptr()),
         Ok(Target::Virtual(entry)) => {
-            let opened =
-                parsed.and_then(|mode| Ok((mode, inside(|| open_entry(entry, mode.flags, NEW_FILE_MODE))?)));
+            let opened = parsed.and_then(|mode| {
+                Ok((mode, inside(|| open_entry(entry.into_inner()?, mode.flags, NEW_FILE_MODE))?))
+            });
             match opened {
                 // The descriptor of a file of an indexed tree is the original's.
                 // SAFETY: the caller's promise.
@@ -282,7 +283,7 @@ macro_rules! freopen {
                     // SAFETY: as above.
                     Ok(Target::Elsewhere(path)) if !is_custom => return unsafe { next(path.as_ptr(), mode, stream) },
                     Err(error) if !is_custom => return errno::reply_pointer(Err(error)),
-                    Ok(Target::Virtual(entry)) => with_entry(entry, |entry| Ok(entry.dir.is_tree())).unwrap_or(false),
+                    Ok(Target::Virtual(entry)) => entry.with(|entry| Ok(entry.dir.is_tree())).unwrap_or(false),
                     _ => false,
                 };
                 match is_tree && !is_custom {

@@ -8,7 +8,7 @@ use libc::{c_char, c_int};
 use crate::errno::{self, Errno, Outcome};
 use crate::next::wrap;
 use crate::resolve::{Entry, LastLink};
-use crate::wrappers::{Target, bytes, find, if_virtual, with_entry};
+use crate::wrappers::{Target, bytes, find, if_virtual};
 
 /// The characters at the end of a template that are replaced.
 const PLACE: &[u8; 6] = b"XXXXXX";
@@ -27,7 +27,7 @@ unsafe fn is_virtual(template: *const c_char) -> bool {
     // SAFETY: the caller's promise.
     match unsafe { find(libc::AT_FDCWD, template, LastLink::Keep) } {
         Ok(Target::Native) => false,
-        Ok(Target::Virtual(entry)) => with_entry(entry, |_| Ok(true)).unwrap_or(true),
+        Ok(Target::Virtual(entry)) => entry.with(|_| Ok(true)).unwrap_or(true),
         Ok(Target::Elsewhere(_)) | Err(_) => true,
     }
 }

@@ -1,0 +1,167 @@
+//! Programs under the preload library: each script in `preload/programs/` is run in a real directory
+//! and in a virtual one, and must print the same, end in the same way and leave the same tree. The
+//! first lines of a script name the programs that it needs.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::skip;
+use crate::stage::{Stage, checkout, has, quell};
+
+/// Prints a tree.
+const TREE: &str = include_str!("preload/tree.sh");
+
+/// A real directory, and a virtual one with its store.
+pub struct Fixture {
+    pub stage: Stage,
+    pub real: PathBuf,
+    pub view: PathBuf,
+    store: PathBuf,
+}
+
+impl Fixture {
+    pub fn new() -> Fixture {
+        let stage = Stage::new();
+        let (real, view, store) = (stage.dir("real"), stage.dir("view"), stage.dir("store"));
+        Fixture { stage, real, view, store }
+    }
+
+    /// Adds the library and the view to the environment of a command.
+    pub fn preloaded<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let view = serde_json::json!({"log": [{"path": self.view, "stores": [self.store]}]});
+        command.env("LD_PRELOAD", quell().with_file_name("libquell_preload.so"));
+        command.env("QUELL_VIEW", view.to_string()).env_remove("QUELL_LOG")
+    }
+
+    /// Returns a shell that runs a script with the directory in the variable D. Its working
+    /// directory is a new native one.
+    fn shell(&self, script: &str, dir: &Path, is_virtual: bool) -> Command {
+        let outside = self.stage.dir(if is_virtual { "outside-view" } else { "outside-real" });
+        let mut command = self.stage.command("bash");
+        command.args(["-c", script, "script"]).env("D", dir).env("LC_ALL", "C.UTF-8");
+        command.env("HOME", &outside).env("TMPDIR", &outside).current_dir(&outside);
+        if is_virtual {
+            self.preloaded(&mut command);
+        }
+        command
+    }
+
+    /// Runs a script. Returns its output, its exit code and the tree that it leaves, with the same
+    /// name for the directory.
+    fn results(&self, script: &str, is_virtual: bool) -> Vec<(&'static str, String)> {
+        let dir = if is_virtual { &self.view } else { &self.real };
+        let ended = self.stage.run(&mut self.shell(script, dir, is_virtual));
+        let tree = self.stage.run(&mut self.shell(TREE, dir, is_virtual)).expect(0);
+        let plain = |text: &str| {
+            let text = text.replace(dir.to_str().unwrap(), "DIR");
+            text.replace("outside-view", "outside").replace("outside-real", "outside")
+        };
+        vec![
+            ("exit code", format!("{:?}", ended.code())),
+            ("standard output", plain(&ended.text())),
+            ("standard error", plain(&ended.err)),
+            ("tree", plain(&tree.text())),
+            ("standard error of the tree", plain(&tree.err)),
+        ]
+    }
+
+    /// Compares both runs of a script.
+    #[track_caller]
+    fn agrees(&self, script: &str) {
+        let (real, found) = (self.results(script, false), self.results(script, true));
+        let differences: Vec<String> = real
+            .iter()
+            .zip(&found)
+            .flat_map(|((part, real), (_, found))| differences(part, real, found))
+            .collect();
+        let error = &found[2].1;
+        assert!(differences.is_empty(), "{}\n-- standard error\n{error}", differences.join("\n"));
+        assert_eq!(real[0].1, "Some(0)", "the script itself fails: {}", real[2].1);
+    }
+}
+
+/// Returns the lines that differ.
+fn differences(part: &str, real: &str, found: &str) -> Vec<String> {
+    let count = real.lines().count().max(found.lines().count());
+    let lines = |text: &str| {
+        text.lines().map(str::to_owned).chain(std::iter::repeat(String::new())).take(count).collect()
+    };
+    let (real, found): (Vec<String>, Vec<String>) = (lines(real), lines(found));
+    let pairs = real.into_iter().zip(found).filter(|(real, found)| real != found).take(20);
+    pairs.map(|(real, found)| format!("{part}:\n  real:    {real}\n  virtual: {found}")).collect()
+}
+
+/// Returns a program that a script needs and that is not installed.
+fn missing(script: &str) -> Option<&str> {
+    let needs = script.lines().find_map(|line| line.strip_prefix("# needs: ")).unwrap_or_default();
+    needs.split_whitespace().chain(["bash"]).find(|program| !has(program))
+}
+
+macro_rules! programs {
+    ($($name:ident)*) => {
+        const SCRIPTS: &[&str] = &[$(stringify!($name)),*];
+
+        $(
+            #[test]
+            fn $name() {
+                let script = include_str!(concat!("preload/programs/", stringify!($name), ".sh"));
+                if let Some(program) = missing(script) {
+                    skip!("{program} is not installed");
+                }
+                Fixture::new().agrees(script);
+            }
+        )*
+    };
+}
+
+programs! {
+    appends
+    coreutils
+    dash
+    python
+    shell
+    static_programs
+}
+
+#[test]
+fn every_script_is_run() {
+    let found = std::fs::read_dir(checkout().join("tests/system/preload/programs")).unwrap();
+    let mut found: Vec<String> = found
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap().trim_end_matches(".sh").to_owned())
+        .collect();
+    found.sort();
+    assert_eq!(found, SCRIPTS);
+}
+
+/// The number of seeds of random calls in one run of the tests.
+const SEEDS: usize = 200;
+
+/// Compiles a program, or ends the test.
+macro_rules! compiled {
+    ($fixture:expr, $source:literal) => {{
+        if !has("cc") {
+            skip!("no C compiler (cc)");
+        }
+        let source = $fixture.stage.file($source, include_str!(concat!("preload/", $source)));
+        let program = $fixture.stage.path("program");
+        let script = "cc -std=gnu11 -O1 -Wall -Werror -pthread -o \"$1\" \"$2\"";
+        $fixture.stage.sh(script, &[&program, &source]).expect(0);
+        program
+    }};
+}
+
+#[test]
+fn random_calls_have_the_results_of_a_real_directory() {
+    let fixture = Fixture::new();
+    let program = compiled!(fixture, "random.c");
+    let command = |dir: &Path| {
+        let mut command = fixture.stage.command(&program);
+        command.arg(dir).arg("0").arg(SEEDS.to_string());
+        command
+    };
+    let real = fixture.stage.run(&mut command(&fixture.real)).expect(0);
+    let found = fixture.stage.run(fixture.preloaded(&mut command(&fixture.view))).expect(0);
+    let different = differences("random calls", &real.text(), &found.text());
+    assert!(different.is_empty(), "{}\n{}", different.join("\n"), found.err);
+    assert_eq!(found.err, "");
+}
