@@ -395,6 +395,18 @@ def databases(mounts):
         base.close()
 
 
+def killed(mounts):
+    """The locks of a mount end when its process, whose number is in PROCESS, is killed."""
+    here, there = (open_file(f"{mount}/killed") for mount in mounts)
+    fcntl.flock(here, fcntl.LOCK_EX)
+    fcntl.lockf(here, fcntl.LOCK_EX, 10, 10)
+    conflicts(lambda: try_flock(there, fcntl.LOCK_SH))
+    conflicts(lambda: try_range(there, fcntl.LOCK_SH, 19, 1))
+    os.kill(int(os.environ["PROCESS"]), signal.SIGKILL)
+    fcntl.flock(there, fcntl.LOCK_EX)
+    fcntl.lockf(there, fcntl.LOCK_EX, 10, 10)
+
+
 def node(mounts):
     """With `--locks node` the locks of two mounts do not conflict."""
     fds = [open_file(f"{mount}/node") for mount in mounts]
@@ -418,7 +430,7 @@ def refusal(mounts):
         os.close(fd)
 
 
-CHECKS = (counter, exclusion, closes, waiting, names, databases, node, refusal)
+CHECKS = (counter, exclusion, closes, waiting, names, databases, killed, node, refusal)
 
 
 def main():
