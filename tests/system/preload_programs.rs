@@ -116,10 +116,18 @@ macro_rules! programs {
 
 programs! {
     appends
+    archives
     coreutils
     dash
+    databases
+    descriptors
+    editors
+    java
+    node
+    perl
     python
     shell
+    sources
     static_programs
 }
 

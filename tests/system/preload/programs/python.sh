@@ -40,7 +40,7 @@ e = os.dup(fd); os.lseek(e, 1, 0); print(os.read(fd, 1)); print(fcntl.fcntl(fd, 
 pid = os.fork()
 if pid == 0:
     os.lseek(fd, 2, 0); os.write(fd, b"child"); os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])); print(os.lseek(fd, 0, 1), os.fstat(fd).st_size, os.pread(fd, 100, 0)); os.ftruncate(fd, 5); os.fsync(fd); print(os.pread(fd, 100, 0)); os.close(fd); print(os.fstat(e).st_size); os.close(e)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])); print(os.lseek(fd, 0, 1), os.fstat(fd).st_size); os.fsync(fd); print(os.pread(fd, 100, 0)); os.ftruncate(fd, 5); os.fsync(fd); print(os.pread(fd, 100, 0)); os.close(fd); print(os.fstat(e).st_size); os.close(e)
 try: os.fstat(e)
 except OSError as x: print(x.errno)
 def work(n):
@@ -51,24 +51,25 @@ log = open("log", "a", buffering=1)
 def threaded(n):
     for i in range(200): os.write(log.fileno(), b"%d %d\n" % (n, i))
 ts = [threading.Thread(target=threaded, args=(i,)) for i in range(4)]
-[t.start() for t in ts]; [t.join() for t in ts]; log.close(); print(len(open("log").readlines()))
+[t.start() for t in ts]; [t.join() for t in ts]; log.close(); print(len(open("log").readlines())); os.unlink("log")
 w = open("shared", "wb", buffering=0)
 def proc(n):
     for i in range(100): w.write(b"%d-%03d\n" % (n, i))
 ps = [multiprocessing.Process(target=proc, args=(i,)) for i in range(3)]
-[p.start() for p in ps]; [p.join() for p in ps]; w.write(b"last\n"); w.close(); ls = open("shared").readlines(); print(len(ls), len(set(ls)), all(len(l) == 6 for l in ls[:-1]))
+[p.start() for p in ps]; [p.join() for p in ps]; w.write(b"last\n"); w.close(); ls = open("shared").readlines(); print(len(ls), len(set(ls)), all(len(l) == 6 for l in ls[:-1])); os.unlink("shared")
 json.dump({"a": [1, 2]}, open("j", "w")); print(json.load(open("j"))); pickle.dump(list(range(100)), open("pk", "wb")); print(sum(pickle.load(open("pk", "rb"))))
 with zipfile.ZipFile("z.zip", "w", zipfile.ZIP_DEFLATED) as z: z.write("t"); z.write("sub")
 with zipfile.ZipFile("z.zip") as z: print(z.namelist(), z.testzip()); z.extractall("unz")
 with tarfile.open("x.tar.gz", "w:gz") as z: z.add("d")
 with tarfile.open("x.tar.gz") as z: print(sorted(z.getnames())); z.extractall("unt")
+os.unlink("x.tar.gz"); os.unlink("z.zip")
 os.symlink("t", "ln"); print(os.readlink("ln"), os.path.islink("ln"), os.lstat("ln").st_size, os.stat("ln").st_size); os.chmod("t", 0o600); print(oct(os.stat("t").st_mode)); os.utime("t", (1, 2)); print(os.stat("t").st_mtime)
-d = os.open("d", os.O_RDONLY | os.O_DIRECTORY); print(os.listdir(d), os.stat("t2", dir_fd=d).st_size); h = os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=d); os.close(h); os.rename("new", "newer", src_dir_fd=d, dst_dir_fd=d); os.unlink("newer", dir_fd=d); os.fchdir(d); print(os.listdir("."), os.getcwd().split("/")[-1]); os.chdir(".."); os.close(d)
+d = os.open("d", os.O_RDONLY | os.O_DIRECTORY); print(sorted(os.listdir(d)), os.stat("t2", dir_fd=d).st_size); h = os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=d); os.close(h); os.rename("new", "newer", src_dir_fd=d, dst_dir_fd=d); os.unlink("newer", dir_fd=d); os.fchdir(d); print(sorted(os.listdir(".")), os.getcwd().split("/")[-1]); os.chdir(".."); os.close(d)
 f = open("un", "w+"); os.unlink("un"); f.write("gone"); f.flush(); f.seek(0); print(f.read(), os.path.exists("un")); f.close()
 print(select.select([], [open("t", "a")], [], 0)[1] != [])
 os.replace("mk", "j"); print(os.path.exists("mk"), open("j").read()); os.truncate("j", 1); print(open("j").read())
 print(os.access("t", os.R_OK), os.access("t", os.X_OK), os.path.isdir("d"), os.path.samefile("t", "ln"), os.get_inheritable(0))
 import csv; csv.writer(open("c.csv", "w")).writerow([1, "a b"]); print(open("c.csv").read())
-fd = os.open("lowest", os.O_CREAT | os.O_RDWR); print(fd); os.set_inheritable(fd, True); os.write(fd, b"inherited "); os.execvp("sh", ["sh", "-c", "echo by exec >&%d; cat lowest; pwd | sed 's/.*[/]//' > /dev/null" % fd])
+fd = os.open("lowest", os.O_CREAT | os.O_RDWR); print(fd); os.set_inheritable(fd, True); os.write(fd, b"inherited "); os.execvp("bash", ["bash", "-c", "echo by exec >&%d; cat lowest; pwd | sed 's/.*[/]//' > /dev/null" % fd])
 X
 python3 p.py "$D"
