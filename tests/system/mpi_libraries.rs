@@ -195,3 +195,34 @@ fn romio_gets_hints_for_virtual_files_alone() {
         assert_ne!(hint(plain.join("file"), &[]), "romio_ds_write=disable", "{compiler}");
     }
 }
+
+#[test]
+fn romio_of_mpich_uses_the_preload_library() {
+    let fixture = fixture!();
+    if !has("mpicc.mpich") || !has("mpirun.mpich") {
+        skip!("mpicc.mpich (libmpich-dev) is not installed");
+    }
+    let components = fixture.stage.dir("mpich");
+    let compiler = ["--compiler", "mpicc.mpich"];
+    let mut build = fixture.stage.quell();
+    fixture.stage.run(build.args(["mpi", "build"]).args(compiler).arg("--output").arg(&components)).expect(0);
+    let source = fixture.stage.file("cases.c", include_str!("mpiio_cases.c"));
+    let program = components.join("cases");
+    fixture.stage.sh("mpicc.mpich -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+    let mut env = fixture.stage.quell();
+    env.args(["mpi", "env", "--json", "--components"]).arg(&components).args(compiler);
+    env.arg("--log").arg(format!("{}={}", fixture.store.display(), fixture.view.display()));
+    let variables = fixture.stage.run(&mut env).expect(0).json();
+    // In these cases MPI defines the result without a sync between the ranks.
+    for case in ["strided", "independent", "modes", "nonblocking", "atomic"] {
+        let mut command = fixture.stage.command("mpirun.mpich");
+        command.args(["-n", "3", "env"]);
+        for (name, value) in variables["variables"].as_object().unwrap() {
+            command.arg(format!("{name}={}", value.as_str().unwrap()));
+        }
+        command.arg(&program).arg(case).arg(fixture.view.join(case));
+        let ended = fixture.stage.run(&mut command).expect(0);
+        assert!(ended.text().contains(&format!("{case}: 3 ranks")), "{case}: {}", ended.text());
+        assert!(fixture.store.join(format!("{case}.container")).is_dir(), "{case}");
+    }
+}

@@ -415,10 +415,12 @@ static void shared_pointer(void) {
     MUST(MPI_File_set_view(file, 4096, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
     MUST(MPI_File_write_ordered_begin(file, &value, 1, MPI_INT));
     MUST(MPI_File_write_ordered_end(file, &value, &status));
+    MPI_Barrier(MPI_COMM_WORLD);
     MUST(MPI_File_get_position_shared(file, &position));
     CHECK(position == ranks);
     sync_all(file);
     MUST(MPI_File_seek_shared(file, 1 - ranks, MPI_SEEK_CUR));
+    MPI_Barrier(MPI_COMM_WORLD);
     MUST(MPI_File_get_position_shared(file, &position));
     CHECK(position == 1);
     MPI_Barrier(MPI_COMM_WORLD);
