@@ -1,10 +1,10 @@
 //! Converts the kernel's flags for opens, renames and writes, and its modes and times, to those of
-//! the contract.
+//! the contract, and the contract's errors to the kernel's.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow, WriteFlags};
-use quell_vfs::{NewEntry, OpenMode, Rename, Time};
+use fuser::{Errno, OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow, WriteFlags};
+use quell_vfs::{Error, NewEntry, OpenMode, Rename, Time};
 use rustix::fs::OFlags;
 
 use crate::callers::process_of;
@@ -88,8 +88,24 @@ fn time_of(since: Duration) -> Time {
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
+/// The kernel rejects a reply with an error number from here on, and its program would wait
+/// forever.
+const ERRNO_END: i32 = 512;
+
+/// Returns the error number for the kernel. ENOSYS would tell the kernel never to send this kind of
+/// request again, so it is replaced.
+pub(crate) fn errno(error: &Error) -> Errno {
+    match Errno::from_i32(error.errno()) {
+        known if known.code() == Errno::ENOSYS.code() => Errno::EOPNOTSUPP,
+        known if (1..ERRNO_END).contains(&known.code()) => known,
+        _ => Errno::EIO,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use quell_vfs::ErrorKind;
+
     use super::*;
 
     #[test]
@@ -110,5 +126,15 @@ mod tests {
         assert_eq!(rename_rule(RenameFlags::RENAME_EXCHANGE), Some(Rename::Exchange));
         assert_eq!(rename_rule(RenameFlags::RENAME_WHITEOUT), None);
         assert_eq!(rename_rule(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE), None);
+    }
+
+    #[test]
+    fn every_error_number_is_one_that_the_kernel_accepts_and_never_enosys() {
+        let number = |kind| errno(&Error::new(kind, "open", "x")).code();
+        assert_eq!(number(ErrorKind::Stale), 116);
+        assert_eq!(number(ErrorKind::Os(38)), 95);
+        for odd in [0, -5, 512, 4096] {
+            assert_eq!(number(ErrorKind::Os(odd)), 5);
+        }
     }
 }

@@ -16,6 +16,7 @@ use quell_vfs::{
 };
 
 use crate::callers::caller_of;
+use crate::convert::errno;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
 use crate::locks::LockWaiters;
@@ -29,10 +30,6 @@ const IMMUTABLE_CACHE_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600)
 /// The number of files kept open for further reads when the kernel sends no opens and closes: half
 /// of the usual limit of 1,024 descriptors per process.
 const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
-
-/// The kernel rejects a reply with an error number from here on, and its program would wait
-/// forever.
-const ERRNO_END: i32 = 512;
 
 /// An inode number is not reused for another node while the kernel knows it, so one generation is
 /// enough.
@@ -256,16 +253,6 @@ impl Frontend {
     }
 }
 
-/// Returns the error number for the kernel. ENOSYS would tell the kernel never to send this kind of
-/// request again, so it is replaced.
-pub(crate) fn errno(error: &Error) -> Errno {
-    match Errno::from_i32(error.errno()) {
-        known if known.code() == Errno::ENOSYS.code() => Errno::EOPNOTSUPP,
-        known if (1..ERRNO_END).contains(&known.code()) => known,
-        _ => Errno::EIO,
-    }
-}
-
 /// A request that is done with the permissions of its caller.
 pub(crate) struct CallersRequest<'a> {
     _guard: RequestGuard<'a>,
@@ -284,19 +271,4 @@ impl CallersRequest<'_> {
 /// ENOENT to the program, or creates a file for an open with O_CREAT.
 pub(crate) fn stale_if_removed(number: Errno) -> Errno {
     if number.code() == Errno::ENOENT.code() { Errno::ESTALE } else { number }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_error_number_is_one_that_the_kernel_accepts_and_never_enosys() {
-        let number = |kind| errno(&Error::new(kind, "open", "x")).code();
-        assert_eq!(number(ErrorKind::Stale), 116);
-        assert_eq!(number(ErrorKind::Os(38)), 95);
-        for odd in [0, -5, 512, 4096] {
-            assert_eq!(number(ErrorKind::Os(odd)), 5);
-        }
-    }
 }

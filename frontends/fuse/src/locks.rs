@@ -6,9 +6,9 @@
 //! gets the lock, and programs on the node that releases it have the advantage.
 //!
 //! The FUSE library passes on neither the kernel's mark of requests of flock(2) nor the
-//! interruption of a request, so both are looked up in /proc. If /proc does not show the system call
-//! of a request for all bytes, both the bytes and the whole file are locked: then the locks of
-//! flock(2) and fcntl(2) conflict, as on NFS.
+//! interruption of a request, so both are looked up in /proc. If /proc does not show the system
+//! call of a request for all bytes, both the bytes and the whole file are locked: then the locks
+//! of flock(2) and fcntl(2) conflict, as on NFS.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +20,7 @@ use fuser::{Errno, ReplyEmpty};
 use quell_threads::{lock, wait_timeout_while};
 use quell_vfs::{FileLocks, HeldLock, LockMode, LockOwner, LockScope, NodeId, Result, TO_END, WritableFile};
 
+use crate::convert::errno;
 use crate::lock_call::LockCall;
 use crate::session_state::SessionState;
 use crate::signals::{Pending, pending_signals};
@@ -85,9 +86,9 @@ impl LockRequest {
     }
 }
 
-/// Removes the locks of a scope. A range that begins behind the first byte and extends to the end of
-/// the file includes the lock of the whole file, which the owner may have taken together with all
-/// bytes.
+/// Removes the locks of a scope. A range that begins behind the first byte and extends to the end
+/// of the file includes the lock of the whole file, which the owner may have taken together with
+/// all bytes.
 pub(crate) fn unlock(locks: &dyn FileLocks, owner: LockOwner, scope: LockScope) -> Result<()> {
     let unlocked = locks.unlock(owner, scope);
     match scope {
@@ -237,7 +238,7 @@ impl LockWaiters {
             match attempt {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(error) => return Err(crate::frontend::errno(&error)),
+                Err(error) => return Err(errno(&error)),
             }
             match self.pause(request.node, releases, pause) {
                 Paused::Released => pause = PAUSE_MIN,
