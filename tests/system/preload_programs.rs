@@ -1,6 +1,6 @@
-//! Programs under the preload library: each script in `preload/programs/` is run in a real directory
-//! and in a virtual one, and must print the same, end in the same way and leave the same tree. The
-//! first lines of a script name the programs that it needs.
+//! Programs under the preload library: each script in `preload/programs/` is run in a real
+//! directory and in a virtual one, and must print the same, end in the same way and leave the same
+//! tree. The first lines of a script name the programs that it needs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

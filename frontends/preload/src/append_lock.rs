@@ -1,6 +1,6 @@
-//! Appending to a file that other processes append to at the same time. Each process has its own copy
-//! of the index, so it learns the end of the file from the store, and no other process may append
-//! until its data is published there.
+//! Appending to a file that other processes append to at the same time. Each process has its own
+//! copy of the index, so it learns the end of the file from the store, and no other process may
+//! append until its data is published there.
 
 use std::time::{Duration, Instant};
 
@@ -21,30 +21,42 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 /// complete its own.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Appends to the file, and returns the offset. A store that keeps no locks is not locked.
-pub fn append(file: &dyn WritableFile, owner: LockOwner, bytes: &[u8]) -> Outcome<u64> {
-    let locks = match file.locks() {
-        Ok(locks) => locks,
-        Err(_) => return Ok(file.append(bytes)?),
-    };
+/// Takes the lock. Returns false if the store keeps no locks.
+fn take(file: &dyn WritableFile, owner: LockOwner, mode: LockMode) -> Outcome<bool> {
+    let Ok(locks) = file.locks() else { return Ok(false) };
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
-        match locks.try_lock(owner, SCOPE, LockMode::Exclusive) {
-            Ok(true) => break,
+        match locks.try_lock(owner, SCOPE, mode) {
+            Ok(true) => return Ok(true),
             Ok(false) if begun.elapsed() > WAIT_MAX => return Err(Errno(libc::ETIMEDOUT)),
             Ok(false) => {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(LONGEST_PAUSE);
             }
-            Err(error) if error.errno() == libc::ENOLCK => return Ok(file.append(bytes)?),
+            Err(error) if error.errno() == libc::ENOLCK => return Ok(false),
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Appends to the file, and returns the offset. A store that keeps no locks is not locked.
+pub fn append(file: &dyn WritableFile, owner: LockOwner, bytes: &[u8]) -> Outcome<u64> {
+    if !take(file, owner, LockMode::Exclusive)? {
+        return Ok(file.append(bytes)?);
+    }
     let appended = file.append(bytes);
     // Unlocking publishes the data.
-    let unlocked = locks.unlock(owner, SCOPE);
+    let unlocked = file.locks()?.unlock(owner, SCOPE);
     let start = appended?;
     unlocked?;
     Ok(start)
+}
+
+/// Makes data visible that other processes have published, as taking a lock does.
+pub fn refresh(file: &dyn WritableFile, owner: LockOwner) -> Outcome<()> {
+    match take(file, owner, LockMode::Shared)? {
+        true => Ok(file.locks()?.unlock(owner, SCOPE)?),
+        false => Ok(file.sync()?),
+    }
 }

@@ -28,6 +28,7 @@ mod c_bytes;
 mod counters;
 mod cwd;
 mod descriptors;
+mod ended_children;
 mod environment;
 mod errno;
 mod guard;

@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libc::c_int;
@@ -11,6 +11,7 @@ use quell_vfs::{Attributes, Change, ErrorKind, LockOwner, NodeId, OpenMode, Writ
 
 use crate::append_lock;
 use crate::counters::Counter;
+use crate::ended_children;
 use crate::errno::{Errno, Outcome};
 use crate::placeholder;
 use crate::resolve::{LastLink, Resolved, resolve};
@@ -36,6 +37,8 @@ pub struct OpenFile {
     opened: Mutex<Option<ManuallyDrop<Opened>>>,
     /// Held by calls that use the position, as the kernel does for threads of one process.
     position: Mutex<()>,
+    /// The number of ended children whose data is visible.
+    seen_children: AtomicU64,
     /// The generation of the process that opened the file by its path; `None` if it was inherited.
     first_generation: Option<u32>,
 }
@@ -78,6 +81,7 @@ impl OpenFile {
             flags: AtomicI32::new(kept_flags(flags)),
             opened: Mutex::new(opened.map(ManuallyDrop::new)),
             position: Mutex::new(()),
+            seen_children: AtomicU64::new(ended_children::count()),
             first_generation,
         }
     }
@@ -158,14 +162,29 @@ impl OpenFile {
 
     fn reader(&self) -> Outcome<Arc<dyn WritableFile>> {
         match open_mode(self.flags()).read {
-            true => Ok(self.file()?.1),
+            true => self.current(),
             false => Err(Errno(libc::EBADF)),
         }
     }
 
+    /// Returns the file with the data of children that have ended.
+    fn current(&self) -> Outcome<Arc<dyn WritableFile>> {
+        let (_, file) = self.file()?;
+        let ended = ended_children::count();
+        if self.seen_children.swap(ended, Ordering::Relaxed) != ended {
+            append_lock::refresh(&*file, self.lock_owner())?;
+        }
+        Ok(file)
+    }
+
+    /// Returns the owner of the locks that the library takes for this open file.
+    fn lock_owner(&self) -> LockOwner {
+        LockOwner(std::ptr::from_ref(self).addr() as u64 | 1)
+    }
+
     fn writer(&self) -> Outcome<Arc<dyn WritableFile>> {
         match self.flags() & libc::O_ACCMODE != libc::O_RDONLY {
-            true => Ok(self.file()?.1),
+            true => self.current(),
             false => Err(Errno(libc::EBADF)),
         }
     }
@@ -252,8 +271,7 @@ impl OpenFile {
                 &joined
             }
         };
-        let owner = LockOwner(std::ptr::from_ref(self).addr() as u64 | 1);
-        let start = append_lock::append(&*file, owner, bytes)?;
+        let start = append_lock::append(&*file, self.lock_owner(), bytes)?;
         self.count_write(bytes.len() as u64);
         self.sync_if_asked(&*file)?;
         Ok((start, bytes.len()))

@@ -22,6 +22,7 @@ mod status;
 mod stdio;
 mod system_calls;
 mod temporary;
+mod waits;
 mod walks;
 mod xattrs;
 

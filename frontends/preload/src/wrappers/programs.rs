@@ -572,7 +572,9 @@ wrap! {
     fn system(command: *const c_char) -> c_int, |next| {
         publish_before();
         // SAFETY: the caller's argument is that of system(3).
-        unsafe { next(command) }
+        let status = unsafe { next(command) };
+        crate::ended_children::add();
+        status
     }
 }
 

@@ -40,7 +40,7 @@ e = os.dup(fd); os.lseek(e, 1, 0); print(os.read(fd, 1)); print(fcntl.fcntl(fd, 
 pid = os.fork()
 if pid == 0:
     os.lseek(fd, 2, 0); os.write(fd, b"child"); os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])); print(os.lseek(fd, 0, 1), os.fstat(fd).st_size); os.fsync(fd); print(os.pread(fd, 100, 0)); os.ftruncate(fd, 5); os.fsync(fd); print(os.pread(fd, 100, 0)); os.close(fd); print(os.fstat(e).st_size); os.close(e)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])); print(os.lseek(fd, 0, 1), os.fstat(fd).st_size); print(os.pread(fd, 100, 0)); os.ftruncate(fd, 5); os.fsync(fd); print(os.pread(fd, 100, 0)); os.close(fd); print(os.fstat(e).st_size); os.close(e)
 try: os.fstat(e)
 except OSError as x: print(x.errno)
 def work(n):
