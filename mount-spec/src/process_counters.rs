@@ -23,8 +23,17 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use crate::view_variable::View;
 
 /// The names of the counters of a directory.
-pub const PROCESS_COUNTERS: [&str; 8] =
-    ["opens", "opens_refused", "lookups", "listings", "reads", "read_bytes", "writes", "written_bytes"];
+pub const PROCESS_COUNTERS: [&str; 9] = [
+    "opens",
+    "opens_refused",
+    "lookups",
+    "listings",
+    "reads",
+    "read_bytes",
+    "writes",
+    "written_bytes",
+    "calls_refused",
+];
 
 /// The magic number of the file.
 const MAGIC: &[u8; 8] = b"QUELLPC1";
@@ -132,11 +141,11 @@ mod tests {
         let text = br#"{"log":[{"path":"/m","stores":["/s"]}],"tree":[{"path":"/t","index":"/i"}]}"#;
         let mut view = View::parse(text).unwrap();
         let file = create_process_counters(runtime.path(), &mut view).unwrap();
-        std::os::unix::fs::FileExt::write_at(&file, &7_u64.to_le_bytes(), 16 + 64 + 8).unwrap();
+        std::os::unix::fs::FileExt::write_at(&file, &7_u64.to_le_bytes(), 16 + 72 + 8).unwrap();
         let read = read_process_counters(runtime.path());
         assert_eq!(read.len(), 1);
         assert_eq!((read[0].process, &read[0].view), (std::process::id(), &view));
-        assert_eq!(read[0].values, [[0; 8], [0, 7, 0, 0, 0, 0, 0, 0]]);
+        assert_eq!(read[0].values, [[0; 9], [0, 7, 0, 0, 0, 0, 0, 0, 0]]);
         drop(file);
         assert_eq!(read_process_counters(runtime.path()), []);
         assert_eq!(std::fs::read_dir(runtime.path()).unwrap().count(), 0, "the file is removed");

@@ -157,3 +157,30 @@ fn refused_calls_fail_and_a_shared_mapping_for_writing_is_reported_once() {
     assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
     ended.says("quell mount");
 }
+
+#[test]
+fn an_indexed_tree_answers_like_the_tree_and_cannot_be_changed() {
+    if !has("cc") {
+        skip!("no C compiler (cc)");
+    }
+    let fixture = Fixture::new(include_str!("preload/trees.c"));
+    let deep = fixture.real.join("d/e");
+    std::fs::create_dir_all(&deep).unwrap();
+    std::fs::write(fixture.real.join("d/one"), "hello\n").unwrap();
+    std::os::unix::fs::symlink("one", fixture.real.join("d/link")).unwrap();
+    for name in ["1", "2", "3"] {
+        std::fs::write(deep.join(name), name).unwrap();
+    }
+    let index = fixture.stage.index(&fixture.real);
+    let real = fixture.stage.run(&mut fixture.command(&fixture.real)).expect(0).text();
+    let view = serde_json::json!({"tree": [{"path": fixture.real, "index": index}]});
+    let mut command = fixture.command(&fixture.real);
+    command.env("LD_PRELOAD", quell().with_file_name("libquell_preload.so"));
+    command.env("QUELL_VIEW", view.to_string());
+    let found = fixture.stage.run(&mut command).expect(0);
+    assert_eq!(found.err, "");
+    let found = found.text();
+    let changes = found.strip_prefix(&real).unwrap_or_else(|| panic!("{found}\n-- but really\n{real}"));
+    assert_eq!(changes.lines().count(), 4);
+    assert!(changes.lines().all(|line| line.ends_with("-1 EROFS")), "{changes}");
+}

@@ -21,6 +21,7 @@ pub enum Counter {
     ReadBytes,
     Writes,
     WrittenBytes,
+    CallsRefused,
 }
 
 /// Uses the counters in a file.

@@ -53,6 +53,16 @@ pub fn get(fd: c_int) -> Option<Arc<Description>> {
     read_lock(&TABLE).get(&fd).cloned()
 }
 
+impl Description {
+    /// Returns the virtual directory of the file.
+    pub fn dir(&self) -> &'static VirtualDir {
+        match self {
+            Description::File(file) => file.dir,
+            Description::Dir(dir) => dir.dir,
+        }
+    }
+}
+
 /// Returns the open regular file of a virtual descriptor. Errors: EISDIR.
 pub fn file(description: &Description) -> Outcome<&OpenFile> {
     match description {

@@ -1,27 +1,28 @@
-//! Calls on virtual files that the library refuses. They are counted, and with the variable
-//! QUELL_LOG the first one of each function is reported.
+//! Calls on virtual files that the library refuses. They are counted for `quell stats`, and with
+//! the variable QUELL_LOG the first one of each function is reported.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use quell_threads::lock;
 
+use crate::counters::Counter;
 use crate::errno::Errno;
 use crate::guard::inside;
 use crate::messages::warn;
+use crate::view::{self, VirtualDir};
 
-/// The number of refused calls, by the name of the function.
-static REFUSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+/// The functions of which a call was reported.
+static REPORTED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 
-/// Counts a refused call of a function, and returns its error.
-pub fn refused(function: &'static str, error: Errno) -> Errno {
+/// Counts a refused call of a function on a file of `dir`, and returns its error. A call that names
+/// no file is counted for the first directory.
+pub fn refused(function: &'static str, dir: Option<&VirtualDir>, error: Errno) -> Errno {
     let reported = inside(|| {
-        let mut calls = lock(&REFUSED);
-        let count = calls.entry(function).or_insert(0);
-        *count += 1;
-        let is_first = *count == 1;
-        drop(calls);
-        if is_first && std::env::var_os("QUELL_LOG").is_some() {
+        if let Some(dir) = dir.or_else(|| view::dirs().first()) {
+            dir.count(Counter::CallsRefused, 1);
+        }
+        if std::env::var_os("QUELL_LOG").is_some() && lock(&REPORTED).insert(function) {
             let reason = std::io::Error::from_raw_os_error(error.0);
             warn(&format!("{function} is not supported on virtual files: {reason}; this is reported once"));
         }
@@ -34,8 +35,7 @@ pub fn refused(function: &'static str, error: Errno) -> Errno {
 pub fn warn_once(function: &'static str, message: &str) {
     // A warning that cannot be printed is lost.
     let _ = inside(|| {
-        let is_first = lock(&REFUSED).insert(function, 1).is_none();
-        if is_first {
+        if lock(&REPORTED).insert(function) {
             warn(message);
         }
         Ok(())

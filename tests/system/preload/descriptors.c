@@ -26,6 +26,11 @@ static void waited_for(void) {
   SHOW(epoll_ctl(events, EPOLL_CTL_ADD, fd, &event));
   char text[8];
   SHOW(ioctl(fd, TCGETS, text));
+  int left;
+  SHOW(lseek(fd, 3, SEEK_SET));
+  SHOW(ioctl(fd, FIONREAD, &left));
+  SHOW(left);
+  SHOW(ioctl(fd, 0x12345678, text));
   SHOW(isatty(fd));
   SHOW(fcntl(fd, 9999, 0));
   SHOW(close(events) + close(fd));

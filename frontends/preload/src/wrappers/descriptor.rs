@@ -235,7 +235,7 @@ fn control(
             }
             Ok(0)
         }
-        _ => Err(refused("fcntl", Errno(libc::EINVAL))),
+        _ => Err(refused("fcntl", Some(description.dir()), Errno(libc::EINVAL))),
     }
 }
 
@@ -264,14 +264,24 @@ fcntl!(fcntl64);
 wrap! {
     fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of ioctl(2).
-        with_descriptor(fd, || unsafe { next(fd, request, argument) }, |_| {
+        with_descriptor(fd, || unsafe { next(fd, request, argument) }, |description| {
             match request {
                 libc::FIOCLEX | libc::FIONCLEX => {
                     let flags = if request == libc::FIOCLEX { rustix::io::FdFlags::CLOEXEC } else { rustix::io::FdFlags::empty() };
                     rustix::io::fcntl_setfd(borrow(fd), flags)?;
                     Ok(0)
                 }
-                _ => Err(refused("ioctl", Errno(libc::ENOTTY))),
+                libc::FIONREAD => {
+                    let file = descriptors::file(description)?;
+                    let left = file.attributes()?.size_bytes.saturating_sub(placeholder::position(borrow(fd))?);
+                    let into = std::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
+                    // SAFETY: as above; the argument of this request is the address of a number.
+                    unsafe { into.write(c_int::try_from(left).unwrap_or(c_int::MAX)) };
+                    Ok(0)
+                }
+                // Programs ask whether a file is a terminal.
+                libc::TCGETS | libc::TIOCGWINSZ | libc::TIOCGPGRP => Err(Errno(libc::ENOTTY)),
+                _ => Err(refused("ioctl", Some(description.dir()), Errno(libc::ENOTTY))),
             }
         })
     }

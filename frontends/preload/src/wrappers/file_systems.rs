@@ -5,20 +5,12 @@ use std::ffi::CString;
 use libc::{c_char, c_int, c_long, c_uint, c_void};
 
 use crate::attributes;
-use crate::descriptors::Description;
 use crate::errno::{self, Errno, Outcome};
 use crate::next::wrap;
 use crate::refusals::refused;
 use crate::resolve::LastLink;
 use crate::view::VirtualDir;
 use crate::wrappers::{with_descriptor, with_path};
-
-fn dir_of(description: &Description) -> &'static VirtualDir {
-    match description {
-        Description::File(file) => file.dir,
-        Description::Dir(dir) => dir.dir,
-    }
-}
 
 fn fill<T>(into: *mut T, value: T) -> Outcome<c_int> {
     if into.is_null() {
@@ -79,7 +71,7 @@ macro_rules! statfs_family {
         wrap! {
             fn $descriptor(fd: c_int, into: *mut $type) -> c_int, |next| {
                 // SAFETY: the caller's arguments are those of fstatfs(2).
-                with_descriptor(fd, || unsafe { next(fd, into) }, |description| fill(into, $of(dir_of(description))?))
+                with_descriptor(fd, || unsafe { next(fd, into) }, |description| fill(into, $of(description.dir())?))
             }
         }
     };
@@ -142,16 +134,16 @@ wrap! {
         mount: *mut c_int,
         flags: c_int,
     ) -> c_int, |next| {
-        let unsupported = || Err(refused("name_to_handle_at", Errno(libc::EOPNOTSUPP)));
+        let unsupported = |dir| Err(refused("name_to_handle_at", Some(dir), Errno(libc::EOPNOTSUPP)));
         // SAFETY: the caller's arguments are those of name_to_handle_at(2).
         unsafe {
             if flags & libc::AT_EMPTY_PATH != 0 && !path.is_null() && *path == 0 {
-                return with_descriptor(dirfd, || next(dirfd, path, handle, mount, flags), |_| unsupported());
+                return with_descriptor(dirfd, || next(dirfd, path, handle, mount, flags), |description| unsupported(description.dir()));
             }
             let last_link = if flags & libc::AT_SYMLINK_FOLLOW != 0 { LastLink::Follow } else { LastLink::Keep };
             with_path(dirfd, path, last_link, |dirfd, path| next(dirfd, path, handle, mount, flags), |entry| {
                 entry.node()?;
-                unsupported()
+                unsupported(entry.dir)
             })
         }
     }
@@ -160,8 +152,8 @@ wrap! {
 wrap! {
     fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of open_by_handle_at(2).
-        with_descriptor(mount, || unsafe { next(mount, handle, flags) }, |_| {
-            Err(refused("open_by_handle_at", Errno(libc::EOPNOTSUPP)))
+        with_descriptor(mount, || unsafe { next(mount, handle, flags) }, |description| {
+            Err(refused("open_by_handle_at", Some(description.dir()), Errno(libc::EOPNOTSUPP)))
         })
     }
 }
@@ -175,7 +167,7 @@ wrap! {
         unsafe {
             with_path(libc::AT_FDCWD, path, last_link, |_, path| next(fd, path, mask), |entry| {
                 entry.node()?;
-                Err(refused("inotify_add_watch", Errno(libc::ENOSPC)))
+                Err(refused("inotify_add_watch", Some(entry.dir), Errno(libc::ENOSPC)))
             })
         }
     }
@@ -186,13 +178,13 @@ wrap! {
         // SAFETY: the caller's arguments are those of fanotify_mark(2).
         unsafe {
             if path.is_null() {
-                return with_descriptor(dirfd, || next(fd, flags, mask, dirfd, path), |_| {
-                    Err(refused("fanotify_mark", Errno(libc::ENODEV)))
+                return with_descriptor(dirfd, || next(fd, flags, mask, dirfd, path), |description| {
+                    Err(refused("fanotify_mark", Some(description.dir()), Errno(libc::ENODEV)))
                 });
             }
             with_path(dirfd, path, LastLink::Follow, |dirfd, path| next(fd, flags, mask, dirfd, path), |entry| {
                 entry.node()?;
-                Err(refused("fanotify_mark", Errno(libc::ENODEV)))
+                Err(refused("fanotify_mark", Some(entry.dir), Errno(libc::ENODEV)))
             })
         }
     }

@@ -230,7 +230,7 @@ unsafe fn reopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) ->
     let is_custom = streams::descriptor(stream).is_some();
     let standard = streams::standard(stream);
     if !is_custom && standard.is_none() {
-        return Err(refused("freopen", Errno(libc::ENOTSUP)));
+        return Err(refused("freopen", None, Errno(libc::ENOTSUP)));
     }
     // SAFETY: the stream is open; what it has read ahead is dropped, as by freopen(3).
     unsafe {

@@ -267,7 +267,7 @@ unsafe fn open_how(dirfd: c_long, path: c_long, how: c_long, length: c_long) -> 
 
 /// The kernel cannot serve virtual files in a ring. Programs use other calls if it has none.
 fn no_ring() -> c_long {
-    errno::reply(Err(refused("io_uring_setup", Errno(libc::ENOSYS))))
+    errno::reply(Err(refused("io_uring_setup", None, Errno(libc::ENOSYS))))
 }
 
 fn end(status: c_int) -> c_long {
