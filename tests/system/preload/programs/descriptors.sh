@@ -57,3 +57,8 @@ stop = True
 [t.join() for t in ts]'
 exec 3> three; (echo sub >&3; exec 3>&-; echo closed >&3) 2> /dev/null; echo main >&3; exec 3>&-; cat three
 env -i PATH="$PATH" sh -c 'echo empty environment > envi'; cat envi
+python3 -c '
+import os
+actions = [(os.POSIX_SPAWN_OPEN, 1, "spawned", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o640), (os.POSIX_SPAWN_DUP2, 1, 2)]
+for words in (["echo", "spawned"], ["sh", "-c", "echo again; echo error >&2"]):
+    print(os.waitstatus_to_exitcode(os.waitpid(os.posix_spawnp(words[0], words, os.environ, file_actions=actions), 0)[1]), open("spawned").read())'
