@@ -1,11 +1,14 @@
 //! Opens an indexed tree of a view in the user's own process.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
 
 use quell_index::{Image, OnChange, Rules};
 use quell_vfs::{Error, ErrorKind, FileIdentity, FileSystem, NodeId, Result};
+
+use rustix::fs::OFlags;
 
 use crate::assemble::{belongs_to_root, cover, owners_are_hidden};
 use crate::display::shown;
@@ -24,6 +27,8 @@ const ROOT: u32 = 0;
 pub struct CheckedIndex {
     image: Arc<Image>,
     rules: Rules,
+    /// The directory whose owner was compared.
+    root: FileIdentity,
 }
 
 /// An indexed tree.
@@ -53,11 +58,18 @@ impl ViewTree {
             source: Some(reason.into()),
             ..Error::new(ErrorKind::PermissionDenied, "use", self.index.as_os_str().as_encoded_bytes())
         };
-        let failed = |cause| Error::from_io(cause, "open", self.index.as_os_str().as_encoded_bytes());
-        let file = File::open(&self.index).map_err(failed)?;
-        let root = std::fs::metadata(&self.path)
-            .map_err(|cause| Error::from_io(cause, "open", self.path.as_os_str().as_encoded_bytes()))?;
-        let owner = Ownership { uid: root.uid(), gid: root.gid(), mode: root.mode(), has_acl: false };
+        let failed = |path: &Path, cause| Error::from_io(cause, "open", path.as_os_str().as_encoded_bytes());
+        let open = |path: &Path, flags: OFlags| {
+            OpenOptions::new()
+                .read(true)
+                .custom_flags(flags.bits() as i32)
+                .open(path)
+                .map_err(|e| failed(path, e))
+        };
+        // NONBLOCK: the path may name a FIFO.
+        let file = open(&self.index, OFlags::NONBLOCK)?;
+        let root = open(&self.path, OFlags::DIRECTORY | OFlags::NONBLOCK)?;
+        let owner = Ownership::read(&root, &self.path)?;
         if let Err(distrust) =
             Trusted::by_caller(&[]).check(&file, &self.index, TrustedUse::Index, Some(&owner))?
         {
@@ -70,12 +82,14 @@ impl ViewTree {
         if image.root_path() != self.path.as_os_str().as_encoded_bytes() {
             return Err(refused(format!("it is not an index of {}", shown(&self.path))));
         }
+        let found = root.metadata().map_err(|cause| failed(&self.path, cause))?;
+        let root = FileIdentity { device: found.dev(), inode: found.ino() };
         let rules = Rules {
             serves_others: false,
             index_is_roots: belongs_to_root(&file),
             owners_unknown: owners_are_hidden(),
         };
-        Ok(CheckedIndex { image: Arc::new(image), rules })
+        Ok(CheckedIndex { image: Arc::new(image), rules, root })
     }
 
     /// Opens the tree with its index. Files that changed since it was indexed are refused (ESTALE).
@@ -90,6 +104,9 @@ impl ViewTree {
             });
         }
         let root = covered.source().stat_self()?;
+        if (FileIdentity { device: root.device, inode: root.inode }) != index.root {
+            return Err(Error::new(ErrorKind::Stale, "open", self.path.as_os_str().as_encoded_bytes()));
+        }
         let is_original = index.image.inode(ROOT) == Some(root.inode);
         let device = is_original.then_some(root.device);
         Ok(OpenTree { fs: covered.fs, image: Arc::clone(&index.image), device })

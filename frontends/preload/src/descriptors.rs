@@ -99,6 +99,11 @@ pub fn insert(fd: OwnedFd, description: Arc<Description>) -> Outcome<c_int> {
     Ok(number)
 }
 
+/// Returns whether a descriptor with this number can be virtual.
+pub fn is_possible(fd: c_int) -> bool {
+    usize::try_from(fd).is_ok_and(|number| number < NUMBERS_MAX)
+}
+
 /// Makes `to`, which is open, a descriptor of an open file.
 pub fn assign(to: c_int, description: Arc<Description>) -> Option<Arc<Description>> {
     if to as usize >= NUMBERS_MAX {
@@ -122,6 +127,25 @@ pub fn remove(fd: c_int) -> Option<Arc<Description>> {
     COUNT.fetch_sub(1, Ordering::Relaxed);
     IS_VIRTUAL[fd as usize].store(0, Ordering::Relaxed);
     Some(removed)
+}
+
+/// Returns the number of a virtual descriptor that a path in `/dev` or `/proc` names. The kernel
+/// would open the placeholder.
+pub fn number_in(path: &[u8]) -> Option<c_int> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let number = match path {
+        b"/dev/stdin" => 0,
+        b"/dev/stdout" => 1,
+        b"/dev/stderr" => 2,
+        _ => {
+            let own = ["/dev/fd/", "/proc/self/fd/", "/proc/thread-self/fd/"];
+            let digits = own.iter().find_map(|prefix| path.strip_prefix(prefix.as_bytes()))?;
+            std::str::from_utf8(digits).ok()?.parse().ok()?
+        }
+    };
+    is_virtual(number).then_some(number)
 }
 
 /// Returns whether a descriptor of this process refers to the open file.

@@ -23,6 +23,8 @@ pub fn remember() {
 /// An environment for a program.
 pub struct Environment {
     pointers: Vec<*const c_char>,
+    /// The variables that `completed` has composed, to which pointers refer.
+    _owned: Vec<CString>,
 }
 
 impl Environment {
@@ -32,7 +34,7 @@ impl Environment {
     ///
     /// `environment` is NULL or an array of strings that ends with NULL, and outlives the result.
     pub unsafe fn completed(environment: *const *const c_char) -> Environment {
-        let mut pointers = Vec::new();
+        let (mut pointers, mut owned) = (Vec::new(), Vec::new());
         if !environment.is_null() {
             let mut next = environment;
             loop {
@@ -49,20 +51,43 @@ impl Environment {
         for variable in VARIABLES.get().into_iter().flatten() {
             let name_length =
                 variable.as_bytes().iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
-            let name = &variable.as_bytes()[..name_length];
+            let (name, value) = variable.as_bytes().split_at(name_length);
             // SAFETY: the caller's promise.
-            let has =
-                pointers.iter().any(|known| unsafe { CStr::from_ptr(*known) }.to_bytes().starts_with(name));
-            if !has {
-                pointers.push(variable.as_ptr());
+            let value_of =
+                |known: *const c_char| unsafe { CStr::from_ptr(known) }.to_bytes().strip_prefix(name);
+            match pointers.iter().position(|known| value_of(*known).is_some()) {
+                None => pointers.push(variable.as_ptr()),
+                // The program's own libraries follow this one.
+                Some(at) if name == b"LD_PRELOAD=" => {
+                    let theirs = value_of(pointers[at]).unwrap_or_default();
+                    if !libraries(theirs).any(|library| Some(library) == own_library(value)) {
+                        let joined = [variable.as_bytes(), b":", theirs].concat();
+                        if let Ok(joined) = CString::new(joined) {
+                            pointers[at] = joined.as_ptr();
+                            owned.push(joined);
+                        }
+                    }
+                }
+                Some(at) if value_of(pointers[at]) == Some(b"") => pointers[at] = variable.as_ptr(),
+                Some(_) => {}
             }
         }
         pointers.push(std::ptr::null());
-        Environment { pointers }
+        Environment { pointers, _owned: owned }
     }
 
     /// Returns the array, which ends with NULL.
     pub fn as_ptr(&self) -> *const *const c_char {
         self.pointers.as_ptr()
     }
+}
+
+/// Returns the libraries in a value of LD_PRELOAD.
+fn libraries(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|byte| matches!(byte, b':' | b' ')).filter(|library| !library.is_empty())
+}
+
+/// Returns this library in the value with which it was loaded.
+fn own_library(value: &[u8]) -> Option<&[u8]> {
+    libraries(value).find(|library| library.ends_with(b"libquell_preload.so")).or(libraries(value).next())
 }

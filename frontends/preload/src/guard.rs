@@ -46,8 +46,8 @@ impl Entered {
     /// Blocks signals and disables cancellation.
     pub fn new() -> Entered {
         let depth = DEPTH.get();
-        DEPTH.set(depth + 1);
         if depth > 0 {
+            DEPTH.set(depth + 1);
             return Entered { signals: None };
         }
         let (mut all, mut old) = (MaybeUninit::<sigset_t>::uninit(), MaybeUninit::<sigset_t>::uninit());
@@ -58,6 +58,8 @@ impl Entered {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
             pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state);
+            // Not earlier: a signal handler would take its calls for those of the library.
+            DEPTH.set(1);
             Entered { signals: Some((old.assume_init(), state)) }
         }
     }

@@ -15,7 +15,10 @@ pub fn locate(dirfd: c_int, path: &[u8]) -> Located<'_> {
         return Located::Native;
     }
     if path[0] == b'/' {
-        return locate_absolute(path);
+        return match descriptors::number_in(path).and_then(descriptors::directory_path) {
+            Some((dir, path)) => Located::Virtual(dir, path.into()),
+            None => locate_absolute(path),
+        };
     }
     if dirfd == libc::AT_FDCWD {
         return locate_in_cwd(path);

@@ -39,6 +39,8 @@ pub struct OpenFile {
     position: Mutex<()>,
     /// The number of ended children whose data is visible.
     seen_children: AtomicU64,
+    /// Held by calls that append: the threads of a process are one owner of the lock in the store.
+    appending: Mutex<()>,
     /// The generation of the process that opened the file by its path; `None` if it was inherited.
     first_generation: Option<u32>,
 }
@@ -82,6 +84,7 @@ impl OpenFile {
             opened: Mutex::new(opened.map(ManuallyDrop::new)),
             position: Mutex::new(()),
             seen_children: AtomicU64::new(ended_children::count()),
+            appending: Mutex::new(()),
             first_generation,
         }
     }
@@ -245,6 +248,8 @@ impl OpenFile {
     pub fn write(&self, fd: BorrowedFd<'_>, buffers: &[&[u8]]) -> Outcome<usize> {
         let _position = lock(&self.position);
         if self.flags() & libc::O_APPEND != 0 {
+            // Data that was written before without the library comes first.
+            self.collect(fd)?;
             let (start, written) = self.append(buffers)?;
             placeholder::set_position(fd, start + written as u64)?;
             return Ok(written);
@@ -271,6 +276,7 @@ impl OpenFile {
                 &joined
             }
         };
+        let _appending = lock(&self.appending);
         let start = append_lock::append(&*file, self.lock_owner(), bytes)?;
         self.count_write(bytes.len() as u64);
         self.sync_if_asked(&*file)?;
@@ -364,10 +370,15 @@ impl OpenFile {
         }
         let appends = self.flags() & libc::O_APPEND != 0;
         let file = self.writer()?;
+        let mut end = None;
         let zeros = placeholder::collected(fd, &mut |bytes, offset| {
-            match appends {
-                true => self.append(&[bytes]).map(drop)?,
-                false => file.write_at(bytes, offset)?,
+            if appends {
+                // Zeros between the data were written, too.
+                let gap = offset - end.unwrap_or(offset);
+                self.append(&[&vec![0; gap as usize], bytes])?;
+                end = Some(offset + bytes.len() as u64);
+            } else {
+                file.write_at(bytes, offset)?;
             }
             Ok(())
         })?;
@@ -393,6 +404,11 @@ impl OpenFile {
             fs.forget(node, 1);
         }
         Ok(closed?)
+    }
+
+    /// Returns whether the file that this process has open has no name any more.
+    pub fn is_removed(&self) -> bool {
+        self.own_file().is_some_and(|file| file.attributes().is_ok_and(|found| found.nlink == 0))
     }
 
     /// Records that the file has another name.

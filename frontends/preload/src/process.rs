@@ -48,6 +48,8 @@ unsafe extern "C" {
     ) -> c_int;
     static __dso_handle: c_void;
     fn fflush(stream: *mut libc::FILE) -> c_int;
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
 }
 
 /// Initializes the library. A process without the variable has nothing to do.
@@ -138,7 +140,14 @@ pub fn description_of(header: &Header) -> Option<Arc<Description>> {
 }
 
 fn adopt_cwd(number: c_int, header: &Header) {
-    if let Located::Virtual(dir, path) = locate_absolute(&header.path) {
+    // A program without the library may have changed the kernel's working directory.
+    let is_current = |dir: &view::VirtualDir| {
+        let identity = |path: &[u8]| rustix::fs::stat(path).map(|found| (found.st_dev, found.st_ino)).ok();
+        identity(b".").is_some() && identity(b".") == identity(&dir.path)
+    };
+    if let Located::Virtual(dir, path) = locate_absolute(&header.path)
+        && is_current(dir)
+    {
         cwd::enter_virtual(dir, crate::paths::strip_slashes(&path).to_vec());
     }
     *lock(&CWD_DESCRIPTOR) = Some(number);
@@ -163,8 +172,17 @@ pub fn hand_over_cwd() -> Outcome<()> {
     Ok(())
 }
 
+/// Begins a generation in a child that was created without the handlers of fork(2), by `_Fork` or
+/// clone(2): it must not use the objects of its parent.
+fn notice_fork() {
+    if view::context().process != std::process::id() {
+        view::begin_generation();
+    }
+}
+
 /// Publishes all files that are open in this process: before a fork or an exec, and at the end.
 pub fn publish_all() -> Outcome<()> {
+    notice_fork();
     let mut result = Ok(());
     for (fd, description) in descriptors::all() {
         if let Description::File(file) = &*description {
@@ -174,12 +192,35 @@ pub fn publish_all() -> Outcome<()> {
     result
 }
 
-/// Closes all files in this process. Their descriptors stay, and a file is opened again at its next
+/// Writes the headers of all virtual descriptors again: another process that shares a descriptor may
+/// have changed its header.
+pub fn restore_headers() -> Outcome<()> {
+    for (fd, description) in descriptors::all() {
+        placeholder::set_header(placeholder::borrow(fd), &header_of(&description))?;
+    }
+    Ok(())
+}
+
+fn header_of(description: &Description) -> Header {
+    match description {
+        Description::File(file) => {
+            Header { flags: file.flags(), path: view::absolute(file.dir, &file.path()) }
+        }
+        Description::Dir(dir) => {
+            Header { flags: dir.flags | libc::O_DIRECTORY, path: view::absolute(dir.dir, &dir.path()) }
+        }
+    }
+}
+
+/// Closes all files in this process, except removed ones, which could not be opened again. Their
+/// descriptors stay, and a file is opened again at its next
 /// use.
 pub fn close_files() -> Outcome<()> {
     let mut result = Ok(());
     for (_, description) in descriptors::all() {
-        if let Description::File(file) = &*description {
+        if let Description::File(file) = &*description
+            && (view::is_ending() || !file.is_removed())
+        {
             result = result.and(file.close());
         }
     }
@@ -217,6 +258,11 @@ extern "C" fn before_fork() {
         warn(&format!("data could not be published before a fork: error {}", error.0));
     }
     let entered = Entered::new();
+    // fork(2) takes libc's lock of all streams after this function. A thread that holds it, in
+    // fflush(3), may be waiting for a lock below. The lock is recursive, and fork(2) resets it in
+    // the child.
+    // SAFETY: there are no preconditions.
+    unsafe { _IO_list_lock() };
     let cwd_descriptor = lock(&CWD_DESCRIPTOR);
     let (view, cwd) = (view::lock_for_fork(), cwd::lock_for_fork());
     let locked = locks::lock_for_fork();
@@ -238,6 +284,8 @@ extern "C" fn before_fork() {
 
 extern "C" fn after_fork() {
     let locks = lock(&FORK_LOCKS).take();
+    // SAFETY: `before_fork` has taken the lock.
+    unsafe { _IO_list_unlock() };
     drop(locks.map(ManuallyDrop::into_inner));
 }
 
@@ -287,6 +335,7 @@ extern "C" fn end() {
 
 /// Publishes all data at the end of the process. An error can only be printed.
 pub fn finish() {
+    notice_fork();
     if view::begin_end() {
         return;
     }

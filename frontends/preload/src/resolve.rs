@@ -45,6 +45,8 @@ pub struct Entry {
     pub path: Vec<u8>,
     /// The path ended with a slash or a dot: only a directory can have the name.
     pub must_be_dir: bool,
+    /// The path ended with `.` or `..`, which rmdir(2) and rename(2) refuse.
+    pub ends_with_dot: bool,
 }
 
 impl Entry {
@@ -140,7 +142,7 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
     let mut at =
         Position { above: Vec::with_capacity(16), current: root, path: Vec::with_capacity(path.len()) };
     let mut rest = path;
-    let must_be_dir = ends_as_dir(path);
+    let (must_be_dir, ends_with_dot) = (ends_as_dir(path), ends_with_dot(path));
     loop {
         let (name, after) = crate::paths::split(rest);
         rest = after;
@@ -169,7 +171,8 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
                     at.push(name);
                     let Position { current, path, .. } = at;
                     let (name, found) = (name.to_vec(), None);
-                    let entry = Entry { dir, fs, parent: current, name, found, path, must_be_dir };
+                    let entry =
+                        Entry { dir, fs, parent: current, name, found, path, must_be_dir, ends_with_dot };
                     return Ok(Walked::Entry(Box::new(entry)));
                 }
                 None => return Err(Errno(libc::ENOENT)),
@@ -180,11 +183,20 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
     let entry = match above.pop() {
         Some((parent, start)) => {
             let name = path[start..].to_vec();
-            Entry { dir, fs, parent, name, found: Some(current), path, must_be_dir }
+            Entry { dir, fs, parent, name, found: Some(current), path, must_be_dir, ends_with_dot }
         }
         None => {
             let root = NodeRef::permanent(*current);
-            Entry { dir, fs, parent: root, name: Vec::new(), found: Some(current), path, must_be_dir }
+            Entry {
+                dir,
+                fs,
+                parent: root,
+                name: Vec::new(),
+                found: Some(current),
+                path,
+                must_be_dir,
+                ends_with_dot,
+            }
         }
     };
     Ok(Walked::Entry(Box::new(entry)))
@@ -215,6 +227,11 @@ fn is_searchable(dir: &NodeRef<'_>) -> bool {
 fn ends_as_dir(path: &[u8]) -> bool {
     let last = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     matches!(last, b"" | b"." | b"..") && !path.is_empty()
+}
+
+fn ends_with_dot(path: &[u8]) -> bool {
+    let last = path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty());
+    matches!(last, Some(b"." | b".."))
 }
 
 /// Returns the absolute path of an entry.

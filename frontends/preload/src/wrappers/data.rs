@@ -24,12 +24,15 @@ const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 /// # Safety
 ///
 /// `buffer` has space for `length` bytes that nothing else uses meanwhile.
-unsafe fn buffer<'a>(buffer: *mut c_void, length: size_t) -> &'a mut [u8] {
-    if length == 0 || buffer.is_null() {
-        return &mut [];
+unsafe fn buffer<'a>(buffer: *mut c_void, length: size_t) -> Outcome<&'a mut [u8]> {
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    if buffer.is_null() {
+        return Err(Errno(libc::EFAULT));
     }
     // SAFETY: the caller's promise.
-    unsafe { slice::from_raw_parts_mut(buffer.cast(), length.min(TRANSFER_BYTES_MAX)) }
+    Ok(unsafe { slice::from_raw_parts_mut(buffer.cast(), length.min(TRANSFER_BYTES_MAX)) })
 }
 
 /// Returns the buffers of a vector.
@@ -49,7 +52,7 @@ unsafe fn buffers<'a>(vector: *const iovec, count: c_int) -> Outcome<Vec<&'a mut
         let length = element.iov_len.min(left);
         left -= length;
         // SAFETY: the caller's promise.
-        all.push(unsafe { buffer(element.iov_base, length) });
+        all.push(unsafe { buffer(element.iov_base, length) }?);
     }
     Ok(all)
 }
@@ -92,7 +95,7 @@ wrap! {
         // SAFETY: the caller's arguments are those of read(2).
         with_descriptor(fd, || unsafe { next(fd, into, length) }, |description| {
             // SAFETY: as above.
-            read_file(fd, description, &mut [unsafe { buffer(into, length) }])
+            read_file(fd, description, &mut [unsafe { buffer(into, length) }?])
         })
     }
 }
@@ -102,7 +105,7 @@ wrap! {
         // SAFETY: the caller's arguments are those of read(2), and the size of the buffer.
         with_descriptor(fd, || unsafe { next(fd, into, length, space) }, |description| {
             // SAFETY: as above. libc ends the process if `length` is larger than `space`.
-            read_file(fd, description, &mut [unsafe { buffer(into, length.min(space)) }])
+            read_file(fd, description, &mut [unsafe { buffer(into, length.min(space)) }?])
         })
     }
 }
@@ -112,7 +115,7 @@ wrap! {
         // SAFETY: the caller's arguments are those of write(2).
         with_descriptor(fd, || unsafe { next(fd, from, length) }, |description| {
             // SAFETY: as above; the bytes are only read.
-            write_file(fd, description, &[unsafe { buffer(from.cast_mut(), length) }])
+            write_file(fd, description, &[unsafe { buffer(from.cast_mut(), length) }?])
         })
     }
 }
@@ -124,7 +127,7 @@ macro_rules! positioned {
                 // SAFETY: the caller's arguments are those of pread(2).
                 with_descriptor(fd, || unsafe { next(fd, into, length, at) }, |description| {
                     // SAFETY: as above.
-                    read_file_at(description, &mut [unsafe { buffer(into, length) }], at)
+                    read_file_at(description, &mut [unsafe { buffer(into, length) }?], at)
                 })
             }
         }
@@ -134,7 +137,7 @@ macro_rules! positioned {
                 // SAFETY: the caller's arguments are those of pread(2), and the size of the buffer.
                 with_descriptor(fd, || unsafe { next(fd, into, length, at, space) }, |description| {
                     // SAFETY: as above.
-                    read_file_at(description, &mut [unsafe { buffer(into, length.min(space)) }], at)
+                    read_file_at(description, &mut [unsafe { buffer(into, length.min(space)) }?], at)
                 })
             }
         }
@@ -144,7 +147,7 @@ macro_rules! positioned {
                 // SAFETY: the caller's arguments are those of pwrite(2).
                 with_descriptor(fd, || unsafe { next(fd, from, length, at) }, |description| {
                     // SAFETY: as above; the bytes are only read.
-                    write_file_at(description, &[unsafe { buffer(from.cast_mut(), length) }], at)
+                    write_file_at(description, &[unsafe { buffer(from.cast_mut(), length) }?], at)
                 })
             }
         }

@@ -44,6 +44,19 @@ fn close_last(description: Arc<Description>) -> Outcome<()> {
     released.and(closed)
 }
 
+/// Records that libc is about to close a descriptor by an internal call. An error of the file is
+/// returned.
+pub fn before_internal_close(fd: c_int) -> Outcome<()> {
+    if !descriptors::is_virtual(fd) || is_inside() {
+        return Ok(());
+    }
+    inside(|| {
+        let Some(description) = descriptors::remove(fd) else { return Ok(()) };
+        let published = publish(fd, &description);
+        published.and(close_last(description))
+    })
+}
+
 /// Closes a virtual descriptor, as close(2) does.
 pub fn close_descriptor(fd: c_int) -> c_int {
     errno::reply(inside(|| close_virtual(fd).map(|()| 0)))
@@ -71,14 +84,17 @@ fn close_in_range(first: c_uint, last: c_uint, flags: c_int) -> (c_uint, c_uint)
     let limit = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
     if first <= last && view_is_used() {
         let closed = inside(|| {
+            let mut result = Ok(());
             for fd in descriptors::in_range(limit(first), limit(last)) {
-                if flags & CLOSE_RANGE_CLOEXEC != 0 {
-                    rustix::io::fcntl_setfd(borrow(fd), rustix::io::FdFlags::CLOEXEC)?;
-                } else {
-                    close_virtual(fd)?;
-                }
+                let closed = match flags & CLOSE_RANGE_CLOEXEC != 0 {
+                    true => {
+                        rustix::io::fcntl_setfd(borrow(fd), rustix::io::FdFlags::CLOEXEC).map_err(Errno::from)
+                    }
+                    false => close_virtual(fd),
+                };
+                result = result.and(closed);
             }
-            Ok(())
+            result
         });
         if let Err(error) = closed {
             // close_range(2) ignores the errors of closes.
@@ -127,8 +143,15 @@ wrap! {
 /// Records that `new` refers to the same open file as `old`, and closes the virtual file that it
 /// referred to before.
 fn duplicated(new: c_int, description: Arc<Description>) -> Outcome<c_int> {
-    if let Some(before) = descriptors::assign(new, description) {
-        close_last(before)?;
+    if !descriptors::is_possible(new) {
+        drop(placeholder::own(new));
+        return Err(Errno(libc::EMFILE));
+    }
+    if let Some(before) = descriptors::assign(new, description)
+        && let Err(error) = close_last(before)
+    {
+        // The descriptor has been duplicated, so dup2(2) has succeeded.
+        crate::messages::warn(&format!("data of a closed file could not be stored: error {}", error.0));
     }
     Ok(new)
 }
@@ -164,7 +187,12 @@ fn duplicate_as(old: c_int, new: c_int, next: impl FnOnce() -> c_int) -> c_int {
     let duplicated = inside(|| match source {
         Some(source) => duplicated(new, source),
         None => {
-            descriptors::remove(new).map_or(Ok(()), close_last)?;
+            if let Some(Err(error)) = descriptors::remove(new).map(close_last) {
+                crate::messages::warn(&format!(
+                    "data of a closed file could not be stored: error {}",
+                    error.0
+                ));
+            }
             Ok(number)
         }
     });
@@ -250,8 +278,15 @@ macro_rules! fcntl {
                         // SAFETY: as above; the argument of these commands is an address.
                         errno::reply(unsafe { locks::control(fd, &description, command, argument) })
                     }
-                    // SAFETY: as above.
-                    Some(description) => errno::reply(inside(|| control(fd, &description, command, argument, || unsafe { next(fd, command, argument) }))),
+                    Some(description) => {
+                        // SAFETY: as above.
+                        let next = || unsafe { next(fd, command, argument) };
+                        let result = inside(|| control(fd, &description, command, argument, next));
+                        if let (Ok(new), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) = (result, command) {
+                            streams::use_for_standard(new);
+                        }
+                        errno::reply(result)
+                    }
                 }
             }
         }

@@ -20,7 +20,10 @@ wrap! {
         match open_path(unsafe { bytes(path) }, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0) {
             // SAFETY: as above.
             None => unsafe { next(path) },
-            Some(opened) => errno::reply_pointer(opened.and_then(|fd| inside(|| Ok(add_stream(fd))))),
+            // A symbolic link may have led to a native directory.
+            // SAFETY: the descriptor is open.
+            Some(Ok(fd)) => unsafe { fdopendir(fd) },
+            Some(Err(error)) => errno::reply_pointer(Err(error)),
         }
     }
 }
@@ -79,7 +82,10 @@ macro_rules! readdir {
                     Ok(found) => unsafe {
                         *result = std::ptr::null_mut();
                         if !found.is_null() {
-                            std::ptr::copy_nonoverlapping(found, into, 1);
+                            // The buffer may be shorter than the structure: it ends with the name.
+                            let name = std::mem::offset_of!(libc::dirent64, d_name);
+                            let length = name + libc::strlen((&raw const (*found).d_name).cast()) + 1;
+                            std::ptr::copy_nonoverlapping(found.cast::<u8>(), into.cast::<u8>(), length);
                             *result = into;
                         }
                         0

@@ -104,7 +104,7 @@ unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Outcom
     }
     // SAFETY: the caller's promise.
     let path = unsafe { bytes(path) };
-    if view::is_surely_native(path) {
+    if view::is_surely_native(path) && descriptors::number_in(path).is_none() {
         return Ok(Target::Native);
     }
     inside(|| match locate(dirfd, path) {

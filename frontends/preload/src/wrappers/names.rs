@@ -96,6 +96,9 @@ fn remove_dir(entry: &Entry) -> Outcome<c_int> {
         Kind::Dir => {}
         _ => return Err(Errno(libc::ENOTDIR)),
     }
+    if entry.ends_with_dot {
+        return Err(Errno(libc::EINVAL));
+    }
     entry.writable()?.remove_dir(&context(), entry.parent.node(), &entry.name)?;
     Ok(0)
 }
@@ -158,6 +161,9 @@ fn rename_entry(from: &Entry, to: &Entry, mode: Rename) -> Outcome<c_int> {
         return Err(Errno(libc::EBUSY));
     }
     let moved = from.node()?;
+    if from.ends_with_dot || to.ends_with_dot {
+        return Err(Errno(libc::EBUSY));
+    }
     if to.must_be_dir && moved.kind != Kind::Dir {
         return Err(Errno(libc::ENOTDIR));
     }

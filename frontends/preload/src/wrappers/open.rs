@@ -127,10 +127,17 @@ pub fn open_path(path: &[u8], flags: c_int, mode: mode_t) -> Option<Outcome<c_in
     // SAFETY: the string ends with a NUL.
     match unsafe { find(libc::AT_FDCWD, path.as_ptr(), LastLink::Follow) } {
         Ok(Target::Native) => None,
-        Ok(Target::Elsewhere(_)) => None,
+        Ok(Target::Elsewhere(path)) => Some(inside(|| open_elsewhere(&path, flags, mode))),
         Ok(Target::Virtual(entry)) => Some(inside(|| open_entry(entry.into_inner()?, flags, mode))),
         Err(error) => Some(Err(error)),
     }
+}
+
+/// Opens a path outside of the virtual directories, to which a symbolic link in one leads.
+fn open_elsewhere(path: &CString, flags: c_int, mode: mode_t) -> Outcome<c_int> {
+    let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
+    let fd = rustix::fs::open(path, flags, rustix::fs::Mode::from_bits_retain(mode))?;
+    Ok(placeholder::leak(fd))
 }
 
 /// Opens an entry of a virtual directory, and returns the number of its descriptor.
@@ -208,6 +215,8 @@ fn open_natively(entry: &Entry, flags: c_int) -> Outcome<c_int> {
     if entry.found.as_ref().is_some_and(|found| found.kind == Kind::Symlink) && flags & libc::O_PATH == 0 {
         return Err(Errno(libc::ELOOP));
     }
+    // Nothing is created in the original tree.
+    let flags = flags & !(libc::O_CREAT | libc::O_TRUNC);
     let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
     let fd = rustix::fs::open(path_of(entry), flags, rustix::fs::Mode::empty())?;
     Ok(placeholder::leak(fd))
@@ -228,6 +237,10 @@ fn open_dir(entry: Box<Entry>, flags: c_int) -> Outcome<Description> {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
     if writes && !is_path_only {
         return Err(Errno(libc::EISDIR));
+    }
+    if entry.dir.is_tree() && !is_path_only {
+        // The index lists every directory; a store checks the access itself.
+        crate::access::check_access(found, libc::R_OK, true)?;
     }
     Ok(Description::Dir(OpenDir::new(entry.dir, entry.path, flags)))
 }

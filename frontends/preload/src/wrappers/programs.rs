@@ -33,7 +33,8 @@ unsafe extern "C" {
 /// Prepares the open files for an exec. If it fails, they are opened again at their next use.
 fn before_exec() -> Outcome<()> {
     process::publish_all()?;
-    process::close_files()
+    process::close_files()?;
+    process::restore_headers()
 }
 
 /// Copies a program or a library to a memfd, from which it is loaded. `wanted`: the permissions

@@ -357,9 +357,30 @@ fileno!(fileno, fileno_unlocked);
 
 wrap! {
     fn fclose(stream: *mut FILE) -> c_int, |next| {
-        streams::forget(stream);
-        // SAFETY: the caller's argument is that of fclose(3).
-        unsafe { next(stream) }
+        if streams::descriptor(stream).is_some() {
+            streams::forget(stream);
+            // SAFETY: the caller's argument is that of fclose(3).
+            return unsafe { next(stream) };
+        }
+        // The descriptor of a stream of libc may have become virtual by dup2(2); libc then writes
+        // the rest of its buffer to the placeholder, and closes the descriptor itself.
+        // SAFETY: as above.
+        let stored = unsafe {
+            let fd = fileno(stream);
+            if crate::descriptors::is_virtual(fd) {
+                fflush(stream);
+            }
+            crate::wrappers::descriptor::before_internal_close(fd)
+        };
+        // SAFETY: as above.
+        let closed = unsafe { next(stream) };
+        match stored {
+            Ok(()) => closed,
+            Err(error) => {
+                errno::set(error.0);
+                libc::EOF
+            }
+        }
     }
 }
 
