@@ -10,8 +10,8 @@ use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::output::errln;
 
-/// Executes the program in this process, with further variables in its environment, so exit code, signals and terminal are the program's own.
-/// Returns only if the program cannot be started.
+/// Executes the program in this process, with further variables in its environment, so exit code,
+/// signals and terminal are the program's own. Returns only if the program cannot be started.
 pub fn become_program(
     command: &[OsString],
     outputs: Option<[File; 2]>,

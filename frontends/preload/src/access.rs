@@ -10,7 +10,7 @@ pub fn check_access(found: &Attributes, wanted: c_int, effective: bool) -> Outco
     use rustix::process::{getegid, geteuid, getgid, getuid};
     let (uid, gid) = if effective { (geteuid(), getegid()) } else { (getuid(), getgid()) };
     let allowed = if uid.is_root() {
-        // Root may execute only what somebody may execute.
+        // Root may execute a file only if one of its execute bits is set.
         let executes = found.kind == Kind::Dir || found.permissions & 0o111 != 0;
         if executes { 7 } else { 6 }
     } else if uid.as_raw() == found.uid {

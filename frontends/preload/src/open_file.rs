@@ -29,7 +29,8 @@ const KEPT_FLAGS: c_int = libc::O_ACCMODE
 /// The flags that fcntl(2) can change.
 const CHANGEABLE_FLAGS: c_int = libc::O_APPEND | libc::O_DIRECT | libc::O_NONBLOCK | libc::O_NOATIME;
 
-/// An open file description of a virtual file. Its descriptors in this process are in `descriptors`.
+/// An open file description of a virtual file. Its descriptors in this process are in
+/// `descriptors`.
 pub struct OpenFile {
     pub dir: &'static VirtualDir,
     path: Mutex<Vec<u8>>,

@@ -9,7 +9,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The number of descriptors that the library may have open for itself.
 const OWN_DESCRIPTORS: u64 = 4096;
 
-/// The largest limit of descriptors that is raised, so that the library's own have room above it.
+/// The largest limit of descriptors that is raised, so that the library's own have numbers above
+/// it.
 const SMALL_LIMIT: u64 = 2 * OWN_DESCRIPTORS;
 
 /// The limit that is assumed where there is none.
@@ -23,8 +24,9 @@ pub fn minimum() -> c_int {
     MINIMUM.load(Ordering::Relaxed)
 }
 
-/// Chooses the numbers of the library's own descriptors, and returns the lowest one: above the limit
-/// of the program, which is raised for them, or at the end of the limit if it cannot be raised.
+/// Chooses the numbers of the library's own descriptors, and returns the lowest one: above the
+/// limit of the program, which is raised for them, or at the end of the limit if it cannot be
+/// raised.
 pub fn raise_limit() -> c_int {
     let known = minimum();
     if known > 0 {

@@ -127,8 +127,8 @@ pub fn set_position(fd: BorrowedFd<'_>, position: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Moves the position forward by `bytes`, and returns the position before. No other process gets the
-/// same range.
+/// Moves the position forward by `bytes`, and returns the position before. No other process gets
+/// the same range.
 pub fn reserve(fd: BorrowedFd<'_>, bytes: usize) -> Outcome<u64> {
     let bytes = i64::try_from(bytes).map_err(|_| Errno(libc::EINVAL))?;
     let end = rustix::fs::seek(fd, SeekFrom::Current(bytes))?;
@@ -144,9 +144,9 @@ pub fn give_back(fd: BorrowedFd<'_>, bytes: usize) -> Outcome<()> {
 }
 
 /// Passes the data that was written to the placeholder without this library to `write`, with its
-/// offsets, and removes it from the placeholder. The kernel keeps whole pages: zeros around the data
-/// are left out. Returns the number of zeros that were written after the last data, as the position
-/// shows, and their offset.
+/// offsets, and removes it from the placeholder. The kernel keeps whole pages: zeros around the
+/// data are left out. Returns the number of zeros that were written after the last data, as the
+/// position shows, and their offset.
 pub fn collected(
     fd: BorrowedFd<'_>,
     write: &mut dyn FnMut(&[u8], u64) -> Outcome<()>,
@@ -198,8 +198,8 @@ fn data_runs(bytes: &[u8]) -> Vec<(usize, &[u8])> {
     runs.into_iter().map(|(start, end)| (start, &bytes[start..end])).collect()
 }
 
-/// Returns whether data was written to the placeholder without this library. `path`: the path in the
-/// header.
+/// Returns whether data was written to the placeholder without this library. `path`: the path in
+/// the header.
 pub fn has_collected(fd: BorrowedFd<'_>, path: &[u8]) -> bool {
     // SAFETY: sysconf has no preconditions.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;

@@ -192,8 +192,8 @@ pub fn publish_all() -> Outcome<()> {
     result
 }
 
-/// Writes the headers of all virtual descriptors again: another process that shares a descriptor may
-/// have changed its header.
+/// Writes the headers of all virtual descriptors again: another process that shares a descriptor
+/// may have changed its header.
 pub fn restore_headers() -> Outcome<()> {
     for (fd, description) in descriptors::all() {
         placeholder::set_header(placeholder::borrow(fd), &header_of(&description))?;

@@ -219,7 +219,7 @@ fn follow(target: Vec<u8>, rest: &[u8], must_be_dir: bool, below: Vec<u8>) -> Ou
 }
 
 fn is_searchable(dir: &NodeRef<'_>) -> bool {
-    // Most directories of software can be searched by everybody.
+    // Most directories of software can be searched by all users.
     dir.permissions & 0o111 == 0o111 || check_access(dir, libc::X_OK, true).is_ok()
 }
 

@@ -118,8 +118,8 @@ extern "C" fn close(cookie: *mut c_void) -> c_int {
     unsafe { libc::close(number(cookie)) }
 }
 
-/// Makes `stdin`, `stdout` or `stderr` a custom stream while its descriptor is virtual. Called after
-/// the descriptor `fd` has changed.
+/// Makes `stdin`, `stdout` or `stderr` a custom stream while its descriptor is virtual. Called
+/// after the descriptor `fd` has changed.
 pub fn use_for_standard(fd: c_int) {
     if !(0..=2).contains(&fd) {
         return;

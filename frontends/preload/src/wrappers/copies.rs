@@ -12,7 +12,8 @@ use crate::next::wrap;
 /// The number of bytes that are copied at a time.
 const CHUNK_BYTES: usize = 1 << 18;
 
-/// The largest amount that a pipe takes at once without waiting if poll(2) says that it has room.
+/// The largest amount that a pipe takes at once without waiting if poll(2) reports that it is
+/// writable.
 const PIPE_BYTES: usize = libc::PIPE_BUF;
 
 fn is_virtual(fd: c_int) -> bool {
