@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-ompi fuzz clean help build
+.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-preload install-ompi fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -50,7 +50,7 @@ build: ## compile the program and the library as they are installed (Cargo.toml:
 install: ## install the binary, man pages, completions, and the library with its header and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
 	@test -x $(quell) && test -e $(libquell).so -a -e $(libquell)_preload.so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
-	@$(MAKE) --no-print-directory install-program install-library
+	@$(MAKE) --no-print-directory install-program install-library install-preload
 	@echo "installed in $(DESTDIR)$(PREFIX)"
 
 install-program:
@@ -67,9 +67,11 @@ install-program:
 	  *) continue ;; esac; \
 	  install -D -m 644 "$$file" "$(DESTDIR)$(PREFIX)/$$to"; done
 
+install-preload:
+	install -D -m 755 $(libquell)_preload.so "$(DESTDIR)$(PREFIX)/lib/libquell_preload.so"
+
 install-library:
 	install -D -m 755 $(libquell).so "$(DESTDIR)$(PREFIX)/lib/libquell.so"
-	install -D -m 755 $(libquell)_preload.so "$(DESTDIR)$(PREFIX)/lib/libquell_preload.so"
 	install -D -m 644 $(libquell).a "$(DESTDIR)$(PREFIX)/lib/libquell.a"
 	strip --strip-debug "$(DESTDIR)$(PREFIX)/lib/libquell.a"
 	install -D -m 644 frontends/capi/include/quell.h "$(DESTDIR)$(PREFIX)/include/quell.h"

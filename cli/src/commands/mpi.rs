@@ -141,8 +141,11 @@ fn component(framework: &str) -> String {
 /// Returns the implementation and the version that the macros of mpi.h state.
 fn kind_and_version(macros: &str) -> Option<(Kind, String)> {
     let value = |name: &str| {
-        let defined = macros.lines().find_map(|line| line.strip_prefix("#define ")?.strip_prefix(name));
-        defined.filter(|rest| rest.starts_with(' ')).map(|value| value.trim().trim_matches('"').to_owned())
+        // The names of some macros begin with the names of others.
+        let value_in = |line: &str| {
+            line.strip_prefix("#define ")?.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned)
+        };
+        macros.lines().find_map(value_in).map(|value| value.trim().trim_matches('"').to_owned())
     };
     let (kind, version) = match value("OMPI_MAJOR_VERSION") {
         Some(major) => {
