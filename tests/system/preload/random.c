@@ -142,7 +142,8 @@ static void call_on_file(int i, int in_child) {
     if (below(2) && !in_child && !open_files[i].is_dir) say("append", fcntl(fd, F_SETFL, flags ^ O_APPEND));
     break;
   }
-  case 13: say("fchmod", fchmod(fd, 0600 | below(0100))); break;
+  // The owner keeps all permissions: a child opens the file again by its path.
+  case 13: say("fchmod", fchmod(fd, 0700 | below(0100))); break;
   case 14: {
     int to = below(FILES);
     if (to == i) break;
