@@ -24,7 +24,7 @@ pub fn stat(dir: &VirtualDir, attributes: &Attributes) -> libc::stat {
     stat.st_gid = attributes.gid;
     stat.st_rdev = attributes.rdev;
     stat.st_size = attributes.size_bytes as i64;
-    stat.st_blksize = BLOCK_BYTES.into();
+    stat.st_blksize = BLOCK_BYTES as libc::blksize_t;
     stat.st_blocks = attributes.blocks as i64;
     (stat.st_atime, stat.st_atime_nsec) = time(attributes.modified);
     (stat.st_mtime, stat.st_mtime_nsec) = time(attributes.modified);
