@@ -45,6 +45,10 @@ struct quell_job {
  * `broadcast` and `exchange` in the same order, also after an error of its own. */
 int quell_collective_open(const char *path, const struct quell_job *job, void **held) __attribute__((weak));
 
+/* Makes the published data of other processes visible in the files that this process has open at
+ * `path`. */
+int quell_collective_sync(const char *path) __attribute__((weak));
+
 /* Releases the reference; does nothing for NULL. */
 void quell_collective_release(void *held) __attribute__((weak));
 

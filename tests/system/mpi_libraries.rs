@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::mpiio::Fixture;
+use crate::mpiio::{Fixture, traced_bytes};
 use crate::skip;
 use crate::stage::{checkout, has};
 
@@ -196,41 +196,83 @@ fn romio_gets_hints_for_virtual_files_alone() {
     }
 }
 
+/// A job of MPICH over the preload library.
+struct Mpich {
+    fixture: Fixture,
+    program: PathBuf,
+    variables: Vec<String>,
+}
+
+impl Mpich {
+    /// Returns the reason if the program cannot be built here.
+    fn new() -> Result<Mpich, String> {
+        let fixture = Fixture::new()?;
+        if !has("mpicc.mpich") || !has("mpirun.mpich") {
+            return Err("mpicc.mpich (libmpich-dev) is not installed".into());
+        }
+        let stage = &fixture.stage;
+        let components = stage.dir("mpich");
+        let compiler = ["--compiler", "mpicc.mpich"];
+        let mut build = stage.quell();
+        stage.run(build.args(["mpi", "build"]).args(compiler).arg("--output").arg(&components)).expect(0);
+        let source = stage.file("cases.c", include_str!("mpiio_cases.c"));
+        let program = components.join("cases");
+        stage.sh("mpicc.mpich -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+        let mut env = stage.quell();
+        env.args(["mpi", "env", "--json", "--components"]).arg(&components).args(compiler);
+        env.arg("--log").arg(format!("{}={}", fixture.store.display(), fixture.view.display()));
+        let printed = stage.run(&mut env).expect(0).json();
+        let variables = printed["variables"].as_object().unwrap().iter();
+        let variables =
+            variables.map(|(name, value)| format!("{name}={}", value.as_str().unwrap())).collect();
+        Ok(Mpich { fixture, program, variables })
+    }
+
+    /// Returns the command that runs a program on the ranks of a job.
+    fn launcher(&self) -> Command {
+        let mut command = self.fixture.stage.command("mpirun.mpich");
+        command.args(["-n", "3", "env"]).args(&self.variables);
+        command
+    }
+}
+
+macro_rules! mpich {
+    () => {
+        match Mpich::new() {
+            Ok(mpich) => mpich,
+            Err(reason) => skip!("{reason}"),
+        }
+    };
+}
+
 #[test]
 fn romio_of_mpich_uses_the_preload_library() {
-    if std::env::var_os("QUELL_TEST_MPICH").is_none() {
-        println!(
-            "SKIPPED: a rank of MPICH reads data of another too early now and then; set QUELL_TEST_MPICH"
-        );
-        return;
-    }
-    let fixture = fixture!();
-    if !has("mpicc.mpich") || !has("mpirun.mpich") {
-        skip!("mpicc.mpich (libmpich-dev) is not installed");
-    }
-    let components = fixture.stage.dir("mpich");
-    let compiler = ["--compiler", "mpicc.mpich"];
-    let mut build = fixture.stage.quell();
-    fixture.stage.run(build.args(["mpi", "build"]).args(compiler).arg("--output").arg(&components)).expect(0);
-    let source = fixture.stage.file("cases.c", include_str!("mpiio_cases.c"));
-    let program = components.join("cases");
-    fixture.stage.sh("mpicc.mpich -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
-    let mut env = fixture.stage.quell();
-    env.args(["mpi", "env", "--json", "--components"]).arg(&components).args(compiler);
-    env.arg("--log").arg(format!("{}={}", fixture.store.display(), fixture.view.display()));
-    let variables = fixture.stage.run(&mut env).expect(0).json();
-    // In these cases MPI defines the result without a sync between the ranks.
+    let mpich = mpich!();
+    let Fixture { stage, view, store, .. } = &mpich.fixture;
+    // In these cases MPI defines the result, or the ranks call MPI_File_sync, a barrier and
+    // MPI_File_sync.
     for case in ["strided", "independent", "modes", "nonblocking", "atomic"] {
-        // Two such jobs of different users at once fail now and then, without a message (exit code
-        // 1); the cause is not known. The lock lets one run after the other.
-        let mut command = fixture.stage.command("flock");
-        command.args(["/usr/bin/mpirun.mpich", "mpirun.mpich", "-n", "3", "env"]);
-        for (name, value) in variables["variables"].as_object().unwrap() {
-            command.arg(format!("{name}={}", value.as_str().unwrap()));
-        }
-        command.arg(&program).arg(case).arg(fixture.view.join(case));
-        let ended = fixture.stage.run(&mut command).expect(0);
+        let mut command = mpich.launcher();
+        command.arg(&mpich.program).arg(case).arg(view.join(case));
+        let ended = stage.run(&mut command).expect(0);
         assert!(ended.text().contains(&format!("{case}: 3 ranks")), "{case}: {}", ended.text());
-        assert!(fixture.store.join(format!("{case}.container")).is_dir(), "{case}");
+        assert!(store.join(format!("{case}.container")).is_dir(), "{case}");
     }
+}
+
+#[test]
+fn a_job_of_mpich_reads_each_index_log_once() {
+    if !has("strace") {
+        skip!("no strace");
+    }
+    let mpich = mpich!();
+    let Fixture { stage, view, .. } = &mpich.fixture;
+    let path = view.join("file");
+    let mut command = mpich.launcher();
+    stage.run(command.arg(&mpich.program).arg("random_write").arg(&path)).expect(0);
+    let logs = mpich.fixture.files("file", ".index");
+    assert_eq!(logs.len(), 3);
+    let bytes: u64 = logs.iter().map(|log| fs::metadata(log).unwrap().len()).sum();
+    let program = [&mpich.program, Path::new("random_read"), &path];
+    assert_eq!(traced_bytes(stage, mpich.launcher(), &program, ".index>"), bytes);
 }

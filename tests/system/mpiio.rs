@@ -68,7 +68,7 @@ impl Fixture {
     }
 
     /// Returns the paths of the files in a container whose names end with `end`, or begin with it.
-    fn files(&self, name: &str, pattern: &str) -> Vec<PathBuf> {
+    pub fn files(&self, name: &str, pattern: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         walk(&self.store.join(format!("{name}.container")), &mut |path| {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -200,16 +200,21 @@ fn a_job_reads_each_index_log_once() {
     assert!((flat..2 * flat).contains(&read), "{flat}: {read}");
 }
 
-/// Runs a case and returns the number of bytes that all ranks together have read from files whose
-/// path contains `words`.
 fn bytes_read(fixture: &Fixture, ranks: usize, case: &str, words: &str) -> u64 {
-    let traces = tempfile::tempdir_in(fixture.stage.path(".")).unwrap();
     let mut command = fixture.stage.mpirun(ranks);
-    command.args(["--mca", "io", "ompio", "strace", "-ff", "-y", "-e", "trace=read,pread64,preadv"]);
-    command.arg("-o").arg(traces.path().join("rank"));
-    command.arg(&fixture.program).arg(case).arg(fixture.view.join("file"));
-    let ended = fixture.stage.run(command.envs(fixture.variables(&[]))).expect(0);
-    assert!(ended.text().contains(&format!("{case}: {ranks} ranks")), "{}", ended.text());
+    command.args(["--mca", "io", "ompio"]).envs(fixture.variables(&[]));
+    let path = fixture.view.join("file");
+    traced_bytes(&fixture.stage, command, &[&fixture.program, Path::new(case), &path], words)
+}
+
+/// Adds a program with its arguments to a command that starts the ranks of a job, runs it, and
+/// returns the number of bytes that all ranks together have read from files whose path contains
+/// `words`.
+pub fn traced_bytes(stage: &Stage, mut launcher: Command, program: &[&Path], words: &str) -> u64 {
+    let traces = tempfile::tempdir_in(stage.path(".")).unwrap();
+    launcher.args(["strace", "-ff", "-y", "-e", "trace=read,pread64,preadv", "-o"]);
+    let ended = stage.run(launcher.arg(traces.path().join("rank")).args(program)).expect(0);
+    assert!(ended.text().contains(" ranks"), "{}", ended.text());
     let mut read = 0;
     for trace in fs::read_dir(traces.path()).unwrap() {
         let trace = fs::read(trace.unwrap().path()).unwrap();

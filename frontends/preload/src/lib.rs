@@ -25,6 +25,7 @@ mod allocator;
 mod append_lock;
 mod attributes;
 mod c_bytes;
+mod collective;
 mod counters;
 mod cwd;
 mod descriptors;

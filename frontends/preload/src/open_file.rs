@@ -145,6 +145,13 @@ impl OpenFile {
         Ok((node, file))
     }
 
+    /// Returns the file if this process has opened it and it is this node.
+    pub fn opened_as(&self, node: NodeId) -> Option<Arc<dyn WritableFile>> {
+        let opened = lock(&self.opened);
+        let known = opened.as_ref().filter(|known| known.generation == view::generation())?;
+        (known.node == node).then(|| Arc::clone(&known.file))
+    }
+
     /// Returns whether this process has inherited the descriptor.
     pub fn is_inherited(&self) -> bool {
         self.first_generation != Some(view::generation())

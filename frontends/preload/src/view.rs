@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use quell_log::LogFs;
 use quell_mount_spec::{CheckedIndex, OpenTree, View, ViewLog, ViewTree, shown};
 use quell_threads::lock;
 use quell_vfs::{Context, FileIdentity, FileSystem, NodeId};
@@ -55,6 +56,7 @@ enum Source {
 struct Opened {
     generation: u32,
     fs: &'static dyn FileSystem,
+    log: Option<&'static LogFs>,
     tree: Option<&'static OpenTree>,
 }
 
@@ -62,6 +64,11 @@ impl VirtualDir {
     /// Returns the file system, which is opened at first use, and again in a forked child.
     pub fn fs(&self) -> Outcome<&'static dyn FileSystem> {
         Ok(self.open()?.fs)
+    }
+
+    /// Returns the log layer of a log directory. Errors: ENOTSUP for a tree.
+    pub fn log(&self) -> Outcome<&'static LogFs> {
+        self.open()?.log.ok_or(Errno(libc::ENOTSUP))
     }
 
     fn open(&self) -> Outcome<Opened> {
@@ -75,8 +82,8 @@ impl VirtualDir {
         quell_posix::set_descriptor_minimum(own_descriptors::raise_limit());
         let new = match &self.source {
             Source::Log(log) => {
-                let fs: &'static dyn FileSystem = Box::leak(Box::new(log.open()?));
-                Opened { generation, fs, tree: None }
+                let log: &'static LogFs = Box::leak(Box::new(log.open()?));
+                Opened { generation, fs: log, log: Some(log), tree: None }
             }
             Source::Tree(tree, index) => {
                 let open = match index.get() {
@@ -87,7 +94,7 @@ impl VirtualDir {
                     }
                 };
                 let open: &'static OpenTree = Box::leak(Box::new(open));
-                Opened { generation, fs: &*open.fs, tree: Some(open) }
+                Opened { generation, fs: &*open.fs, log: None, tree: Some(open) }
             }
         };
         *opened = Some(new);

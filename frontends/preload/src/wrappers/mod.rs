@@ -51,7 +51,7 @@ unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
 }
 
 /// The end of a path that a program passed.
-enum Target {
+pub enum Target {
     /// Outside of the virtual directories, as the program named it.
     Native,
     /// Outside of the virtual directories, at another path.
@@ -61,10 +61,11 @@ enum Target {
 
 /// An entry that was found for a wrapper. It is dropped inside: this may close descriptors of the
 /// library, and must not change `errno`.
-struct Found(Option<Box<Entry>>);
+pub struct Found(Option<Box<Entry>>);
 
 impl Found {
-    fn into_inner(mut self) -> Outcome<Box<Entry>> {
+    /// Returns the entry, for code inside.
+    pub fn into_inner(mut self) -> Outcome<Box<Entry>> {
         self.0.take().ok_or(Errno(libc::EIO))
     }
 
@@ -98,7 +99,7 @@ impl Drop for Found {
 /// # Safety
 ///
 /// `path` is NULL or a string that ends with a NUL.
-unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Outcome<Target> {
+pub unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Outcome<Target> {
     if path.is_null() || is_inside() || !view::is_active() {
         return Ok(Target::Native);
     }
@@ -146,7 +147,7 @@ unsafe fn with_path<T: From<i8>>(
 /// # Safety
 ///
 /// As for `find`.
-unsafe fn if_virtual<T>(
+pub unsafe fn if_virtual<T>(
     dirfd: c_int,
     path: *const c_char,
     last_link: LastLink,
