@@ -82,9 +82,25 @@ families! {
     copies_behave_as_on_a_real_directory "copies.c";
     mappings_behave_as_on_a_real_directory "mappings.c";
     streams_behave_as_on_a_real_directory "stdio.c";
+    wide_characters_are_read_and_written "wide.c";
     trees_are_walked_by_fts "fts.c";
     locks_behave_as_on_a_real_directory "locks.c";
     walks_find_the_same_entries "walks.c";
+}
+
+#[test]
+fn a_program_that_is_executed_with_a_list_of_arguments_stores_its_output() {
+    if !has("cc") || !has("busybox") {
+        skip!("no C compiler (cc), or no busybox");
+    }
+    let fixture = Fixture::new(include_str!("preload/lists.c"));
+    let busybox = fixture.stage.sh("command -v busybox", &[]).expect(0).text();
+    let run = |mut command: Command| fixture.stage.run(command.env("BUSYBOX", busybox.trim())).expect(0);
+    let (real, found) = (run(fixture.command(&fixture.real)), run(fixture.virtual_command()));
+    assert_eq!(found.text(), real.text());
+    // The working directory is virtual.
+    assert_eq!(found.err.matches("it is statically linked").count(), 3, "{}", found.err);
+    assert!(real.text().contains("one 2 3 4 5 6 7 8 9"), "{}", real.text());
 }
 
 /// Lines of `file_systems.c` in which a log directory differs from a file system of the kernel: the

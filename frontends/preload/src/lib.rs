@@ -49,5 +49,6 @@ mod refusals;
 mod resolve;
 mod streams;
 mod supervise;
+mod variadic;
 mod view;
 mod wrappers;

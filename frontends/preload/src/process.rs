@@ -232,7 +232,7 @@ struct ForkLocks {
     table: std::sync::RwLockWriteGuard<'static, Table>,
     streams:
         std::sync::RwLockWriteGuard<'static, std::collections::BTreeMap<usize, Arc<crate::open_dir::Stream>>>,
-    _files: std::sync::MutexGuard<'static, std::collections::BTreeMap<usize, c_int>>,
+    _files: std::sync::MutexGuard<'static, streams::Streams>,
     locked: std::sync::MutexGuard<'static, std::collections::BTreeSet<(usize, u64)>>,
     cwd_descriptor: std::sync::MutexGuard<'static, Option<c_int>>,
     _cwd: cwd::ForkLock,

@@ -10,6 +10,7 @@ use libc::{FILE, c_char, c_int, c_void, off64_t, size_t, ssize_t};
 use quell_threads::lock;
 
 use crate::descriptors;
+use crate::guard::inside;
 
 type ReadFunction = extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t;
 type WriteFunction = extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t;
@@ -36,8 +37,18 @@ unsafe extern "C" {
     static mut stderr: *mut FILE;
 }
 
-/// The descriptors of the custom streams, by their addresses.
-static STREAMS: Mutex<BTreeMap<usize, c_int>> = Mutex::new(BTreeMap::new());
+/// A custom stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Stream {
+    fd: c_int,
+    /// As fwide(3) returns it. libc itself takes all custom streams for streams of bytes.
+    orientation: c_int,
+}
+
+/// The custom streams by their addresses.
+pub type Streams = BTreeMap<usize, Stream>;
+
+static STREAMS: Mutex<Streams> = Mutex::new(BTreeMap::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The streams of libc that custom streams replace for the descriptors 0 to 2.
@@ -45,14 +56,30 @@ static REPLACED: Mutex<[Option<usize>; 3]> = Mutex::new([None; 3]);
 
 /// Returns the descriptor of a custom stream of this library.
 pub fn descriptor(stream: *mut FILE) -> Option<c_int> {
+    with_stream(stream, |stream| stream.fd)
+}
+
+/// Returns the orientation of a custom stream, after it was set if it had none.
+pub fn orientation(stream: *mut FILE, wanted: c_int) -> Option<c_int> {
+    with_stream(stream, |stream| {
+        if stream.orientation == 0 {
+            stream.orientation = wanted.signum();
+        }
+        stream.orientation
+    })
+}
+
+/// Calls `act` for a custom stream.
+fn with_stream<T>(stream: *mut FILE, act: impl FnOnce(&mut Stream) -> T) -> Option<T> {
     match COUNT.load(Ordering::Relaxed) {
         0 => None,
-        _ => lock(&STREAMS).get(&(stream as usize)).copied(),
+        // A signal handler must not wait for the lock.
+        _ => inside(|| Ok(lock(&STREAMS).get_mut(&(stream as usize)).map(act))).unwrap_or(None),
     }
 }
 
 /// Locks the table for a fork.
-pub fn lock_for_fork() -> std::sync::MutexGuard<'static, BTreeMap<usize, c_int>> {
+pub fn lock_for_fork() -> std::sync::MutexGuard<'static, Streams> {
     lock(&STREAMS)
 }
 
@@ -63,7 +90,8 @@ pub fn create(fd: c_int, mode: &std::ffi::CStr) -> *mut FILE {
     // SAFETY: the cookie is a number that the functions understand, and the mode is a string.
     let stream = unsafe { fopencookie(cookie(fd), mode.as_ptr(), functions) };
     if !stream.is_null() {
-        lock(&STREAMS).insert(stream as usize, fd);
+        // A table always takes another stream.
+        let _ = inside(|| Ok(lock(&STREAMS).insert(stream as usize, Stream { fd, orientation: 0 })));
         COUNT.fetch_add(1, Ordering::Relaxed);
     }
     stream
@@ -71,7 +99,8 @@ pub fn create(fd: c_int, mode: &std::ffi::CStr) -> *mut FILE {
 
 /// Removes a stream from the table, before libc closes it.
 pub fn forget(stream: *mut FILE) {
-    if lock(&STREAMS).remove(&(stream as usize)).is_some() {
+    let removed = inside(|| Ok(lock(&STREAMS).remove(&(stream as usize))));
+    if matches!(removed, Ok(Some(_))) {
         COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -188,6 +217,7 @@ const APPENDS: c_int = 0x1000;
 
 /// Sets what a custom stream allows, by flags of open(2), and clears its errors.
 pub fn set_mode(stream: *mut FILE, flags: c_int) {
+    with_stream(stream, |stream| stream.orientation = 0);
     let mut bits = match flags & libc::O_ACCMODE {
         libc::O_RDONLY => NO_WRITES,
         libc::O_WRONLY => NO_READS,
@@ -200,6 +230,13 @@ pub fn set_mode(stream: *mut FILE, flags: c_int) {
     // SAFETY: a stream begins with the word of its flags (`_flags`), which is part of libc's binary
     // interface.
     unsafe { *word = *word & !(NO_READS | NO_WRITES | AT_END | FAILED | APPENDS) | bits };
+}
+
+/// Sets the error indicator of a custom stream.
+pub fn set_error(stream: *mut FILE) {
+    let word = stream.cast::<c_int>();
+    // SAFETY: as above.
+    unsafe { *word |= FAILED };
 }
 
 /// Flushes a standard stream before its descriptor changes.

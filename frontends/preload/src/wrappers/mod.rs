@@ -25,6 +25,7 @@ mod system_calls;
 mod temporary;
 mod waits;
 mod walks;
+mod wide;
 mod xattrs;
 
 use std::ffi::{CStr, CString};

@@ -19,6 +19,7 @@ use crate::process;
 use crate::program::{self, Program};
 use crate::resolve::{Entry, LastLink};
 use crate::supervise;
+use crate::variadic::{ArgumentList, variadic};
 use crate::view;
 use crate::wrappers::{Found, Target, bytes, find};
 
@@ -458,19 +459,6 @@ pub extern "C" fn publish_before() {
     }
 }
 
-/// Prepares for one of the functions whose arguments are a list.
-extern "C" fn before_list_exec() {
-    if view::is_active()
-        && !is_inside()
-        && let Err(error) = inside(before_exec)
-    {
-        crate::messages::warn(&format!(
-            "data could not be published before a program is executed: error {}",
-            error.0
-        ));
-    }
-}
-
 /// Makes vfork(2) the same as fork(2) in a process with virtual directories: the child of vfork(2)
 /// shares the memory of its parent, and would change its working directory and its descriptors.
 extern "C" fn vfork_function() -> *const c_void {
@@ -479,22 +467,84 @@ extern "C" fn vfork_function() -> *const c_void {
     if view::is_active() { FORK.address() } else { VFORK.address() }
 }
 
+/// Collects the arguments of a program up to NULL, which is the last element.
+///
+/// # Safety
+///
+/// The list has strings, and NULL after them.
+unsafe fn collected(arguments: &mut ArgumentList) -> Vec<*const c_char> {
+    let mut collected = Vec::new();
+    loop {
+        // SAFETY: the caller's promise: NULL has not been returned yet.
+        let argument = unsafe { arguments.next_pointer::<c_char>() };
+        collected.push(argument);
+        if argument.is_null() {
+            return collected;
+        }
+    }
+}
+
+/// # Safety
+///
+/// The arguments are those of execl(3).
+unsafe extern "C" fn execl_with_list(path: *const c_char, arguments: &mut ArgumentList) -> c_int {
+    // SAFETY: the caller's promise; `environ` is the program's own.
+    unsafe { execve(path, collected(arguments).as_ptr(), environ) }
+}
+
+/// # Safety
+///
+/// The arguments are those of execle(3).
+unsafe extern "C" fn execle_with_list(path: *const c_char, arguments: &mut ArgumentList) -> c_int {
+    // SAFETY: the caller's promise; the environment follows NULL.
+    unsafe {
+        let words = collected(arguments);
+        execve(path, words.as_ptr(), arguments.next_pointer::<*const c_char>())
+    }
+}
+
+/// # Safety
+///
+/// The arguments are those of execlp(3).
+unsafe extern "C" fn execlp_with_list(name: *const c_char, arguments: &mut ArgumentList) -> c_int {
+    // SAFETY: the caller's promise; `environ` is the program's own.
+    unsafe { execvpe(name, collected(arguments).as_ptr(), environ) }
+}
+
+variadic!(
+    /// execl(3) in a process with virtual directories.
+    own_execl, 1, "rsi", "x1", execl_with_list
+);
+variadic!(
+    /// execle(3) in a process with virtual directories.
+    own_execle, 1, "rsi", "x1", execle_with_list
+);
+variadic!(
+    /// execlp(3) in a process with virtual directories.
+    own_execlp, 1, "rsi", "x1", execlp_with_list
+);
+
+/// Returns the function in which an exec with a list of arguments continues.
+fn list_exec(own: *const c_void, next: &Next) -> *const c_void {
+    match view::is_active() && !is_inside() {
+        true => own,
+        false => next.address(),
+    }
+}
+
 extern "C" fn execl_function() -> *const c_void {
     static EXECL: Next = Next::new(c"execl");
-    before_list_exec();
-    EXECL.address()
+    list_exec(own_execl as *const c_void, &EXECL)
 }
 
 extern "C" fn execle_function() -> *const c_void {
     static EXECLE: Next = Next::new(c"execle");
-    before_list_exec();
-    EXECLE.address()
+    list_exec(own_execle as *const c_void, &EXECLE)
 }
 
 extern "C" fn execlp_function() -> *const c_void {
     static EXECLP: Next = Next::new(c"execlp");
-    before_list_exec();
-    EXECLP.address()
+    list_exec(own_execlp as *const c_void, &EXECLP)
 }
 
 /// Defines a function that calls `$choose`, and then continues in the function that this returns,
