@@ -95,11 +95,18 @@ fn a_program_that_is_executed_with_a_list_of_arguments_stores_its_output() {
     }
     let fixture = Fixture::new(include_str!("preload/lists.c"));
     let busybox = fixture.stage.sh("command -v busybox", &[]).expect(0).text();
-    let run = |mut command: Command| fixture.stage.run(command.env("BUSYBOX", busybox.trim())).expect(0);
+    let source = fixture.stage.file("locker.c", include_str!("preload/locker.c"));
+    let locker = fixture.stage.path("locker");
+    fixture.stage.sh("cc -static -Wall -Werror -o \"$1\" \"$2\"", &[&locker, &source]).expect(0);
+    let run = |mut command: Command| {
+        command.env("BUSYBOX", busybox.trim()).env("LOCKER", &locker);
+        fixture.stage.run(&mut command).expect(0)
+    };
     let (real, found) = (run(fixture.command(&fixture.real)), run(fixture.virtual_command()));
     assert_eq!(found.text(), real.text());
     // The working directory is virtual.
-    assert_eq!(found.err.matches("it is statically linked").count(), 3, "{}", found.err);
+    assert_eq!(found.err.matches("it is statically linked").count(), 4, "{}", found.err);
+    assert!(real.text().contains("locked: 0"), "{}", real.text());
     assert!(real.text().contains("one 2 3 4 5 6 7 8 9"), "{}", real.text());
 }
 

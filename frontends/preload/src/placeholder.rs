@@ -21,9 +21,10 @@
 //! to the memfd; `collected` finds it, and the open file writes it to the virtual file.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use libc::c_int;
-use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SeekFrom};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno as SystemError;
 
 use crate::errno::{Errno, Outcome};
@@ -37,6 +38,9 @@ const FIXED_BYTES: usize = 16;
 const COLLECTED_BYTES: usize = 1 << 20;
 /// The number of successive zeros that are not taken for written data.
 const ZERO_RUN_BYTES: usize = 16;
+/// The time that a process waits for another one that collects the data of the same placeholder.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 const NAME: &str = "quell-file";
 const LINK: &[u8] = b"/memfd:quell-file (deleted)";
 
@@ -143,10 +147,69 @@ pub fn give_back(fd: BorrowedFd<'_>, bytes: usize) -> Outcome<()> {
     Ok(())
 }
 
+/// Excludes other processes that collect data of the same placeholder, until the returned
+/// description is closed. A lock of flock(2) would not do: the program that writes the data may
+/// hold one itself, on a description that it shares with this process. Errors: ETIMEDOUT.
+fn lock_for_collecting(memfd: &OwnedFd) -> Outcome<()> {
+    let begun = Instant::now();
+    loop {
+        // SAFETY: the structure consists of integers, for which zero bytes are valid.
+        let mut range: libc::flock = unsafe { std::mem::zeroed() };
+        range.l_type = libc::F_WRLCK as _;
+        range.l_whence = libc::SEEK_SET as _;
+        range.l_start = HEADER_OFFSET as libc::off_t;
+        range.l_len = 1;
+        // rustix has no locks of open file descriptions.
+        // SAFETY: the descriptor is open, and the pointer is to a structure of this function.
+        let locked = unsafe {
+            crate::next::system_call()(libc::SYS_fcntl, memfd.as_raw_fd(), libc::F_OFD_SETLK, &raw mut range)
+        };
+        match crate::errno::get() {
+            _ if locked == 0 => return Ok(()),
+            libc::EAGAIN | libc::EACCES if begun.elapsed() < LOCK_WAIT_MAX => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            libc::EAGAIN | libc::EACCES => return Err(Errno(libc::ETIMEDOUT)),
+            number => return Err(Errno(number)),
+        }
+    }
+}
+
+/// Removes data from the placeholder. Returns its length, and the position up to which writers had
+/// written then. A process that writes at the same time, one write after the other, loses nothing:
+/// only the bytes that were read are overwritten with zeros, and the pages are removed when the
+/// position is behind them, or has not changed.
+fn take(fd: BorrowedFd<'_>, memfd: &OwnedFd, buffer: &mut [u8], start: u64) -> Outcome<(usize, u64)> {
+    let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    let before = position(fd)?;
+    let length = rustix::io::pread(memfd, &mut *buffer, start)?;
+    if before >= start + length as u64 {
+        rustix::fs::fallocate(memfd, punch, start, length as u64)?;
+        return Ok((length, before));
+    }
+    let mut taken = Vec::new();
+    let stable = loop {
+        for (at, bytes) in data_runs(&buffer[..length]) {
+            rustix::io::pwrite(memfd, &vec![0; bytes.len()], start + at as u64)?;
+            taken.push((at, bytes.to_vec()));
+        }
+        let current = position(fd)?;
+        rustix::io::pread(memfd, &mut buffer[..length], start)?;
+        if buffer[..length].iter().all(|byte| *byte == 0) && position(fd)? == current {
+            break current;
+        }
+    };
+    rustix::fs::fallocate(memfd, punch, start, length as u64)?;
+    for (at, bytes) in taken {
+        buffer[at..at + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok((length, stable))
+}
+
 /// Passes the data that was written to the placeholder without this library to `write`, with its
 /// offsets, and removes it from the placeholder. The kernel keeps whole pages: zeros around the
 /// data are left out. Returns the number of zeros that were written after the last data, as the
-/// position shows, and their offset.
+/// position shows, and their offset. Data that `write` refuses stays in the placeholder.
 pub fn collected(
     fd: BorrowedFd<'_>,
     write: &mut dyn FnMut(&[u8], u64) -> Outcome<()>,
@@ -154,15 +217,17 @@ pub fn collected(
     // Reading needs another description, with a position of its own.
     let memfd = rustix::fs::open(proc_path(fd.as_raw_fd()), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     // A process that shares the placeholder must not collect the same data.
-    rustix::fs::flock(&memfd, FlockOperation::LockExclusive)?;
+    lock_for_collecting(&memfd)?;
     let mut buffer = vec![0; COLLECTED_BYTES];
-    let mut start = 0;
-    let (mut last_data, mut last_page) = (0, 0);
+    let (mut start, mut last_data) = (0, 0);
+    let mut written_to = position(fd)?;
     loop {
         let data = match rustix::fs::seek(&memfd, SeekFrom::Data(start)) {
-            Ok(data) if data < HEADER_OFFSET => data,
+            // A writer may have continued before `start`. What it wrote is collected the next time,
+            // so that data which is appended keeps its order.
+            Ok(data) if data < HEADER_OFFSET && (start == 0 || position(fd)? == written_to) => data,
             Ok(_) | Err(SystemError::NXIO) => {
-                let zeros = position(fd)?.min(last_page).checked_sub(last_data).filter(|zeros| *zeros > 0);
+                let zeros = written_to.min(start).checked_sub(last_data).filter(|zeros| *zeros > 0);
                 return Ok(zeros.map(|zeros| (zeros, last_data)));
             }
             Err(error) => return Err(error.into()),
@@ -170,19 +235,20 @@ pub fn collected(
         // Zeros before this page are not at the end.
         last_data = last_data.max(if data > start { data } else { 0 });
         let hole = rustix::fs::seek(&memfd, SeekFrom::Hole(data))?.min(HEADER_OFFSET);
-        let length = ((hole - data) as usize).min(buffer.len());
-        let length = rustix::io::pread(&memfd, &mut buffer[..length], data)?;
+        let length_max = ((hole - data) as usize).min(buffer.len());
+        let length;
+        (length, written_to) = take(fd, &memfd, &mut buffer[..length_max], data)?;
         if length == 0 {
             return Ok(None);
         }
         for (at, bytes) in data_runs(&buffer[..length]) {
-            write(bytes, data + at as u64)?;
+            if let Err(error) = write(bytes, data + at as u64) {
+                rustix::io::pwrite(&memfd, &buffer[at..length], data + at as u64)?;
+                return Err(error);
+            }
             last_data = data + (at + bytes.len()) as u64;
         }
-        last_page = hole;
         start = data + length as u64;
-        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&memfd, punch, data, length as u64)?;
     }
 }
 

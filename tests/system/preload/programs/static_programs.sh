@@ -12,3 +12,10 @@ $B yes | $B head -n 3 > "$D/yes"; cat "$D/yes"; $B cat < "$D/in" | head -n 1
 $B dd if=/dev/zero bs=100 count=100 > "$D/zeros" 2> /dev/null; wc -c < "$D/zeros"; $B printf 'a\0\0\0' > "$D/tail"; wc -c < "$D/tail"
 printf '#!%s sh\necho script $1\n' "$B" > ./script; chmod +x ./script; ./script arg > "$D/script"; cat "$D/script"; rm ./script
 $B does-not-exist > "$D/none" 2> /dev/null; echo "status $?"
+# Processes that are created while the program writes store its data.
+for mode in '>' '>>'; do
+  eval "exec 5$mode \"\$D/lines\""
+  $B sh -c 'i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done' >&5 & p=$!
+  while kill -0 $p 2> /dev/null; do (:) 2> /dev/null; done; wait $p; exec 5>&-
+done
+wc -l < "$D/lines"; seq 0 19999 | sed 's/^/line /' > ./expected; cat ./expected ./expected | cmp - "$D/lines"; rm ./expected
