@@ -87,6 +87,14 @@ pub trait Dir: Send + Sync {
 
     /// Opens a regular file for reading. Any other kind of file is an error; the open never blocks.
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>>;
+
+    /// Does the same as [`open_file`](Dir::open_file), and returns the attributes of the opened
+    /// file.
+    fn open_file_and_stat(&self, name: &[u8]) -> Result<(Box<dyn OpenFile>, Stat)> {
+        let file = self.open_file(name)?;
+        let found = file.stat()?;
+        Ok((file, found))
+    }
 }
 
 /// An open file.

@@ -93,16 +93,30 @@ impl PosixDir {
     }
 
     fn regular_file(&self, name: &[u8], access: OFlags) -> Result<PosixFile> {
-        // NONBLOCK: if the name has become a fifo, the open must not wait for the other end.
-        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
-            .map_err(|e| failed(e, "open", name))?;
+        let fd = self.any_file(name, access)?;
         // The kind is known from the open, so this needs no request to a file server.
         let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found =
             rustix::fs::statx(&fd, "", local, StatxFlags::TYPE).map_err(|e| failed(e, "open", name))?;
-        match FileType::from_raw_mode(found.stx_mode.into()) {
-            FileType::RegularFile => Ok(PosixFile { fd: moved(fd), may_change: !self.is_shared }),
+        self.if_regular(fd, found.stx_mode.into(), name)
+    }
+
+    /// Opens an entry of any kind.
+    fn any_file(&self, name: &[u8], access: OFlags) -> Result<OwnedFd> {
+        // NONBLOCK: if the name has become a fifo, the open must not wait for the other end.
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
+            .map_err(|e| failed(e, "open", name))
+    }
+
+    /// Returns the file if its mode is that of a regular file.
+    fn if_regular(&self, fd: OwnedFd, mode: u32, name: &[u8]) -> Result<PosixFile> {
+        match FileType::from_raw_mode(mode) {
+            FileType::RegularFile => {
+                // The descriptor of a file of a plain tree is given to a program.
+                let fd = if self.is_shared { moved(fd) } else { fd };
+                Ok(PosixFile { fd, may_change: !self.is_shared })
+            }
             FileType::Directory => Err(failed(Errno::ISDIR, "open", name)),
             // The kernel's error for opening a socket.
             _ => Err(failed(Errno::NXIO, "open", name)),
@@ -251,6 +265,13 @@ impl Dir for PosixDir {
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
         let _span = entry_span("open_file", name);
         Ok(Box::new(self.regular_file(name, OFlags::RDONLY)?))
+    }
+
+    fn open_file_and_stat(&self, name: &[u8]) -> Result<(Box<dyn OpenFile>, Stat)> {
+        let _span = entry_span("open_file", name);
+        let fd = self.any_file(name, OFlags::RDONLY)?;
+        let found = stat_at(fd.as_fd(), b"", AtFlags::EMPTY_PATH)?;
+        Ok((Box::new(self.if_regular(fd, found.mode, name)?), found))
     }
 }
 

@@ -37,8 +37,6 @@ pub struct Entry {
     pub fs: &'static dyn FileSystem,
     /// The directory that has the name; the root itself for the root.
     pub parent: NodeRef<'static>,
-    /// Empty for the root.
-    pub name: Vec<u8>,
     /// The node with the name, if it exists.
     pub found: Option<NodeRef<'static>>,
     /// The path below the virtual directory, without symbolic links and slashes at its ends.
@@ -64,9 +62,14 @@ impl Entry {
         self.fs.writable().ok_or(Errno(libc::EROFS))
     }
 
+    /// Returns the name in the directory; empty for the root.
+    pub fn name(&self) -> &[u8] {
+        last_name(&self.path)
+    }
+
     /// Returns whether this is the root of the virtual directory.
     pub fn is_root(&self) -> bool {
-        self.name.is_empty()
+        self.path.is_empty()
     }
 }
 
@@ -103,35 +106,54 @@ enum Walked {
 
 /// A position in a virtual directory.
 struct Position {
-    /// The directories on the path, each with the start of the next name in `path`.
-    above: Vec<(NodeRef<'static>, usize)>,
     current: NodeRef<'static>,
+    /// The directory with `current`; `None` in the root.
+    parent: Option<NodeRef<'static>>,
+    /// The directories above `parent`, if the path has `..`.
+    above: Vec<NodeRef<'static>>,
+    has_parents: bool,
     /// The path without symbolic links.
     path: Vec<u8>,
 }
 
 impl Position {
-    fn enter(&mut self, name: &[u8], found: NodeRef<'static>) {
-        let start = self.push(name);
-        self.above.push((std::mem::replace(&mut self.current, found), start));
+    fn new(root: NodeRef<'static>, path: &[u8]) -> Position {
+        let has_parents = crate::paths::has_parent(path);
+        let path = Vec::with_capacity(path.len());
+        Position { current: root, parent: None, above: Vec::new(), has_parents, path }
     }
 
-    /// Adds a name to the path, and returns its start.
-    fn push(&mut self, name: &[u8]) -> usize {
+    fn enter(&mut self, name: &[u8], found: NodeRef<'static>) {
+        self.push(name);
+        let left = self.parent.replace(std::mem::replace(&mut self.current, found));
+        if self.has_parents {
+            self.above.extend(left);
+        }
+    }
+
+    /// Adds a name to the path.
+    fn push(&mut self, name: &[u8]) {
         if !self.path.is_empty() {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name);
-        self.path.len() - name.len()
     }
 
     /// Returns to the directory above; false in the root.
     fn leave(&mut self) -> bool {
-        let Some((parent, start)) = self.above.pop() else { return false };
+        let Some(parent) = self.parent.take() else { return false };
         self.current = parent;
+        self.parent = self.above.pop();
+        let start = self.path.len() - last_name(&self.path).len();
         self.path.truncate(start.saturating_sub(1));
         true
     }
+}
+
+/// Returns the last component of a path without slashes at its end.
+pub fn last_name(path: &[u8]) -> &[u8] {
+    let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    &path[start..]
 }
 
 fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<Walked> {
@@ -139,8 +161,7 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
     dir.count(Counter::Lookups, 1);
     let context = view::context();
     let root = NodeRef::permanent(fs.attributes(&context, fs.root())?);
-    let mut at =
-        Position { above: Vec::with_capacity(16), current: root, path: Vec::with_capacity(path.len()) };
+    let mut at = Position::new(root, path);
     let mut rest = path;
     let (must_be_dir, ends_with_dot) = (ends_as_dir(path), ends_with_dot(path));
     loop {
@@ -170,36 +191,18 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
                 None if is_last => {
                     at.push(name);
                     let Position { current, path, .. } = at;
-                    let (name, found) = (name.to_vec(), None);
                     let entry =
-                        Entry { dir, fs, parent: current, name, found, path, must_be_dir, ends_with_dot };
+                        Entry { dir, fs, parent: current, found: None, path, must_be_dir, ends_with_dot };
                     return Ok(Walked::Entry(Box::new(entry)));
                 }
                 None => return Err(Errno(libc::ENOENT)),
             },
         }
     }
-    let Position { mut above, current, path } = at;
-    let entry = match above.pop() {
-        Some((parent, start)) => {
-            let name = path[start..].to_vec();
-            Entry { dir, fs, parent, name, found: Some(current), path, must_be_dir, ends_with_dot }
-        }
-        None => {
-            let root = NodeRef::permanent(*current);
-            Entry {
-                dir,
-                fs,
-                parent: root,
-                name: Vec::new(),
-                found: Some(current),
-                path,
-                must_be_dir,
-                ends_with_dot,
-            }
-        }
-    };
-    Ok(Walked::Entry(Box::new(entry)))
+    let Position { current, parent, path, .. } = at;
+    let parent = parent.unwrap_or_else(|| NodeRef::permanent(*current));
+    let found = Some(current);
+    Ok(Walked::Entry(Box::new(Entry { dir, fs, parent, found, path, must_be_dir, ends_with_dot })))
 }
 
 /// Returns the path that begins with the target of a symbolic link in the directory `below`.

@@ -227,27 +227,27 @@ impl IndexFs {
         if indexed == now { Ok(()) } else { Err(self.stale(entry)) }
     }
 
-    /// Checks that the opened file is the indexed one, or the version that `node` identifies.
-    fn check(&self, node: NodeId, entry: EntryId, file: &dyn OpenFile) -> Result<()> {
-        let (indexed, now) = (self.image.attributes(entry), file.stat()?);
+    /// Checks that the opened file, with the attributes `now`, is the indexed one, or the version that `node` identifies.
+    fn check(&self, node: NodeId, entry: EntryId, file: &dyn OpenFile, now: &Stat) -> Result<()> {
+        let indexed = self.image.attributes(entry);
         if now.kind() != Some(Kind::File) {
             return Err(self.stale(entry));
         }
         if self.rules.serves_others {
-            self.check_access(entry, &indexed, &now)?;
+            self.check_access(entry, &indexed, now)?;
             // In an index that belongs to root, a changed access control list shows as a changed
             // status change time.
             if !self.rules.index_is_roots {
                 self.check_acl(entry, file.acl()?.as_deref())?;
             }
         }
-        let state = FileState::from_stat(&now);
+        let state = FileState::from_stat(now);
         let owners = self.rules.serves_others || !self.rules.owners_unknown;
         let same = match self.on_change {
             OnChange::Ignore => true,
             OnChange::Serve => self.version_of(entry, state) as u64 == node.0 >> VERSION_SHIFT,
             OnChange::Refuse => {
-                same_access(&indexed, &now, owners)
+                same_access(&indexed, now, owners)
                     && (now.size_bytes, now.modified) == (indexed.size_bytes, indexed.modified)
                     && match self.indexed_state(entry, &indexed) {
                         Some(before) => before.is_same(&state, self.has_inodes),
@@ -413,15 +413,15 @@ impl FileSystem for IndexFs {
             if self.rules.serves_others {
                 self.check_ancestors(&above)?;
             }
-            above.dir.open_file(self.image.name(entry))
+            above.dir.open_file_and_stat(self.image.name(entry))
         });
-        let file = match opened {
+        let (file, now) = match opened {
             Ok(file) => file,
             // The name does not exist, or is not a regular file.
             Err(e) if NO_FILE.contains(&e.errno()) => return Err(self.stale(entry)),
             Err(e) => return Err(e),
         };
-        self.check(node, entry, &*file)?;
+        self.check(node, entry, &*file, &now)?;
         Ok(Box::new(IndexedFile { file, attributes: self.attributes(context, node)? }))
     }
 

@@ -52,12 +52,12 @@ unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
 }
 
 /// The end of a path that a program passed.
-pub enum Target {
+pub enum Target<V = Found> {
     /// Outside of the virtual directories, as the program named it.
     Native,
     /// Outside of the virtual directories, at another path.
     Elsewhere(CString),
-    Virtual(Found),
+    Virtual(V),
 }
 
 /// An entry that was found for a wrapper. It is dropped inside: this may close descriptors of the
@@ -101,6 +101,23 @@ impl Drop for Found {
 ///
 /// `path` is NULL or a string that ends with a NUL.
 pub unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Outcome<Target> {
+    // SAFETY: the caller's promise.
+    unsafe { find_and(dirfd, path, last_link, |entry| Ok(Found(Some(entry)))) }
+}
+
+/// Returns the end of a path, with the result of `ours` for an entry of a virtual directory. `ours`
+/// runs in the same section inside the library that finds the entry: the system calls with which a
+/// section begins and ends take longer than most calls that it serves.
+///
+/// # Safety
+///
+/// As for `find`.
+unsafe fn find_and<T>(
+    dirfd: c_int,
+    path: *const c_char,
+    last_link: LastLink,
+    ours: impl FnOnce(Box<Entry>) -> Outcome<T>,
+) -> Outcome<Target<T>> {
     if path.is_null() || is_inside() || !view::is_active() {
         return Ok(Target::Native);
     }
@@ -112,7 +129,7 @@ pub unsafe fn find(dirfd: c_int, path: *const c_char, last_link: LastLink) -> Ou
     inside(|| match locate(dirfd, path) {
         Located::Native => Ok(Target::Native),
         Located::Virtual(dir, rest) => match resolve(dir, &rest, last_link)? {
-            Resolved::Virtual(entry) => Ok(Target::Virtual(Found(Some(entry)))),
+            Resolved::Virtual(entry) => ours(entry).map(Target::Virtual),
             Resolved::Native(path) => {
                 CString::new(path).map(Target::Elsewhere).map_err(|_| Errno(libc::ENOENT))
             }
@@ -134,10 +151,10 @@ unsafe fn with_path<T: From<i8>>(
     ours: impl FnOnce(&Entry) -> Outcome<T>,
 ) -> T {
     // SAFETY: the caller's promise.
-    match unsafe { find(dirfd, path, last_link) } {
+    match unsafe { find_and(dirfd, path, last_link, |entry| ours(&entry)) } {
         Ok(Target::Native) => next(dirfd, path),
         Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr()),
-        Ok(Target::Virtual(entry)) => errno::reply(entry.with(ours)),
+        Ok(Target::Virtual(result)) => result,
         Err(error) => errno::reply(Err(error)),
     }
 }
@@ -155,9 +172,9 @@ pub unsafe fn if_virtual<T>(
     examine: impl FnOnce(&Entry) -> Outcome<T>,
 ) -> Option<Outcome<T>> {
     // SAFETY: the caller's promise.
-    match unsafe { find(dirfd, path, last_link) } {
+    match unsafe { find_and(dirfd, path, last_link, |entry| examine(&entry)) } {
         Ok(Target::Native | Target::Elsewhere(_)) => None,
-        Ok(Target::Virtual(entry)) => Some(entry.with(examine)),
+        Ok(Target::Virtual(result)) => Some(Ok(result)),
         Err(error) => Some(Err(error)),
     }
 }

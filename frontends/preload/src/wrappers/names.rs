@@ -24,7 +24,7 @@ fn require_missing(entry: &Entry) -> Outcome<()> {
 
 fn make_dir(entry: &Entry, mode: mode_t) -> Outcome<c_int> {
     require_missing(entry)?;
-    entry.writable()?.make_dir(&context(), entry.parent.node(), &entry.name, new_entry(mode))?;
+    entry.writable()?.make_dir(&context(), entry.parent.node(), entry.name(), new_entry(mode))?;
     Ok(0)
 }
 
@@ -52,7 +52,7 @@ fn make_node(entry: &Entry, mode: mode_t) -> Outcome<c_int> {
     let (_, file) = entry.writable()?.create(
         &context(),
         entry.parent.node(),
-        &entry.name,
+        entry.name(),
         new_entry(mode),
         OpenMode::WRITE,
     )?;
@@ -99,7 +99,7 @@ fn remove_dir(entry: &Entry) -> Outcome<c_int> {
     if entry.ends_with_dot {
         return Err(Errno(libc::EINVAL));
     }
-    entry.writable()?.remove_dir(&context(), entry.parent.node(), &entry.name)?;
+    entry.writable()?.remove_dir(&context(), entry.parent.node(), entry.name())?;
     Ok(0)
 }
 
@@ -107,7 +107,7 @@ fn remove_file(entry: &Entry) -> Outcome<c_int> {
     if entry.node()?.kind == Kind::Dir {
         return Err(Errno(libc::EISDIR));
     }
-    entry.writable()?.remove(&context(), entry.parent.node(), &entry.name)?;
+    entry.writable()?.remove(&context(), entry.parent.node(), entry.name())?;
     Ok(0)
 }
 
@@ -181,7 +181,14 @@ fn rename_entry(from: &Entry, to: &Entry, mode: Rename) -> Outcome<c_int> {
     }
     // A file that was not published yet would not be found by its new name in another process.
     publish_named(from)?;
-    from.writable()?.rename(&context(), from.parent.node(), &from.name, to.parent.node(), &to.name, mode)?;
+    from.writable()?.rename(
+        &context(),
+        from.parent.node(),
+        from.name(),
+        to.parent.node(),
+        to.name(),
+        mode,
+    )?;
     follow_rename(from, to, mode)?;
     Ok(0)
 }
@@ -369,7 +376,13 @@ unsafe fn make_symlink(entry: &Entry, target: *const c_char) -> Outcome<c_int> {
     if target.is_empty() {
         return Err(Errno(libc::ENOENT));
     }
-    entry.writable()?.make_symlink(&context(), entry.parent.node(), &entry.name, target, new_entry(0o777))?;
+    entry.writable()?.make_symlink(
+        &context(),
+        entry.parent.node(),
+        entry.name(),
+        target,
+        new_entry(0o777),
+    )?;
     Ok(0)
 }
 

@@ -13,8 +13,8 @@ use crate::next::wrap;
 use crate::open_dir::OpenDir;
 use crate::open_file::{OpenFile, kept_flags, open_mode};
 use crate::placeholder::{self, Header};
-use crate::resolve::{Entry, LastLink, path_of};
-use crate::wrappers::{Target, find};
+use crate::resolve::{Entry, LastLink, last_name, path_of};
+use crate::wrappers::{Target, find_and};
 
 /// The number of attempts to open a file that other processes create and remove at the same time.
 const OPEN_RACES_MAX: usize = 100;
@@ -108,11 +108,10 @@ pub unsafe fn open_at(
     let excludes = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
     let last_link = if flags & libc::O_NOFOLLOW != 0 || excludes { LastLink::Keep } else { LastLink::Follow };
     // SAFETY: the caller's promise.
-    match unsafe { find(dirfd, path, last_link) } {
+    match unsafe { find_and(dirfd, path, last_link, |entry| open_entry(entry, flags, mode)) } {
         Ok(Target::Native) => next(dirfd, path, flags),
         Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr(), flags),
-        Ok(Target::Virtual(entry)) => {
-            let fd = errno::reply(inside(|| open_entry(entry.into_inner()?, flags, mode)));
+        Ok(Target::Virtual(fd)) => {
             crate::streams::use_for_standard(fd);
             fd
         }
@@ -124,11 +123,12 @@ pub unsafe fn open_at(
 /// the path is not virtual.
 pub fn open_path(path: &[u8], flags: c_int, mode: mode_t) -> Option<Outcome<c_int>> {
     let path = CString::new(path).ok()?;
+    let open = |entry| open_entry(entry, flags, mode);
     // SAFETY: the string ends with a NUL.
-    match unsafe { find(libc::AT_FDCWD, path.as_ptr(), LastLink::Follow) } {
+    match unsafe { find_and(libc::AT_FDCWD, path.as_ptr(), LastLink::Follow, open) } {
         Ok(Target::Native) => None,
         Ok(Target::Elsewhere(path)) => Some(inside(|| open_elsewhere(&path, flags, mode))),
-        Ok(Target::Virtual(entry)) => Some(inside(|| open_entry(entry.into_inner()?, flags, mode))),
+        Ok(Target::Virtual(fd)) => Some(Ok(fd)),
         Err(error) => Some(Err(error)),
     }
 }
@@ -265,7 +265,8 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
     let open = open_mode(flags);
     let context = crate::view::context();
     let fs = entry.writable()?;
-    let Entry { dir, parent, name, mut found, path, must_be_dir, .. } = *entry;
+    let Entry { dir, parent, mut found, path, must_be_dir, .. } = *entry;
+    let name = last_name(&path);
     for _ in 0..OPEN_RACES_MAX {
         if let Some(found) = found.take() {
             if excludes {
@@ -289,10 +290,10 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
         } else if must_be_dir {
             return Err(Errno(libc::EISDIR));
         }
-        match fs.create(&context, parent.node(), &name, new_entry(mode), open) {
+        match fs.create(&context, parent.node(), name, new_entry(mode), open) {
             Ok(opened) => return Ok((opened, (dir, path))),
             Err(error) if error.errno() == libc::EEXIST && !excludes => {
-                found = fs.lookup(&context, parent.node(), &name)?;
+                found = fs.lookup(&context, parent.node(), name)?;
             }
             Err(error) => return Err(error.into()),
         }
