@@ -24,7 +24,10 @@ impl Fixture {
         stage.file("cases.h", CASES);
         let (source, program) = (stage.file("cases.c", source), stage.path("cases"));
         stage
-            .sh("cc -std=gnu11 -Wall -Werror -Wno-unused-result -o \"$1\" \"$2\"", &[&program, &source])
+            .sh(
+                "cc -std=gnu11 -Wall -Werror -Wno-unused-result -pthread -o \"$1\" \"$2\"",
+                &[&program, &source],
+            )
             .expect(0);
         let (real, view, store) = (stage.dir("real"), stage.dir("view"), stage.dir("store"));
         Fixture { stage, program, real, view, store }
@@ -83,6 +86,7 @@ families! {
     mappings_behave_as_on_a_real_directory "mappings.c";
     streams_behave_as_on_a_real_directory "stdio.c";
     wide_characters_are_read_and_written "wide.c";
+    own_descriptors_and_locks_survive_the_program "own.c";
     trees_are_walked_by_fts "fts.c";
     locks_behave_as_on_a_real_directory "locks.c";
     walks_find_the_same_entries "walks.c";

@@ -6,8 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use quell_threads::lock;
 use quell_vfs::{Error, Kind, ReadAt, Result, Time};
@@ -130,21 +129,22 @@ impl AsFd for PosixDir {
     }
 }
 
-/// The lowest number of the descriptors that backends keep; 0: the kernel's choice.
-static DESCRIPTOR_MINIMUM: AtomicI32 = AtomicI32::new(0);
+/// Returns another descriptor for one that a backend keeps.
+type Move = fn(OwnedFd) -> OwnedFd;
 
-/// Makes backends use descriptors with numbers of at least `minimum`. For a library in the process
-/// of a program that uses fixed numbers, or closes all descriptors from a number on.
-pub fn set_descriptor_minimum(minimum: i32) {
-    DESCRIPTOR_MINIMUM.store(minimum, Ordering::Relaxed);
+static MOVE: OnceLock<Move> = OnceLock::new();
+
+/// Makes backends keep the descriptors that `moved` returns. For a library in the process of a
+/// program that uses fixed numbers, or closes all descriptors from a number on. The first call
+/// counts.
+pub fn move_descriptors(moved: Move) {
+    MOVE.get_or_init(|| moved);
 }
 
-/// Returns the descriptor with a number of at least the minimum. If no such number is free, the
-/// descriptor keeps its own.
 fn moved(fd: OwnedFd) -> OwnedFd {
-    match DESCRIPTOR_MINIMUM.load(Ordering::Relaxed) {
-        minimum if minimum > fd.as_raw_fd() => rustix::io::fcntl_dupfd_cloexec(&fd, minimum).unwrap_or(fd),
-        _ => fd,
+    match MOVE.get() {
+        Some(moved) => moved(fd),
+        None => fd,
     }
 }
 

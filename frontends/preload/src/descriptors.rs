@@ -9,6 +9,7 @@ use libc::c_int;
 use quell_threads::{read_lock, write_lock};
 
 use crate::errno::{Errno, Outcome};
+use crate::guard;
 use crate::open_dir::OpenDir;
 use crate::open_file::OpenFile;
 use crate::own_descriptors;
@@ -188,6 +189,7 @@ pub fn lock_table() -> RwLockWriteGuard<'static, Table> {
 
 /// Returns whether the library has opened this descriptor for itself. The program cannot close it.
 pub fn is_own(fd: c_int) -> bool {
-    let minimum = own_descriptors::minimum();
-    minimum > 0 && fd >= minimum && !crate::guard::is_inside() && !is_virtual(fd)
+    own_descriptors::can_contain(fd)
+        && !guard::is_inside()
+        && guard::inside(|| Ok(own_descriptors::contains(fd))).unwrap_or(false)
 }

@@ -33,6 +33,7 @@ mod ended_children;
 mod environment;
 mod errno;
 mod guard;
+mod library_copies;
 mod locate;
 mod locate_at;
 mod messages;

@@ -1,9 +1,14 @@
 //! The descriptors that the library has open for itself, such as those of the stores. They have
-//! numbers above those that programs use.
+//! numbers above those that programs use. A program that closes all descriptors does not close
+//! them, and cannot replace them by others.
 
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use libc::c_int;
+use quell_threads::lock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The number of descriptors that the library may have open for itself.
@@ -19,16 +24,75 @@ const DEFAULT_LIMIT: u64 = 1 << 16;
 /// The lowest number of a descriptor that the library has open for itself; 0: it has none.
 static MINIMUM: AtomicI32 = AtomicI32::new(0);
 
-/// Returns the lowest number of a descriptor of the library itself; 0 if it has none.
-pub fn minimum() -> c_int {
-    MINIMUM.load(Ordering::Relaxed)
+/// The library's own descriptors.
+static OWN: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
+
+/// Returns whether the library has opened this descriptor for itself. Called inside
+/// `guard::inside` if the number is not lower than all of them.
+pub fn contains(fd: c_int) -> bool {
+    can_contain(fd) && lock(&OWN).contains(&fd)
+}
+
+/// Returns whether a descriptor of the library itself can have this number or a higher one.
+pub fn can_contain(fd: c_int) -> bool {
+    let minimum = MINIMUM.load(Ordering::Relaxed);
+    minimum > 0 && fd >= minimum
+}
+
+/// Returns the ranges of numbers from `first` to `last` without the library's own.
+pub fn others_in_range(first: c_int, last: c_int) -> Vec<(c_int, c_int)> {
+    let mut ranges = Vec::new();
+    let mut next = Some(first);
+    for own in lock(&OWN).range(first..=last) {
+        if let Some(next) = next.filter(|next| next < own) {
+            ranges.push((next, own - 1));
+        }
+        next = own.checked_add(1);
+    }
+    ranges.extend(next.filter(|next| *next <= last).map(|next| (next, last)));
+    ranges
+}
+
+/// Records a descriptor that the library has opened for itself.
+pub fn add(fd: c_int) {
+    lock(&OWN).insert(fd);
+}
+
+/// Records that the library has closed a descriptor.
+pub fn remove(fd: c_int) {
+    if can_contain(fd) {
+        lock(&OWN).remove(&fd);
+    }
+}
+
+/// Duplicates a descriptor as one of the library's own.
+pub fn duplicate(fd: impl AsFd) -> rustix::io::Result<OwnedFd> {
+    let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, raise_limit())?;
+    add(duplicate.as_raw_fd());
+    Ok(duplicate)
+}
+
+/// Returns the descriptor with a number of the library's own. If none is free, it keeps its own.
+pub fn moved(fd: OwnedFd) -> OwnedFd {
+    match fd.as_raw_fd() >= raise_limit() {
+        true => {
+            add(fd.as_raw_fd());
+            fd
+        }
+        false => duplicate(&fd).unwrap_or(fd),
+    }
+}
+
+/// Locks the set for a fork.
+pub fn lock_for_fork() -> MutexGuard<'static, BTreeSet<c_int>> {
+    lock(&OWN)
 }
 
 /// Chooses the numbers of the library's own descriptors, and returns the lowest one: above the
 /// limit of the program, which is raised for them, or at the end of the limit if it cannot be
 /// raised.
 pub fn raise_limit() -> c_int {
-    let known = minimum();
+    let known = MINIMUM.load(Ordering::Relaxed);
     if known > 0 {
         return known;
     }
@@ -48,4 +112,20 @@ pub fn raise_limit() -> c_int {
     let minimum = c_int::try_from(minimum.min(DEFAULT_LIMIT)).unwrap_or(c_int::MAX);
     MINIMUM.store(minimum, Ordering::Relaxed);
     minimum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_leave_out_the_own_descriptors() {
+        for fd in [100, 101, 105, c_int::MAX] {
+            add(fd);
+        }
+        assert_eq!(others_in_range(3, 200), [(3, 99), (102, 104), (106, 200)]);
+        assert_eq!(others_in_range(100, 101), []);
+        assert_eq!(others_in_range(101, c_int::MAX), [(102, 104), (106, c_int::MAX - 1)]);
+        assert_eq!(others_in_range(3, 9), [(3, 9)]);
+    }
 }

@@ -1,5 +1,7 @@
 //! The life of the process: start, fork, exec and end.
 
+use std::any::Any;
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
@@ -13,15 +15,17 @@ use crate::descriptors::{self, Description, Table};
 use crate::environment;
 use crate::errno::Outcome;
 use crate::guard::{Entered, inside};
+use crate::library_copies;
 use crate::locate::{Located, locate_absolute};
 use crate::messages::warn;
 use crate::open_dir::OpenDir;
 use crate::open_file::OpenFile;
 use crate::own_descriptors;
 use crate::placeholder::{self, Header};
+use crate::refusals;
 use crate::streams;
 use crate::view;
-use crate::wrappers::locks;
+use crate::wrappers::{file_actions, locks};
 
 /// The flag in the header of a descriptor that hands the working directory over to a program that
 /// is executed. No program can open a file with it.
@@ -150,6 +154,8 @@ fn adopt_cwd(number: c_int, header: &Header) {
     {
         cwd::enter_virtual(dir, crate::paths::strip_slashes(&path).to_vec());
     }
+    own_descriptors::raise_limit();
+    own_descriptors::add(number);
     *lock(&CWD_DESCRIPTOR) = Some(number);
 }
 
@@ -164,8 +170,7 @@ pub fn hand_over_cwd() -> Outcome<()> {
         let header = Header { flags: CWD_FLAG, path: view::absolute(dir, &path) };
         let fd = placeholder::create(&header, true)?;
         // Above the numbers that programs use, and inherited.
-        let minimum = own_descriptors::raise_limit();
-        let high = rustix::io::fcntl_dupfd_cloexec(&fd, minimum)?;
+        let high = own_descriptors::duplicate(&fd)?;
         rustix::io::fcntl_setfd(&high, rustix::io::FdFlags::empty())?;
         *known = Some(placeholder::leak(high));
     }
@@ -233,8 +238,11 @@ struct ForkLocks {
     streams:
         std::sync::RwLockWriteGuard<'static, std::collections::BTreeMap<usize, Arc<crate::open_dir::Stream>>>,
     _files: std::sync::MutexGuard<'static, streams::Streams>,
-    locked: std::sync::MutexGuard<'static, std::collections::BTreeSet<(usize, u64)>>,
+    locked: std::sync::MutexGuard<'static, BTreeSet<(usize, u64)>>,
     cwd_descriptor: std::sync::MutexGuard<'static, Option<c_int>>,
+    own: std::sync::MutexGuard<'static, BTreeSet<c_int>>,
+    /// The locks of tables that the child continues to use.
+    _others: [Box<dyn Any>; 4],
     _cwd: cwd::ForkLock,
     _view: view::ForkLocks,
     /// The table of the child, with objects of its own: another thread of the parent may hold the
@@ -258,6 +266,8 @@ extern "C" fn before_fork() {
         warn(&format!("data could not be published before a fork: error {}", error.0));
     }
     let entered = Entered::new();
+    // These are held while files are used, or streams are created and flushed.
+    let (libraries, standard) = (library_copies::lock_table(), streams::lock_standard_for_fork());
     // fork(2) takes libc's lock of all streams after this function. A thread that holds it, in
     // fflush(3), may be waiting for a lock below. The lock is recursive, and fork(2) resets it in
     // the child.
@@ -268,7 +278,10 @@ extern "C" fn before_fork() {
     let locked = locks::lock_for_fork();
     let (streams, files) = (crate::open_dir::lock_streams(), streams::lock_for_fork());
     let table = descriptors::lock_table();
+    let (actions, reports) = (file_actions::lock_for_fork(), refusals::lock_for_fork());
     let locks = ForkLocks {
+        own: own_descriptors::lock_for_fork(),
+        _others: [Box::new(libraries), Box::new(standard), Box::new(actions), Box::new(reports)],
         child_table: descriptors::reopened(&table),
         table,
         streams,
@@ -299,27 +312,19 @@ extern "C" fn begin_child() {
     // Dropping an object of the parent would write its buffer.
     let _ = ManuallyDrop::new(std::mem::replace(&mut *locks.table, child_table));
     crate::open_dir::renew_streams(&mut locks.streams);
-    let minimum = own_descriptors::minimum();
-    if minimum > 0 {
-        // The descriptors of the parent's stores; the virtual ones have lower numbers.
-        close_own(minimum, *locks.cwd_descriptor);
-    }
+    // The descriptors of the parent's stores.
+    close_own(&mut locks.own, *locks.cwd_descriptor);
     drop(locks);
 }
 
 /// Closes the library's own descriptors, except that of the working directory.
-fn close_own(minimum: c_int, kept: Option<c_int>) {
-    let ranges = match kept {
-        Some(kept) if kept >= minimum => vec![(minimum, kept - 1), (kept + 1, c_int::MAX)],
-        _ => vec![(minimum, c_int::MAX)],
-    };
-    for (first, last) in ranges {
-        if first <= last {
-            // SAFETY: only the library uses these numbers, and the objects of the parent process
-            // that refer to them are not used in this process.
-            unsafe { crate::next::system_call()(libc::SYS_close_range, first, last, 0) };
-        }
+fn close_own(own: &mut BTreeSet<c_int>, kept: Option<c_int>) {
+    for fd in own.iter().filter(|fd| Some(**fd) != kept) {
+        // SAFETY: only the library uses these numbers, and the objects of the parent process that
+        // refer to them are not used in this process.
+        unsafe { crate::next::system_call()(libc::SYS_close, *fd) };
     }
+    own.retain(|fd| Some(*fd) == kept);
 }
 
 /// Publishes all data when the process ends by exit(3). Streams of libc are flushed first, because

@@ -31,6 +31,11 @@ pub fn refused(function: &'static str, dir: Option<&VirtualDir>, error: Errno) -
     reported.map_or_else(|error| error, |()| error)
 }
 
+/// Locks the table for a fork.
+pub fn lock_for_fork() -> std::sync::MutexGuard<'static, BTreeSet<&'static str>> {
+    lock(&REPORTED)
+}
+
 /// Prints a warning once in a process, whatever QUELL_LOG says.
 pub fn warn_once(function: &'static str, message: &str) {
     // A warning that cannot be printed is lost.

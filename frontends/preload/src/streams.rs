@@ -32,6 +32,7 @@ unsafe extern "C" {
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: CookieFunctions) -> *mut FILE;
     fn setvbuf(stream: *mut FILE, buffer: *mut c_char, mode: c_int, size: size_t) -> c_int;
     fn fflush(stream: *mut FILE) -> c_int;
+    fn __fpurge(stream: *mut FILE);
     static mut stdin: *mut FILE;
     static mut stdout: *mut FILE;
     static mut stderr: *mut FILE;
@@ -51,8 +52,17 @@ pub type Streams = BTreeMap<usize, Stream>;
 static STREAMS: Mutex<Streams> = Mutex::new(BTreeMap::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The streams of libc that custom streams replace for the descriptors 0 to 2.
-static REPLACED: Mutex<[Option<usize>; 3]> = Mutex::new([None; 3]);
+/// The streams for one of the descriptors 0 to 2.
+#[derive(Debug, Clone, Copy)]
+pub struct Standard {
+    /// The stream of libc, while a custom stream replaces it.
+    original: Option<usize>,
+    /// The custom stream, if one was created. It is not closed when the descriptor changes, because
+    /// the program may have kept its address.
+    custom: Option<usize>,
+}
+
+static STANDARD: Mutex<[Standard; 3]> = Mutex::new([Standard { original: None, custom: None }; 3]);
 
 /// Returns the descriptor of a custom stream of this library.
 pub fn descriptor(stream: *mut FILE) -> Option<c_int> {
@@ -102,6 +112,9 @@ pub fn forget(stream: *mut FILE) {
     let removed = inside(|| Ok(lock(&STREAMS).remove(&(stream as usize))));
     if matches!(removed, Ok(Some(_))) {
         COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+    for known in lock(&STANDARD).iter_mut().filter(|known| known.custom == Some(stream as usize)) {
+        known.custom = None;
     }
 }
 
@@ -159,35 +172,53 @@ pub fn use_for_standard(fd: c_int) {
         1 => &raw mut stdout,
         _ => &raw mut stderr,
     };
-    let mut replaced = lock(&REPLACED);
-    let known = &mut replaced[fd as usize];
-    match (descriptors::is_virtual(fd), *known) {
+    let mut streams = lock(&STANDARD);
+    let known = &mut streams[fd as usize];
+    match (descriptors::is_virtual(fd), known.original) {
         (true, None) => {
-            let stream = create(fd, if fd == 0 { c"r" } else { c"w" });
-            if stream.is_null() {
-                return;
-            }
-            if fd == 2 {
-                // SAFETY: the stream is new; standard error is not buffered.
-                unsafe { setvbuf(stream, std::ptr::null_mut(), libc::_IONBF, 0) };
-            }
+            let Some(stream) = custom_standard(fd, known) else { return };
             // SAFETY: see above.
             unsafe {
-                *known = Some(*variable as usize);
+                known.original = Some(*variable as usize);
                 *variable = stream;
             }
         }
         (false, Some(original)) => {
-            // SAFETY: the stream is flushed before it is replaced. It is not closed, because the
-            // program may have kept its address, and is used again the next time.
+            // SAFETY: the stream is flushed before it is replaced.
             unsafe {
                 fflush(*variable);
                 *variable = original as *mut FILE;
             }
-            *known = None;
+            known.original = None;
         }
         (true, Some(_)) | (false, None) => {}
     }
+}
+
+/// Returns the custom stream for one of the descriptors 0 to 2.
+fn custom_standard(fd: c_int, known: &mut Standard) -> Option<*mut FILE> {
+    if let Some(known) = known.custom {
+        let stream = known as *mut FILE;
+        // SAFETY: the stream is open; what it has read from an earlier file is dropped.
+        unsafe { __fpurge(stream) };
+        set_mode(stream, if fd == 0 { libc::O_RDONLY } else { libc::O_WRONLY });
+        return Some(stream);
+    }
+    let stream = create(fd, if fd == 0 { c"r" } else { c"w" });
+    if stream.is_null() {
+        return None;
+    }
+    if fd == 2 {
+        // SAFETY: the stream is new; standard error is not buffered.
+        unsafe { setvbuf(stream, std::ptr::null_mut(), libc::_IONBF, 0) };
+    }
+    known.custom = Some(stream as usize);
+    Some(stream)
+}
+
+/// Locks the standard streams for a fork.
+pub fn lock_standard_for_fork() -> std::sync::MutexGuard<'static, [Standard; 3]> {
+    lock(&STANDARD)
 }
 
 /// Returns the number of the standard stream that `stream` is.
@@ -241,7 +272,7 @@ pub fn set_error(stream: *mut FILE) {
 
 /// Flushes a standard stream before its descriptor changes.
 pub fn flush_standard(fd: c_int) {
-    if !(0..=2).contains(&fd) || lock(&REPLACED)[fd as usize].is_none() {
+    if !(0..=2).contains(&fd) || lock(&STANDARD)[fd as usize].original.is_none() {
         return;
     }
     // SAFETY: the variables exist and have valid streams.

@@ -171,10 +171,9 @@ fn copy(fd: c_int, file: &OpenFile) -> Outcome<OwnedFd> {
 /// Closes the descriptors of the program, so that the reader of a pipe sees its end when the child
 /// closes it. Standard error stays, for messages.
 fn close_others(copies: &[Copy]) {
-    let own = crate::own_descriptors::minimum();
     for number in process::open_numbers().unwrap_or_default() {
         let is_copy = copies.iter().any(|copy| copy.content.as_raw_fd() == number);
-        let is_own = own > 0 && number >= own;
+        let is_own = crate::own_descriptors::contains(number);
         if number != libc::STDERR_FILENO && !is_copy && !is_own && !descriptors::is_virtual(number) {
             // SAFETY: this process uses no descriptor of the program any more.
             unsafe { libc::syscall(libc::SYS_close, number) };

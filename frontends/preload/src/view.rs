@@ -79,7 +79,7 @@ impl VirtualDir {
         {
             return Ok(known);
         }
-        quell_posix::set_descriptor_minimum(own_descriptors::raise_limit());
+        quell_posix::move_descriptors(own_descriptors::moved);
         let new = match &self.source {
             Source::Log(log) => {
                 let log: &'static LogFs = Box::leak(Box::new(log.open()?));

@@ -73,6 +73,9 @@ wrap! {
         if descriptors::is_own(fd) {
             return errno::reply(Err(Errno(libc::EBADF)));
         }
+        if is_inside() {
+            own_descriptors::remove(fd);
+        }
         // SAFETY: any argument is valid.
         unsafe { next(fd) }
     }
@@ -80,7 +83,7 @@ wrap! {
 
 /// Closes the virtual descriptors of a range, and returns the ranges that remain: without the
 /// library's own descriptors.
-fn close_in_range(first: c_uint, last: c_uint, flags: c_int) -> (c_uint, c_uint) {
+fn close_in_range(first: c_uint, last: c_uint, flags: c_int) -> Vec<(c_uint, c_uint)> {
     let limit = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
     if first <= last && view_is_used() {
         let closed = inside(|| {
@@ -101,8 +104,12 @@ fn close_in_range(first: c_uint, last: c_uint, flags: c_int) -> (c_uint, c_uint)
             crate::messages::warn(&format!("data of a closed file could not be stored: error {}", error.0));
         }
     }
-    let own = own_descriptors::minimum();
-    if own > 0 { (first, last.min(own as c_uint - 1)) } else { (first, last) }
+    if is_inside() || !own_descriptors::can_contain(limit(last)) {
+        return vec![(first, last)];
+    }
+    let ranges = inside(|| Ok(own_descriptors::others_in_range(limit(first), limit(last))));
+    let ranges = ranges.unwrap_or_default().into_iter();
+    ranges.map(|(first, last)| (first as c_uint, last as c_uint)).collect()
 }
 
 fn view_is_used() -> bool {
@@ -117,23 +124,25 @@ wrap! {
             // SAFETY: any arguments are valid.
             return unsafe { next(first, last, flags) };
         }
-        let (first, last) = close_in_range(first, last, flags);
-        if first > last {
-            return 0;
+        for (first, last) in close_in_range(first, last, flags) {
+            // SAFETY: any arguments are valid.
+            let closed = unsafe { next(first, last, flags) };
+            if closed != 0 {
+                return closed;
+            }
         }
-        // SAFETY: any arguments are valid.
-        unsafe { next(first, last, flags) }
+        0
     }
 }
 
 wrap! {
     fn closefrom(first: c_int) -> (), |next| {
-        let own = own_descriptors::minimum();
-        let (first, last) = close_in_range(first.max(0) as c_uint, c_int::MAX as c_uint, 0);
-        if own == 0 {
+        let ranges = close_in_range(first.max(0) as c_uint, c_int::MAX as c_uint, 0);
+        if ranges == [(first.max(0) as c_uint, c_int::MAX as c_uint)] {
             // SAFETY: any argument is valid.
-            unsafe { next(first as c_int) }
-        } else if first <= last {
+            return unsafe { next(first) };
+        }
+        for (first, last) in ranges {
             // SAFETY: any arguments are valid.
             unsafe { crate::next::system_call()(libc::SYS_close_range, first, last, 0) };
         }

@@ -24,11 +24,14 @@ static OPENED: Mutex<BTreeMap<usize, Vec<OwnedFd>>> = Mutex::new(BTreeMap::new()
 /// Opens a virtual file for a child, with a number above those that programs use.
 fn open_for_child(entry: Found, flags: c_int, mode: mode_t) -> Outcome<OwnedFd> {
     let number = inside(|| open_entry(entry.into_inner()?, flags | libc::O_CLOEXEC, mode))?;
-    let high = inside(|| {
-        Ok(rustix::io::fcntl_dupfd_cloexec(placeholder::borrow(number), own_descriptors::raise_limit())?)
-    });
+    let high = inside(|| Ok(own_descriptors::duplicate(placeholder::borrow(number))?));
     close_descriptor(number);
     high
+}
+
+/// Locks the table for a fork.
+pub fn lock_for_fork() -> std::sync::MutexGuard<'static, BTreeMap<usize, Vec<OwnedFd>>> {
+    lock(&OPENED)
 }
 
 wrap! {

@@ -5,16 +5,14 @@
 //! library. libc finds the caller's namespace by the return address, so these functions continue in
 //! the next definitions.
 
-use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::Mutex;
 
 use libc::{c_char, c_long, c_void};
-use quell_threads::lock;
-use quell_vfs::{Kind, Time};
+use quell_vfs::Kind;
 
 use crate::errno::{Errno, Outcome};
 use crate::guard::is_inside;
+use crate::library_copies;
 use crate::next::Next;
 use crate::own_descriptors;
 use crate::placeholder;
@@ -23,14 +21,6 @@ use crate::resolve::{Entry, LastLink, path_of};
 use crate::view;
 use crate::wrappers::programs::program_copy;
 use crate::wrappers::{bytes, if_virtual};
-
-/// The identity of a library in this process: the number of forks that led to it, the path, the
-/// size and the modification time.
-type Identity = (u32, Vec<u8>, u64, Time);
-
-/// The names of the copies of loaded libraries. A copy stays open, so that a library that is loaded
-/// twice has one name.
-static COPIES: Mutex<BTreeMap<Identity, CString>> = Mutex::new(BTreeMap::new());
 
 /// The first arguments of a call, which `prepare` may change.
 #[repr(C)]
@@ -47,12 +37,12 @@ fn copy_of(entry: &Entry) -> Outcome<*const c_char> {
         return Err(Errno(libc::EINVAL)); // libc opens the original
     }
     let identity = (view::generation(), path_of(entry), found.size_bytes, found.modified);
-    let mut copies = lock(&COPIES);
+    let mut copies = library_copies::lock_table();
     if let Some(name) = copies.get(&identity) {
         return Ok(name.as_ptr());
     }
     let copy = placeholder::own(program_copy(entry, libc::R_OK)?);
-    let number = placeholder::leak(rustix::io::fcntl_dupfd_cloexec(&copy, own_descriptors::raise_limit())?);
+    let number = placeholder::leak(own_descriptors::duplicate(&copy)?);
     let name = CString::new(format!("/proc/self/fd/{number}")).unwrap_or_default();
     Ok(copies.entry(identity).or_insert(name).as_ptr())
 }

@@ -9,7 +9,7 @@ mod data;
 mod descriptor;
 mod directories;
 mod directory_entries;
-mod file_actions;
+pub mod file_actions;
 mod file_systems;
 mod fts;
 mod libraries;

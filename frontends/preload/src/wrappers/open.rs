@@ -193,11 +193,10 @@ fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
     }
     let file = entry.fs.open(&crate::view::context(), found.node())?;
     let fd = file.into_descriptor().ok_or(Errno(libc::EIO))?;
-    let minimum = crate::own_descriptors::minimum();
     let closes = flags & libc::O_CLOEXEC != 0;
     let fd = match std::os::fd::AsRawFd::as_raw_fd(&fd) {
         // It was opened with a number of the library's own.
-        number if minimum > 0 && number >= minimum => rustix::io::fcntl_dupfd_cloexec(&fd, 0)?,
+        number if crate::own_descriptors::contains(number) => rustix::io::fcntl_dupfd_cloexec(&fd, 0)?,
         _ => fd,
     };
     if !closes {
