@@ -87,6 +87,7 @@ families! {
     streams_behave_as_on_a_real_directory "stdio.c";
     wide_characters_are_read_and_written "wide.c";
     own_descriptors_and_locks_survive_the_program "own.c";
+    flags_of_open_files_are_reported "flags.c";
     trees_are_walked_by_fts "fts.c";
     locks_behave_as_on_a_real_directory "locks.c";
     walks_find_the_same_entries "walks.c";

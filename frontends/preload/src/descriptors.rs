@@ -13,8 +13,8 @@ use crate::guard;
 use crate::open_dir::OpenDir;
 use crate::open_file::OpenFile;
 use crate::own_descriptors;
-use crate::placeholder;
-use crate::view::VirtualDir;
+use crate::placeholder::{self, Header};
+use crate::view::{VirtualDir, absolute};
 
 /// Virtual descriptors have numbers below this one.
 const NUMBERS_MAX: usize = 1 << 16;
@@ -60,6 +60,16 @@ impl Description {
         match self {
             Description::File(file) => file.dir,
             Description::Dir(dir) => dir.dir,
+        }
+    }
+
+    /// Returns the header of the placeholder.
+    pub fn header(&self) -> Header {
+        match self {
+            Description::File(file) => Header { flags: file.flags(), path: absolute(file.dir, &file.path()) },
+            Description::Dir(dir) => {
+                Header { flags: dir.flags() | libc::O_DIRECTORY, path: absolute(dir.dir, &dir.path()) }
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use libc::c_int;
@@ -12,6 +12,7 @@ use quell_vfs::{Attributes, Change, Cursor, Kind, NodeId};
 use crate::attributes::entry_type;
 use crate::counters::Counter;
 use crate::errno::{Errno, Outcome};
+use crate::open_file::{changed_flags, kept_flags};
 use crate::resolve::{Entry, LastLink, Resolved, resolve};
 use crate::view::VirtualDir;
 
@@ -22,17 +23,28 @@ const BATCH_ENTRIES: usize = 512;
 pub struct OpenDir {
     pub dir: &'static VirtualDir,
     path: Mutex<Vec<u8>>,
-    pub flags: c_int,
+    flags: AtomicI32,
 }
 
 impl OpenDir {
     pub fn new(dir: &'static VirtualDir, path: Vec<u8>, flags: c_int) -> OpenDir {
-        OpenDir { dir, path: Mutex::new(path), flags }
+        let kept = kept_flags(flags) | flags & libc::O_DIRECTORY;
+        OpenDir { dir, path: Mutex::new(path), flags: AtomicI32::new(kept) }
     }
 
     /// Returns the same directory for another process.
     pub fn reopened(&self) -> OpenDir {
-        OpenDir::new(self.dir, self.path(), self.flags)
+        OpenDir::new(self.dir, self.path(), self.flags())
+    }
+
+    /// Returns the flags of open(2) that the directory has kept.
+    pub fn flags(&self) -> c_int {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Sets the flags that F_SETFL can set.
+    pub fn set_flags(&self, flags: c_int) {
+        self.flags.store(changed_flags(self.flags(), flags), Ordering::Relaxed);
     }
 
     /// Returns the path below the virtual directory.

@@ -23,11 +23,21 @@ const KEPT_FLAGS: c_int = libc::O_ACCMODE
     | libc::O_SYNC
     | libc::O_DIRECT
     | libc::O_NONBLOCK
-    | libc::O_PATH
+    | libc::O_NOFOLLOW
+    | libc::O_ASYNC
     | libc::O_NOATIME;
 
+/// The flags of a file that was opened with O_PATH.
+const PATH_FLAGS: c_int = libc::O_PATH | libc::O_NOFOLLOW | libc::O_DIRECTORY;
+
+/// O_LARGEFILE, as the kernel defines and reports it. In libc of 64-bit systems it is 0.
+#[cfg(target_arch = "x86_64")]
+const LARGE_FILE: c_int = 0o100_000;
+#[cfg(target_arch = "aarch64")]
+const LARGE_FILE: c_int = 0o400_000;
+
 /// The flags that fcntl(2) can change.
-const CHANGEABLE_FLAGS: c_int = libc::O_APPEND | libc::O_DIRECT | libc::O_NONBLOCK | libc::O_NOATIME;
+pub const CHANGEABLE_FLAGS: c_int = libc::O_APPEND | libc::O_DIRECT | libc::O_NONBLOCK | libc::O_NOATIME;
 
 /// An open file description of a virtual file. Its descriptors in this process are in
 /// `descriptors`.
@@ -63,7 +73,17 @@ pub fn open_mode(flags: c_int) -> OpenMode {
 
 /// Returns the flags that remain after the open.
 pub fn kept_flags(flags: c_int) -> c_int {
-    flags & KEPT_FLAGS
+    flags & if flags & libc::O_PATH != 0 { PATH_FLAGS } else { KEPT_FLAGS }
+}
+
+/// Returns the flags of an open file after F_SETFL.
+pub fn changed_flags(known: c_int, wanted: c_int) -> c_int {
+    known & !CHANGEABLE_FLAGS | wanted & CHANGEABLE_FLAGS
+}
+
+/// Returns the flags that F_GETFL reports.
+pub fn reported_flags(kept: c_int) -> c_int {
+    kept | if kept & libc::O_PATH != 0 { 0 } else { LARGE_FILE }
 }
 
 impl OpenFile {
@@ -100,15 +120,14 @@ impl OpenFile {
         lock(&self.path).clone()
     }
 
-    /// Returns the flags, as F_GETFL does.
+    /// Returns the flags of open(2) that the file has kept.
     pub fn flags(&self) -> c_int {
         self.flags.load(Ordering::Relaxed)
     }
 
     /// Sets the flags that F_SETFL can set.
     pub fn set_flags(&self, flags: c_int) {
-        let kept = self.flags() & !CHANGEABLE_FLAGS;
-        self.flags.store(kept | flags & CHANGEABLE_FLAGS, Ordering::Relaxed);
+        self.flags.store(changed_flags(self.flags(), flags), Ordering::Relaxed);
     }
 
     fn is_path_only(&self) -> bool {

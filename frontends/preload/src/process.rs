@@ -201,20 +201,9 @@ pub fn publish_all() -> Outcome<()> {
 /// may have changed its header.
 pub fn restore_headers() -> Outcome<()> {
     for (fd, description) in descriptors::all() {
-        placeholder::set_header(placeholder::borrow(fd), &header_of(&description))?;
+        placeholder::set_header(placeholder::borrow(fd), &description.header())?;
     }
     Ok(())
-}
-
-fn header_of(description: &Description) -> Header {
-    match description {
-        Description::File(file) => {
-            Header { flags: file.flags(), path: view::absolute(file.dir, &file.path()) }
-        }
-        Description::Dir(dir) => {
-            Header { flags: dir.flags | libc::O_DIRECTORY, path: view::absolute(dir.dir, &dir.path()) }
-        }
-    }
 }
 
 /// Closes all files in this process, except removed ones, which could not be opened again. Their

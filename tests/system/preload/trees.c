@@ -16,7 +16,19 @@ static int visit(const char *path, const struct stat *found, int type, struct FT
   return 0;
 }
 
+static void flags(void) {
+  static const int flags[] = {0, O_NONBLOCK, O_NOATIME, O_APPEND | O_NONBLOCK};
+  for (int i = 0; i < 4; i++) {
+    int fd = open("d/one", O_RDONLY | flags[i]);
+    SHOW(fcntl(fd, F_GETFL) & (O_ACCMODE | O_NONBLOCK | O_NOATIME | O_APPEND));
+    SHOW(fcntl(fd, F_SETFL, O_APPEND));
+    SHOW(fcntl(fd, F_GETFL) & (O_ACCMODE | O_NONBLOCK | O_NOATIME | O_APPEND));
+    SHOW(close(fd));
+  }
+}
+
 static void cases(void) {
+  flags();
   SHOW(nftw(".", visit, 10, FTW_PHYS));
   SHOW(count * 100000 + sum);
   glob_t found = {0};

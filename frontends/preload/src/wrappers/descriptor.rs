@@ -8,6 +8,7 @@ use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
 use crate::guard::{inside, is_inside};
 use crate::next::wrap;
+use crate::open_file::reported_flags;
 use crate::own_descriptors;
 use crate::placeholder::{self, borrow};
 use crate::refusals::refused;
@@ -258,18 +259,19 @@ fn control(
             flags => Ok(flags),
         },
         libc::F_GETFL => Ok(match &**description {
-            Description::File(file) => file.flags(),
-            Description::Dir(dir) => dir.flags & !(libc::O_CLOEXEC | libc::O_CREAT),
+            Description::File(file) => reported_flags(file.flags()),
+            Description::Dir(dir) => reported_flags(dir.flags()),
         }),
         libc::F_SETFL => {
-            if let Description::File(file) = &**description {
-                file.set_flags(argument as c_int);
-                let header = placeholder::Header {
-                    flags: file.flags(),
-                    path: crate::view::absolute(file.dir, &file.path()),
-                };
-                placeholder::set_header(borrow(fd), &header)?;
+            match &**description {
+                Description::File(file) if file.flags() & libc::O_PATH != 0 => {
+                    return Err(Errno(libc::EBADF));
+                }
+                Description::Dir(dir) if dir.flags() & libc::O_PATH != 0 => return Err(Errno(libc::EBADF)),
+                Description::File(file) => file.set_flags(argument as c_int),
+                Description::Dir(dir) => dir.set_flags(argument as c_int),
             }
+            placeholder::set_header(borrow(fd), &description.header())?;
             Ok(0)
         }
         _ => Err(refused("fcntl", Some(description.dir()), Errno(libc::EINVAL))),

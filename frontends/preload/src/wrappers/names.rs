@@ -237,7 +237,7 @@ fn follow_rename(from: &Entry, to: &Entry, mode: Rename) -> Outcome<()> {
             }
             Description::Dir(dir) => {
                 dir.renamed(new.clone());
-                (dir.flags | libc::O_DIRECTORY, crate::view::absolute(dir.dir, &new))
+                (dir.flags() | libc::O_DIRECTORY, crate::view::absolute(dir.dir, &new))
             }
         };
         let header = crate::placeholder::Header { flags, path: absolute };

@@ -11,7 +11,7 @@ use crate::errno::{self, Errno, Outcome};
 use crate::guard::inside;
 use crate::next::wrap;
 use crate::open_dir::OpenDir;
-use crate::open_file::{OpenFile, kept_flags, open_mode};
+use crate::open_file::{CHANGEABLE_FLAGS, OpenFile, kept_flags, open_mode};
 use crate::placeholder::{self, Header};
 use crate::resolve::{Entry, LastLink, last_name, path_of};
 use crate::wrappers::{Target, find_and};
@@ -202,10 +202,9 @@ fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
     if !closes {
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
     }
-    if flags & libc::O_NONBLOCK == 0 {
-        // The backend opens without blocking, in case the name has become a FIFO.
-        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::empty())?;
-    }
+    // The backend opens without blocking, in case the name has become a FIFO.
+    let wanted = rustix::fs::OFlags::from_bits_retain((flags & CHANGEABLE_FLAGS) as u32);
+    rustix::fs::fcntl_setfl(&fd, wanted)?;
     Ok(Some(placeholder::leak(fd)))
 }
 

@@ -188,8 +188,12 @@ access_family!(access false, euidaccess true, eaccess true);
 
 wrap! {
     fn faccessat(dirfd: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, |next| {
+        const FLAGS: c_int = libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
         // SAFETY: the caller's arguments are those of faccessat(2).
         unsafe {
+            if flags & !FLAGS != 0 || mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
+                return next(dirfd, path, mode, flags); // the kernel returns the error
+            }
             with_path(
                 dirfd,
                 path,
