@@ -106,12 +106,12 @@ impl Reader {
             program(&bin.join(launcher), LAUNCHER);
         }
         program(&bin.join("python"), "#!/bin/sh\nexec python3 \"$@\"\n");
-        let work = stage.dir("home/work");
-        fs::write(work.join("train.py"), "import json\nprint(json.dumps({'step': 1}))\n").unwrap();
+        let jobs = stage.dir("home/jobs");
+        fs::write(jobs.join("train.py"), "import json\nprint(json.dumps({'step': 1}))\n").unwrap();
         // With --checkpoint DIRECTORY it writes a file there.
         let simulation = "#!/bin/sh\n[ \"$1\" != --checkpoint ] || echo data >\"$2/step-100\"\n";
-        program(&work.join("simulation"), simulation);
-        program(&work.join("program"), simulation);
+        program(&jobs.join("simulation"), simulation);
+        program(&jobs.join("program"), simulation);
         Reader { stage }
     }
 
@@ -145,7 +145,7 @@ impl Reader {
         let mut command = self.stage.command("bash");
         let path = std::env::var("PATH").unwrap_or_default();
         let home = self.stage.path("home");
-        command.args(["-e", "-c", &self.here(script)]).current_dir(home.join("work")).env("HOME", &home);
+        command.args(["-e", "-c", &self.here(script)]).current_dir(home.join("jobs")).env("HOME", &home);
         command.env("PATH", format!("{}:{path}", home.join("bin").display()));
         command
     }
@@ -256,6 +256,6 @@ fn the_commands_of_the_page_about_logs_succeed() {
     let reader = Reader::new();
     reader.run("mkdir /lustre/me").expect(0);
     reader.follow("docs/techniques/log.md");
-    assert_eq!(fs::read_to_string(reader.stage.path("home/work/step-100")).unwrap(), "data\n");
+    assert_eq!(fs::read_to_string(reader.stage.path("home/jobs/step-100")).unwrap(), "data\n");
     reader.stage.expect_nothing_left();
 }

@@ -171,8 +171,7 @@ fn mpi_io_operations_that_rely_on_locks_are_right_between_mounts() {
     }
     let fixture = log_fixture!();
     let stage = &fixture.stage;
-    let (source, program) = (stage.file("log_locks_mpi.c", MPI_PROGRAM), stage.path("log_locks_mpi"));
-    stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+    let program = stage.mpi_program("mpicc", "log_locks_mpi", MPI_PROGRAM);
     let (start, point) = (stage.file("start", START), stage.dir("point"));
     let (one, other) = (fixture.mount(), fixture.mount());
     for (driver, patterns) in MPI_PATTERNS {

@@ -3,35 +3,9 @@
  *   log_locks_mpi sieve|atomic|atomic-holes|shared|ordered PATH
  *
  * PATH is the same for all ranks, as on a cluster. */
-#include <mpi.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "mpi_ranks.h"
 
 enum { PIECE_BYTES = 100, PIECES = 200, ATOMIC_BYTES = 70000, ATOMIC_ROUNDS = 12, RECORD_BYTES = 64, RECORDS = 25 };
-
-static int rank, ranks;
-
-static void fail(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "rank %d: ", rank);
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, "\n");
-    va_end(arguments);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    exit(1);
-}
-
-static void must(int result, const char *what) {
-    char text[MPI_MAX_ERROR_STRING];
-    int length;
-    if (result == MPI_SUCCESS)
-        return;
-    MPI_Error_string(result, text, &length);
-    fail("%s: %s", what, text);
-}
 
 static MPI_File open_file(const char *path) {
     MPI_File file;
@@ -42,12 +16,6 @@ static MPI_File open_file(const char *path) {
     must(MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_CREATE | MPI_MODE_RDWR, info, &file), "MPI_File_open");
     MPI_Info_free(&info);
     return file;
-}
-
-static void sync_all(MPI_File file) {
-    must(MPI_File_sync(file), "MPI_File_sync");
-    MPI_Barrier(MPI_COMM_WORLD);
-    must(MPI_File_sync(file), "MPI_File_sync");
 }
 
 static char value_at(int of, int piece) { return (char)(1 + (of * 31 + piece * 7) % 250); }
@@ -133,9 +101,7 @@ static void shared(MPI_File file, int is_ordered) {
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    start_ranks(&argc, &argv);
     if (argc != 3 || ranks > 64)
         fail("usage: log_locks_mpi PATTERN PATH");
     MPI_File file = open_file(argv[2]);
@@ -148,9 +114,5 @@ int main(int argc, char **argv) {
     else
         fail("no such pattern: %s", argv[1]);
     must(MPI_File_close(&file), "MPI_File_close");
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0)
-        printf("%s: %d ranks\n", argv[1], ranks);
-    MPI_Finalize();
-    return 0;
+    return end_ranks(argv[1]);
 }

@@ -5,39 +5,15 @@
  *
  * Both paths are the same file in two mounts: ranks with an even number use the first path, others
  * the second. */
+#include "mpi_ranks.h"
+
 #include <fcntl.h>
-#include <mpi.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { RECORD_BYTES = 47008, ROUNDS = 8 };
 
-static int rank, ranks;
 static const char *path;
 static char records[ROUNDS][RECORD_BYTES];
-
-static void fail(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "rank %d: ", rank);
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, "\n");
-    va_end(arguments);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    exit(1);
-}
-
-static void must(int result, const char *what) {
-    char text[MPI_MAX_ERROR_STRING];
-    int length;
-    if (result == MPI_SUCCESS)
-        return;
-    MPI_Error_string(result, text, &length);
-    fail("%s: %s", what, text);
-}
 
 /* Fills the record at an index of the file with pseudorandom bytes that depend on the index. */
 static void fill(char *record, int place) {
@@ -67,7 +43,7 @@ static void check_all(int of, const char *when) {
     for (int round = 0; round < ROUNDS; round++) {
         fill(expected, place(round, of));
         if (memcmp(records[round], expected, RECORD_BYTES))
-            fail("%s: record %d of rank %d is not what was written", when, round, of);
+            fail("%s: record %d of rank %d differs from the written one", when, round, of);
     }
 }
 
@@ -109,8 +85,6 @@ static MPI_File open_shared(int mode) {
     return file;
 }
 
-static void sync_all(MPI_File file);
-
 /* After every rank has written, every rank truncates the file, some of them twice: only data that
  * is written afterwards must remain. */
 static void truncate_all(MPI_File file) {
@@ -133,14 +107,6 @@ static void look_at(MPI_File file, int of) {
     MPI_Type_commit(&strided);
     must(MPI_File_set_view(file, offset_of(of), MPI_BYTE, strided, "native", MPI_INFO_NULL), "MPI_File_set_view");
     MPI_Type_free(&strided);
-}
-
-/* Makes the data of all ranks visible to all: MPI requires a sync by the writers, and one by the
- * readers. */
-static void sync_all(MPI_File file) {
-    must(MPI_File_sync(file), "MPI_File_sync");
-    MPI_Barrier(MPI_COMM_WORLD);
-    must(MPI_File_sync(file), "MPI_File_sync");
 }
 
 static void write_shared(const char *how) {
@@ -197,9 +163,7 @@ static void set_sizes(void) {
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    start_ranks(&argc, &argv);
     if (argc != 4)
         fail("log_ranks HOW PATH PATH");
     const char *how = argv[1];
@@ -216,9 +180,5 @@ int main(int argc, char **argv) {
     if (strcmp(how, "plain"))
         read_shared();
     check_file();
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0)
-        printf("%s: %d ranks\n", how, ranks);
-    MPI_Finalize();
-    return 0;
+    return end_ranks(how);
 }

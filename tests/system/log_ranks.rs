@@ -41,8 +41,7 @@ fn ranks_write_one_file_and_read_the_data_of_other_ranks() {
         skip!("{reason}");
     }
     let fixture = log_fixture!();
-    let (source, program) = (fixture.stage.file("log_ranks.c", PROGRAM), fixture.stage.path("log_ranks"));
-    fixture.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+    let program = fixture.stage.mpi_program("mpicc", "log_ranks", PROGRAM);
     let run = |driver: &str, pattern: &str, paths: [&Path; 2]| {
         let mut command = fixture.stage.mpirun(RANKS);
         command.args(["--mca", "io", driver]).arg(&program).arg(pattern).args(paths);

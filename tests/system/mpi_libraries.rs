@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::mpiio::{Fixture, traced_bytes};
+use crate::mpiio::{CASES, Fixture, traced_bytes};
+use crate::mpiio_fixture;
 use crate::skip;
 use crate::stage::{checkout, has};
 
@@ -52,18 +53,9 @@ fn check_hdf5(fixture: &Fixture, file: &Path) {
     fixture.stage.run(fixture.stage.command(PYTHON).args(["-c", script]).arg(file)).expect(0);
 }
 
-macro_rules! fixture {
-    () => {
-        match Fixture::new() {
-            Ok(fixture) => fixture,
-            Err(reason) => skip!("{reason}"),
-        }
-    };
-}
-
 #[test]
 fn hdf5_writes_a_file() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     if !has("h5pcc.openmpi") {
         skip!("h5pcc.openmpi (libhdf5-openmpi-dev) is not installed");
     }
@@ -72,7 +64,7 @@ fn hdf5_writes_a_file() {
 
 #[test]
 fn netcdf_writes_a_file() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     let has_library = fixture.stage.sh("pkg-config --exists netcdf-mpi", &[]).code() == Some(0);
     if !has_library {
         skip!("netcdf-mpi (libnetcdf-mpi-dev) is not installed");
@@ -85,7 +77,7 @@ fn netcdf_writes_a_file() {
 
 #[test]
 fn pnetcdf_writes_a_file() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     if !Path::new("/usr/include/pnetcdf.h").exists() {
         skip!("pnetcdf.h (libpnetcdf-dev) is not installed");
     }
@@ -122,7 +114,7 @@ fn run_python(fixture: &Fixture, words: &str, modules: &str, argument: &Path) ->
 
 #[test]
 fn h5py_writes_and_reads_a_file() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     if run_python(&fixture, "import h5py", "mpi4py, h5py, numpy", &fixture.view.join("h5py")) {
         check_hdf5(&fixture, &exported(&fixture, "h5py"));
     }
@@ -130,7 +122,7 @@ fn h5py_writes_and_reads_a_file() {
 
 #[test]
 fn mpi4py_writes_and_reads_a_file() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     if run_python(&fixture, "MPI.File.Open", "mpi4py", &fixture.view.join("mpi4py")) {
         assert!(fixture.store.join("mpi4py.container").is_dir());
     }
@@ -138,7 +130,7 @@ fn mpi4py_writes_and_reads_a_file() {
 
 #[test]
 fn mpi4py_exchanges_shares_of_an_index() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     run_python(&fixture, "import quell", "mpi4py", &fixture.store);
 }
 
@@ -168,7 +160,7 @@ int main(int argc, char **argv) {
 
 #[test]
 fn romio_gets_hints_for_virtual_files_alone() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     let (plain, virtual_) = (fixture.stage.dir("plain"), fixture.stage.dir("virtual"));
     // The wrapper needs no preload library; without it the file is plain.
     let view = format!(r#"{{"log":[{{"path":{virtual_:?},"stores":["/nowhere"]}}]}}"#);
@@ -215,9 +207,7 @@ impl Mpich {
         let compiler = ["--compiler", "mpicc.mpich"];
         let mut build = stage.quell();
         stage.run(build.args(["mpi", "build"]).args(compiler).arg("--output").arg(&components)).expect(0);
-        let source = stage.file("cases.c", include_str!("mpiio_cases.c"));
-        let program = components.join("cases");
-        stage.sh("mpicc.mpich -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+        let program = stage.mpi_program("mpicc.mpich", "mpich_cases", CASES);
         let mut env = stage.quell();
         env.args(["mpi", "env", "--json", "--components"]).arg(&components).args(compiler);
         env.arg("--log").arg(format!("{}={}", fixture.store.display(), fixture.view.display()));

@@ -10,7 +10,7 @@ use crate::log::walk;
 use crate::skip;
 use crate::stage::{Stage, has, is_root, why_no_openmpi};
 
-const CASES: &str = include_str!("mpiio_cases.c");
+pub const CASES: &str = include_str!("mpiio_cases.c");
 const RANKS: usize = 4;
 
 /// An Open MPI with the components, a compiled program, and a virtual directory.
@@ -31,8 +31,7 @@ impl Fixture {
         let stage = Stage::new();
         let components = stage.path("components");
         stage.run(stage.quell().args(["mpi", "build", "--output"]).arg(&components)).expect(0);
-        let (source, program) = (stage.file("mpiio_cases.c", CASES), stage.path("mpiio_cases"));
-        stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+        let program = stage.mpi_program("mpicc", "mpiio_cases", CASES);
         let (store, view) = (stage.dir("store"), stage.path("view"));
         Ok(Fixture { components, program, store, view, stage })
     }
@@ -67,7 +66,7 @@ impl Fixture {
         assert!(ended.text().contains(&format!("{case}: {ranks} ranks\n")), "{case}: {}", ended.text());
     }
 
-    /// Returns the paths of the files in a container whose names end with `end`, or begin with it.
+    /// Returns the paths of the files in a container whose names end or begin with `pattern`.
     pub fn files(&self, name: &str, pattern: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         walk(&self.store.join(format!("{name}.container")), &mut |path| {
@@ -81,18 +80,19 @@ impl Fixture {
 }
 
 /// Returns a fixture, or ends the test with the reason why there is none.
-macro_rules! fixture {
+#[macro_export]
+macro_rules! mpiio_fixture {
     () => {
-        match Fixture::new() {
+        match $crate::mpiio::Fixture::new() {
             Ok(fixture) => fixture,
-            Err(reason) => skip!("{reason}"),
+            Err(reason) => $crate::skip!("{reason}"),
         }
     };
 }
 
 #[test]
 fn the_operations_of_mpi_io_have_the_same_results_as_on_a_plain_file() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     let (variables, plain) = (fixture.variables(&[]), fixture.stage.dir("plain"));
     for case in [
         "strided",
@@ -132,7 +132,7 @@ fn ranks_on_two_nodes_share_a_file() {
     if !is_root() {
         skip!("only root gives processes a host name of their own");
     }
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     let agent = fixture.stage.file("agent", AGENT);
     fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
     let variables = fixture.variables(&[]);
@@ -157,7 +157,7 @@ fn ranks_on_two_nodes_share_a_file() {
 
 #[test]
 fn hints_select_the_buffer_and_the_index() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     for (index, flat) in [("parallel", 0), ("flatten", 1)] {
         let path = fixture.view.join(index);
         let mut command = fixture.case(RANKS, &fixture.variables(&[]), "hints", &path);
@@ -179,7 +179,7 @@ fn a_job_reads_each_index_log_once() {
     if !has("strace") {
         skip!("no strace");
     }
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     fixture.succeeds(RANKS, &fixture.variables(&[]), "random_write", &fixture.view.join("file"));
     let logs = fixture.files("file", ".index");
     let bytes: u64 = logs.iter().map(|log| fs::metadata(log).unwrap().len()).sum();
@@ -227,7 +227,7 @@ pub fn traced_bytes(stage: &Stage, mut launcher: Command, program: &[&Path], wor
 
 #[test]
 fn an_error_on_one_rank_is_an_error_on_all() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     let refused = |variables: &[(String, String)], reason: &str| {
         let mut command = fixture.case(RANKS, variables, "refusal", &fixture.view.join("file"));
         let ended = fixture.stage.run(command.arg(reason)).expect(0);
@@ -268,7 +268,7 @@ fn an_error_on_one_rank_is_an_error_on_all() {
 
 #[test]
 fn a_job_uses_several_virtual_directories() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     let (second_store, second_view) = (fixture.stage.dir("second"), fixture.stage.path("second-view"));
     let logs = [(&*fixture.store, &*fixture.view), (&*second_store, &*second_view)];
     let variables = fixture.variables_for(&logs, &[]);
@@ -279,7 +279,7 @@ fn a_job_uses_several_virtual_directories() {
 
 #[test]
 fn components_of_another_open_mpi_are_refused() {
-    let fixture = fixture!();
+    let fixture = mpiio_fixture!();
     let script = "#!/bin/sh\ncase $* in\n*--showme*) exec mpicc \"$@\" ;;\nesac\n\
                   exec mpicc -include opal_config.h -include other.h \"$@\"\n";
     let compiler = fixture.stage.file("other-mpicc", script);

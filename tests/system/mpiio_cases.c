@@ -1,34 +1,10 @@
 /* Cases of MPI-IO whose data is checked: mpiio_cases CASE PATH [ARGUMENT]. Prints "CASE: N ranks"
  * if all checks hold. The path names a file that does not exist before, unless it is read. */
-#include <mpi.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "mpi_ranks.h"
 
-static int rank, ranks;
 static const char *path, *argument;
 
-static void fail(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "rank %d: ", rank);
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, "\n");
-    va_end(arguments);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-    exit(1);
-}
-
 #define MUST(call) must((call), #call)
-static void must(int result, const char *call) {
-    char text[MPI_MAX_ERROR_STRING];
-    int length;
-    if (result == MPI_SUCCESS)
-        return;
-    MPI_Error_string(result, text, &length);
-    fail("%s: %s", call, text);
-}
 
 #define REFUSED(class, call) refused((class), (call), #call)
 static void refused(int class, int result, const char *call) {
@@ -74,13 +50,6 @@ static MPI_File open_with(MPI_Comm comm, int mode, MPI_Info info) {
 }
 
 static MPI_File open_shared(int mode) { return open_with(MPI_COMM_WORLD, mode, MPI_INFO_NULL); }
-
-/* Makes the data of all ranks visible to all. */
-static void sync_all(MPI_File file) {
-    MUST(MPI_File_sync(file));
-    MPI_Barrier(MPI_COMM_WORLD);
-    MUST(MPI_File_sync(file));
-}
 
 static void close_file(MPI_File *file) { MUST(MPI_File_close(file)); }
 
@@ -535,9 +504,7 @@ static const struct {
 };
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    start_ranks(&argc, &argv);
     if (argc < 3)
         fail("mpiio_cases CASE PATH [ARGUMENT]");
     path = argv[2];
@@ -545,11 +512,7 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < sizeof CASES / sizeof *CASES; i++)
         if (!strcmp(CASES[i].name, argv[1])) {
             CASES[i].run();
-            MPI_Barrier(MPI_COMM_WORLD);
-            if (rank == 0)
-                printf("%s: %d ranks\n", argv[1], ranks);
-            MPI_Finalize();
-            return 0;
+            return end_ranks(argv[1]);
         }
     fail("there is no case %s", argv[1]);
 }

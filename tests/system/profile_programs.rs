@@ -484,8 +484,7 @@ fn ranks_that_write_one_file_are_found() {
     }
     let mut fixture = Fixture::new();
     fixture.set("OMPI_MCA_hwloc_base_binding_policy", "none");
-    let (source, program) = (fixture.stage.file("together.c", TOGETHER), fixture.stage.path("together"));
-    fixture.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+    let program = fixture.stage.mpi_program("mpicc", "together", TOGETHER);
     let file = fixture.shared.join("checkpoint");
     let mut command = words(&[&"mpirun", &"-n", &"4", &"--oversubscribe", &"--mca", &"btl", &"self,vader"]);
     command.extend(words(&[&"--mca", &"plm_rsh_agent", &"/bin/false"]));

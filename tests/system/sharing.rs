@@ -218,9 +218,7 @@ fn ranks_of_an_mpi_job_read_one_anothers_memory() {
         skip!("{reason}");
     }
     let job = Job::new();
-    let source = job.stage.file("exchange.c", EXCHANGE);
-    let program = job.stage.path("exchange");
-    job.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+    let program = job.stage.mpi_program("mpicc", "exchange", EXCHANGE);
     let mpirun = || {
         let mut command = job.stage.mpirun(4);
         command.args([

@@ -405,8 +405,8 @@ impl Stage {
         path
     }
 
-    fn fresh(&self, what: &str) -> PathBuf {
-        self.path(format!("out/{}.{what}", self.number.fetch_add(1, Ordering::Relaxed)))
+    fn fresh(&self, stream: &str) -> PathBuf {
+        self.path(format!("out/{}.{stream}", self.number.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Returns a command with this stage's runtime directory in its environment. Its working
@@ -424,6 +424,14 @@ impl Stage {
 
     pub fn quell(&self) -> Command {
         self.command(quell())
+    }
+
+    /// Compiles a C program with an MPI compiler. It may include `mpi_ranks.h`.
+    pub fn mpi_program(&self, compiler: &str, name: &str, source: &str) -> PathBuf {
+        self.file("mpi_ranks.h", include_str!("mpi_ranks.h"));
+        let (source, program) = (self.file(&format!("{name}.c"), source), self.path(name));
+        self.run(self.command(compiler).args(["-O1", "-o"]).args([&program, &source])).expect(0);
+        program
     }
 
     /// Returns an incomplete command of OpenMPI's `mpirun` with `ranks` ranks on this machine.
