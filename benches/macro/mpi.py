@@ -65,8 +65,8 @@ class Mpi:
             records = 200 if self.quick else records
             rates = Rates()
             for turn in range(self.repeats):
-                def at(root, what):
-                    return root / f"{what}-{size}-{turn}"
+                def at(root, name):
+                    return root / f"{name}-{size}-{turn}"
 
                 for method, paths in ((None, [at(root, "private") for root in plain]), *((driver, [at(root, driver) for root in plain]) for driver in DRIVERS)):
                     work = "collective" if method else "private"

@@ -25,14 +25,14 @@ static int rank, ranks;
 static long records, bytes;
 static const char *path;
 
-static void must(int is_done, const char *what) {
+static void must(int is_done, const char *operation) {
     if (is_done)
         return;
-    fprintf(stderr, "mpi_records: rank %d: %s failed for %s\n", rank, what, path);
+    fprintf(stderr, "mpi_records: rank %d: %s failed for %s\n", rank, operation, path);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-static void call(int result, const char *what) { must(result == MPI_SUCCESS, what); }
+static void call(int result, const char *function) { must(result == MPI_SUCCESS, function); }
 
 static void fill(unsigned char *record, int of, long number) {
     unsigned state = 2463534242u + (unsigned)(of * 1000003 + number);

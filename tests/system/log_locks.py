@@ -80,10 +80,10 @@ def ended(child):
     raise AssertionError("a child does not end")
 
 
-def until(is_so, what):
+def until(is_so, condition):
     start = time.monotonic()
     while not is_so():
-        assert time.monotonic() - start < LIMIT_S, what
+        assert time.monotonic() - start < LIMIT_S, condition
         time.sleep(0.01)
 
 

@@ -9,7 +9,7 @@ use crate::stage::{Stage, has, quell};
 
 const TABLE: &str = include_str!("../../frontends/preload/table.txt");
 
-/// What the table says of a function.
+/// The treatment of a function by the library, according to the table.
 #[derive(Debug, PartialEq, Eq)]
 enum Treatment {
     Wrapped,

@@ -20,7 +20,8 @@ pub enum LockMode {
     Exclusive,
 }
 
-/// What a lock covers. As on a local file system of Linux, `Bytes` and `WholeFile` never conflict.
+/// The part of a file that a lock covers. As on a local file system of Linux, `Bytes` and
+/// `WholeFile` never conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LockScope {
     /// A range of bytes, as with fcntl(2). It may lie beyond the end of the file.
@@ -45,7 +46,7 @@ impl LockScope {
 /// A lock that an owner holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldLock {
-    /// What it covers. For a conflicting lock, at least one of the conflicting parts.
+    /// The locked part of the file. For a conflicting lock, at least one of the conflicting parts.
     pub scope: LockScope,
     /// Its mode.
     pub mode: LockMode,

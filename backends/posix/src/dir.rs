@@ -169,9 +169,9 @@ pub trait RangeLocks {
     /// Returns a lock of another open file that conflicts with the described one.
     fn conflicting(&self, range: LockedRange) -> Result<Option<LockedRange>>;
 
-    /// Returns whether a node sees what another node has written to a file of this file system only
-    /// after the writer has synced the file and the reader has opened it again. A lock of one file
-    /// has no effect on the caches of others.
+    /// Returns whether data that one node has written to a file of this file system is visible on
+    /// other nodes only after the writer has synced the file and the reader has opened it again. A
+    /// lock of one file has no effect on the caches of others.
     fn needs_sync_between_nodes(&self) -> bool;
 }
 

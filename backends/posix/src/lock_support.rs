@@ -55,8 +55,8 @@ pub(crate) fn check_before_lock(fd: BorrowedFd<'_>) -> Result<Option<CheckAfterL
     }
 }
 
-/// Returns whether every node sees what others have written to the file system of `fd`, without a
-/// sync by the writer.
+/// Returns whether data that one node has written to the file system of `fd` is visible on all
+/// other nodes without a sync by the writer.
 pub(crate) fn has_coherent_caches(fd: BorrowedFd<'_>) -> bool {
     properties_of(fd).is_ok_and(|(_, properties)| properties.has_coherent_caches)
 }

@@ -183,7 +183,7 @@ fn build(args: &MpiBuildArgs, quiet: bool) -> Result<ExitCode, Failure> {
             fs::rename(work.join(name), &target).map_err(failed(&target))
         })
     });
-    // What remains are sources, which have no effect.
+    // The sources that remain have no effect.
     let _ = fs::remove_dir_all(&work);
     built?;
     if args.json {
@@ -206,13 +206,13 @@ fn compile_all(mpi: &Mpi, library: &Path, work: &Path) -> Result<(), Failure> {
         let path = work.join(name);
         fs::write(&path, text).map_err(|error| Failure::cannot(format!("{}: {error}", shown(&path))))?;
     }
-    let compile = |what: &str, command: &mut Command| {
+    let compile = |target: &str, command: &mut Command| {
         let output = command.stdin(Stdio::null()).output();
         let output = output.map_err(|error| Failure::cannot(format!("{}: {error}", shown(&mpi.compiler))))?;
         match output.status.success() {
             true => Ok(()),
             false => Err(Failure::cannot(format!(
-                "{} could not compile {what} for {}:\n{}",
+                "{} could not compile {target} for {}:\n{}",
                 shown(&mpi.compiler),
                 mpi.name(),
                 String::from_utf8_lossy(&output.stderr).trim_end()

@@ -53,7 +53,7 @@ static void set_default(MPI_Info info, const char *key, const char *value) {
         PMPI_Info_set(info, key, value);
 }
 
-/* The communicator, and what an exchange keeps until the file is open. */
+/* The communicator, and the memory that an exchange keeps until the file is open. */
 struct context {
     MPI_Comm comm;
     char *memory;

@@ -185,8 +185,8 @@ unsafe fn log_entry(path: *const c_char) -> Outcome<LogEntry> {
     }
 }
 
-/// Reads the share of this rank. The shares are spread over the ranks, and so over the nodes; a rank
-/// without one has no bytes.
+/// Reads the share of this rank. The shares are spread over the ranks, and so over the nodes; a
+/// rank without one has no bytes.
 fn read_share(entry: &LogEntry, job: &Job, logs: usize) -> Outcome<Vec<u8>> {
     let (rank, ranks) = (job.rank as usize, job.ranks as usize);
     let shares = logs.min(ranks);

@@ -1,7 +1,7 @@
 //! The real descriptor of a virtual file: a memfd, opened for writing only.
 //!
-//! The kernel keeps in it what processes share that have inherited the descriptor: the position
-//! (lseek(2) on the descriptor) and the close-on-exec flag. A header in the memfd, far beyond any
+//! In it the kernel keeps the position (lseek(2) on the descriptor), which processes that have
+//! inherited the descriptor share. A header in the memfd, far beyond any
 //! file's data, describes the file, so that a program that was executed with the descriptor finds
 //! the file again:
 //!

@@ -36,7 +36,7 @@ pub fn lock_for_fork() -> std::sync::MutexGuard<'static, BTreeSet<&'static str>>
     lock(&REPORTED)
 }
 
-/// Prints a warning once in a process, whatever QUELL_LOG says.
+/// Prints a warning once in a process, for all values of QUELL_LOG.
 pub fn warn_once(function: &'static str, message: &str) {
     // A warning that cannot be printed is lost.
     let _ = inside(|| {

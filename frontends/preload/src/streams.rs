@@ -239,14 +239,14 @@ pub fn standard_stream(fd: c_int) -> *mut FILE {
     }
 }
 
-/// The bits of the first word of a stream that say what it allows, as libc defines them.
+/// Bits of the first word of a stream that describe its mode and state, as libc defines them.
 const NO_READS: c_int = 0x0004;
 const NO_WRITES: c_int = 0x0008;
 const AT_END: c_int = 0x0010;
 const FAILED: c_int = 0x0020;
 const APPENDS: c_int = 0x1000;
 
-/// Sets what a custom stream allows, by flags of open(2), and clears its errors.
+/// Sets the mode of a custom stream from flags of open(2), and clears its errors.
 pub fn set_mode(stream: *mut FILE, flags: c_int) {
     with_stream(stream, |stream| stream.orientation = 0);
     let mut bits = match flags & libc::O_ACCMODE {

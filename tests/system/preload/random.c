@@ -94,7 +94,7 @@ static void status(const struct stat *st) {
 
 static void call_on_file(int i, int in_child) {
   int fd = open_files[i].fd;
-  char what[64];
+  char call[64];
   // A directory that was removed cannot be used through its descriptor: ESTALE.
   if (open_files[i].is_dir && open_files[i].removed) return;
   printf("fd %d: ", i);
@@ -117,11 +117,11 @@ static void call_on_file(int i, int in_child) {
     int whence = below(3);
     off_t to = offset() - (whence ? 300 : 0);
     if (open_files[i].is_dir) to = whence = 0; // positions of directories have no meaning
-    snprintf(what, sizeof what, "lseek %lld %d", (long long)to, whence);
-    say(what, lseek(fd, to, whence));
+    snprintf(call, sizeof call, "lseek %lld %d", (long long)to, whence);
+    say(call, lseek(fd, to, whence));
     break;
   }
-  case 7: { off_t size = offset(); snprintf(what, sizeof what, "ftruncate %lld", (long long)size); say(what, ftruncate(fd, size)); break; }
+  case 7: { off_t size = offset(); snprintf(call, sizeof call, "ftruncate %lld", (long long)size); say(call, ftruncate(fd, size)); break; }
   case 8: { struct stat st; if (say("fstat", fstat(fd, &st)) == 0) status(&st); break; }
   case 9: say("fsync", fsync(fd)); break;
   case 10: {
@@ -175,7 +175,7 @@ static void call_in_child(void) {
 
 static void call_on_name(void) {
   const char *a = name(), *b = name();
-  char what[64];
+  char call[64];
   switch (below(12)) {
   case 0: case 1: case 2: {
     static const int flags[] = {O_RDONLY, O_WRONLY, O_RDWR, O_RDWR | O_APPEND, O_WRONLY | O_APPEND, O_RDWR};
@@ -187,9 +187,9 @@ static void call_on_name(void) {
     if ((flag & O_EXCL) && !(flag & O_CREAT)) flag &= ~O_EXCL; // undefined
     if ((flag & O_DIRECTORY) && (flag & O_CREAT)) flag &= ~O_CREAT; // differs between versions of Linux
     if (open_files[i].fd >= 0) { say("close", close(open_files[i].fd)); open_files[i].fd = -1; }
-    snprintf(what, sizeof what, "open %s %o", a, flag);
+    snprintf(call, sizeof call, "open %s %o", a, flag);
     int fd = open(a, flag, 0666);
-    say(what, fd < 0 ? -1 : fd);
+    say(call, fd < 0 ? -1 : fd);
     if (fd >= 0) {
       struct stat st;
       fstat(fd, &st);
@@ -202,22 +202,22 @@ static void call_on_name(void) {
     }
     break;
   }
-  case 3: snprintf(what, sizeof what, "unlink %s", a); if (say(what, unlink(a)) == 0) follow(a, NULL); break;
+  case 3: snprintf(call, sizeof call, "unlink %s", a); if (say(call, unlink(a)) == 0) follow(a, NULL); break;
   case 4: {
-    snprintf(what, sizeof what, "rename %s %s", a, b);
-    if (say(what, rename(a, b)) == 0 && strcmp(a, b)) { follow(b, NULL); follow(a, b); }
+    snprintf(call, sizeof call, "rename %s %s", a, b);
+    if (say(call, rename(a, b)) == 0 && strcmp(a, b)) { follow(b, NULL); follow(a, b); }
     break;
   }
-  case 5: snprintf(what, sizeof what, "mkdir %s", a); say(what, mkdir(a, 0777)); break;
-  case 6: snprintf(what, sizeof what, "rmdir %s", a); if (say(what, rmdir(a)) == 0) follow(a, NULL); break;
+  case 5: snprintf(call, sizeof call, "mkdir %s", a); say(call, mkdir(a, 0777)); break;
+  case 6: snprintf(call, sizeof call, "rmdir %s", a); if (say(call, rmdir(a)) == 0) follow(a, NULL); break;
   case 7: {
     struct stat st;
-    snprintf(what, sizeof what, "stat %s", a);
-    if (say(what, below(2) ? stat(a, &st) : lstat(a, &st)) == 0) status(&st);
+    snprintf(call, sizeof call, "stat %s", a);
+    if (say(call, below(2) ? stat(a, &st) : lstat(a, &st)) == 0) status(&st);
     break;
   }
   case 8: list(below(2) ? "." : a); break;
-  case 9: { off_t size = offset(); snprintf(what, sizeof what, "truncate %s", a); say(what, truncate(a, size)); break; }
+  case 9: { off_t size = offset(); snprintf(call, sizeof call, "truncate %s", a); say(call, truncate(a, size)); break; }
   case 10: say("symlink", symlink("a", "l")); break;
   case 11: {
     char target[16] = "";

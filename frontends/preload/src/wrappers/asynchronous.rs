@@ -60,7 +60,7 @@ struct ThreadNotification {
     attributes: *const libc::pthread_attr_t,
 }
 
-/// What a notifying thread calls.
+/// A function that a new thread calls to notify the program, with its argument.
 struct Call {
     function: extern "C" fn(libc::sigval),
     value: libc::sigval,

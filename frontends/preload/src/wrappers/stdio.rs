@@ -232,7 +232,7 @@ unsafe fn reopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) ->
     if !is_custom && standard.is_none() {
         return Err(refused("freopen", None, Errno(libc::ENOTSUP)));
     }
-    // SAFETY: the stream is open; what it has read ahead is dropped, as by freopen(3).
+    // SAFETY: the stream is open. Its buffered input is discarded, as by freopen(3).
     unsafe {
         fflush(stream);
         __fpurge(stream);

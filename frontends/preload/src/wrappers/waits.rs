@@ -1,5 +1,6 @@
-//! The functions that wait for child processes. What a child wrote to an open file of this process
-//! is visible here when it has ended, as with a file that both have open in the kernel.
+//! The functions that wait for child processes. Data that a child wrote to an open file of this
+//! process is visible here when the child has ended, as with a file that both have open in the
+//! kernel.
 
 use libc::{c_int, id_t, idtype_t, pid_t, rusage, siginfo_t};
 
