@@ -19,7 +19,8 @@ use crate::callers::caller_of;
 use crate::convert::errno;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
-use crate::locks::LockWaiters;
+use crate::lock_call::lock_call;
+use crate::locks::{LockRequest, LockWaiters};
 use crate::nodes::{file_attr, node};
 use crate::options::{LockKeeper, Options};
 use crate::session_state::{RequestGuard, SessionState};
@@ -240,6 +241,23 @@ impl Frontend {
             None => self.handles.get(handle),
         };
         file.ok_or(Errno::EBADF)
+    }
+
+    /// Returns the open file and the lock of a request of fcntl(2) or flock(2). `first` and `last`
+    /// are bytes.
+    pub(crate) fn lock_request(
+        &self,
+        request: &Request,
+        handle: FileHandle,
+        kind: i32,
+        first: u64,
+        last: u64,
+    ) -> Result<(Arc<dyn WritableFile>, LockRequest), Errno> {
+        if self.locks != LockKeeper::FileSystem {
+            return Err(Errno::ENOLCK);
+        }
+        let file = self.writable_files.get(handle).ok_or(Errno::EBADF)?;
+        Ok((file, LockRequest::new(kind, first, last, || lock_call(request.pid()))?))
     }
 
     /// Answers a request for bytes that the kernel sends twice: first for their number (`capacity`

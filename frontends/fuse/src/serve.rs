@@ -22,7 +22,6 @@ use crate::convert::{
 };
 use crate::counters::{add, count};
 use crate::frontend::{Frontend, GENERATION, publish_all, stale_if_removed};
-use crate::lock_call::lock_call;
 use crate::locks::{F_UNLCK, LockRequest, WaitingRequest, conflict_values, unlock};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::{LockKeeper, REQUEST_BYTES_MAX};
@@ -362,9 +361,8 @@ impl Filesystem for Frontend {
         }
     }
 
-    /// Publishes the file. The kernel sends this request at each close(2), which returns its
-    /// result.
-    /// Removes the locks of the process, which owns those of fcntl(2).
+    /// Publishes the file, and removes the locks of fcntl(2) of the process, which owns them. The
+    /// kernel sends this request at each close(2), which returns its result.
     fn flush(&self, _: &Request, ino: INodeNo, handle: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         let _worker = self.enter("flush", ino);
         if self.fs.writable().is_none() {
@@ -396,13 +394,9 @@ impl Filesystem for Frontend {
         reply: ReplyLock,
     ) {
         let _worker = self.enter("getlk", ino);
-        if self.locks != LockKeeper::FileSystem {
-            return reply.error(Errno::ENOLCK);
-        }
-        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
-        let (scope, mode) = match LockRequest::new(kind, first, last, || lock_call(request.pid())) {
-            Ok(LockRequest::Lock(scope, mode)) => (scope, mode),
-            Ok(LockRequest::Unlock(_)) => return reply.error(Errno::EINVAL),
+        let (file, scope, mode) = match self.lock_request(request, handle, kind, first, last) {
+            Ok((file, LockRequest::Lock(scope, mode))) => (file, scope, mode),
+            Ok((_, LockRequest::Unlock(_))) => return reply.error(Errno::EINVAL),
             Err(number) => return reply.error(number),
         };
         let owner = quell_vfs::LockOwner(owner.0);
@@ -430,14 +424,10 @@ impl Filesystem for Frontend {
         reply: ReplyEmpty,
     ) {
         let _worker = self.enter("setlk", ino);
-        if self.locks != LockKeeper::FileSystem {
-            return reply.error(Errno::ENOLCK);
-        }
-        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
         let (node, owner) = (node(ino), quell_vfs::LockOwner(owner.0));
-        let (scope, mode) = match LockRequest::new(kind, first, last, || lock_call(request.pid())) {
-            Ok(LockRequest::Lock(scope, mode)) => (scope, mode),
-            Ok(LockRequest::Unlock(scope)) => {
+        let (file, scope, mode) = match self.lock_request(request, handle, kind, first, last) {
+            Ok((file, LockRequest::Lock(scope, mode))) => (file, scope, mode),
+            Ok((file, LockRequest::Unlock(scope))) => {
                 let unlocked = file.locks().and_then(|locks| unlock(locks, owner, scope));
                 self.lock_waiters.wake(node);
                 return match unlocked {
