@@ -87,6 +87,10 @@ HIDDEN void agree(struct failure *failure, MPI_Comm comm);
  * there is none. */
 HIDDEN int error_code(const struct failure *failure);
 
+/* The functions of components that have nothing to do. */
+HIDDEN int succeed(struct ompio_file_t *handle);
+HIDDEN int succeed_with_threads(bool progress_threads, bool threads);
+
 /* Returns the value of a hint, or an empty string. */
 HIDDEN const char *hint(struct opal_info_t *info, const char *key, char value[64]);
 

@@ -92,33 +92,18 @@ static ssize_t fbtl_pwritev(struct ompio_file_t *handle) {
     return result(open, &failure, bytes, true);
 }
 
-static int module_init(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
-}
-
 static mca_fbtl_base_module_t module = {
-    .fbtl_module_init = module_init,
-    .fbtl_module_finalize = module_init,
+    .fbtl_module_init = succeed,
+    .fbtl_module_finalize = succeed,
     .fbtl_preadv = fbtl_preadv,
     .fbtl_pwritev = fbtl_pwritev,
 };
 
 static int component_open(void) { return is_right_version(false) ? OMPI_SUCCESS : OMPI_ERR_NOT_AVAILABLE; }
 
-static int init_query(bool progress_threads, bool threads) {
-    (void)progress_threads, (void)threads;
-    return OMPI_SUCCESS;
-}
-
 static mca_fbtl_base_module_t *file_query(struct ompio_file_t *handle, int *priority) {
     *priority = PRIORITY;
     return is_ours(handle->f_filename) ? &module : NULL;
-}
-
-static int file_unquery(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
 }
 
 OMPI_DECLSPEC extern mca_fbtl_base_component_2_0_0_t mca_fbtl_quell_component;
@@ -131,7 +116,7 @@ mca_fbtl_base_component_2_0_0_t mca_fbtl_quell_component = {
             MCA_BASE_MAKE_VERSION(component, 0, 1, 0),
             .mca_open_component = component_open,
         },
-    .fbtlm_init_query = init_query,
+    .fbtlm_init_query = succeed_with_threads,
     .fbtlm_file_query = file_query,
-    .fbtlm_file_unquery = file_unquery,
+    .fbtlm_file_unquery = succeed,
 };

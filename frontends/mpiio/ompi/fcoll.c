@@ -36,33 +36,18 @@ static int write_all(struct ompio_file_t *handle, const void *from, int count, s
     return agreed(handle, mca_common_ompio_file_write(handle, from, count, datatype, status));
 }
 
-static int module_init(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
-}
-
 static mca_fcoll_base_module_t module = {
-    .fcoll_module_init = module_init,
-    .fcoll_module_finalize = module_init,
+    .fcoll_module_init = succeed,
+    .fcoll_module_finalize = succeed,
     .fcoll_file_read_all = read_all,
     .fcoll_file_write_all = write_all,
 };
 
 static int component_open(void) { return is_right_version(false) ? OMPI_SUCCESS : OMPI_ERR_NOT_AVAILABLE; }
 
-static int init_query(bool progress_threads, bool threads) {
-    (void)progress_threads, (void)threads;
-    return OMPI_SUCCESS;
-}
-
 static mca_fcoll_base_module_t *file_query(struct ompio_file_t *handle, int *priority) {
     *priority = PRIORITY;
     return is_ours(handle->f_filename) ? &module : NULL;
-}
-
-static int file_unquery(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
 }
 
 OMPI_DECLSPEC extern mca_fcoll_base_component_2_0_0_t mca_fcoll_quell_component;
@@ -75,7 +60,7 @@ mca_fcoll_base_component_2_0_0_t mca_fcoll_quell_component = {
             MCA_BASE_MAKE_VERSION(component, 0, 1, 0),
             .mca_open_component = component_open,
         },
-    .fcollm_init_query = init_query,
+    .fcollm_init_query = succeed_with_threads,
     .fcollm_file_query = file_query,
-    .fcollm_file_unquery = file_unquery,
+    .fcollm_file_unquery = succeed,
 };

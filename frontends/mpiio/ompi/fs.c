@@ -14,7 +14,7 @@
 /* A larger index is not exchanged: each rank keeps all of it in memory while it opens the file. */
 static const uint64_t EXCHANGED_BYTES_MAX = 512u << 20;
 
-/* What rank 0 has found out for all ranks. */
+/* The facts that rank 0 determines for all ranks. */
 struct plan {
     struct failure failure;
     /* The number of index logs to read. */
@@ -271,14 +271,9 @@ static int fs_sync(struct ompio_file_t *handle) {
     return error_code(&failure);
 }
 
-static int module_init(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
-}
-
 static mca_fs_base_module_t module = {
-    .fs_module_init = module_init,
-    .fs_module_finalize = module_init,
+    .fs_module_init = succeed,
+    .fs_module_finalize = succeed,
     .fs_file_open = fs_open,
     .fs_file_close = fs_close,
     .fs_file_delete = fs_delete,
@@ -289,19 +284,9 @@ static mca_fs_base_module_t module = {
 
 static int component_open(void) { return is_right_version(true) ? OMPI_SUCCESS : OMPI_ERR_NOT_AVAILABLE; }
 
-static int init_query(bool progress_threads, bool threads) {
-    (void)progress_threads, (void)threads;
-    return OMPI_SUCCESS;
-}
-
 static mca_fs_base_module_t *file_query(struct ompio_file_t *handle, int *priority) {
     *priority = PRIORITY;
     return is_ours(handle->f_filename) ? &module : NULL;
-}
-
-static int file_unquery(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
 }
 
 OMPI_DECLSPEC extern mca_fs_base_component_2_0_0_t mca_fs_quell_component;
@@ -314,7 +299,7 @@ mca_fs_base_component_2_0_0_t mca_fs_quell_component = {
             MCA_BASE_MAKE_VERSION(component, 0, 1, 0),
             .mca_open_component = component_open,
         },
-    .fsm_init_query = init_query,
+    .fsm_init_query = succeed_with_threads,
     .fsm_file_query = file_query,
-    .fsm_file_unquery = file_unquery,
+    .fsm_file_unquery = succeed,
 };

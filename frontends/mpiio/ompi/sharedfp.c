@@ -221,14 +221,9 @@ static int write_ordered_end(struct ompio_file_t *handle, const void *from, ompi
     return read_ordered_end(handle, NULL, status);
 }
 
-static int module_init(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
-}
-
 static mca_sharedfp_base_module_t module = {
-    .sharedfp_module_init = module_init,
-    .sharedfp_module_finalize = module_init,
+    .sharedfp_module_init = succeed,
+    .sharedfp_module_finalize = succeed,
     .sharedfp_seek = sharedfp_seek,
     .sharedfp_get_position = sharedfp_get_position,
     .sharedfp_read = sharedfp_read,
@@ -247,11 +242,6 @@ static mca_sharedfp_base_module_t module = {
 
 static int component_open(void) { return is_right_version(false) ? OMPI_SUCCESS : OMPI_ERR_NOT_AVAILABLE; }
 
-static int init_query(bool progress_threads, bool threads) {
-    (void)progress_threads, (void)threads;
-    return OMPI_SUCCESS;
-}
-
 /* Returns whether all ranks run on this node. */
 static bool is_on_one_node(struct ompi_communicator_t *comm) {
     struct ompi_group_t *group = comm->c_local_group;
@@ -266,11 +256,6 @@ static mca_sharedfp_base_module_t *file_query(struct ompio_file_t *handle, int *
     return is_ours(handle->f_filename) && !is_on_one_node(handle->f_comm) ? &module : NULL;
 }
 
-static int file_unquery(struct ompio_file_t *handle) {
-    (void)handle;
-    return OMPI_SUCCESS;
-}
-
 OMPI_DECLSPEC extern mca_sharedfp_base_component_2_0_0_t mca_sharedfp_quell_component;
 
 mca_sharedfp_base_component_2_0_0_t mca_sharedfp_quell_component = {
@@ -281,7 +266,7 @@ mca_sharedfp_base_component_2_0_0_t mca_sharedfp_quell_component = {
             MCA_BASE_MAKE_VERSION(component, 0, 1, 0),
             .mca_open_component = component_open,
         },
-    .sharedfpm_init_query = init_query,
+    .sharedfpm_init_query = succeed_with_threads,
     .sharedfpm_file_query = file_query,
-    .sharedfpm_file_unquery = file_unquery,
+    .sharedfpm_file_unquery = succeed,
 };
