@@ -8,7 +8,7 @@
 //! - `paths` compares paths with the virtual directories, as pure functions; `resolve` walks a
 //!   virtual path in its file system.
 //! - `descriptors` maps the numbers of descriptors to open files. Each open file has a real
-//!   descriptor of the kernel, its `placeholder`, which keeps what processes share: the position,
+//!   descriptor of the kernel, its `placeholder`. This keeps the position, which processes share,
 //!   and the description with which a process that inherits the descriptor opens the file again.
 //! - `process` initializes the library, and handles fork, exec and exit.
 //!
@@ -36,6 +36,7 @@ mod guard;
 mod library_copies;
 mod locate;
 mod locate_at;
+mod memory_copy;
 mod messages;
 mod next;
 mod open_dir;

@@ -7,11 +7,12 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, pid_t};
-use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
 use crate::guard::Entered;
+use crate::memory_copy;
 use crate::messages::warn;
 use crate::open_file::OpenFile;
 use crate::placeholder;
@@ -145,20 +146,7 @@ fn copy(fd: c_int, file: &OpenFile) -> Outcome<OwnedFd> {
     if file.attributes()?.size_bytes > COPY_BYTES_MAX {
         return Err(Errno(libc::EFBIG));
     }
-    let content = rustix::fs::memfd_create("quell-content", MemfdFlags::CLOEXEC)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    loop {
-        let length = file.read_at(&mut [&mut buffer], offset)?;
-        if length == 0 {
-            break;
-        }
-        let mut written = 0;
-        while written < length {
-            written += rustix::io::pwrite(&content, &buffer[written..length], offset + written as u64)?;
-        }
-        offset += length as u64;
-    }
+    let content = memory_copy::copy("quell-content", |buffer, offset| file.read_at(&mut [buffer], offset))?;
     let again = format!("/proc/self/fd/{}", content.as_raw_fd());
     let reader = rustix::fs::open(again, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     placeholder::set_position(

@@ -158,6 +158,30 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut off_t, length: size_t) -> Ou
     })
 }
 
+/// Defines a function that copies or moves data between two descriptors with offsets.
+macro_rules! between {
+    ($name:ident, $ours:ident) => {
+        wrap! {
+            fn $name(
+                from: c_int,
+                from_offset: *mut loff_t,
+                to: c_int,
+                to_offset: *mut loff_t,
+                length: size_t,
+                flags: c_uint,
+            ) -> ssize_t, |next| {
+                // SAFETY: the caller's arguments are those of the function of libc.
+                unsafe {
+                    match is_virtual(from) || is_virtual(to) {
+                        true => errno::reply($ours(from, from_offset, to, to_offset, length, flags)),
+                        false => next(from, from_offset, to, to_offset, length, flags),
+                    }
+                }
+            }
+        }
+    };
+}
+
 macro_rules! sendfile {
     ($($name:ident),*) => {$(
         wrap! {
@@ -226,24 +250,7 @@ unsafe fn copy_range(
     })
 }
 
-wrap! {
-    fn copy_file_range(
-        from: c_int,
-        from_offset: *mut loff_t,
-        to: c_int,
-        to_offset: *mut loff_t,
-        length: size_t,
-        flags: c_uint,
-    ) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of copy_file_range(2).
-        unsafe {
-            match is_virtual(from) || is_virtual(to) {
-                true => errno::reply(copy_range(from, from_offset, to, to_offset, length, flags)),
-                false => next(from, from_offset, to, to_offset, length, flags),
-            }
-        }
-    }
-}
+between!(copy_file_range, copy_range);
 
 /// Returns whether a pipe is ready at once.
 fn is_ready(fd: c_int, events: i16) -> bool {
@@ -321,24 +328,7 @@ unsafe fn move_data(
     })
 }
 
-wrap! {
-    fn splice(
-        from: c_int,
-        from_offset: *mut loff_t,
-        to: c_int,
-        to_offset: *mut loff_t,
-        length: size_t,
-        flags: c_uint,
-    ) -> ssize_t, |next| {
-        // SAFETY: the caller's arguments are those of splice(2).
-        unsafe {
-            match is_virtual(from) || is_virtual(to) {
-                true => errno::reply(move_data(from, from_offset, to, to_offset, length, flags)),
-                false => next(from, from_offset, to, to_offset, length, flags),
-            }
-        }
-    }
-}
+between!(splice, move_data);
 
 wrap! {
     fn tee(from: c_int, to: c_int, length: size_t, flags: c_uint) -> ssize_t, |next| {

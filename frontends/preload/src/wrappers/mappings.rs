@@ -7,6 +7,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags};
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
 use crate::guard::inside;
+use crate::memory_copy;
 use crate::next::wrap;
 use crate::refusals::warn_once;
 use crate::view;
@@ -76,10 +77,7 @@ fn copy_of(
         }
         // Zeros need no memory.
         if buffer[..received].iter().any(|byte| *byte != 0) {
-            let mut written = 0;
-            while written < received {
-                written += rustix::io::pwrite(&memfd, &buffer[written..received], copied + written as u64)?;
-            }
+            memory_copy::write_at(&memfd, &buffer[..received], copied)?;
         }
         copied += received as u64;
     }

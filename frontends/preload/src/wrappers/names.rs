@@ -265,13 +265,26 @@ unsafe fn rename_paths(
     };
     // SAFETY: the caller's promise.
     let ends = unsafe { (find(from_fd, from, LastLink::Keep), find(to_fd, to, LastLink::Keep)) };
+    with_two_paths(ends, (from_fd, from), (to_fd, to), next, |from, to| {
+        match flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) {
+            0 => rename_entry(from, to, mode),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    })
+}
+
+/// Calls `ours` if both ends are virtual, and `next` if neither is. It is an error if one is.
+fn with_two_paths(
+    ends: (Outcome<Target>, Outcome<Target>),
+    (from_fd, from): (c_int, *const c_char),
+    (to_fd, to): (c_int, *const c_char),
+    next: impl FnOnce(c_int, *const c_char, c_int, *const c_char) -> c_int,
+    ours: impl FnOnce(&Entry, &Entry) -> Outcome<c_int>,
+) -> c_int {
     match ends {
         (Err(error), _) | (_, Err(error)) => errno::reply(Err(error)),
         (Ok(Target::Virtual(from)), Ok(Target::Virtual(to))) => {
-            match flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) {
-                0 => errno::reply(from.with(|from| to.with(|to| rename_entry(from, to, mode)))),
-                _ => errno::reply(from.with(|_| to.with(|_| Err(Errno(libc::EINVAL))))),
-            }
+            errno::reply(from.with(|from| to.with(|to| ours(from, to))))
         }
         (Ok(Target::Virtual(entry)), _) | (_, Ok(Target::Virtual(entry))) => {
             errno::reply(entry.with(|_| Err(Errno(libc::EXDEV))))
@@ -328,23 +341,11 @@ unsafe fn link_paths(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let ends = unsafe { (find(from_fd, from, last_link), find(to_fd, to, LastLink::Keep)) };
-    match ends {
-        (Err(error), _) | (_, Err(error)) => errno::reply(Err(error)),
-        (Ok(Target::Virtual(from)), Ok(Target::Virtual(to))) => {
-            let refused = |from: &Entry, to: &Entry| {
-                from.node().and_then(|_| require_missing(to)).and(Err(Errno(libc::EPERM)))
-            };
-            errno::reply(from.with(|from| to.with(|to| refused(from, to))))
-        }
-        (Ok(Target::Virtual(entry)), _) | (_, Ok(Target::Virtual(entry))) => {
-            errno::reply(entry.with(|_| Err(Errno(libc::EXDEV))))
-        }
-        (Ok(from_target), Ok(to_target)) => {
-            let (from_fd, from) = native(&from_target, from_fd, from);
-            let (to_fd, to) = native(&to_target, to_fd, to);
-            next(from_fd, from, to_fd, to)
-        }
-    }
+    with_two_paths(ends, (from_fd, from), (to_fd, to), next, |from, to| {
+        from.node()?;
+        require_missing(to)?;
+        Err(Errno(libc::EPERM))
+    })
 }
 
 wrap! {

@@ -5,7 +5,6 @@ use std::os::fd::AsRawFd;
 
 use libc::{c_char, c_int, c_void, pid_t};
 use quell_vfs::Kind;
-use rustix::fs::MemfdFlags;
 
 use crate::descriptors;
 use crate::environment::Environment;
@@ -13,6 +12,7 @@ use crate::errno::{self, Errno, Outcome};
 use crate::guard::{inside, is_inside};
 use crate::locate::Located;
 use crate::locate_at::locate;
+use crate::memory_copy;
 use crate::next::{Next, wrap};
 use crate::placeholder;
 use crate::process;
@@ -51,21 +51,8 @@ pub(super) fn program_copy(entry: &Entry, wanted: c_int) -> Outcome<c_int> {
     }
     let context = crate::view::context();
     let file = entry.fs.open(&context, found.node())?;
-    let memfd = rustix::fs::memfd_create("quell-program", MemfdFlags::CLOEXEC)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    loop {
-        let length = file.read_at(&mut buffer, offset)?;
-        if length == 0 {
-            break;
-        }
-        let mut written = 0;
-        while written < length {
-            written += rustix::io::pwrite(&memfd, &buffer[written..length], offset + written as u64)?;
-        }
-        offset += length as u64;
-    }
-    Ok(placeholder::leak(memfd))
+    let copy = memory_copy::copy("quell-program", |buffer, offset| Ok(file.read_at(buffer, offset)?))?;
+    Ok(placeholder::leak(copy))
 }
 
 /// Returns how a virtual program is started.
