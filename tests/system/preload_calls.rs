@@ -115,6 +115,33 @@ fn a_program_that_is_executed_with_a_list_of_arguments_stores_its_output() {
     assert!(real.text().contains("one 2 3 4 5 6 7 8 9"), "{}", real.text());
 }
 
+#[test]
+fn data_that_a_library_writes_at_the_end_of_the_process_is_stored() {
+    if !has("cc") {
+        skip!("no C compiler (cc)");
+    }
+    let source = "#include <unistd.h>\nvoid begin(void);\n\
+                  int main(int count, char **words) { begin(); return count != 2; }\n";
+    let stage = Stage::new();
+    let (main, late) = (stage.file("main.c", source), stage.file("late.c", include_str!("preload/late.c")));
+    let (library, program) = (stage.path("liblate.so"), stage.path("cases"));
+    let script = "cc -shared -fPIC -o \"$1\" \"$2\" && cc -o \"$3\" \"$4\" \"$1\"";
+    stage.sh(script, &[&library, &late, &program, &main]).expect(0);
+    let (real, view, store) = (stage.dir("real"), stage.dir("view"), stage.dir("store"));
+    let fixture = Fixture { stage, program, real, view, store };
+    fixture.stage.run(fixture.virtual_command().current_dir(&fixture.view)).expect(0);
+    let shown = fixture.virtual_command();
+    let mut reader = fixture.stage.command("sh");
+    reader.args(["-c", "cd \"$0\" && cat stream descriptor formatted new"]).arg(&fixture.view);
+    for (name, value) in shown.get_envs() {
+        if let Some(value) = value {
+            reader.env(name, value);
+        }
+    }
+    let stored = fixture.stage.run(&mut reader).expect(0).text();
+    assert_eq!(stored, "early, lateearly, lateearly, late 1 2.5late");
+}
+
 /// Lines of `file_systems.c` in which a log directory differs from a file system of the kernel: the
 /// beginning of the expression, and the result.
 const OTHER_ANSWERS: [(&str, &str); 3] = [

@@ -11,6 +11,7 @@ mod directories;
 mod directory_entries;
 pub mod file_actions;
 mod file_systems;
+mod formatted;
 mod fts;
 mod libraries;
 pub mod locks;
