@@ -314,6 +314,10 @@ pub struct RecordArgs {
     /// Keep only blocks that were read in at least N recordings.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,
+    /// Keep all blocks of each file that was opened, as far as --budget allows it: `quell run --via
+    /// preload` serves only whole files from memory.
+    #[arg(long, conflicts_with = "image")]
+    pub whole: bool,
     /// Keep at most this many MiB of blocks, preferring those that were read in most recordings.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget: Option<u64>,

@@ -38,6 +38,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         merge: args.merge,
         force: args.force,
         min_runs: args.min_runs,
+        whole: args.whole,
         budget_mib: args.budget,
         pipe: pipe.path.clone(),
         outputs: copy.as_ref().map(OutputCopy::paths),

@@ -29,11 +29,14 @@ pub struct Choice<'a> {
     pub min_recordings: u32,
     /// The maximum number of blocks. Blocks that were read in most recordings are preferred.
     pub blocks_max: usize,
+    /// Files of any size are stored whole if the limit allows it, and not only small ones.
+    pub whole: bool,
 }
 
 impl Choice<'_> {
     /// All blocks of this recording alone.
-    pub const ALL: Choice<'static> = Choice { old: None, min_recordings: 1, blocks_max: usize::MAX };
+    pub const ALL: Choice<'static> =
+        Choice { old: None, min_recordings: 1, blocks_max: usize::MAX, whole: false };
 }
 
 /// Blocks that were read during the recording, cannot be read for the image, and are left out of
@@ -143,7 +146,7 @@ impl Recorder {
         if let Subject::Tree(_) = subject {
             for (number, node) in (0..).zip(&nodes) {
                 let blocks = blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes);
-                if blocks <= SMALL_BLOCKS {
+                if choice.whole || blocks <= SMALL_BLOCKS {
                     recording.complete(number, blocks, choice.blocks_max);
                 }
             }

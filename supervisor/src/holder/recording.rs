@@ -158,7 +158,8 @@ impl ActiveRecording {
         })?;
         let old = self.image_to_merge()?;
         let blocks_max = self.plan.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
-        let choice = Choice { old: old.as_ref(), min_recordings: self.plan.min_runs, blocks_max };
+        let (min_recordings, whole) = (self.plan.min_runs, self.plan.whole);
+        let choice = Choice { old: old.as_ref(), min_recordings, blocks_max, whole };
         let (bytes, unreadable) = recorder.pack(&**fs, subject, &choice, processors())?;
         if let Unreadable { blocks, first: Some(first) } = unreadable {
             self.messages.print(&format!(

@@ -217,6 +217,9 @@ pub struct RecordingPlan {
     pub force: bool,
     /// Keep only the blocks that were read in at least this number of recordings.
     pub min_runs: u32,
+    /// Store whole files, and not only the blocks that were read.
+    #[serde(default)]
+    pub whole: bool,
     /// Size limit of the blocks to keep, in MiB.
     pub budget_mib: Option<u64>,
     /// A FIFO in the runtime directory, from which `quell record` reads a line with
