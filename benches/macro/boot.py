@@ -86,10 +86,10 @@ class BootImages:
         runtime.mkdir(mode=0o700)
         return {**os.environ, "QUELL_RUNTIME_DIR": str(runtime)}
 
-    def measured(self, command, environment):
+    def measured(self, command, environment, node=NODE):
         """Return ((seconds, metadata, data), the metadata by name, output)."""
         got = []
-        seconds, _, changed = self.testbed.measured(NODE, lambda: got.append(text_of(command, env=environment)))
+        seconds, _, changed = self.testbed.measured(node, lambda: got.append(text_of(command, env=environment)))
         by_name = metadata_of(changed)
         return (seconds, sum(by_name.values()), changed.get("fuse_ops.read", 0)), by_name, got[0]
 
@@ -137,6 +137,39 @@ class BootImages:
         shutil.rmtree(copy)
         return median(warm), median(cold)
 
+    def preload(self):
+        """Compare the overlay view with the preload library, which needs the index where the tree was
+        indexed, on node 1. The library serves only whole files from memory."""
+        add, path, quell = self.bench.add, self.testbed.path, self.bench.quell
+        title = f"{IMPORT}, boot image: preload against overlay"
+        if not Path(quell).resolve().with_name("libquell_preload.so").exists():
+            add(title, "s", None, None, note="SKIPPED: there is no libquell_preload.so beside the binary: make build")
+            return
+        # The dynamic linker opens most of the files, by system calls of its own.
+        via = "preload+sud" if "preload+sud" in text_of([quell, "run", "--help"]) else "preload"
+        program = [path(1, "env/bin/python"), self.program]
+        run([quell, "record", "--quiet", "--whole", "-i", path(1, "env.quell"), "-o", path(1, "env-whole.boot"), "--", *program])
+        covered = [quell, "run", "--quiet", "--strict", "--check", "sample", "-i", path(1, "env.quell")]
+        commands = {
+            "overlay": [*covered, "-b", path(1, "env.boot"), "--", *program],
+            "preload": [*covered, "--via", via, "-b", path(1, "env-whole.boot"), "--", *program],
+        }
+        got, names, lines = {}, {}, {}
+        for _ in range(REPEATS):
+            for method, command in commands.items():
+                environment = self.fresh()
+                self.testbed.drop(1)
+                numbers, names[method], lines[method] = self.measured(command, environment, 1)
+                got.setdefault(method, []).append(numbers)
+        (overlay_s, overlay_ops, overlay_data), (preload_s, preload_ops, preload_data) = (
+            [median(values) for values in zip(*got[method])] for method in commands)
+        last = ", ".join(f"{name} {count}" for name, count in names["preload"].items())
+        add(f"{title}: metadata", "ops", overlay_ops, preload_ops, "at most 1.2 of the overlay", preload_ops <= 1.2 * overlay_ops,
+            note=f"--via {via}; median of {REPEATS}, in turn; the last: {last}")
+        add(f"{title}: data", "ops", overlay_data, preload_data, note="whole files instead of the blocks that were read")
+        add(f"{title}: wall", "s", overlay_s, preload_s, "at most 1.15 of the overlay", preload_s <= 1.15 * overlay_s)
+        add(f"{title}: output", "", None, None, "identical", len(set(lines.values())) == 1)
+
     def rows(self, paths, local, digest):
         add, testbed = self.bench.add, self.testbed
         self.make()
@@ -173,6 +206,7 @@ class BootImages:
             add(f"{title}: metadata", "ops", metadata, middle["boot"][1], note="mounted by root, through a loop device")
             add(f"{title}: data", "ops", data, middle["boot"][2], note=f"the image of the whole tree has {image_mb:.0f} MB")
             add(f"{title}: wall", "s", seconds, boot_s, f"at most 0.75 of {kind}", boot_s <= 0.75 * seconds, note=note)
+        self.preload()
         warm_s, cold_s = self.local_warm(local)
         add("the same: local disk, warm, and boot image, cold node: wall", "s", warm_s, cold_s, "at most 1.25 of local",
             cold_s <= 1.25 * warm_s, note=note)

@@ -18,6 +18,7 @@ mod plans;
 mod program;
 mod program_kind;
 mod progress;
+mod run_inputs;
 mod stop_condition;
 mod trace;
 mod tracer;

@@ -10,10 +10,12 @@ mod disks;
 mod display;
 mod index_file;
 mod index_mode;
+mod late_dir;
 mod log_stores;
 mod output;
 mod process_counters;
 mod resolve;
+mod shared_tree;
 mod trust;
 mod view_tree;
 mod view_variable;
@@ -35,6 +37,7 @@ pub use process_counters::{
     PROCESS_COUNTERS, PROCESS_COUNTERS_OFFSET, ProcessCounters, create_process_counters,
     process_counters_bytes, read_process_counters,
 };
+pub use shared_tree::{MemoryFile, SealedFile, SharedFile, SharedFiles, SharedTree, encode_table};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};
-pub use view_tree::{CheckedIndex, OpenTree};
+pub use view_tree::{CheckedIndex, MapFile, OpenTree};
 pub use view_variable::{VIEW_VARIABLE, View, ViewLog, ViewTree};

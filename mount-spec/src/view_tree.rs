@@ -1,11 +1,11 @@
 //! Opens an indexed tree of a view in the user's own process.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_index::{Image, OnChange, Rules};
+use quell_index::{Image, IndexFs, OnChange, Rules};
 use quell_vfs::{Error, ErrorKind, FileIdentity, FileSystem, NodeId, Result};
 
 use rustix::fs::OFlags;
@@ -13,6 +13,8 @@ use rustix::fs::OFlags;
 use crate::assemble::{belongs_to_root, cover, owners_are_hidden};
 use crate::display::shown;
 use crate::index_file::load_index_from;
+use crate::late_dir::LateDir;
+use crate::shared_tree::SharedFiles;
 use crate::trust::{Ownership, Trusted, TrustedUse};
 use crate::view_variable::ViewTree;
 
@@ -29,7 +31,12 @@ pub struct CheckedIndex {
     rules: Rules,
     /// The directory whose owner was compared.
     root: FileIdentity,
+    /// The files in the memory of the process that has checked the index.
+    shared: Option<SharedFiles>,
 }
+
+/// Maps a sealed file of this user for the life of the process.
+pub type MapFile<'a> = &'a dyn Fn(&File) -> Option<&'static [u8]>;
 
 /// An indexed tree.
 pub struct OpenTree {
@@ -38,6 +45,8 @@ pub struct OpenTree {
     image: Arc<Image>,
     /// The device of the tree, if its inode numbers are those in the index.
     device: Option<u64>,
+    /// The files of the tree that are in memory.
+    pub shared: Option<SharedFiles>,
 }
 
 impl std::fmt::Debug for OpenTree {
@@ -89,13 +98,45 @@ impl ViewTree {
             index_is_roots: belongs_to_root(&file),
             owners_unknown: owners_are_hidden(),
         };
-        Ok(CheckedIndex { image: Arc::new(image), rules, root })
+        Ok(CheckedIndex { image: Arc::new(image), rules, root, shared: None })
+    }
+
+    /// Uses the index in the memory of the process that `shared` names, which has checked it and
+    /// the tree; `None` if this process cannot use it. Neither the index file nor the tree is
+    /// opened.
+    pub fn load_shared(&self, map: MapFile<'_>) -> Option<CheckedIndex> {
+        let tree = self.shared.as_ref()?;
+        let [index, table] = tree.open()?;
+        let image = Image::of_validated(map(&index)?).ok()?;
+        let shared = SharedFiles::decode(tree, map(&table)?)?;
+        if image.root_path() != self.path.as_os_str().as_encoded_bytes() {
+            return None;
+        }
+        // Privileges that only an index of root may give have no effect in a user's own process.
+        let rules =
+            Rules { serves_others: false, index_is_roots: false, owners_unknown: owners_are_hidden() };
+        let root = shared.root.identity();
+        Some(CheckedIndex { image: Arc::new(image), rules, root, shared: Some(shared) })
     }
 
     /// Opens the tree with its index. Files that changed since it was indexed are refused (ESTALE).
     pub fn open(&self, index: &CheckedIndex) -> Result<OpenTree> {
-        let covered = cover(Arc::clone(&index.image), &self.path, OnChange::Refuse, index.rules)?;
-        if covered.fs.capabilities().acls {
+        let image = &index.image;
+        let (fs, root): (Arc<dyn FileSystem>, _) = match &index.shared {
+            Some(shared) => {
+                let dir = Arc::new(LateDir::new(&self.path, shared.root));
+                (
+                    Arc::new(IndexFs::with_rules(image.clone(), dir, OnChange::Refuse, index.rules)),
+                    shared.root,
+                )
+            }
+            None => {
+                let covered = cover(image.clone(), &self.path, OnChange::Refuse, index.rules)?;
+                let root = covered.source().stat_self()?;
+                (covered.fs, root)
+            }
+        };
+        if fs.capabilities().acls {
             return Err(Error {
                 source: Some(
                     "its files have access control lists, which only a view of `quell run` checks".into(),
@@ -103,13 +144,12 @@ impl ViewTree {
                 ..Error::new(ErrorKind::PermissionDenied, "use", self.index.as_os_str().as_encoded_bytes())
             });
         }
-        let root = covered.source().stat_self()?;
-        if (FileIdentity { device: root.device, inode: root.inode }) != index.root {
+        if root.identity() != index.root {
             return Err(Error::new(ErrorKind::Stale, "open", self.path.as_os_str().as_encoded_bytes()));
         }
-        let is_original = index.image.inode(ROOT) == Some(root.inode);
+        let is_original = image.inode(ROOT) == Some(root.inode);
         let device = is_original.then_some(root.device);
-        Ok(OpenTree { fs: covered.fs, image: Arc::clone(&index.image), device })
+        Ok(OpenTree { fs, image: image.clone(), device, shared: index.shared.clone() })
     }
 }
 

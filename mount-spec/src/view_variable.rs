@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::display::shown;
 use crate::index_mode::{FLATTEN_THRESHOLD_BYTES, IndexMode};
 use crate::log_stores::open_log_at;
+use crate::shared_tree::SharedTree;
 
 /// The name of the variable.
 pub const VIEW_VARIABLE: &str = "QUELL_VIEW";
@@ -46,6 +47,10 @@ pub struct ViewTree {
     pub aliases: Vec<PathBuf>,
     /// Its index file: absolute.
     pub index: PathBuf,
+    /// The index and files of the tree in the memory of a process of this node, as `quell run`
+    /// found it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedTree>,
 }
 
 /// A directory whose files are kept in log stores.
@@ -181,6 +186,7 @@ fn ends_with_slash(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared_tree::SharedFile;
 
     fn refusal(value: &str) -> String {
         View::parse(value.as_bytes()).unwrap_err().to_string()
@@ -188,11 +194,13 @@ mod tests {
 
     #[test]
     fn a_view_survives_the_variable() {
+        let file = |descriptor| SharedFile { descriptor, device: 1, inode: u64::MAX };
         let view = View {
             trees: vec![ViewTree {
                 path: "/shared/env".into(),
                 aliases: vec!["/env".into()],
                 index: "/shared/env.quell".into(),
+                shared: Some(SharedTree { holder: 7, index: file(8), table: file(9) }),
             }],
             logs: vec![ViewLog {
                 path: "/scratch/run".into(),

@@ -1,4 +1,12 @@
-//! Moves the calling process into a view, which it joins or creates.
+//! Moves the calling process into a view, or finds the trees that a holder has in memory. The
+//! holder is joined or started.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use quell_mount_spec::ViewTree;
 
 use crate::display::shown;
 use crate::failure::Failure;
@@ -8,7 +16,7 @@ use crate::protocol::plan::{Plan, PlanSource};
 use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::{key, notices};
-use crate::socket::client::join;
+use crate::socket::client::{admitted, join, shared};
 use crate::socket::connection::ANSWER_TIMEOUT;
 use crate::start::start_holder;
 use crate::working_directory::WorkingDirectory;
@@ -35,6 +43,43 @@ impl<E: Into<Failure>> From<E> for NotEntered {
 /// Runs with equal plans and the same identifier share a view.
 pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<(), NotEntered> {
     let working_directory = WorkingDirectory::of_caller()?;
+    let admission =
+        find_holder(plan, files, job, |stream, until| admitted(stream, &working_directory.path, until))?;
+    let directory = working_directory.in_view(admission.directory)?;
+    admission.namespaces.enter()?;
+    rustix::process::fchdir(&directory).map_err(|e| {
+        let message = format!("cannot enter {} in the view: {e}", shown(&working_directory.path));
+        NotEntered { is_irrevocable: true, ..Failure::cannot(message).into() }
+    })
+}
+
+/// Trees in the memory of a holder, for programs that serve them in their own processes.
+#[derive(Debug)]
+pub struct SharedTrees {
+    /// The trees, without aliases.
+    pub trees: Vec<ViewTree>,
+    /// Keeps the holder running: the program and its children inherit it.
+    pub lifeline: OwnedFd,
+}
+
+/// Joins or starts the holder that checks the trees of a plan and has them in memory. The target of
+/// the plan must be `Processes`. `files` and `job` are those of [`enter_view`].
+pub fn share_trees(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<SharedTrees, Failure> {
+    let found = find_holder(plan, files, job, shared).map_err(|NotEntered { failure, .. }| failure)?;
+    let (answer, lifeline) = found;
+    let trees = serde_json::from_slice(&answer)
+        .map_err(|_| Failure::cannot("the holder process sent an answer that cannot be read"))?;
+    Ok(SharedTrees { trees, lifeline })
+}
+
+/// Joins the holder of a plan, which is started if there is none, and returns its answer to
+/// `request`.
+fn find_holder<T>(
+    plan: &Plan,
+    files: &[InputFile],
+    job: Option<&str>,
+    request: impl Fn(&UnixStream, Instant) -> quell_vfs::Result<T>,
+) -> Result<T, NotEntered> {
     // Machines are started by separate runs without a job. They share one holder, so that the
     // blocks are in memory once.
     let shared_by = job.or(matches!(plan.source, PlanSource::Disk(_)).then_some("machines"));
@@ -46,7 +91,7 @@ pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result
         return Err(Failure::from(refusal).into());
     }
     let mut refused = None;
-    let joined = join(directory, key, &working_directory.path, |lock| {
+    let make = |lock: &File| {
         refused = recent_refusal().or_else(|| {
             tracing::debug!(key, "starting a holder");
             let refusal = match start_holder(plan, &address, files, lock) {
@@ -66,26 +111,21 @@ pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result
                 Err(quell_vfs::Error::new(quell_vfs::ErrorKind::Unsupported, "cover", key))
             }
         }
-    });
+    };
+    let joined = join(directory, key, make, request);
     if let Some(refusal) = refused {
         return Err(Failure::from(refusal).into());
     }
     tracing::debug!(key, joined = joined.is_ok(), "answered by the holder");
-    let admission = match joined {
+    match joined {
         Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
-            return Err(Failure::cannot(format!(
+            Err(Failure::cannot(format!(
                 "the process that serves the view does not answer within {} s: {e}; kill -KILL ends it, and the next run \
                  starts another",
                 ANSWER_TIMEOUT.as_secs()
             ))
-            .into());
+            .into())
         }
-        joined => joined?,
-    };
-    let directory = working_directory.in_view(admission.directory)?;
-    admission.namespaces.enter()?;
-    rustix::process::fchdir(&directory).map_err(|e| {
-        let message = format!("cannot enter {} in the view: {e}", shown(&working_directory.path));
-        NotEntered { is_irrevocable: true, ..Failure::cannot(message).into() }
-    })
+        joined => Ok(joined?),
+    }
 }

@@ -35,7 +35,7 @@ mod working_directory;
 pub use console::{Console, ProgressTask};
 pub use disk_plan::{check_disk_image, disk_plan};
 pub use display::{counted, shown, shown_bytes, shown_list};
-pub use enter::{NotEntered, enter_view};
+pub use enter::{NotEntered, SharedTrees, enter_view, share_trees};
 pub use failure::Failure;
 pub use freshness::stale::{difference_line, with_consequence};
 pub use holder::privileges::needs_user_namespace;

@@ -43,19 +43,19 @@ pub fn reports_of(path: &Path) -> Result<Reports, Failure> {
             found.reports.push(report);
         }
     }
-    let own = read_process_counters(&directory).into_iter().flat_map(reports_of_processes);
-    found.reports.extend(own.filter(|report| is_about(report, &real)));
+    for counted in read_process_counters(&directory) {
+        let of_logs = reports_of_processes(counted, &mut found.reports);
+        found.reports.extend(of_logs.into_iter().filter(|report| is_about(report, &real)));
+    }
     Ok(found)
 }
 
-/// Returns a report for each directory that the preload library serves in the processes of one
-/// `quell run`.
-fn reports_of_processes(counted: ProcessCounters) -> Vec<HolderReport> {
+/// Returns a report for each log directory that the preload library serves in the processes of one
+/// `quell run`, and adds the counters of its trees to the reports of the holders that have them.
+fn reports_of_processes(counted: ProcessCounters, holders: &mut [HolderReport]) -> Vec<HolderReport> {
     let ProcessCounters { process: pid, view, values } = counted;
-    let named = |values: &[u64]| {
-        let names = PROCESS_COUNTERS.iter().map(|name| (*name).to_owned());
-        names.zip(values.iter().copied()).collect()
-    };
+    let names = || PROCESS_COUNTERS.iter().map(|name| (*name).to_owned());
+    let named = |values: &[u64]| names().zip(values.iter().copied()).collect();
     let mut values = values.iter();
     let mut reports = Vec::new();
     for (log, values) in view.logs.into_iter().zip(values.by_ref()) {
@@ -71,19 +71,16 @@ fn reports_of_processes(counted: ProcessCounters) -> Vec<HolderReport> {
         reports.push(HolderReport { pid, mountpoint, log: Some(log), ..HolderReport::default() });
     }
     for (tree, values) in view.trees.into_iter().zip(values) {
-        let tree = TreeReport {
-            index: tree.index,
-            generation: String::new(),
-            source: tree.path.clone(),
-            path: tree.path,
-            view: "preload".into(),
-            reason: "--via preload".into(),
-            entries: 0,
-            looks: 0,
-            changes: 0,
-            counters: Some(named(values)),
+        let holder = tree.shared.map(|shared| shared.holder);
+        let mut of_holder = holders.iter_mut().filter(|report| Some(report.pid) == holder);
+        let trees = of_holder.next().map(|report| &mut report.trees);
+        let Some(report) = trees.into_iter().flatten().find(|report| report.path == tree.path) else {
+            continue;
         };
-        reports.push(HolderReport { pid, trees: vec![tree], ..HolderReport::default() });
+        let counters = report.counters.get_or_insert_default();
+        for (name, value) in names().zip(values) {
+            *counters.entry(name).or_default() += value;
+        }
     }
     reports
 }

@@ -43,6 +43,7 @@ mod outputs;
 mod preload_calls;
 mod preload_functions;
 mod preload_programs;
+mod preload_trees;
 mod probe_command;
 mod process;
 mod profile_counts;

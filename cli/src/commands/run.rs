@@ -1,22 +1,20 @@
 //! `quell run`: joins or creates the view, then executes the program in its own process.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use quell_supervisor::{
-    BootPlan, NotEntered, Plan, PlanSource, RecordingPlan, Target, TreePlan, current_job, disk_plan,
-    enter_view, is_first_notice, open_fifo, runtime_directory, with_consequence,
+    NotEntered, Plan, PlanSource, Target, disk_plan, enter_view, is_first_notice, open_fifo,
+    runtime_directory, with_consequence,
 };
 
 use crate::arguments::{RunArgs, Via};
 use crate::commands::run_preload;
-use crate::config::Config;
 use crate::failure::Failure;
-use crate::indexes::{Creation, RequestedIndex, open_indexes};
-use crate::inputs::{InputFile, real_path, shown};
+use crate::inputs::{InputFile, shown};
 use crate::output::errln;
 use crate::plans;
 use crate::program::become_program;
+use crate::run_inputs::{boot_plan, job_of, print_once, tree_plans};
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     match args.via {
@@ -61,19 +59,6 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     become_program(&args.command, outputs, &[])
 }
 
-/// Returns the identifier of the job: the name given with `--share`, or the parallel job of this
-/// process. Runs with the same identifier share a view.
-fn job_of(args: &RunArgs) -> Option<String> {
-    args.share.as_ref().map(|name| format!("share={name}")).or_else(current_job)
-}
-
-/// Prints a message once for all ranks of a job on a node.
-fn print_once(args: &RunArgs, message: &str) {
-    if is_first_notice(runtime_directory().ok().as_deref(), job_of(args).as_deref(), message) {
-        errln!("quell: {message}");
-    }
-}
-
 /// Returns the plan, and the files of it that were opened.
 fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<InputFile>), Failure> {
     let cover = &args.cover;
@@ -98,54 +83,4 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<InputFile>), Failure> 
         }
     };
     Ok((plans::plan(Target::Namespace, source, cover, quiet), files))
-}
-
-/// Opens the indexes, and creates missing ones of directories.
-fn tree_plans(args: &RunArgs, quiet: bool, files: &mut Vec<InputFile>) -> Result<Vec<TreePlan>, Failure> {
-    let cover = &args.cover;
-    let absolute = |path: &Option<PathBuf>| path.as_deref().map(real_path).transpose();
-    let mut indexes = Vec::new();
-    if let Some(file) = &args.config {
-        for tree in Config::read_trees(file, &cover.trust_owner)? {
-            let path = real_path(&tree.path).unwrap_or(tree.path);
-            indexes.push(RequestedIndex::Tree { path, index: tree.index });
-        }
-    }
-    for path in &args.index {
-        indexes.push(RequestedIndex::open(path)?);
-    }
-    let creation = Creation { is_reported: cover.verbose, quiet };
-    let mut trees = Vec::new();
-    for (index, directory) in open_indexes(indexes, creation)? {
-        let (source, at) = (absolute(&cover.source)?, absolute(&cover.at)?);
-        let named = directory.filter(|_| source.is_none() && at.is_none());
-        trees.push(TreePlan { index: index.path.clone(), source, at, named });
-        files.push(index);
-    }
-    Ok(trees)
-}
-
-/// Opens the boot images, or parses the recording that `quell record` requests.
-fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>) -> Result<BootPlan, Failure> {
-    if let Some(text) = &args.recording {
-        if !args.boot.boot.is_empty() {
-            return Err(Failure::wrong_input("--recording cannot be used with -b"));
-        }
-        let recording: RecordingPlan =
-            serde_json::from_str(text).map_err(|e| Failure::wrong_input(format!("--recording: {e}")))?;
-        return Ok(BootPlan::Record(recording));
-    }
-    let mut images = Vec::new();
-    // A missing boot image does not prevent the run, unless --strict is given.
-    for path in &args.boot.boot {
-        match InputFile::open(path) {
-            Ok(file) => {
-                images.push(file.path.clone());
-                files.push(file);
-            }
-            Err(failure) if args.cover.strict => return Err(failure),
-            Err(failure) => print_once(args, &format!("{failure}; nothing is served from memory")),
-        }
-    }
-    Ok(BootPlan::Serve { images, budget_mib: args.boot.budget })
 }

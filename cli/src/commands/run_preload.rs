@@ -2,26 +2,30 @@
 //! directories in the program's own process.
 
 use std::ffi::OsString;
-use std::os::fd::IntoRawFd;
-use std::path::{Path, PathBuf};
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
 
 use quell_mount_spec::{VIEW_VARIABLE, View, ViewTree, create_process_counters};
-use quell_supervisor::{LogOptions, root_of, runtime_directory};
+use quell_supervisor::{
+    LogOptions, Target, is_first_notice, runtime_directory, share_trees, with_consequence,
+};
 
 use crate::arguments::{RunArgs, ViewArg};
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
-use crate::indexes::{Creation, RequestedIndex, open_indexes};
 use crate::inputs::{real_path, shown};
 use crate::installed::{self, PRELOAD_LIBRARY};
 use crate::output::errln;
+use crate::plans;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, program_kind};
+use crate::run_inputs::{boot_plan, job_of, tree_plans};
 use crate::views::{aliases, log_of_argument, log_of_paths};
 
-/// The lowest number of the descriptor with the lock of the counters.
-const LOCK_DESCRIPTOR_MINIMUM: i32 = 500;
+/// The lowest number of a descriptor that the program inherits without using it: the lock of the
+/// counters, and the one that keeps a holder running.
+const INHERITED_DESCRIPTOR_MINIMUM: i32 = 500;
 
 /// The variable by which the dynamic linker loads libraries before all others.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
@@ -34,11 +38,17 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let reason = refusal.reason();
         return Err(Failure::cannot(format!("{} {reason}; {ALTERNATIVE}", shown(&kind.file))));
     }
-    let (trees, logs) = match &args.config {
-        Some(file) => Config::read_both(file, &args.cover.trust_owner)?,
-        None => (Vec::new(), Vec::new()),
+    let logs = match &args.config {
+        Some(file) => match Config::read_both(file, &args.cover.trust_owner)? {
+            (trees, logs) if trees.is_empty() && logs.is_empty() && args.index.is_empty() => {
+                return Err(Failure::wrong_input("the configuration file has no [[tree]] and no [[log]]"));
+            }
+            (_, logs) => logs,
+        },
+        None => Vec::new(),
     };
-    let mut view = View { trees: view_trees(args, trees, quiet)?, ..View::default() };
+    let (trees, lifeline) = view_trees(args, quiet)?;
+    let mut view = View { trees, ..View::default() };
     for text in &args.logs {
         view.logs.push(log_of_argument(text, LogOptions::default())?);
     }
@@ -52,19 +62,14 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Err(Failure::wrong_input(format!("{path} does not exist; create it: mkdir {path}")));
     }
     if view.logs.is_empty() && view.trees.is_empty() {
-        if args.index.is_empty() && args.config.is_some() {
-            return Err(Failure::wrong_input("the configuration file has no [[tree]] and no [[log]]"));
-        }
         // The reasons have been printed.
         return become_program(&args.command, None, &[]);
     }
     View::parse(view.to_json()?.as_bytes())?;
     count(&mut view, args.cover.verbose);
+    lifeline.map(inherit).transpose()?;
     let value = view.to_json()?;
     if args.cover.verbose {
-        for tree in &view.trees {
-            errln!("quell: {} served from {} by {}", shown(&tree.path), shown(&tree.index), shown(&library));
-        }
         for log in &view.logs {
             errln!("quell: {} served by {}", shown(&log.path), shown(&library));
         }
@@ -78,22 +83,11 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
 /// programs do not use.
 fn count(view: &mut View, verbose: bool) {
     let created = runtime_directory().and_then(|runtime| Ok(create_process_counters(&runtime, view)?));
-    let inherited = created.and_then(|file| {
-        let failed = |error: rustix::io::Errno| Failure::cannot(format!("counters: {error}"));
-        let lock = rustix::io::fcntl_dupfd_cloexec(&file, LOCK_DESCRIPTOR_MINIMUM).map_err(failed)?;
-        rustix::io::fcntl_setfd(&lock, rustix::io::FdFlags::empty()).map_err(failed)?;
-        Ok(lock)
-    });
-    match inherited {
-        Ok(lock) => {
-            let _inherited = lock.into_raw_fd();
+    if let Err(failure) = created.and_then(|file| inherit(file.into())) {
+        if verbose {
+            errln!("quell: {failure}; operations are not counted");
         }
-        Err(failure) => {
-            if verbose {
-                errln!("quell: {failure}; operations are not counted");
-            }
-            view.counters = None;
-        }
+        view.counters = None;
     }
 }
 
@@ -112,7 +106,7 @@ fn refuse_other_options(args: &RunArgs) -> Result<(), Failure> {
     let cover = &args.cover;
     let options = [
         ("--image", args.image.is_some()),
-        ("-b", !args.boot.boot.is_empty()),
+        ("--recording", args.recording.is_some()),
         ("--source", cover.source.is_some()),
         ("--at", cover.at.is_some()),
         ("--scratch", cover.scratch),
@@ -129,37 +123,51 @@ fn refuse_other_options(args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-/// Opens the indexes, and creates missing ones of directories.
-fn view_trees(
-    args: &RunArgs,
-    trees: Vec<crate::config::TreeConfig>,
-    quiet: bool,
-) -> Result<Vec<ViewTree>, Failure> {
-    let mut requested = Vec::new();
-    for tree in trees {
-        let path = real_path(&tree.path).unwrap_or(tree.path);
-        requested.push(RequestedIndex::Tree { path, index: tree.index });
-    }
-    let mut named: Vec<Option<PathBuf>> = vec![None; requested.len()];
-    for path in &args.index {
-        requested.push(RequestedIndex::open(path)?);
-        named.push(path.is_dir().then(|| path.clone()));
-    }
-    let creation = Creation { is_reported: args.cover.verbose, quiet };
-    let mut view = Vec::new();
-    for ((file, directory), named) in open_indexes(requested, creation)?.into_iter().zip(named) {
-        let path: PathBuf = match directory {
-            Some(directory) => directory,
-            None => root_of(&file.index()?),
+/// Lets a holder check the trees and keep them in memory, for all processes of the job on this
+/// node. Returns the trees, and the descriptor that keeps the holder running. Without `--strict`,
+/// trees that cannot be served are reported and left out.
+fn view_trees(args: &RunArgs, quiet: bool) -> Result<(Vec<ViewTree>, Option<OwnedFd>), Failure> {
+    plans::refuse_mixed_content(&args.boot, &args.cover)?;
+    let mut files = Vec::new();
+    let trees = tree_plans(args, quiet, &mut files)?;
+    if trees.is_empty() {
+        return match args.boot.boot.is_empty() {
+            true => Ok((Vec::new(), None)),
+            false => Err(Failure::wrong_input("-b needs the index of its tree: name it with -i")),
         };
-        let aliases = named.map(|named| aliases(&named, &path)).unwrap_or_default();
-        let tree = ViewTree { path, aliases, index: file.path.clone() };
-        let checked = tree.load().and_then(|index| tree.open(&index));
-        match checked {
-            Ok(_) => view.push(tree),
-            Err(error) if args.cover.strict => return Err(error.into()),
-            Err(error) => errln!("quell: {error}: {} is not served from its index", shown(&tree.path)),
+    }
+    let source = plans::trees(trees, boot_plan(args, &mut files)?, &args.cover)?;
+    let plan = plans::plan(Target::Processes, source, &args.cover, quiet);
+    let job = job_of(args);
+    let shared = match share_trees(&plan, &files, job.as_deref()) {
+        Ok(shared) => shared,
+        Err(failure) => {
+            let message = failure.to_string();
+            let is_first = is_first_notice(runtime_directory().ok().as_deref(), job.as_deref(), &message);
+            if plan.strict || failure.is_final() {
+                return Err(failure);
+            }
+            if is_first {
+                errln!("quell: {}", with_consequence(&message, ": the original directory is used"));
+            }
+            return Ok((Vec::new(), None));
+        }
+    };
+    let mut trees = shared.trees;
+    for named in args.index.iter().filter(|path| path.is_dir()) {
+        let real = real_path(named)?;
+        if let Some(tree) = trees.iter_mut().find(|tree| tree.path == real) {
+            tree.aliases = aliases(named, &real);
         }
     }
-    Ok(view)
+    Ok((trees, Some(shared.lifeline)))
+}
+
+/// Lets the program and its children inherit a descriptor, with a number that programs do not use.
+fn inherit(fd: OwnedFd) -> Result<(), Failure> {
+    let failed = |error: rustix::io::Errno| Failure::cannot(format!("descriptors: {error}"));
+    let high = rustix::io::fcntl_dupfd_cloexec(&fd, INHERITED_DESCRIPTOR_MINIMUM).map_err(failed)?;
+    rustix::io::fcntl_setfd(&high, rustix::io::FdFlags::empty()).map_err(failed)?;
+    let _inherited = high.into_raw_fd();
+    Ok(())
 }

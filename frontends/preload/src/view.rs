@@ -1,5 +1,6 @@
 //! The virtual directories of this process.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,6 +17,7 @@ use crate::guard;
 use crate::messages;
 use crate::own_descriptors;
 use crate::paths::{self, Relation};
+use crate::shared_memory::{self, NodesByInode};
 
 /// The base of the device numbers that files of virtual directories show. Linux gives no device
 /// with a major number of this size.
@@ -42,6 +44,8 @@ pub struct VirtualDir {
     source: Source,
     /// The index of a tree was refused, or the tree could not be opened: the original is used.
     is_disabled: AtomicBool,
+    /// The files of a tree that are in memory.
+    pub nodes_by_inode: NodesByInode,
     opened: Mutex<Option<Opened>>,
 }
 
@@ -89,16 +93,22 @@ impl VirtualDir {
                 let open = match index.get() {
                     Some(index) => tree.open(index)?,
                     None => {
-                        let loaded = tree.load()?;
+                        let loaded = load(tree)?;
                         tree.open(index.get_or_init(|| loaded))?
                     }
                 };
+                open.shared.iter().for_each(|files| self.nodes_by_inode.set(files));
                 let open: &'static OpenTree = Box::leak(Box::new(open));
                 Opened { generation, fs: &*open.fs, log: None, tree: Some(open) }
             }
         };
         *opened = Some(new);
         Ok(new)
+    }
+
+    /// Opens a file of a tree that is in memory: for reading, with close-on-exec.
+    pub fn open_from_memory(&self, node: NodeId) -> Option<OwnedFd> {
+        self.open().ok()?.tree?.shared.as_ref()?.open(node)
     }
 
     /// Returns the file system if it is open in this process.
@@ -129,7 +139,7 @@ impl VirtualDir {
         }
         let number = errno::get();
         let opened =
-            guard::inside(|| match tree.load().and_then(|loaded| tree.open(index.get_or_init(|| loaded))) {
+            guard::inside(|| match load(tree).and_then(|loaded| tree.open(index.get_or_init(|| loaded))) {
                 Ok(_) => Ok(()),
                 Err(error) => {
                     messages::warn(&format!("{error}: {} is not served from its index", shown(&tree.path)));
@@ -148,6 +158,14 @@ impl VirtualDir {
             device: self.device,
             inode: node.0.wrapping_add(1), // as of a FUSE mount
         })
+    }
+}
+
+/// Loads the index of a tree, from the memory of the node's holder if there is one.
+fn load(tree: &ViewTree) -> quell_vfs::Result<CheckedIndex> {
+    match tree.load_shared(&shared_memory::map) {
+        Some(index) => Ok(index),
+        None => tree.load(),
     }
 }
 
@@ -222,6 +240,9 @@ type Paths = Vec<Vec<u8>>;
 fn virtual_dirs(view: View) -> Vec<VirtualDir> {
     let bytes = |path: &PathBuf| path.clone().into_os_string().into_vec();
     counters::use_file(view.counters.as_deref(), view.logs.len() + view.trees.len());
+    if let Some(shared) = view.trees.iter().find_map(|tree| tree.shared) {
+        shared_memory::expect(shared.table.device);
+    }
     let logs = view.logs.into_iter().map(|log| (log.paths().map(bytes).collect(), Source::Log(log)));
     let trees = view.trees.into_iter();
     let trees = trees.map(|tree| (tree.paths().map(bytes).collect(), Source::Tree(tree, OnceLock::new())));
@@ -237,6 +258,7 @@ fn virtual_dirs(view: View) -> Vec<VirtualDir> {
         position,
         source,
         is_disabled: AtomicBool::new(false),
+        nodes_by_inode: NodesByInode::default(),
         opened: Mutex::new(None),
     });
     dirs.collect()

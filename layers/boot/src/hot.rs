@@ -77,6 +77,12 @@ impl HotSet {
         self.files.iter().filter(|(_, number)| whole(number)).map(|(node, _)| *node).collect()
     }
 
+    /// Returns the set without all other files.
+    pub fn only(mut self, nodes: &HashSet<NodeId>) -> HotSet {
+        self.files.retain(|node, _| nodes.contains(node));
+        self
+    }
+
     /// Decodes all blocks into memory, with `threads` threads.
     pub fn decode(&self, threads: usize) -> Result<Arc<Hot>> {
         let contents = self.image.decode(threads).map_err(damaged)?;

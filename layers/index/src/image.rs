@@ -1,6 +1,7 @@
 //! The bytes of an index file, validated once and then used in place. Pure: no I/O, no clock, no
 //! lock. The format is described in docs/formats/index.md. No value in the bytes is trusted.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
@@ -66,7 +67,7 @@ struct Column {
 
 /// A complete index.
 pub struct Image {
-    bytes: Vec<u8>,
+    bytes: Cow<'static, [u8]>,
     sections: [Range<usize>; Section::ALL.len()],
     columns: [Column; Section::ALL.len()],
     entries: u32,
@@ -109,13 +110,22 @@ pub(crate) fn header_checksum(bytes: &[u8]) -> u64 {
 impl Image {
     /// Validates the bytes of an index file, and takes ownership of them.
     pub fn parse(bytes: Vec<u8>) -> Result<Image, IndexDamage> {
-        let mut image = Image::parse_preamble(bytes)?;
+        let mut image = Image::parse_preamble(bytes.into())?;
         image.check_sections()?;
         image.check_names()?;
         image.check_classes()?;
         image.check_dirs()?;
         image.check_extras()?;
         image.check_problems()?;
+        Ok(image)
+    }
+
+    /// Returns an index whose bytes `parse` has validated before, in this process or another one,
+    /// and that cannot have changed since. Only the header and the section table are checked again:
+    /// for bytes that were not validated, requests can panic.
+    pub fn of_validated(bytes: &'static [u8]) -> Result<Image, IndexDamage> {
+        let mut image = Image::parse_preamble(bytes.into())?;
+        image.find_sections();
         Ok(image)
     }
 
@@ -200,7 +210,7 @@ impl Image {
         Ok(())
     }
 
-    fn parse_preamble(bytes: Vec<u8>) -> Result<Image, IndexDamage> {
+    fn parse_preamble(bytes: Cow<'static, [u8]>) -> Result<Image, IndexDamage> {
         Image::check_preamble(&bytes, bytes.len() as u64)?;
         Ok(Image {
             sections: Default::default(),
@@ -213,21 +223,29 @@ impl Image {
         })
     }
 
-    /// Checks the checksums of the sections. The section table was checked with the header.
-    fn check_sections(&mut self) -> Result<(), IndexDamage> {
+    /// Takes the positions of the sections from the section table, which was checked before.
+    fn find_sections(&mut self) {
         for (i, section) in format::sections(self.format_version()).iter().copied().enumerate() {
             let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
             let (start, length) = (u64_at(&self.bytes, row + 16), u64_at(&self.bytes, row + 24));
             let range = start as usize..(start + length) as usize;
-            if xxh3_64(&self.bytes[range.clone()]) != u64_at(&self.bytes, row + 32) {
-                return damage(section.title(), 0, "checksum does not match");
-            }
             if section.is_column() {
                 let width = u32_at(&self.bytes, row + 4) as usize;
                 let base = u64_at(&self.bytes, row + 8) as i64;
                 self.columns[i] = Column { width, base, start: range.start };
             }
             self.sections[i] = range;
+        }
+    }
+
+    /// Checks the checksums of the sections.
+    fn check_sections(&mut self) -> Result<(), IndexDamage> {
+        self.find_sections();
+        for (i, section) in format::sections(self.format_version()).iter().copied().enumerate() {
+            let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
+            if xxh3_64(&self.bytes[self.sections[i].clone()]) != u64_at(&self.bytes, row + 32) {
+                return damage(section.title(), 0, "checksum does not match");
+            }
         }
         Ok(())
     }

@@ -97,7 +97,9 @@ fn open_tree(
     check_trust(&plan.trusted(), &file, &tree.index, TrustedUse::Index, Some((&source, &owner)))?;
     let path = match &plan.target {
         Target::Mountpoint { path, .. } => path.clone(),
-        Target::Namespace => tree.at.clone().unwrap_or_else(|| covered.source_path.clone()),
+        Target::Namespace | Target::Processes => {
+            tree.at.clone().unwrap_or_else(|| covered.source_path.clone())
+        }
     };
     let seed = u64::from(std::process::id()) << 32
         | u64::from(std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.subsec_nanos()));

@@ -167,7 +167,7 @@ fn select_view(
 ) -> Result<SelectedView, Failure> {
     let plan = &context.plan;
     let allow_other = match plan.target {
-        Target::Namespace => true,
+        Target::Namespace | Target::Processes => true,
         Target::Mountpoint { allow_other, .. } => allow_other,
     };
     // Outside a namespace an ordinary user can mount only with fusermount3.

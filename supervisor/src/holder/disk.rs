@@ -84,7 +84,7 @@ impl DiskView {
         let owner = (isolation == Isolation::UserAndMount && !allows_others)
             .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
         let names = match target {
-            Target::Namespace => DiskNames::Numbers,
+            Target::Namespace | Target::Processes => DiskNames::Numbers,
             Target::Mountpoint { .. } => DiskNames::Relative,
         };
         if names == DiskNames::Relative {
@@ -130,7 +130,7 @@ impl DiskView {
         }
         let namespaces = match target {
             Target::Namespace => Some(Namespaces::of_caller(isolation == Isolation::UserAndMount)?),
-            Target::Mountpoint { .. } => None,
+            Target::Mountpoint { .. } | Target::Processes => None,
         };
         let reported = vec![false; files.len()];
         let watched = WatchedDisk { disk: files[0].path.clone(), path, disks, files, reported, checks: 0 };
@@ -147,7 +147,7 @@ fn description(disk: &Path, backing_files: usize, path: &Path, target: &Target) 
         n => format!(" with {}", counted(n as u64, "backing file", "backing files")),
     };
     let position = match target {
-        Target::Namespace => "covered by fuse".to_owned(),
+        Target::Namespace | Target::Processes => "covered by fuse".to_owned(),
         Target::Mountpoint { .. } => format!("mounted as {}", shown(path)),
     };
     format!("disk image {}{backing_files} {position}", shown(disk))
@@ -174,7 +174,7 @@ fn mount(
             options.allow_other = *allow_other;
             Ok((quell_fuse::mount_at(fs, path, &options)?, path.clone()))
         }
-        Target::Namespace => {
+        Target::Namespace | Target::Processes => {
             isolate(isolation)?;
             let (mount, session) = quell_fuse::mount_detached(fs, &options)?;
             let parts: Vec<_> = files

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::holder::messages::{self, Messages};
 use crate::protocol::answer::Answer;
-use crate::protocol::plan::{Plan, Target};
+use crate::protocol::plan::Plan;
 use crate::protocol::transfer::{Address, Envelope};
 
 /// The values that every holder has: its plan, its name, the command that started it, its messages.
@@ -58,7 +58,7 @@ impl HolderContext {
     /// must not keep its stream open. A recording keeps the stream, because `quell record` has the
     /// same stream and still waits.
     pub fn release_error_of_creator(&self) {
-        if matches!(self.plan.target, Target::Namespace) && self.plan.recording().is_none() {
+        if self.plan.target.mountpoint().is_none() && self.plan.recording().is_none() {
             messages::release_error();
         }
     }

@@ -12,6 +12,7 @@ mod messages;
 mod own_mount;
 pub(crate) mod privileges;
 pub(crate) mod process;
+mod process_trees;
 pub(crate) mod recording;
 mod served;
 mod signals;

@@ -33,7 +33,7 @@ pub fn visibility(target: &Target) -> Visibility {
         (Isolation::Mount, Target::Mountpoint { .. }) => Visibility::AllUsers,
         (Isolation::Mount, Target::Namespace) => Visibility::RootPrograms,
         // fusermount3 mounts only FUSE views, and their rules decide what other users see.
-        (Isolation::UserAndMount, _) => Visibility::Caller,
+        (Isolation::UserAndMount, _) | (_, Target::Processes) => Visibility::Caller,
     }
 }
 

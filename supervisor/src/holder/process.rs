@@ -8,9 +8,10 @@ use crate::holder::disk::DiskView;
 use crate::holder::handshake::HolderContext;
 use crate::holder::log::LogMount;
 use crate::holder::messages::Messages;
+use crate::holder::process_trees::ProcessTrees;
 use crate::holder::served::hold;
 use crate::holder::tree_view::TreeView;
-use crate::protocol::plan::PlanSource;
+use crate::protocol::plan::{PlanSource, Target};
 use crate::protocol::transfer::{self, Received};
 
 /// Runs the holder: reads its plan from standard input, writes its answer to standard output, and
@@ -23,6 +24,9 @@ pub fn run_holder(console: Arc<dyn Console>, quiet: bool) -> Result<(), Failure>
     leave_session();
     let context = HolderContext::new(envelope, Messages::new(console));
     match &context.plan.source {
+        PlanSource::Trees(trees) if matches!(context.plan.target, Target::Processes) => {
+            hold(ProcessTrees::create(&context, trees, files), lock, &context)
+        }
         PlanSource::Trees(trees) => hold(TreeView::create(&context, trees, files), lock, &context),
         PlanSource::Disk(disk) => hold(DiskView::create(&context, disk, files), lock, &context),
         PlanSource::Log(log) => hold(LogMount::create(&context, log), lock, &context),

@@ -64,7 +64,7 @@ impl TreeView {
             BootPlan::Serve { .. } => None,
         };
         let isolation = match target {
-            Target::Mountpoint { .. } => None,
+            Target::Mountpoint { .. } | Target::Processes => None,
             Target::Namespace => Some(isolation()),
         };
         isolation.map(isolate).transpose()?;
@@ -95,7 +95,7 @@ impl TreeView {
         }
         let namespaces = match target {
             Target::Namespace => Some(Namespaces::of_caller(in_user_namespace)?),
-            Target::Mountpoint { .. } => None,
+            Target::Mountpoint { .. } | Target::Processes => None,
         };
         Ok(TreeView { plan: plan.clone(), holder, namespaces, views, _lock: lock, recording, signals, mount })
     }

@@ -39,6 +39,9 @@ pub struct Plan {
 pub enum Target {
     /// At the trees' own paths, in a separate mount namespace.
     Namespace,
+    /// Nowhere: the processes of the program serve the trees with the preload library, from files
+    /// in the memory of the holder.
+    Processes,
     /// At a mount point, visible to all processes.
     Mountpoint {
         /// The absolute path of the mount point, without symbolic links.
@@ -53,7 +56,7 @@ impl Target {
     pub fn mountpoint(&self) -> Option<&Path> {
         match self {
             Target::Mountpoint { path, .. } => Some(path),
-            Target::Namespace => None,
+            Target::Namespace | Target::Processes => None,
         }
     }
 }

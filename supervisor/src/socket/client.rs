@@ -41,16 +41,16 @@ pub struct ViewDirectory {
 /// `make` gets the lock, so that the new process holds it too: if the caller is killed, no other
 /// caller creates a second holder while the first is starting.
 ///
-/// `working_directory`: the directory that the caller will use in the namespace.
+/// `request`: sends a request to the holder and waits for the answer until a deadline.
 ///
 /// Errors: `TimedOut` if a holder does not answer within [`ANSWER_TIMEOUT`]; the subject names
 /// the process.
-pub fn join(
+pub fn join<T>(
     directory: &Path,
     key: &str,
-    working_directory: &Path,
     make: impl FnOnce(&File) -> Result<()>,
-) -> Result<Admission> {
+    request: impl Fn(&UnixStream, Instant) -> Result<T>,
+) -> Result<T> {
     let mut make = Some(make);
     let mut deadline = None;
     loop {
@@ -72,7 +72,7 @@ pub fn join(
         }
         drop(lock);
         match connection {
-            Connection::Made(stream) => match admitted(&stream, working_directory, until) {
+            Connection::Made(stream) => match request(&stream, until) {
                 // The holder was killed before it answered; the next pass replaces it.
                 Err(e) if [errno::ECONNRESET, errno::EPIPE].contains(&e.errno()) => {}
                 answer => return answer,
@@ -156,7 +156,9 @@ pub fn sweep(directory: &Path) {
     }
 }
 
-fn admitted(stream: &UnixStream, working_directory: &Path, deadline: Instant) -> Result<Admission> {
+/// Requests to enter the holder's namespaces. `working_directory`: the directory that the caller
+/// will use in them.
+pub fn admitted(stream: &UnixStream, working_directory: &Path, deadline: Instant) -> Result<Admission> {
     let damaged = |what: &str| Error::new(ErrorKind::Damaged, "join the holder", what);
     let (answer, descriptors) = call(stream, &request::join_request(working_directory), deadline)?;
     let (number, tree) = answer.split_first_chunk().ok_or_else(|| damaged("the answer is too short"))?;
@@ -175,11 +177,23 @@ fn admitted(stream: &UnixStream, working_directory: &Path, deadline: Instant) ->
     Ok(Admission { namespaces, directory: ViewDirectory { opened, tree } })
 }
 
+/// Requests the description of a holder's trees, for processes that serve them. Returns it with the
+/// descriptor that keeps the holder running.
+pub fn shared(stream: &UnixStream, deadline: Instant) -> Result<(Vec<u8>, OwnedFd)> {
+    let (answer, descriptors) = call(stream, &request::join_request(Path::new("")), deadline)?;
+    let missing = || Error::new(ErrorKind::Damaged, "join the holder", b"no descriptor came");
+    Ok((answer, descriptors.into_iter().next().ok_or_else(missing)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Read;
     use std::os::unix::net::UnixListener;
+
+    fn at_root(stream: &UnixStream, until: Instant) -> Result<Admission> {
+        admitted(stream, Path::new("/"), until)
+    }
 
     #[test]
     fn a_holder_that_dies_before_it_answers_is_replaced() {
@@ -193,10 +207,11 @@ mod tests {
                 }
             });
             let mut made = false;
-            let joined = join(directory.path(), "key", Path::new("/"), |_| {
+            let make = |_: &File| {
                 made = true;
                 Err(Error::new(ErrorKind::Unsupported, "make", b"another"))
-            });
+            };
+            let joined = join(directory.path(), "key", make, at_root);
             dying.join().unwrap();
             assert!(made, "{:?}", joined.err());
         }
@@ -209,7 +224,7 @@ mod tests {
         let path = directory.path();
         let listener = UnixListener::bind(socket_path(path, "key")).unwrap();
         std::thread::scope(|scope| {
-            let call = || join(path, "key", Path::new("/"), |_| panic!("there is a holder"));
+            let call = || join(path, "key", |_| panic!("there is a holder"), at_root);
             let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(call)).collect();
             let mut streams: Vec<UnixStream> = (0..CALLERS).map(|_| listener.accept().unwrap().0).collect();
             drop(lock_key(path, "key").unwrap());
@@ -230,7 +245,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let _listener = UnixListener::bind(socket_path(directory.path(), "key")).unwrap();
         let make = |_: &File| panic!("there is a holder");
-        let error = join(directory.path(), "key", Path::new("/"), make).unwrap_err();
+        let error = join(directory.path(), "key", make, at_root).unwrap_err();
         assert_eq!(error.errno(), rustix::io::Errno::TIMEDOUT.raw_os_error(), "{error}");
         assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
     }

@@ -1,7 +1,7 @@
 //! The holder's side of the socket.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -43,6 +43,12 @@ pub trait Service {
     /// Returns the report that `quell stats` requests, as JSON.
     fn report(&self) -> String;
 
+    /// Returns the answer to processes that join a holder without a namespace; `None` if the holder
+    /// has one, or cannot be joined.
+    fn shared(&self) -> Option<String> {
+        None
+    }
+
     /// Returns whether the holder is still needed.
     fn need(&mut self) -> Need;
 
@@ -66,6 +72,8 @@ pub struct Holder {
     creator: Option<OwnedFd>,
     /// Descriptors whose events make `serve` call `Service::need`.
     wakers: Vec<(OwnedFd, PollFlags)>,
+    /// The end of a pipe whose other end the programs of a holder without a namespace inherit.
+    lifeline: Option<OwnedFd>,
     is_not_joinable: bool,
 }
 
@@ -88,6 +96,7 @@ impl Holder {
             trees: Vec::new(),
             creator: None,
             wakers: Vec::new(),
+            lifeline: None,
             is_not_joinable: false,
         })
     }
@@ -113,6 +122,15 @@ impl Holder {
     /// Makes `serve` call `Service::need` when the descriptor has one of the events.
     pub fn wake_on(&mut self, descriptor: OwnedFd, events: PollFlags) {
         self.wakers.push((descriptor, events));
+    }
+
+    /// Makes a holder without a namespace end when the processes that joined it have ended, and no
+    /// process has the descriptor any more that each of them got with the answer.
+    pub fn end_with_programs(&mut self) -> Result<()> {
+        let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "create", b"a pipe");
+        let (read, _) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
+        self.lifeline = Some(read);
+        Ok(())
     }
 
     /// Answers callers until the namespace has no other processes or the service is over. Calls
@@ -162,6 +180,9 @@ impl Holder {
                     Need::Over => must_ask_need = true,
                 }
             }
+            if self.lifeline.is_some() && self.members.is_empty() && !self.has_programs() && self.leave()? {
+                return Ok(HolderEnd::LastMemberEnded);
+            }
             if namespaces.is_some() && self.members.is_empty() {
                 self.find_members();
                 if self.members.is_empty() && self.leave()? {
@@ -187,6 +208,9 @@ impl Holder {
         watched.extend(self.members.values().map(|m| PollFd::new(m, PollFlags::IN)));
         watched.extend(self.creator.iter().map(|creator| PollFd::new(creator, PollFlags::IN)));
         watched.extend(self.callers.iter().map(|caller| PollFd::new(&caller.stream, PollFlags::IN)));
+        // While a member lives, the pipe may already be closed.
+        let lifeline = self.lifeline.iter().filter(|_| self.members.is_empty());
+        watched.extend(lifeline.map(|lifeline| PollFd::new(lifeline, PollFlags::IN)));
         let first_deadline = self.callers.iter().map(|caller| caller.deadline).min();
         let timeout = match first_deadline {
             Some(deadline) => timeout.min(deadline.saturating_duration_since(Instant::now())),
@@ -231,6 +255,14 @@ impl Holder {
         // Most answers fit into the socket buffer, so writing them does not block.
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        if let (Request::Join(_), Some(lifeline), Some(shared)) = (&request, &self.lifeline, service.shared())
+        {
+            let path = format!("/proc/self/fd/{}", lifeline.as_raw_fd());
+            let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
+            let other_end = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+            self.wait_for(peer.pid.as_raw_nonzero().get());
+            return send_answer(stream, shared.as_bytes(), &[other_end.as_fd()]);
+        }
         let (Request::Join(path), Some(namespaces)) = (&request, namespaces) else {
             return send_answer(stream, service.report().as_bytes(), &[]);
         };
@@ -245,6 +277,14 @@ impl Holder {
         // meanwhile.
         self.wait_for(peer.pid.as_raw_nonzero().get());
         send_answer(stream, &[&number.to_le_bytes()[..], &tree].concat(), &descriptors)
+    }
+
+    /// Returns whether a process has the other end of the pipe.
+    fn has_programs(&self) -> bool {
+        let Some(lifeline) = &self.lifeline else { return false };
+        let mut watched = [PollFd::new(lifeline, PollFlags::IN)];
+        // Without a writer the pipe is hung up.
+        !poll(&mut watched, Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
     }
 
     /// Finds processes of the namespace that did not join through the socket: children that

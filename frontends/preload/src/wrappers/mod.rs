@@ -39,6 +39,7 @@ use crate::errno::{self, Errno, Outcome};
 use crate::guard::{inside, is_inside};
 use crate::locate::Located;
 use crate::locate_at::locate;
+use crate::originals;
 use crate::resolve::{Entry, LastLink, Resolved, resolve};
 use crate::view;
 
@@ -189,6 +190,15 @@ fn with_descriptor<T: From<i8>>(
     match opened(fd) {
         None => next(),
         Some(description) => errno::reply(inside(|| ours(&description))),
+    }
+}
+
+/// Calls `next` for a descriptor that is not virtual, unless it is a file of a tree in memory,
+/// whose attributes cannot be changed: EROFS, as for the path of the file.
+fn change_native<T: From<i8>>(fd: c_int, next: impl FnOnce() -> T) -> T {
+    match originals::of_descriptor(fd) {
+        None => next(),
+        Some(_) => errno::reply(Err(Errno(libc::EROFS))),
     }
 }
 

@@ -191,8 +191,18 @@ fn open_original(entry: &Entry, flags: c_int) -> Outcome<Option<c_int>> {
     if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
         return Err(Errno(libc::EROFS));
     }
-    let file = entry.fs.open(&crate::view::context(), found.node())?;
-    let fd = file.into_descriptor().ok_or(Errno(libc::EIO))?;
+    let node = found.node();
+    let fd = match entry.dir.open_from_memory(node) {
+        Some(fd) => {
+            // The kernel checks the access to original files itself.
+            crate::access::check_access(found, libc::R_OK, true)?;
+            fd
+        }
+        None => {
+            let file = entry.fs.open(&crate::view::context(), node)?;
+            file.into_descriptor().ok_or(Errno(libc::EIO))?
+        }
+    };
     let closes = flags & libc::O_CLOEXEC != 0;
     let fd = match std::os::fd::AsRawFd::as_raw_fd(&fd) {
         // It was opened with a number of the library's own.

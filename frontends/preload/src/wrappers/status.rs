@@ -9,10 +9,13 @@ use crate::access::check_access;
 use crate::attributes;
 use crate::descriptors::Description;
 use crate::errno::{Errno, Outcome};
+use crate::guard::{inside, is_inside};
 use crate::next::wrap;
+use crate::originals;
 use crate::resolve::{Entry, LastLink};
+use crate::shared_memory;
 use crate::view::VirtualDir;
-use crate::wrappers::{last_link, with_descriptor, with_path};
+use crate::wrappers::{change_native, last_link, with_descriptor, with_path};
 
 /// Returns the attributes of an open file and its virtual directory.
 fn attributes_of(description: &Description) -> Outcome<(&'static VirtualDir, Attributes)> {
@@ -40,6 +43,57 @@ fn fill<T>(into: *mut T, value: T) -> Outcome<c_int> {
     Ok(0)
 }
 
+/// Replaces the attributes of a file in memory by those of the original in its tree. `result`: that
+/// of the system call which has filled `into`.
+///
+/// # Safety
+///
+/// If `result` is 0, `into` is a structure.
+unsafe fn of_original(result: c_int, into: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's promise.
+    if result == 0 && shared_memory::is_device(unsafe { (*into).st_dev }) {
+        // SAFETY: as above.
+        let (device, inode) = unsafe { ((*into).st_dev, (*into).st_ino) };
+        let original = original(device, inode);
+        if let Some((dir, found)) = original {
+            // SAFETY: as above.
+            unsafe { into.write(attributes::stat(dir, &found)) };
+        }
+    }
+    result
+}
+
+/// Does the same for statx(2).
+///
+/// # Safety
+///
+/// As above.
+unsafe fn of_original_x(result: c_int, into: *mut libc::statx) -> c_int {
+    if result == 0 {
+        // SAFETY: the caller's promise.
+        let (major, minor, inode) =
+            unsafe { ((*into).stx_dev_major, (*into).stx_dev_minor, (*into).stx_ino) };
+        let original = original(libc::makedev(major, minor), inode);
+        if let Some((dir, found)) = original {
+            // SAFETY: as above.
+            unsafe { into.write(attributes::statx(dir, &found)) };
+        }
+    }
+    result
+}
+
+/// Returns the original of a file in memory.
+fn original(device: u64, inode: u64) -> Option<(&'static VirtualDir, Attributes)> {
+    if !shared_memory::is_device(device) || is_inside() {
+        return None;
+    }
+    let found = inside(|| {
+        let Some((dir, node)) = originals::find(device, inode) else { return Ok(None) };
+        Ok(Some((dir, dir.fs()?.attributes(&crate::view::context(), node)?)))
+    });
+    found.unwrap_or(None)
+}
+
 /// Returns whether a path names the descriptor itself.
 ///
 /// # Safety
@@ -56,7 +110,7 @@ macro_rules! stat_family {
             fn $stat(path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
                 // SAFETY: the caller's arguments are those of stat(2).
                 unsafe {
-                    with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, into), |entry| stat_entry(entry, into))
+                    with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| of_original(next(path, into), into), |entry| stat_entry(entry, into))
                 }
             }
         }
@@ -65,7 +119,7 @@ macro_rules! stat_family {
             fn $lstat(path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
                 // SAFETY: the caller's arguments are those of lstat(2).
                 unsafe {
-                    with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path, into), |entry| stat_entry(entry, into))
+                    with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| of_original(next(path, into), into), |entry| stat_entry(entry, into))
                 }
             }
         }
@@ -73,7 +127,7 @@ macro_rules! stat_family {
         wrap! {
             fn $fstat(fd: c_int, into: *mut libc::stat) -> c_int, |next| {
                 // SAFETY: the caller's arguments are those of fstat(2).
-                with_descriptor(fd, || unsafe { next(fd, into) }, |description| stat_descriptor(description, into))
+                with_descriptor(fd, || unsafe { of_original(next(fd, into), into) }, |description| stat_descriptor(description, into))
             }
         }
 
@@ -82,9 +136,9 @@ macro_rules! stat_family {
                 // SAFETY: the caller's arguments are those of fstatat(2).
                 unsafe {
                     if is_descriptor_itself(path, flags) {
-                        return with_descriptor(dirfd, || next(dirfd, path, into, flags), |description| stat_descriptor(description, into));
+                        return with_descriptor(dirfd, || of_original(next(dirfd, path, into, flags), into), |description| stat_descriptor(description, into));
                     }
-                    with_path(dirfd, path, last_link(flags), |dirfd, path| next(dirfd, path, into, flags), |entry| stat_entry(entry, into))
+                    with_path(dirfd, path, last_link(flags), |dirfd, path| of_original(next(dirfd, path, into, flags), into), |entry| stat_entry(entry, into))
                 }
             }
         }
@@ -101,7 +155,7 @@ macro_rules! old_stat_family {
             fn $stat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
                 // SAFETY: the caller's arguments are a version and those of stat(2).
                 unsafe {
-                    with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(version, path, into), |entry| stat_entry(entry, into))
+                    with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| of_original(next(version, path, into), into), |entry| stat_entry(entry, into))
                 }
             }
         }
@@ -110,7 +164,7 @@ macro_rules! old_stat_family {
             fn $lstat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int, |next| {
                 // SAFETY: the caller's arguments are a version and those of lstat(2).
                 unsafe {
-                    with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(version, path, into), |entry| stat_entry(entry, into))
+                    with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| of_original(next(version, path, into), into), |entry| stat_entry(entry, into))
                 }
             }
         }
@@ -118,7 +172,7 @@ macro_rules! old_stat_family {
         wrap! {
             fn $fstat(version: c_int, fd: c_int, into: *mut libc::stat) -> c_int, |next| {
                 // SAFETY: the caller's arguments are a version and those of fstat(2).
-                with_descriptor(fd, || unsafe { next(version, fd, into) }, |description| stat_descriptor(description, into))
+                with_descriptor(fd, || unsafe { of_original(next(version, fd, into), into) }, |description| stat_descriptor(description, into))
             }
         }
 
@@ -127,9 +181,9 @@ macro_rules! old_stat_family {
                 // SAFETY: the caller's arguments are a version and those of fstatat(2).
                 unsafe {
                     if is_descriptor_itself(path, flags) {
-                        return with_descriptor(dirfd, || next(version, dirfd, path, into, flags), |description| stat_descriptor(description, into));
+                        return with_descriptor(dirfd, || of_original(next(version, dirfd, path, into, flags), into), |description| stat_descriptor(description, into));
                     }
-                    with_path(dirfd, path, last_link(flags), |dirfd, path| next(version, dirfd, path, into, flags), |entry| stat_entry(entry, into))
+                    with_path(dirfd, path, last_link(flags), |dirfd, path| of_original(next(version, dirfd, path, into, flags), into), |entry| stat_entry(entry, into))
                 }
             }
         }
@@ -144,7 +198,7 @@ wrap! {
         // SAFETY: the caller's arguments are those of statx(2).
         unsafe {
             if is_descriptor_itself(path, flags) {
-                return with_descriptor(dirfd, || next(dirfd, path, flags, mask, into), |description| {
+                return with_descriptor(dirfd, || of_original_x(next(dirfd, path, flags, mask, into), into), |description| {
                     let (dir, found) = attributes_of(description)?;
                     fill(into, attributes::statx(dir, &found))
                 });
@@ -153,7 +207,7 @@ wrap! {
                 dirfd,
                 path,
                 last_link(flags),
-                |dirfd, path| next(dirfd, path, flags, mask, into),
+                |dirfd, path| of_original_x(next(dirfd, path, flags, mask, into), into),
                 |entry| fill(into, attributes::statx(entry.dir, entry.node()?)),
             )
         }
@@ -249,7 +303,7 @@ wrap! {
 wrap! {
     fn fchmod(fd: c_int, mode: mode_t) -> c_int, |next| {
         // SAFETY: any arguments are valid.
-        with_descriptor(fd, || unsafe { next(fd, mode) }, |description| change_descriptor(description, &permissions(mode)))
+        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, mode) }), |description| change_descriptor(description, &permissions(mode)))
     }
 }
 
@@ -294,7 +348,7 @@ wrap! {
 wrap! {
     fn fchown(fd: c_int, uid: uid_t, gid: gid_t) -> c_int, |next| {
         // SAFETY: any arguments are valid.
-        with_descriptor(fd, || unsafe { next(fd, uid, gid) }, |description| change_descriptor(description, &owners(uid, gid)))
+        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, uid, gid) }), |description| change_descriptor(description, &owners(uid, gid)))
     }
 }
 
@@ -303,7 +357,7 @@ wrap! {
         // SAFETY: the caller's arguments are those of fchownat(2).
         unsafe {
             if is_descriptor_itself(path, flags) {
-                return with_descriptor(dirfd, || next(dirfd, path, uid, gid, flags), |description| change_descriptor(description, &owners(uid, gid)));
+                return with_descriptor(dirfd, || change_native(dirfd, || next(dirfd, path, uid, gid, flags)), |description| change_descriptor(description, &owners(uid, gid)));
             }
             with_path(dirfd, path, last_link(flags), |dirfd, path| next(dirfd, path, uid, gid, flags), |entry| change_entry(entry, &owners(uid, gid)))
         }
@@ -363,7 +417,7 @@ wrap! {
         // SAFETY: the caller's arguments are those of utimensat(2).
         unsafe {
             if path.is_null() || is_descriptor_itself(path, flags) {
-                return with_descriptor(dirfd, || next(dirfd, path, times, flags), |description| change_descriptor(description, &times_of(times)?));
+                return with_descriptor(dirfd, || change_native(dirfd, || next(dirfd, path, times, flags)), |description| change_descriptor(description, &times_of(times)?));
             }
             with_path(dirfd, path, last_link(flags), |dirfd, path| next(dirfd, path, times, flags), |entry| change_entry(entry, &times_of(times)?))
         }
@@ -374,7 +428,7 @@ wrap! {
     fn futimens(fd: c_int, times: *const timespec) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of futimens(3).
         unsafe {
-            with_descriptor(fd, || next(fd, times), |description| change_descriptor(description, &times_of(times)?))
+            with_descriptor(fd, || change_native(fd, || next(fd, times)), |description| change_descriptor(description, &times_of(times)?))
         }
     }
 }
@@ -401,7 +455,7 @@ wrap! {
     fn futimes(fd: c_int, times: *const timeval) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of futimes(3).
         unsafe {
-            with_descriptor(fd, || next(fd, times), |description| change_descriptor(description, &microseconds_of(times)?))
+            with_descriptor(fd, || change_native(fd, || next(fd, times)), |description| change_descriptor(description, &microseconds_of(times)?))
         }
     }
 }

@@ -4,10 +4,12 @@ use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use quell_vfs::{FileSystem, NodeId};
 
 use crate::descriptors::Description;
-use crate::errno::{Errno, Outcome};
+use crate::errno::{self, Errno, Outcome};
+use crate::guard::inside;
 use crate::next::wrap;
+use crate::originals;
 use crate::resolve::{Entry, LastLink};
-use crate::wrappers::{bytes, with_descriptor, with_path};
+use crate::wrappers::{bytes, change_native, with_descriptor, with_path};
 
 /// The node whose attributes are asked for.
 type Node = (&'static dyn FileSystem, NodeId);
@@ -20,6 +22,18 @@ fn of_descriptor(description: &Description) -> Outcome<Node> {
     match description {
         Description::File(file) => Ok((file.dir.fs()?, file.file()?.0)),
         Description::Dir(dir) => of_entry(&*dir.entry()?),
+    }
+}
+
+/// Answers for the descriptor of a file in memory with `ours`, and for all others with `next`.
+fn of_memory(
+    fd: c_int,
+    ours: impl FnOnce(Node) -> Outcome<ssize_t>,
+    next: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    match originals::of_descriptor(fd) {
+        None => next(),
+        Some((dir, node)) => errno::reply(inside(|| ours((dir.fs()?, node)))),
     }
 }
 
@@ -118,7 +132,7 @@ path_xattrs!(lgetxattr, llistxattr, lsetxattr, lremovexattr, LastLink::Keep);
 wrap! {
     fn fgetxattr(fd: c_int, name: *const c_char, into: *mut c_void, space: size_t) -> ssize_t, |next| {
         // SAFETY: the caller's arguments are those of fgetxattr(2).
-        with_descriptor(fd, || unsafe { next(fd, name, into, space) }, |description| unsafe {
+        with_descriptor(fd, || unsafe { of_memory(fd, |node| get(node, name, into, space), || next(fd, name, into, space)) }, |description| unsafe {
             get(of_descriptor(description)?, name, into, space)
         })
     }
@@ -127,7 +141,7 @@ wrap! {
 wrap! {
     fn flistxattr(fd: c_int, into: *mut c_char, space: size_t) -> ssize_t, |next| {
         // SAFETY: the caller's arguments are those of flistxattr(2).
-        with_descriptor(fd, || unsafe { next(fd, into, space) }, |description| unsafe {
+        with_descriptor(fd, || unsafe { of_memory(fd, |node| list(node, into, space), || next(fd, into, space)) }, |description| unsafe {
             list(of_descriptor(description)?, into, space)
         })
     }
@@ -136,13 +150,13 @@ wrap! {
 wrap! {
     fn fsetxattr(fd: c_int, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of fsetxattr(2).
-        with_descriptor(fd, || unsafe { next(fd, name, value, length, flags) }, |description| refuse_change(of_descriptor(description)?))
+        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name, value, length, flags) }), |description| refuse_change(of_descriptor(description)?))
     }
 }
 
 wrap! {
     fn fremovexattr(fd: c_int, name: *const c_char) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of fremovexattr(2).
-        with_descriptor(fd, || unsafe { next(fd, name) }, |description| refuse_change(of_descriptor(description)?))
+        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name) }), |description| refuse_change(of_descriptor(description)?))
     }
 }
