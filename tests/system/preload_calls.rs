@@ -142,6 +142,19 @@ fn data_that_a_library_writes_at_the_end_of_the_process_is_stored() {
     assert_eq!(stored, "early, lateearly, lateearly, late 1 2.5late");
 }
 
+#[test]
+fn signals_interrupt_a_process_that_waits_to_append() {
+    if !has("cc") {
+        skip!("no C compiler (cc)");
+    }
+    let fixture = Fixture::new(include_str!("preload/interrupts.c"));
+    let ended = fixture.stage.run(fixture.virtual_command().env("STORE", &fixture.store)).expect(0);
+    let results: Vec<_> =
+        ended.text().lines().filter_map(|line| Some(line.rsplit_once(" = ")?.1.to_owned())).collect();
+    // The child ends by SIGALRM.
+    assert_eq!(results, ["0", "-1 EINTR", "14", "0", "6", "0", "text again"], "{}", ended.err);
+}
+
 /// Lines of `file_systems.c` in which a log directory differs from a file system of the kernel: the
 /// beginning of the expression, and the result.
 const OTHER_ANSWERS: [(&str, &str); 3] = [

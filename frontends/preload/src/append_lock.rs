@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use quell_vfs::{LockMode, LockOwner, LockScope, WritableFile};
 
 use crate::errno::{Errno, Outcome};
+use crate::guard;
+use crate::pause;
 
 /// The byte of a file that represents appending: the largest that can be locked. The locks of
 /// programs end before it.
@@ -21,7 +23,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 /// complete its own.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Takes the lock. Returns false if the store keeps no locks.
+/// Takes the lock. Returns false if the store keeps no locks. Errors: EINTR if a signal arrives
+/// that ends the process or interrupts system calls; others are delivered after the append.
 fn take(file: &dyn WritableFile, owner: LockOwner, mode: LockMode) -> Outcome<bool> {
     let Ok(locks) = file.locks() else { return Ok(false) };
     let begun = Instant::now();
@@ -30,6 +33,11 @@ fn take(file: &dyn WritableFile, owner: LockOwner, mode: LockMode) -> Outcome<bo
         match locks.try_lock(owner, SCOPE, mode) {
             Ok(true) => return Ok(true),
             Ok(false) if begun.elapsed() > WAIT_MAX => return Err(Errno(libc::ETIMEDOUT)),
+            Ok(false)
+                if guard::blocked_by_program().is_some_and(|blocked| pause::is_interrupted(&blocked)) =>
+            {
+                return Err(Errno(libc::EINTR));
+            }
             Ok(false) => {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(LONGEST_PAUSE);

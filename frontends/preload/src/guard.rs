@@ -10,6 +10,8 @@ use crate::errno::{self, Errno, Outcome};
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// The signals that the program itself has blocked, while the thread is inside.
+    static BLOCKED: Cell<Option<sigset_t>> = const { Cell::new(None) };
 }
 
 // SAFETY: the signature is that of the function of libc.
@@ -23,6 +25,11 @@ const PTHREAD_CANCEL_DISABLE: c_int = 1;
 /// on to the next definition.
 pub fn is_inside() -> bool {
     DEPTH.get() > 0
+}
+
+/// Returns the signals that the program has blocked, if the thread is serving a virtual file.
+pub fn blocked_by_program() -> Option<sigset_t> {
+    BLOCKED.get().filter(|_| is_inside())
 }
 
 /// Runs `work` with signals blocked and cancellation disabled: a signal handler that uses a virtual
@@ -60,6 +67,7 @@ impl Entered {
             pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state);
             // Not earlier: a signal handler would take its calls for those of the library.
             DEPTH.set(1);
+            BLOCKED.set(Some(old.assume_init()));
             Entered { signals: Some((old.assume_init(), state)) }
         }
     }

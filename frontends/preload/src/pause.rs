@@ -72,26 +72,48 @@ impl Pauses {
 
     /// Returns whether a signal is pending whose handler interrupts system calls.
     fn pending_interrupts(&self) -> bool {
-        let mut pending = MaybeUninit::<sigset_t>::uninit();
-        // SAFETY: the pointer is valid.
-        if unsafe { libc::sigpending(pending.as_mut_ptr()) } != 0 {
-            return false;
-        }
-        (1..=libc::SIGRTMAX()).any(|signal| {
-            let mut action = MaybeUninit::<libc::sigaction>::uninit();
-            // SAFETY: sigpending has initialized its set, and sigaction initializes its structure
-            // if it succeeds.
-            unsafe {
-                libc::sigismember(pending.as_ptr(), signal) == 1
-                    && libc::sigismember(&self.original, signal) == 0
-                    && libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
-                    && is_interrupting(&action.assume_init())
-            }
-        })
+        is_pending(&self.original, is_interrupting)
     }
 }
 
-fn is_interrupting(action: &libc::sigaction) -> bool {
+/// Returns whether a signal is pending that interrupts a system call or ends the process. `blocked`:
+/// the signals that the program has blocked.
+pub fn is_interrupted(blocked: &sigset_t) -> bool {
+    const HARMLESS: [c_int; 7] = [
+        libc::SIGCHLD,
+        libc::SIGCONT,
+        libc::SIGURG,
+        libc::SIGWINCH,
+        libc::SIGTSTP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+    ];
+    is_pending(blocked, |signal, action| {
+        let ends = action.sa_sigaction == libc::SIG_DFL && !HARMLESS.contains(&signal);
+        ends || is_interrupting(signal, action)
+    })
+}
+
+fn is_pending(blocked: &sigset_t, is_wanted: impl Fn(c_int, &libc::sigaction) -> bool) -> bool {
+    let mut pending = MaybeUninit::<sigset_t>::uninit();
+    // SAFETY: the pointer is valid.
+    if unsafe { libc::sigpending(pending.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    (1..=libc::SIGRTMAX()).any(|signal| {
+        let mut action = MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: sigpending has initialized its set, and sigaction initializes its structure
+        // if it succeeds.
+        unsafe {
+            libc::sigismember(pending.as_ptr(), signal) == 1
+                && libc::sigismember(blocked, signal) == 0
+                && libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
+                && is_wanted(signal, &action.assume_init())
+        }
+    })
+}
+
+fn is_interrupting(_: c_int, action: &libc::sigaction) -> bool {
     let has_handler = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
     has_handler && action.sa_flags & libc::SA_RESTART == 0
 }
