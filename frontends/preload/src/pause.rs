@@ -76,8 +76,8 @@ impl Pauses {
     }
 }
 
-/// Returns whether a signal is pending that interrupts a system call or ends the process. `blocked`:
-/// the signals that the program has blocked.
+/// Returns whether a signal is pending that interrupts a system call or ends the process.
+/// `blocked`: the signals that the program has blocked.
 pub fn is_interrupted(blocked: &sigset_t) -> bool {
     const HARMLESS: [c_int; 7] = [
         libc::SIGCHLD,
