@@ -227,8 +227,8 @@ impl IndexFs {
         if indexed == now { Ok(()) } else { Err(self.stale(entry)) }
     }
 
-    /// Checks that the opened file, with the attributes `now`, is the indexed one, or the version that
-    /// `node` identifies.
+    /// Checks that the opened file, with the attributes `now`, is the indexed one, or the version
+    /// that `node` identifies.
     fn check(&self, node: NodeId, entry: EntryId, file: &dyn OpenFile, now: &Stat) -> Result<()> {
         let indexed = self.image.attributes(entry);
         if now.kind() != Some(Kind::File) {
