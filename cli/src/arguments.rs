@@ -177,7 +177,9 @@ pub struct RunArgs {
     #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image", "logs"])]
     pub index: Vec<PathBuf>,
     /// How the program gets the view. `preload` loads a library into the program and its children,
-    /// and needs neither FUSE nor user namespaces; see docs/techniques/preload.md.
+    /// and needs neither FUSE nor user namespaces; see docs/techniques/preload.md. `preload+sud`
+    /// also serves system calls that the program makes without libc, by Syscall User Dispatch
+    /// (x86-64, Linux 5.11 or newer).
     #[arg(long, value_enum, default_value = "view")]
     pub via: Via,
     /// With --via preload: keep the files of DIR in these log stores. DIR is an existing, empty
@@ -215,6 +217,12 @@ pub enum Via {
     View,
     /// By a library in the program's own process.
     Preload,
+    /// By the library, which the kernel also calls for system calls without libc.
+    #[value(name = "preload+sud")]
+    PreloadSud,
+    /// By trapped system calls of programs that load no library. It does not exist.
+    #[value(hide = true)]
+    Trap,
 }
 
 /// Options for boot images, common to `run` and `mount`.

@@ -59,6 +59,29 @@ impl Refusal {
 pub const ALTERNATIVE: &str =
     "`quell run` without --via, or a mount by `quell mount`, serves every program where FUSE is available";
 
+/// The reason why programs that load no library are not served by trapped system calls;
+/// docs/decisions/0018-no-trapped-calls.md.
+pub const NO_TRAP: &str = "the kernel reads the path of a trapped call again after it was checked, and another thread \
+                           can change it in between";
+
+/// Returns the reason why the kernel cannot dispatch system calls to the preload library.
+pub fn why_no_dispatch() -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Some("Syscall User Dispatch needs x86-64".into());
+    }
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    (version < DISPATCH_VERSION).then(|| {
+        let (major, minor) = DISPATCH_VERSION;
+        format!("Syscall User Dispatch needs Linux {major}.{minor} or newer, and this is Linux {release}")
+    })
+}
+
+/// The first version of Linux with Syscall User Dispatch.
+const DISPATCH_VERSION: (u32, u32) = (5, 11);
+
 /// Determines the kind of the program that `name` executes, as execvp(3) finds it.
 pub fn program_kind(name: &OsStr) -> Result<ProgramKind, Failure> {
     let mut file = find(name)?;

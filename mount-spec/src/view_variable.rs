@@ -34,6 +34,13 @@ pub struct View {
     /// A file with counters, which `quell run` creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<PathBuf>,
+    /// The preload library also serves system calls that programs make without libc.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub dispatch: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// An indexed tree.
@@ -211,6 +218,7 @@ mod tests {
                 flatten_threshold_bytes: None,
             }],
             counters: None,
+            dispatch: true,
         };
         let text = view.to_json().unwrap();
         assert!(!text.contains('\n'), "{text}");

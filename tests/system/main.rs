@@ -42,6 +42,7 @@ mod mpiio;
 mod outputs;
 mod preload_calls;
 mod preload_functions;
+mod preload_libraries;
 mod preload_programs;
 mod preload_trees;
 mod probe_command;

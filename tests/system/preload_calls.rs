@@ -40,8 +40,11 @@ impl Fixture {
     }
 
     fn virtual_command(&self) -> Command {
+        self.command_with(serde_json::json!({"log": [{"path": self.view, "stores": [self.store]}]}))
+    }
+
+    fn command_with(&self, view: serde_json::Value) -> Command {
         let mut command = self.command(&self.view);
-        let view = serde_json::json!({"log": [{"path": self.view, "stores": [self.store]}]});
         command.env("LD_PRELOAD", quell().with_file_name("libquell_preload.so"));
         command.env("QUELL_VIEW", view.to_string());
         command
@@ -50,8 +53,14 @@ impl Fixture {
     /// Runs the program on both directories and compares the output.
     #[track_caller]
     fn agrees(&self) -> Ended {
+        self.agrees_with(&mut self.virtual_command())
+    }
+
+    /// Compares the output of a command with that of the program on the real directory.
+    #[track_caller]
+    fn agrees_with(&self, command: &mut Command) -> Ended {
         let real = self.stage.run(&mut self.command(&self.real)).expect(0);
-        let virtual_run = self.stage.run(&mut self.virtual_command()).expect(0);
+        let virtual_run = self.stage.run(command).expect(0);
         let differences: Vec<_> = real
             .text()
             .lines()
@@ -251,4 +260,28 @@ fn an_indexed_tree_answers_like_the_tree_and_cannot_be_changed() {
     let changes = found.strip_prefix(&real).unwrap_or_else(|| panic!("{found}\n-- but really\n{real}"));
     assert_eq!(changes.lines().count(), 4);
     assert!(changes.lines().all(|line| line.ends_with("-1 EROFS")), "{changes}");
+}
+
+/// Returns the reason why system calls cannot be dispatched to the library here.
+pub fn why_no_dispatch() -> Option<String> {
+    let doctor = Command::new(quell()).args(["doctor", "--", "sh"]).output().unwrap();
+    let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    let reason =
+        text.lines().find_map(|line| line.split_once("cannot serve its system calls without libc: "));
+    reason.map(|(_, reason)| reason.to_owned())
+}
+
+#[test]
+fn system_calls_without_libc_are_served_on_request() {
+    if !has("cc") {
+        skip!("no C compiler (cc)");
+    }
+    if let Some(reason) = why_no_dispatch() {
+        skip!("{reason}");
+    }
+    let fixture = Fixture::new(include_str!("preload/raw_calls.c"));
+    let log = serde_json::json!([{"path": fixture.view, "stores": [fixture.store]}]);
+    let view = serde_json::json!({"log": log, "dispatch": true});
+    let ended = fixture.agrees_with(&mut fixture.command_with(view));
+    assert_eq!(ended.err, "", "the library prints nothing on success");
 }

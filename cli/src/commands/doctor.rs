@@ -15,7 +15,7 @@ use crate::failure::{CANNOT, Failure};
 use crate::inputs::{root_of, shown};
 use crate::installed::{self, PRELOAD_LIBRARY};
 use crate::output::{hanging, outln, without_error_numbers};
-use crate::program_kind::{ALTERNATIVE, program_kind};
+use crate::program_kind::{ALTERNATIVE, program_kind, why_no_dispatch};
 
 /// The result of one test.
 struct Finding {
@@ -145,7 +145,13 @@ fn preload() -> Finding {
     Finding {
         name: "preload".into(),
         works: found.is_ok(),
-        detail: found.map_or_else(|failure| failure.to_string(), |library| shown(&library)),
+        detail: found.map_or_else(
+            |failure| failure.to_string(),
+            |library| match why_no_dispatch() {
+                None => shown(&library),
+                Some(reason) => format!("{}; not with --via preload+sud: {reason}", shown(&library)),
+            },
+        ),
         advice: "`quell run --via preload` needs it, and neither FUSE nor user namespaces",
     }
 }
@@ -155,7 +161,15 @@ fn served_program(program: &OsStr) -> Result<Finding, Failure> {
     let kind = program_kind(program)?;
     let file = shown(&kind.file);
     let detail = match kind.refusal {
-        None => format!("{file} is linked with glibc: every view and --via preload serve it"),
+        None => {
+            let sud = match why_no_dispatch() {
+                None => "--via preload+sud also serves its system calls without libc".to_owned(),
+                Some(reason) => {
+                    format!("--via preload+sud cannot serve its system calls without libc: {reason}")
+                }
+            };
+            format!("{file} is linked with glibc: every view and --via preload serve it; {sud}")
+        }
         Some(refusal) => format!("{file} {}: --via preload cannot serve it", refusal.reason()),
     };
     Ok(Finding { name: "program".into(), works: kind.refusal.is_none(), detail, advice: ALTERNATIVE })

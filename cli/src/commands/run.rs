@@ -14,6 +14,7 @@ use crate::inputs::{InputFile, shown};
 use crate::output::errln;
 use crate::plans;
 use crate::program::become_program;
+use crate::program_kind::{ALTERNATIVE, NO_TRAP};
 use crate::run_inputs::{boot_plan, job_of, print_once, tree_plans};
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -24,7 +25,10 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
                 "--log needs --via preload; a mount of stores is made by `quell mount --log STORE DIR`",
             ));
         }
-        Via::Preload => return run_preload::run(&args, quiet),
+        Via::Preload | Via::PreloadSud => return run_preload::run(&args, quiet),
+        Via::Trap => {
+            return Err(Failure::cannot(format!("--via trap is not supported: {NO_TRAP}; {ALTERNATIVE}")));
+        }
     }
     let (plan, files) = plan(&args, quiet)?;
     if let (Some(config), PlanSource::Trees(trees)) = (&args.config, &plan.source)

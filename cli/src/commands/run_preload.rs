@@ -1,5 +1,5 @@
-//! `quell run --via preload`: executes the program with the preload library, which serves the
-//! directories in the program's own process.
+//! `quell run --via preload` and `--via preload+sud`: executes the program with the preload
+//! library, which serves the directories in the program's own process.
 
 use std::ffi::OsString;
 use std::os::fd::{IntoRawFd, OwnedFd};
@@ -11,7 +11,7 @@ use quell_supervisor::{
     LogOptions, Target, is_first_notice, runtime_directory, share_trees, with_consequence,
 };
 
-use crate::arguments::{RunArgs, ViewArg};
+use crate::arguments::{RunArgs, Via, ViewArg};
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
@@ -19,7 +19,7 @@ use crate::installed::{self, PRELOAD_LIBRARY};
 use crate::output::errln;
 use crate::plans;
 use crate::program::become_program;
-use crate::program_kind::{ALTERNATIVE, program_kind};
+use crate::program_kind::{ALTERNATIVE, program_kind, why_no_dispatch};
 use crate::run_inputs::{boot_plan, job_of, tree_plans};
 use crate::views::{aliases, log_of_argument, log_of_paths};
 
@@ -32,6 +32,12 @@ const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     refuse_other_options(args)?;
+    let dispatch = args.via == Via::PreloadSud;
+    if dispatch && let Some(reason) = why_no_dispatch() {
+        return Err(Failure::cannot(format!(
+            "--via preload+sud: {reason}; use --via preload, or {ALTERNATIVE}"
+        )));
+    }
     let library = installed::library(PRELOAD_LIBRARY, "install the library with `make install`")?;
     let kind = program_kind(&args.command[0])?;
     if let Some(refusal) = kind.refusal {
@@ -48,7 +54,7 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         None => Vec::new(),
     };
     let (trees, lifeline) = view_trees(args, quiet)?;
-    let mut view = View { trees, ..View::default() };
+    let mut view = View { trees, dispatch, ..View::default() };
     for text in &args.logs {
         view.logs.push(log_of_argument(text, LogOptions::default())?);
     }

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use libc::{c_int, sigset_t};
 
 use crate::errno::{self, Errno, Outcome};
+use crate::selector;
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
@@ -68,6 +69,7 @@ impl Entered {
             // Not earlier: a signal handler would take its calls for those of the library.
             DEPTH.set(1);
             BLOCKED.set(Some(old.assume_init()));
+            selector::pause();
             Entered { signals: Some((old.assume_init(), state)) }
         }
     }
@@ -77,6 +79,7 @@ impl Drop for Entered {
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
         if let Some((signals, state)) = self.signals.take() {
+            selector::resume();
             // SAFETY: the set was initialized by pthread_sigmask; NULL and `old` are allowed.
             unsafe {
                 let mut old = 0;
@@ -84,5 +87,29 @@ impl Drop for Entered {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &signals, std::ptr::null_mut());
             }
         }
+    }
+}
+
+/// Cancellation is disabled until the value is dropped.
+#[cfg(target_arch = "x86_64")]
+pub struct CancellationDisabled(c_int);
+
+#[cfg(target_arch = "x86_64")]
+impl CancellationDisabled {
+    /// Disables cancellation.
+    pub fn new() -> CancellationDisabled {
+        let mut state = 0;
+        // SAFETY: the pointer is valid.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state) };
+        CancellationDisabled(state)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Drop for CancellationDisabled {
+    fn drop(&mut self) {
+        let mut old = 0;
+        // SAFETY: the pointer is valid, and the state is the one from before.
+        unsafe { pthread_setcancelstate(self.0, &mut old) };
     }
 }

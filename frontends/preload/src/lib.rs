@@ -10,6 +10,7 @@
 //! - `descriptors` maps the numbers of descriptors to open files. Each open file has a real
 //!   descriptor of the kernel, its `placeholder`. This keeps the position, which processes share,
 //!   and the description with which a process that inherits the descriptor opens the file again.
+//! - `dispatch` serves system calls that do not pass through libc.
 //! - `process` initializes the library, and handles fork, exec and exit.
 //!
 //! Rules: the library allocates from an allocator of its own, starts no thread, and does nothing in
@@ -29,6 +30,9 @@ mod collective;
 mod counters;
 mod cwd;
 mod descriptors;
+// Other architectures have no handler, and use a part of it.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
+mod dispatch;
 mod ended_children;
 mod environment;
 mod errno;
@@ -50,6 +54,9 @@ mod process;
 mod program;
 mod refusals;
 mod resolve;
+// As `dispatch`.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod selector;
 mod shared_memory;
 mod streams;
 mod supervise;

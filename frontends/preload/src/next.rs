@@ -2,7 +2,7 @@
 //! library.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libc::c_void;
 
@@ -44,6 +44,47 @@ impl Next {
     }
 }
 
+// SAFETY: the linker defines both symbols for the section in which `next!` places its pointers.
+unsafe extern "C" {
+    #[link_name = "__start_quell_next"]
+    static FIRST: [usize; 0];
+    #[link_name = "__stop_quell_next"]
+    static END: [usize; 0];
+}
+
+/// Finds all definitions. dlsym(3) waits for a call of dlopen(3) in another thread, and so a
+/// wrapper in a thread for which a constructor of a library waits would wait forever.
+pub fn find_all() {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    if IS_DONE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: the section consists of references.
+    let all = unsafe {
+        let (first, end) =
+            ((&raw const FIRST).cast::<&'static Next>(), (&raw const END).cast::<&'static Next>());
+        std::slice::from_raw_parts(first, end.offset_from_unsigned(first))
+    };
+    for next in all {
+        // A definition that this libc does not have is not called.
+        // SAFETY: as in `address`.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, next.name.as_ptr()) };
+        next.address.store(found, Ordering::Relaxed);
+    }
+}
+
+/// Defines a static `Next` that `find_all` finds.
+macro_rules! next {
+    ($static:ident, $name:expr) => {
+        static $static: $crate::next::Next = $crate::next::Next::new($name);
+        const _: () = {
+            #[used]
+            #[unsafe(link_section = "quell_next")]
+            static ENTRY: &$crate::next::Next = &$static;
+        };
+    };
+}
+
 /// The function syscall(2) of libc.
 // SAFETY: a call requires the arguments of the system call.
 pub type SystemCall = unsafe extern "C" fn(libc::c_long, ...) -> libc::c_long;
@@ -51,7 +92,7 @@ pub type SystemCall = unsafe extern "C" fn(libc::c_long, ...) -> libc::c_long;
 /// Returns libc's own syscall(2): that of this library does not let a program close the library's
 /// own descriptors.
 pub fn system_call() -> SystemCall {
-    static NEXT: Next = Next::new(c"syscall");
+    next!(NEXT, c"syscall");
     NEXT.function()
 }
 
@@ -64,11 +105,12 @@ macro_rules! wrap {
         // replaces, and so are the requirements on the arguments.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            static NEXT: $crate::next::Next = $crate::next::Next::new(
+            $crate::next::next!(
+                NEXT,
                 match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
                     Err(_) => unreachable!(),
-                },
+                }
             );
             // A variadic function takes its arguments in the same registers. Calling the pointer is
             // unsafe, and requires the arguments of the function.
@@ -81,4 +123,4 @@ macro_rules! wrap {
     };
 }
 
-pub(crate) use wrap;
+pub(crate) use {next, wrap};

@@ -12,12 +12,13 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::cwd;
 use crate::descriptors::{self, Description, Table};
+use crate::dispatch;
 use crate::environment;
 use crate::errno::Outcome;
 use crate::guard::{Entered, inside};
 use crate::library_copies;
 use crate::locate::{Located, locate_absolute};
-use crate::messages::warn;
+use crate::messages::{self, warn};
 use crate::open_dir::OpenDir;
 use crate::open_file::OpenFile;
 use crate::own_descriptors;
@@ -81,6 +82,9 @@ extern "C" fn start() {
         };
         adopt_inherited()
     });
+    if !dispatch::switch_on_requested() {
+        messages::refuse_dispatch();
+    }
     (0..=2).for_each(streams::use_for_standard);
     if let Err(error) = started {
         warn(&format!("inherited virtual files cannot be used: error {}", error.0));
@@ -182,7 +186,22 @@ pub fn hand_over_cwd() -> Outcome<()> {
 fn notice_fork() {
     if view::context().process != std::process::id() {
         view::begin_generation();
+        dispatch::switch_on_again();
     }
+}
+
+/// Publishes all files before the program creates a process by clone(2) itself.
+#[cfg(target_arch = "x86_64")]
+pub fn before_raw_fork() {
+    if let Err(error) = inside(publish_all) {
+        warn(&format!("data could not be published before a fork: error {}", error.0));
+    }
+}
+
+/// Begins a generation in a process that was created by clone(2).
+#[cfg(target_arch = "x86_64")]
+pub fn after_raw_fork() {
+    notice_fork();
 }
 
 /// Publishes all files that are open in this process: before a fork or an exec, and at the end.
@@ -304,6 +323,7 @@ extern "C" fn begin_child() {
     // The descriptors of the parent's stores.
     close_own(&mut locks.own, *locks.cwd_descriptor);
     drop(locks);
+    dispatch::switch_on_again();
 }
 
 /// Closes the library's own descriptors, except that of the working directory.

@@ -12,6 +12,7 @@ use quell_threads::lock;
 use quell_vfs::{Context, FileIdentity, FileSystem, NodeId};
 
 use crate::counters::{self, Counter};
+use crate::dispatch;
 use crate::errno::{self, Errno, Outcome};
 use crate::guard;
 use crate::messages;
@@ -239,6 +240,9 @@ type Paths = Vec<Vec<u8>>;
 
 fn virtual_dirs(view: View) -> Vec<VirtualDir> {
     let bytes = |path: &PathBuf| path.clone().into_os_string().into_vec();
+    if view.dispatch {
+        dispatch::request();
+    }
     counters::use_file(view.counters.as_deref(), view.logs.len() + view.trees.len());
     if let Some(shared) = view.trees.iter().find_map(|tree| tree.shared) {
         shared_memory::expect(shared.table.device);

@@ -2,8 +2,13 @@
 //!
 //! A library in a virtual directory is loaded from a copy in a memfd. RTLD_DEEPBIND is removed: a
 //! library that is loaded with it would call the functions of libc instead of those of this
-//! library. libc finds the caller's namespace by the return address, so these functions continue in
-//! the next definitions.
+//! library. libc finds the caller's namespace and search path by the return address, so these
+//! functions continue in the next definitions, except in a window.
+//!
+//! In a window, the system calls of the dynamic linker for the search are dispatched to this
+//! library (`dispatch`), so that it finds libraries of indexed trees without requests to the shared
+//! file system. libc then takes this library for the caller of dlopen(3). This has no effect if the
+//! caller has no search path of its own, and other callers get no window.
 
 use std::ffi::CString;
 
@@ -13,7 +18,7 @@ use quell_vfs::Kind;
 use crate::errno::{Errno, Outcome};
 use crate::guard::is_inside;
 use crate::library_copies;
-use crate::next::Next;
+use crate::next::{find_all, next};
 use crate::own_descriptors;
 use crate::placeholder;
 use crate::refusals::warn_once;
@@ -28,6 +33,8 @@ struct Arguments {
     first: *const c_char,
     second: c_long,
     third: c_long,
+    #[cfg(target_arch = "x86_64")]
+    return_address: *const c_void,
 }
 
 /// Returns the name of a copy of a library.
@@ -50,8 +57,9 @@ fn copy_of(entry: &Entry) -> Outcome<*const c_char> {
 /// Prepares dlopen(3): replaces the path of a library in a virtual directory. If it cannot be
 /// copied, libc reports that the path does not exist.
 extern "C" fn prepare_open(arguments: &mut Arguments) -> *const c_void {
-    static DLOPEN: Next = Next::new(c"dlopen");
+    next!(DLOPEN, c"dlopen");
     if !is_inside() && view::is_active() {
+        find_all();
         let path = arguments.first;
         // SAFETY: the program has passed NULL or a string. A name without a slash is searched for
         // in native directories.
@@ -64,13 +72,118 @@ extern "C" fn prepare_open(arguments: &mut Arguments) -> *const c_void {
             }
         }
         arguments.second &= !c_long::from(libc::RTLD_DEEPBIND);
+        #[cfg(target_arch = "x86_64")]
+        if window::is_useful(arguments) {
+            return window::open_library as *const c_void;
+        }
     }
     DLOPEN.address()
 }
 
+#[cfg(target_arch = "x86_64")]
+mod window {
+    use libc::{Dl_info, c_char, c_int, c_void};
+
+    use super::Arguments;
+    use crate::dispatch;
+    use crate::next::next;
+    use crate::view;
+    use crate::wrappers::bytes;
+
+    /// Tags of entries in the dynamic section of a library.
+    const DT_NULL: i64 = 0;
+    const DT_RPATH: i64 = 15;
+    const DT_RUNPATH: i64 = 29;
+
+    /// The request of dladdr1(3) for the `link_map`.
+    const RTLD_DL_LINKMAP: c_int = 2;
+
+    /// The beginning of the structure `link_map` of <link.h>.
+    #[repr(C)]
+    struct LinkMap {
+        address: usize,
+        name: *const c_char,
+        dynamic: *const [i64; 2],
+        next: *const LinkMap,
+        previous: *const LinkMap,
+    }
+
+    // SAFETY: the signature is that of the function of libc.
+    unsafe extern "C" {
+        fn dladdr1(
+            address: *const c_void,
+            into: *mut Dl_info,
+            extra: *mut *mut c_void,
+            flags: c_int,
+        ) -> c_int;
+    }
+
+    /// Returns whether the library is opened in a window.
+    pub fn is_useful(arguments: &Arguments) -> bool {
+        if arguments.first.is_null() || !view::dirs().iter().any(|dir| dir.is_tree()) {
+            return false;
+        }
+        // SAFETY: the program has passed a string.
+        let name = unsafe { bytes(arguments.first) };
+        // `$ORIGIN` stands for the directory of the caller.
+        !name.contains(&b'$') && has_no_search_path(arguments.return_address, name.contains(&b'/'))
+    }
+
+    /// Returns whether the dynamic linker searches for a library, and for those that it needs, in
+    /// the same directories if this library is the caller. `has_slash`: the name of the library is
+    /// a path, so that only RPATH is used, for the libraries that it needs.
+    fn has_no_search_path(caller: *const c_void, has_slash: bool) -> bool {
+        let mut object: *mut LinkMap = std::ptr::null_mut();
+        // SAFETY: zero bytes are a valid structure, both pointers are valid, and dladdr1 writes the
+        // `link_map` of a loaded object, which is loaded while its code calls dlopen(3).
+        let object = unsafe {
+            let mut found: Dl_info = std::mem::zeroed();
+            let extra = (&raw mut object).cast::<*mut c_void>();
+            if dladdr1(caller, &mut found, extra, RTLD_DL_LINKMAP) == 0 || object.is_null() {
+                return false;
+            }
+            &*object
+        };
+        // The RPATH of the program itself is used for all callers.
+        let is_program = object.previous.is_null();
+        let mut entry = object.dynamic;
+        while !entry.is_null() {
+            // SAFETY: the section ends with DT_NULL.
+            match unsafe { (*entry)[0] } {
+                DT_NULL => break,
+                DT_RPATH if !is_program => return false,
+                DT_RUNPATH if !has_slash => return false,
+                _ => {}
+            }
+            // SAFETY: as above.
+            entry = unsafe { entry.add(1) };
+        }
+        true
+    }
+
+    /// dlopen(3) in a window. An exception of a constructor passes through this function, and
+    /// leaves the window open.
+    pub extern "C-unwind" fn open_library(path: *const c_char, mode: c_int) -> *mut c_void {
+        next!(DLOPEN, c"dlopen");
+        // SAFETY: calling the pointer requires the arguments of dlopen(3).
+        type Dlopen = unsafe extern "C-unwind" fn(*const c_char, c_int) -> *mut c_void;
+        let dlopen: Dlopen = DLOPEN.function();
+        let is_open = dispatch::open_window();
+        // SAFETY: the arguments are those of the program's call.
+        let handle = unsafe { dlopen(path, mode) };
+        if is_open {
+            dispatch::close_window();
+        }
+        handle
+    }
+}
+
 /// Prepares dlmopen(3): a library in a new namespace has a libc of its own.
 extern "C" fn prepare_new_namespace(arguments: &mut Arguments) -> *const c_void {
-    static DLMOPEN: Next = Next::new(c"dlmopen");
+    if !is_inside() && view::is_active() {
+        find_all();
+    }
+    next!(DLMOPEN, c"dlmopen");
     let is_new = arguments.first.addr() as c_long == libc::LM_ID_NEWLM;
     if is_new && !is_inside() && view::is_active() {
         warn_once(

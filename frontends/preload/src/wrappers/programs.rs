@@ -13,7 +13,7 @@ use crate::guard::{inside, is_inside};
 use crate::locate::Located;
 use crate::locate_at::locate;
 use crate::memory_copy;
-use crate::next::{Next, wrap};
+use crate::next::{Next, next, wrap};
 use crate::placeholder;
 use crate::process;
 use crate::program::{self, Program};
@@ -121,7 +121,7 @@ type Execve = unsafe extern "C" fn(*const c_char, *const *const c_char, *const *
 
 /// Returns the definition of execve(2) in libc.
 fn libc_execve() -> Execve {
-    static EXECVE: Next = Next::new(c"execve");
+    next!(EXECVE, c"execve");
     EXECVE.function()
 }
 
@@ -449,8 +449,8 @@ pub extern "C" fn publish_before() {
 /// Makes vfork(2) the same as fork(2) in a process with virtual directories: the child of vfork(2)
 /// shares the memory of its parent, and would change its working directory and its descriptors.
 extern "C" fn vfork_function() -> *const c_void {
-    static VFORK: Next = Next::new(c"vfork");
-    static FORK: Next = Next::new(c"fork");
+    next!(VFORK, c"vfork");
+    next!(FORK, c"fork");
     if view::is_active() { FORK.address() } else { VFORK.address() }
 }
 
@@ -520,17 +520,17 @@ fn list_exec(own: *const c_void, next: &Next) -> *const c_void {
 }
 
 extern "C" fn execl_function() -> *const c_void {
-    static EXECL: Next = Next::new(c"execl");
+    next!(EXECL, c"execl");
     list_exec(own_execl as *const c_void, &EXECL)
 }
 
 extern "C" fn execle_function() -> *const c_void {
-    static EXECLE: Next = Next::new(c"execle");
+    next!(EXECLE, c"execle");
     list_exec(own_execle as *const c_void, &EXECLE)
 }
 
 extern "C" fn execlp_function() -> *const c_void {
-    static EXECLP: Next = Next::new(c"execlp");
+    next!(EXECLP, c"execlp");
     list_exec(own_execlp as *const c_void, &EXECLP)
 }
 

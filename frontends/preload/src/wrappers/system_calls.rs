@@ -5,9 +5,10 @@ use std::ffi::CStr;
 
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t};
 
+use crate::dispatch;
 use crate::errno::{self, Errno};
 use crate::guard::is_inside;
-use crate::next::{Next, wrap};
+use crate::next::{next, wrap};
 use crate::process;
 use crate::refusals::refused;
 use crate::resolve::{LastLink, path_of};
@@ -26,14 +27,29 @@ struct OpenHow {
 /// Chooses the function in which a system call continues. It is not called by it, because a system
 /// call such as vfork(2) may return twice.
 extern "C" fn chosen(number: c_long) -> *const c_void {
-    static SYSCALL: Next = Next::new(c"syscall");
+    next!(SYSCALL, c"syscall");
+    if number == libc::SYS_seccomp {
+        dispatch::note_filter();
+    }
     match !is_inside() && is_dispatched(number) && view::is_active() {
-        true => dispatch as *const c_void,
+        true => call as *const c_void,
         false => SYSCALL.address(),
     }
 }
 
 continue_in!(syscall, chosen);
+
+/// Calls the wrapped function for a system call. Returns `None` for calls that the kernel serves.
+///
+/// # Safety
+///
+/// The arguments are those of the system call.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn serve(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
+    let is_served = !is_inside() && is_dispatched(number) && view::is_active();
+    // SAFETY: the caller's promise.
+    is_served.then(|| unsafe { call(number, a, b, c, d, e, f) })
+}
 
 /// Returns a pointer that the program passed as a number.
 fn pointer<T>(argument: c_long) -> *mut T {
@@ -63,7 +79,7 @@ macro_rules! dispatched {
         ///
         /// The arguments are those of the system call.
         #[allow(clippy::too_many_arguments)]
-        unsafe extern "C" fn dispatch(
+        unsafe extern "C" fn call(
             number: c_long,
             $a: c_long,
             $b: c_long,
@@ -161,6 +177,7 @@ dispatched! {
     SYS_pidfd_getfd => crate::wrappers::received::pidfd_getfd(a as c_int, b as c_int, c as c_uint);
     SYS_recvmsg => libc::recvmsg(a as c_int, pointer(b), c as c_int);
     SYS_io_uring_setup => no_ring();
+    SYS_wait4 => libc::wait4(a as c_int, pointer(b), c as c_int, pointer(d));
     SYS_exit_group => end(a as c_int);
     #[cfg(target_arch = "x86_64")]
     SYS_open => libc::open64(constant(a), b as c_int, c as mode_t);
@@ -194,6 +211,10 @@ dispatched! {
     SYS_link => libc::link(constant(a), constant(b));
     #[cfg(target_arch = "x86_64")]
     SYS_symlink => libc::symlink(constant(a), constant(b));
+    #[cfg(target_arch = "x86_64")]
+    SYS_utime => libc::utime(constant(a), constant(b));
+    #[cfg(target_arch = "x86_64")]
+    SYS_utimes => libc::utimes(constant(a), constant(b));
     #[cfg(target_arch = "x86_64")]
     SYS_readlink => libc::readlink(constant(a), pointer(b), c as usize);
 }
