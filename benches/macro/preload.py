@@ -8,8 +8,10 @@ from measure import median, run, seconds_of, text_of
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
+PYTHON = "/usr/bin/python3"
 STARTS = 200
 REPEATS = 5
+IMPORT = "import numpy"
 CALLS = (("open", "open and close"), ("stat", "stat"), ("pread", "pread of 4 KiB"))
 NO_LIBRARY = "SKIPPED: there is no libquell_preload.so beside the binary: make build"
 
@@ -42,6 +44,8 @@ class Preload:
         view = {"tree": [{"path": str(tree), "index": str(index)}], "log": [{"path": str(mount), "stores": [str(store)]}]}
         self.starts(view)
         self.calls(tree, view)
+        self.dispatched(tree, view)
+        self.imports()
         self.listing(tree, index, view)
 
     def starts(self, view):
@@ -72,6 +76,42 @@ class Preload:
                 direct, preload = (min(float(found[name]) for found in all_found) for all_found in (plain, loaded))
                 self.add(f"{title} of {whose}: preload", "ns", direct, preload, f"at most {limit} ns more",
                          preload - direct <= limit, note=f"the least of {REPEATS} runs")
+
+    def dispatched(self, tree, view):
+        """Measure system calls without libc, which --via preload+sud dispatches to the library."""
+        program = self.scratch / "calls"
+        covered = next(path for path in sorted(tree.rglob("*")) if path.is_file())
+        plain, loaded = [], []
+        for _ in range(REPEATS):
+            for into, env in ((plain, None), (loaded, environment(self.quell, **view, dispatch=True))):
+                into.append(dict(word.split("=") for word in text_of([program, covered], env=env).split()))
+        rows = (("raw_getppid", "getppid without libc"), ("raw_stat", "stat of a covered file without libc"),
+                ("stat", "stat of a covered file by libc"))
+        for name, title in rows:
+            if name not in plain[0]:
+                self.add(f"{title}: preload+sud", "ns", None, None, note="SKIPPED: not on this architecture")
+                continue
+            direct, preload = (min(float(found[name]) for found in all_found) for all_found in (plain, loaded))
+            self.add(f"{title}: preload+sud", "ns", direct, preload, note=f"the least of {REPEATS} runs")
+
+    def imports(self):
+        """Measure the start of Python with a package, without a view of its files."""
+        if text_of(["sh", "-c", f"{PYTHON} -c '{IMPORT}' 2>/dev/null && echo yes || echo no"]).strip() != "yes":
+            self.add(f"python3 -c '{IMPORT}': preload+sud", "ms", None, None, note="SKIPPED: numpy is not installed")
+            return
+        command = [PYTHON, "-c", IMPORT]
+        package = text_of([PYTHON, "-c", "import numpy; print(numpy.__path__[0])"]).strip()
+        index = self.scratch / "numpy.quell"
+        run([self.quell, "index", "--quiet", package, "-o", index])
+        tree = {"tree": [{"path": package, "index": str(index)}]}
+        times = {"direct": [], "preload": [], "preload+sud": []}
+        for _ in range(REPEATS):
+            times["direct"].append(seconds_of(command) * 1000)
+            times["preload"].append(seconds_of(command, env=environment(self.quell, **tree)) * 1000)
+            times["preload+sud"].append(seconds_of(command, env=environment(self.quell, **tree, dispatch=True)) * 1000)
+        for way in ("preload", "preload+sud"):
+            self.add(f"python3 -c '{IMPORT}', local: {way}", "ms", median(times["direct"]), median(times[way]),
+                     note=f"median of {REPEATS}, with the package as an indexed tree")
 
     def listing(self, tree, index, view):
         command = ["ls", "-lR", tree]

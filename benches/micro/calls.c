@@ -1,4 +1,5 @@
-/* The time of single calls on one file: open(2) with close(2), stat(2), and pread(2) of 4 KiB.
+/* The time of single calls on one file: open(2) with close(2), stat(2), and pread(2) of 4 KiB; and
+ * of system calls by own instructions (x86-64): getppid(2), and stat(2) of the file.
  *
  *   calls FILE [COUNT]      prints nanoseconds for each call, the least of ten rounds
  */
@@ -7,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,6 +41,24 @@ static void read_block(void) {
   }
 }
 
+#ifdef __x86_64__
+static long raw(long number, long first, long second) {
+  long result;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second) : "rcx", "r11", "memory");
+  return result;
+}
+
+static void raw_parent(void) { raw(SYS_getppid, 0, 0); }
+
+static void raw_status(void) {
+  struct stat found;
+  if (raw(SYS_stat, (long)path, (long)&found) != 0) {
+    fprintf(stderr, "%s: stat failed\n", path);
+    exit(1);
+  }
+}
+#endif
+
 static double least_ns(void (*call)(void), long count) {
   double least = 1e18;
   for (int round = 0; round < ROUNDS; round++) {
@@ -64,7 +84,11 @@ int main(int argc, char **argv) {
     perror(path);
     return 1;
   }
-  printf("open=%.0f stat=%.0f pread=%.0f\n", least_ns(open_and_close, count), least_ns(status, count),
+  printf("open=%.0f stat=%.0f pread=%.0f", least_ns(open_and_close, count), least_ns(status, count),
          least_ns(read_block, count));
+#ifdef __x86_64__
+  printf(" raw_getppid=%.0f raw_stat=%.0f", least_ns(raw_parent, count), least_ns(raw_status, count));
+#endif
+  printf("\n");
   return 0;
 }
