@@ -100,6 +100,7 @@ families! {
     trees_are_walked_by_fts "fts.c";
     locks_behave_as_on_a_real_directory "locks.c";
     walks_find_the_same_entries "walks.c";
+    standard_descriptors_are_replaced "terminals.c";
 }
 
 #[test]

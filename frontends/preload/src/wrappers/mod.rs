@@ -25,6 +25,7 @@ mod status;
 mod stdio;
 pub mod system_calls;
 mod temporary;
+mod terminals;
 mod threads;
 mod waits;
 mod walks;
