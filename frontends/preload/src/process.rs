@@ -36,10 +36,6 @@ const CWD_FLAG: c_int = 1 << 30;
 static CWD_DESCRIPTOR: Mutex<Option<c_int>> = Mutex::new(None);
 
 #[used]
-#[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start;
-
-#[used]
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
@@ -58,7 +54,7 @@ unsafe extern "C" {
 }
 
 /// Initializes the library. A process without the variable has nothing to do.
-extern "C" fn start() {
+pub fn start() {
     if std::env::var_os(quell_mount_spec::VIEW_VARIABLE).is_none() {
         return;
     }

@@ -1,8 +1,8 @@
 //! The action of the program itself for SIGSYS, which this library's handler replaces.
 
 use std::mem::MaybeUninit;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use libc::{c_int, c_void, sigaction as Action, siginfo_t};
 use quell_threads::lock;
@@ -28,9 +28,20 @@ pub fn is_installed() -> bool {
     IS_INSTALLED.load(Ordering::Acquire)
 }
 
-/// Installs a handler once.
-#[cfg(target_arch = "x86_64")]
-pub fn install(handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void)) -> bool {
+/// A handler with SA_SIGINFO.
+pub type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+
+/// The handler of this library; none on architectures on which system calls are not dispatched.
+static HANDLER: OnceLock<Handler> = OnceLock::new();
+
+/// Sets the handler of this library, which `install` installs.
+pub fn set_handler(handler: Handler) {
+    let _ = HANDLER.set(handler);
+}
+
+/// Installs the handler once. Returns whether it is installed.
+pub fn install() -> bool {
+    let Some(handler) = HANDLER.get() else { return false };
     if is_installed() {
         return true;
     }
@@ -40,7 +51,7 @@ pub fn install(handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void)) -> bo
         return true;
     }
     let mut action = default_action();
-    action.sa_sigaction = handler as usize;
+    action.sa_sigaction = *handler as usize;
     // Signals are delivered while a dispatched call waits, as in a call of the kernel.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
     let mut old = MaybeUninit::<Action>::uninit();

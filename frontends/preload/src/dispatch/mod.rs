@@ -1,6 +1,7 @@
 //! Syscall User Dispatch (`PR_SET_SYSCALL_USER_DISPATCH` of prctl(2), Linux 5.11, x86-64): the
 //! kernel sends SIGSYS for each system call of a thread whose instruction is not in the text of
-//! libc. The handler calls the function of this library for it, as for syscall(2).
+//! libc. The handler, `wrappers::dispatched_calls`, calls the function of this library for it, as
+//! for syscall(2).
 //!
 //! - A thread has it on for its whole life if the view asks for it (`--via preload+sud`), or during
 //!   dlopen(3) in a process with an indexed tree (a window): the dynamic linker opens libraries by
@@ -13,15 +14,14 @@
 //!   children of fork(2) switch it on again.
 
 mod disposition;
-#[cfg(target_arch = "x86_64")]
-mod handler;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "no_handler.rs"]
-mod handler;
 mod text;
 mod thread;
 
-pub use disposition::{change as change_disposition, is_installed};
+#[cfg(target_arch = "x86_64")]
+pub use disposition::deliver;
+pub use disposition::{change as change_disposition, is_installed, set_handler};
+#[cfg(target_arch = "x86_64")]
+pub use text::is_own as is_own_text;
 pub use thread::{
     close_window, is_requested, note_filter, open_window, request, switch_on_again, switch_on_requested,
 };

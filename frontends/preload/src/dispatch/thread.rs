@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, c_ulong, sigset_t};
 
-use super::{handler, text};
+use super::{disposition, text};
 use crate::guard::is_inside;
 use crate::next::{next, system_call};
 use crate::selector;
@@ -60,7 +60,7 @@ fn switch(mode: c_ulong, start: usize, length: usize) -> bool {
 
 /// Switches dispatch on in this thread. SIGSYS is not blocked.
 fn switch_on() -> bool {
-    let Some(libc_text) = text::of_libc().filter(|_| handler::install()) else { return false };
+    let Some(libc_text) = text::of_libc().filter(|_| disposition::install()) else { return false };
     if !switch(PR_SYS_DISPATCH_ON, libc_text.start, libc_text.len()) {
         return false;
     }

@@ -9,6 +9,8 @@ mod data;
 mod descriptor;
 mod directories;
 mod directory_entries;
+#[cfg(target_arch = "x86_64")]
+pub mod dispatched_calls;
 pub mod file_actions;
 mod file_systems;
 mod formatted;

@@ -1,10 +1,10 @@
-//! The handler of SIGSYS. It runs on the stack of the interrupted code, as a function of libc
+//! The handler of SIGSYS for dispatched system calls (`dispatch`). It runs on the stack of the interrupted code, as a function of libc
 //! would, with the signal mask of this code.
 
 use libc::{c_int, c_long, c_ulong, c_void, siginfo_t, ucontext_t};
 
-use super::{disposition, text, thread};
 use crate::counters::Counter;
+use crate::dispatch;
 use crate::errno;
 use crate::guard::{CancellationDisabled, is_inside};
 use crate::next::system_call;
@@ -48,20 +48,16 @@ struct CloneArguments {
     stack: u64,
 }
 
-/// Installs the handler once.
-pub fn install() -> bool {
-    disposition::install(handle)
-}
-
 /// A system call: its number and arguments.
 type Call = (c_long, [c_long; 6]);
 
-extern "C" fn handle(signal: c_int, information: *mut siginfo_t, context: *mut c_void) {
+/// Handles SIGSYS.
+pub extern "C" fn handle(signal: c_int, information: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes valid pointers to a handler with SA_SIGINFO. No other code
     // uses the context until the handler returns.
     unsafe {
         if (*information).si_code != SYS_USER_DISPATCH {
-            return disposition::deliver(signal, information, context);
+            return dispatch::deliver(signal, information, context);
         }
         let number = errno::get();
         serve(&mut *context.cast::<ucontext_t>());
@@ -75,7 +71,7 @@ fn serve(context: &mut ucontext_t) {
     let of = |register: c_int| registers[register as usize];
     let arguments = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
     let call: Call = (of(libc::REG_RAX), arguments.map(of));
-    let is_own = is_inside() || text::is_own(of(libc::REG_RIP) as usize);
+    let is_own = is_inside() || dispatch::is_own_text(of(libc::REG_RIP) as usize);
     let result = if is_own { native(call) } else { result_of(context, call) };
     if let Some(result) = result {
         context.uc_mcontext.gregs[libc::REG_RAX as usize] = result;
@@ -121,7 +117,7 @@ fn result_of(context: &mut ucontext_t, call: Call) -> Option<c_long> {
             if number == libc::SYS_seccomp
                 || number == libc::SYS_prctl && arguments[0] == c_long::from(libc::PR_SET_SECCOMP)
             {
-                thread::note_filter();
+                dispatch::note_filter();
             }
             // A system call is not a cancellation point.
             let _disabled = CancellationDisabled::new();
@@ -174,7 +170,7 @@ fn clone(context: &mut ucontext_t, call: Call, flags: u64, stack: u64) -> Option
     result
 }
 
-/// A child of vfork(2) would use the memory of its parent, as in `wrappers::programs`.
+/// A child of vfork(2) would use the memory of its parent, as in `programs`.
 fn fork() -> Option<c_long> {
     // SAFETY: there are no preconditions.
     Some(as_kernel(c_long::from(unsafe { libc::fork() })))
@@ -219,7 +215,7 @@ fn change_action(call: Call) -> Option<c_long> {
         }
         return result;
     }
-    let mut chosen = disposition::change(None);
+    let mut chosen = dispatch::change_disposition(None);
     if old != 0 {
         let action = KernelAction {
             handler: chosen.sa_sigaction,
@@ -237,7 +233,7 @@ fn change_action(call: Call) -> Option<c_long> {
         chosen.sa_flags = action.flags as c_int;
         // SAFETY: as above.
         unsafe { (&raw mut chosen.sa_mask).cast::<u64>().write_unaligned(action.mask) };
-        disposition::change(Some(chosen));
+        dispatch::change_disposition(Some(chosen));
     }
     Some(0)
 }
