@@ -145,7 +145,7 @@ class BootImages:
         if not Path(quell).resolve().with_name("libquell_preload.so").exists():
             add(title, "s", None, None, note="SKIPPED: there is no libquell_preload.so beside the binary: make build")
             return
-        # The dynamic linker opens most of the files, by system calls of its own.
+        # The dynamic linker opens most of the files, with system calls of its own.
         via = "preload+sud" if "preload+sud" in text_of([quell, "run", "--help"]) else "preload"
         program = [path(1, "env/bin/python"), self.program]
         run([quell, "record", "--quiet", "--whole", "-i", path(1, "env.quell"), "-o", path(1, "env-whole.boot"), "--", *program])

@@ -1,5 +1,5 @@
 /* The time of single calls on one file: open(2) with close(2), stat(2), and pread(2) of 4 KiB; and
- * of system calls by own instructions (x86-64): getppid(2), and stat(2) of the file.
+ * of system calls without libc (x86-64): getppid(2), and stat(2) of the file.
  *
  *   calls FILE [COUNT]      prints nanoseconds for each call, the least of ten rounds
  */

@@ -1,5 +1,5 @@
-//! The root of a tree that is opened by its first use: programs that find all they need in memory
-//! send no request to the tree's file system.
+//! The root directory of a tree, opened at its first use. A program whose files are all in memory
+//! sends no request to the tree's file system.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ impl LateDir {
         LateDir { path: path.into(), known, opened: OnceLock::new() }
     }
 
-    /// Opens the directory. Errors: `Stale` if it is not the known one.
+    /// Opens the directory. Errors: `Stale` if its identity is not that of the known attributes.
     fn dir(&self) -> Result<&PosixDir> {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);

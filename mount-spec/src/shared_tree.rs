@@ -32,7 +32,7 @@ const ROW_BYTES: usize = 16;
 /// The longest name of a memfd that is used, in bytes. The kernel's limit is 249.
 const NAME_BYTES_MAX: usize = 200;
 
-/// The seals of a file whose bytes do not change any more.
+/// The seals of a file whose bytes and size cannot change.
 const SEALS: SealFlags =
     SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::WRITE);
 
@@ -219,7 +219,8 @@ impl SharedFiles {
 /// Opens a file of a holder for reading. The descriptor is closed on exec.
 fn open_shared(holder: u32, file: SharedFile) -> Option<OwnedFd> {
     let path = format!("/proc/{holder}/fd/{}", file.descriptor);
-    // NONBLOCK: after the holder has ended, another process may have its number.
+    // NONBLOCK: after the holder has ended, another process may have its process ID, and the
+    // descriptor may be a FIFO.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let opened = rustix::fs::open(path, flags, Mode::empty()).ok()?;
     let found = rustix::fs::fstat(&opened).ok()?;

@@ -134,9 +134,9 @@ type Move = fn(OwnedFd) -> OwnedFd;
 
 static MOVE: OnceLock<Move> = OnceLock::new();
 
-/// Makes backends keep the descriptors that `moved` returns. For a library in the process of a
-/// program that uses fixed numbers, or closes all descriptors from a number on. The first call
-/// counts.
+/// Makes backends pass each descriptor that they keep to `moved`, and use the returned one. A
+/// library in the process of a program needs this, because the program may use fixed numbers, or
+/// close all descriptors from a number on. Later calls have no effect.
 pub fn move_descriptors(moved: Move) {
     MOVE.get_or_init(|| moved);
 }

@@ -23,8 +23,8 @@ use crate::program_kind::{ALTERNATIVE, program_kind, why_no_dispatch};
 use crate::run_inputs::{boot_plan, job_of, tree_plans};
 use crate::views::{aliases, log_of_argument, log_of_paths};
 
-/// The lowest number of a descriptor that the program inherits without using it: the lock of the
-/// counters, and the one that keeps a holder running.
+/// The lowest number of the descriptors that the program inherits and does not use: the lock of the
+/// counters, and the descriptor that keeps a holder running.
 const INHERITED_DESCRIPTOR_MINIMUM: i32 = 500;
 
 /// The variable by which the dynamic linker loads libraries before all others.

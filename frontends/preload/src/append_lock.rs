@@ -23,8 +23,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 /// complete its own.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Takes the lock. Returns false if the store keeps no locks. Errors: EINTR if a signal arrives
-/// that ends the process or interrupts system calls; others are delivered after the append.
+/// Takes the lock. Returns false if the store keeps no locks. Errors: ETIMEDOUT after `WAIT_MAX`;
+/// EINTR if a signal arrives that ends the process or has a handler without SA_RESTART. Other
+/// signals are delivered after the append.
 fn take(file: &dyn WritableFile, owner: LockOwner, mode: LockMode) -> Outcome<bool> {
     let Ok(locks) = file.locks() else { return Ok(false) };
     let begun = Instant::now();

@@ -30,7 +30,7 @@ mod collective;
 mod counters;
 mod cwd;
 mod descriptors;
-// Other architectures have no handler, and use a part of it.
+// Other architectures have no handler, and use only a part of this module.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
 mod dispatch;
 mod ended_children;
@@ -54,7 +54,7 @@ mod process;
 mod program;
 mod refusals;
 mod resolve;
-// As `dispatch`.
+// The same holds as for `dispatch`.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod selector;
 mod shared_memory;

@@ -18,7 +18,7 @@ pub fn refuse_start(error: &quell_vfs::Error) -> ! {
     unreachable!("exit_group does not return")
 }
 
-/// Ends a program whose own system calls cannot be served, although the view asks for it.
+/// Ends a program whose view requests dispatch, if system calls cannot be dispatched.
 pub fn refuse_dispatch() -> ! {
     warn(
         "system calls cannot be dispatched in this process: this needs Linux 5.11 or newer on x86-64, glibc 2.34 or \

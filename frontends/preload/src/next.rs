@@ -52,8 +52,9 @@ unsafe extern "C" {
     static END: [usize; 0];
 }
 
-/// Finds all definitions. dlsym(3) waits for a call of dlopen(3) in another thread, and so a
-/// wrapper in a thread for which a constructor of a library waits would wait forever.
+/// Finds all definitions, before a call of dlopen(3). dlsym(3) waits while another thread is in
+/// dlopen(3). If a constructor in that thread waits for a thread whose wrapper calls dlsym(3), both
+/// would wait forever.
 pub fn find_all() {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
     if IS_DONE.swap(true, Ordering::Relaxed) {

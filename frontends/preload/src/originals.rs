@@ -1,4 +1,4 @@
-//! Finds the originals of files in memory, by the identity of the files.
+//! Finds the original of a file in memory by the device and inode of the file in memory.
 
 use libc::c_int;
 use quell_vfs::NodeId;

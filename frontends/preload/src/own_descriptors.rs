@@ -1,6 +1,5 @@
 //! The descriptors that the library has open for itself, such as those of the stores. They have
-//! numbers above those that programs use. A program that closes all descriptors does not close
-//! them, and cannot replace them by others.
+//! numbers above those that programs use. A program can neither close nor replace them.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -27,13 +26,13 @@ static MINIMUM: AtomicI32 = AtomicI32::new(0);
 /// The library's own descriptors.
 static OWN: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
 
-/// Returns whether the library has opened this descriptor for itself. Called inside
-/// `guard::inside` if the number is not lower than all of them.
+/// Returns whether the library has opened this descriptor for itself. The caller must be inside
+/// `guard::inside` if `can_contain(fd)`.
 pub fn contains(fd: c_int) -> bool {
     can_contain(fd) && lock(&OWN).contains(&fd)
 }
 
-/// Returns whether a descriptor of the library itself can have this number or a higher one.
+/// Returns whether the library's own descriptors can have numbers up to this one.
 pub fn can_contain(fd: c_int) -> bool {
     let minimum = MINIMUM.load(Ordering::Relaxed);
     minimum > 0 && fd >= minimum
@@ -72,7 +71,8 @@ pub fn duplicate(fd: impl AsFd) -> rustix::io::Result<OwnedFd> {
     Ok(duplicate)
 }
 
-/// Returns the descriptor with a number of the library's own. If none is free, it keeps its own.
+/// Moves the descriptor to a number of the library's own. If none is free, the number does not
+/// change.
 pub fn moved(fd: OwnedFd) -> OwnedFd {
     match fd.as_raw_fd() >= raise_limit() {
         true => {

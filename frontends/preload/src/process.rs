@@ -194,7 +194,7 @@ pub fn before_raw_fork() {
     }
 }
 
-/// Begins a generation in a process that was created by clone(2).
+/// Begins a generation in a process that the program created by clone(2) itself.
 #[cfg(target_arch = "x86_64")]
 pub fn after_raw_fork() {
     notice_fork();

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 
-/// Values of the selector: all system calls pass, or those outside of libc are dispatched.
+/// Values of the selector: the kernel serves all system calls, or dispatches those outside of libc.
 const ALLOW: u8 = 0;
 const DISPATCH: u8 = 1;
 
@@ -19,7 +19,8 @@ pub fn is_on() -> bool {
     IS_ON.get()
 }
 
-/// Records whether dispatch is on in this thread. All system calls pass until `resume`.
+/// Records whether dispatch is on in this thread. The kernel serves all system calls until
+/// `resume`.
 pub fn set_on(value: bool) {
     IS_ON.set(value);
     pause();
@@ -36,12 +37,12 @@ fn select(value: u8) {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Lets all system calls of this thread pass, until `resume`.
+/// Makes the kernel serve all system calls of this thread, until `resume`.
 pub fn pause() {
     select(ALLOW);
 }
 
-/// Ends a pause.
+/// Ends the effect of `pause`, if dispatch is on in this thread.
 pub fn resume() {
     if IS_ON.get() {
         select(DISPATCH);

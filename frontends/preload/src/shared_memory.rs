@@ -35,7 +35,7 @@ impl NodesByInode {
     }
 }
 
-/// Records the device of files in memory, before their tree is opened.
+/// Records the device of the files in memory. The trees need not be open.
 pub fn expect(device: u64) {
     DEVICE.store(device, Ordering::Relaxed);
 }

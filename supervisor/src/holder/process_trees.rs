@@ -1,6 +1,6 @@
 //! Trees that programs serve in their own processes, with the preload library. The holder checks
-//! them once for all processes of the node, and has their indexes and the whole files of their
-//! boot images in memory.
+//! the trees once for all processes of a job on the node, and keeps their indexes and the whole
+//! files of their boot images in memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ struct HeldTree {
     index: PathBuf,
     path: PathBuf,
     shared: SharedTree,
-    /// Processes open them while they exist.
+    /// The whole files, the table and the index. Other processes can open them while they exist.
     files: Vec<SealedFile>,
     sampler: Sampler,
     running_check: Option<RunningCheck>,
@@ -237,7 +237,7 @@ impl Service for ServedTrees<'_> {
         if self.signals.requests() == 0 { Need::Joinable } else { Need::Over }
     }
 
-    /// Compares an entry of one tree, regardless of the number of trees.
+    /// Compares one entry of the next tree.
     fn tick(&mut self) {
         if self.intervals_before_rechecks > 0 {
             self.intervals_before_rechecks -= 1;

@@ -124,8 +124,9 @@ impl Holder {
         self.wakers.push((descriptor, events));
     }
 
-    /// Makes a holder without a namespace end when the processes that joined it have ended, and no
-    /// process has the descriptor any more that each of them got with the answer.
+    /// Makes a holder without a namespace end when the processes that joined it have ended and no
+    /// process has the other end of a pipe open. Each process that joins gets this end with the
+    /// answer, and its children inherit it.
     pub fn end_with_programs(&mut self) -> Result<()> {
         let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "create", b"a pipe");
         let (read, _) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;

@@ -1,4 +1,4 @@
-/* System calls by own instructions, without libc. */
+/* System calls that the program makes with its own instructions, without libc. */
 #include "cases.h"
 #include <linux/stat.h>
 #include <pthread.h>
@@ -185,7 +185,7 @@ static void handle(int signal) {
 
 static void jump(int signal) { siglongjmp(out, signal); }
 
-/* A handler that libc does not know, with a return of its own. */
+/* The return of a handler that is installed without libc: rt_sigreturn(2). */
 struct kernel_action {
   void (*handler)(int);
   unsigned long flags;
@@ -232,7 +232,7 @@ static void signals(void) {
   SHOW(sigprocmask(SIG_BLOCK, &full, NULL));
   SHOW_TEXT(raw_content("a"));
   SHOW(sigprocmask(SIG_UNBLOCK, &full, NULL));
-  /* A stack of its own. */
+  /* A handler on an alternate stack. */
   static char space[1 << 16];
   stack_t stack = {.ss_sp = space, .ss_size = sizeof space}, known = {0};
   SHOW(RAW(sigaltstack, &stack, NULL));

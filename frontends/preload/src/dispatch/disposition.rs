@@ -1,4 +1,4 @@
-//! The action of the program itself for SIGSYS, which this library's handler replaces.
+//! The program's own action for SIGSYS. The kernel has this library's handler instead.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use quell_threads::lock;
 use crate::guard::Entered;
 use crate::next::next;
 
-/// The action that the program chose last.
+/// The action that the program has set; `None` until the handler of this library is installed.
 static CHOSEN: Mutex<Option<Action>> = Mutex::new(None);
 
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
@@ -34,12 +34,12 @@ pub type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 /// The handler of this library; none on architectures on which system calls are not dispatched.
 static HANDLER: OnceLock<Handler> = OnceLock::new();
 
-/// Sets the handler of this library, which `install` installs.
+/// Sets the handler that `install` installs.
 pub fn set_handler(handler: Handler) {
     let _ = HANDLER.set(handler);
 }
 
-/// Installs the handler once. Returns whether it is installed.
+/// Installs the handler, unless it is installed already. Returns whether it is installed.
 pub fn install() -> bool {
     let Some(handler) = HANDLER.get() else { return false };
     if is_installed() {
@@ -82,7 +82,7 @@ pub fn change(new: Option<Action>) -> Action {
     old
 }
 
-/// Handles a SIGSYS that is not for this library as the program chose.
+/// Executes the program's own action for a SIGSYS that is not a dispatched call.
 ///
 /// # Safety
 ///

@@ -3,15 +3,17 @@
 //! libc. The handler, `wrappers::dispatched_calls`, calls the function of this library for it, as
 //! for syscall(2).
 //!
-//! - A thread has it on for its whole life if the view asks for it (`--via preload+sud`), or during
-//!   dlopen(3) in a process with an indexed tree (a window): the dynamic linker opens libraries by
-//!   system calls of its own.
-//! - The kernel reads a byte of the thread, the selector. It lets all calls pass while the library
-//!   serves a virtual file, because the backends use system calls of their own.
-//! - A system call while SIGSYS is blocked ends the process, so the signal stays unblocked:
-//!   `wrappers::signals` removes it from the masks that a program sets.
-//! - The kernel switches it off in a new thread, in a forked child and at an exec. New threads and
-//!   children of fork(2) switch it on again.
+//! - Dispatch is on in all threads if the view requests it (`--via preload+sud`). Otherwise it is
+//!   on in a thread during dlopen(3), if the process has an indexed tree (a *window*), because the
+//!   dynamic linker opens libraries with system calls of its own.
+//! - At each system call the kernel reads a byte of the thread, the *selector*. The selector allows
+//!   all calls while the library serves a virtual file, because the backends use system calls of
+//!   their own.
+//! - A dispatched call ends the process if SIGSYS is blocked. `wrappers::signals` therefore removes
+//!   SIGSYS from the masks that a program sets.
+//! - The kernel switches dispatch off in a new thread, in a forked child and at an exec. A forked
+//!   child switches it on again, and so do new threads and executed programs if the view requests
+//!   it.
 
 mod disposition;
 mod text;

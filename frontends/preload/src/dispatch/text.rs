@@ -19,7 +19,7 @@ struct Search {
     found: Option<Range<usize>>,
 }
 
-/// Looks at one loaded object.
+/// Searches the segments of one loaded object. A result of 1 ends the search.
 // SAFETY: the signature is the one that dl_iterate_phdr calls.
 unsafe extern "C" fn examine(object: *mut dl_phdr_info, _size: size_t, search: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr passes a description that is valid during this call, and the pointer
@@ -41,7 +41,7 @@ unsafe extern "C" fn examine(object: *mut dl_phdr_info, _size: size_t, search: *
 
 fn text_with(address: usize) -> Option<Range<usize>> {
     let mut search = Search { address, found: None };
-    // SAFETY: the function has the required signature, and uses the pointer as what it is.
+    // SAFETY: the function has the required signature, and the pointer is to a `Search`.
     unsafe { libc::dl_iterate_phdr(Some(examine), (&raw mut search).cast()) };
     search.found
 }
@@ -62,7 +62,8 @@ fn has_threads() -> bool {
     (numbers.next(), numbers.next()) >= (Some(2u32), Some(34u32))
 }
 
-/// Returns the text of libc, in which all system calls pass.
+/// Returns the addresses of libc's text, whose system calls are not dispatched; `None` if system
+/// calls cannot be dispatched with this libc.
 pub fn of_libc() -> Option<Range<usize>> {
     texts().libc.clone()
 }

@@ -1,4 +1,4 @@
-//! The state of one thread.
+//! Switches the dispatch of system calls on and off in a thread.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::guard::is_inside;
 use crate::next::{next, system_call};
 use crate::selector;
 
-/// prctl(2). The libc crate does not define these for all targets.
+/// Arguments of prctl(2). The libc crate does not define these for all targets.
 const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
 const PR_SYS_DISPATCH_OFF: c_ulong = 0;
 const PR_SYS_DISPATCH_ON: c_ulong = 1;
@@ -22,18 +22,19 @@ thread_local! {
     static WINDOWS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The view asks for dispatch in all threads.
+/// Whether the view requests dispatch in all threads.
 static IS_REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// The program has restricted its own system calls, or uses dispatch itself: no more windows.
+/// Whether the program has installed a filter of seccomp(2) or uses dispatch itself. No window is
+/// opened then.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
 
-/// Asks for dispatch in all threads.
+/// Requests dispatch in all threads.
 pub fn request() {
     IS_REQUESTED.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether the view asks for dispatch in all threads.
+/// Returns whether the view requests dispatch in all threads.
 pub fn is_requested() -> bool {
     IS_REQUESTED.load(Ordering::Relaxed)
 }
@@ -58,7 +59,7 @@ fn switch(mode: c_ulong, start: usize, length: usize) -> bool {
     }
 }
 
-/// Switches dispatch on in this thread. SIGSYS is not blocked.
+/// Switches dispatch on in this thread. The caller must have unblocked SIGSYS.
 fn switch_on() -> bool {
     let Some(libc_text) = text::of_libc().filter(|_| disposition::install()) else { return false };
     if !switch(PR_SYS_DISPATCH_ON, libc_text.start, libc_text.len()) {
@@ -76,13 +77,13 @@ fn switch_off() {
     switch(PR_SYS_DISPATCH_OFF, 0, 0);
 }
 
-/// Switches dispatch on in this thread for its life, if the view asks for it. Returns false if that
-/// is impossible.
+/// Switches dispatch on in this thread until the thread ends, if the view requests it. Returns
+/// false if the view requests it and this is impossible.
 pub fn switch_on_requested() -> bool {
     if !is_requested() {
         return true;
     }
-    // The mask may be that of the process that executed this program.
+    // The mask is inherited at an exec and by new threads, and may contain SIGSYS.
     let mut unblocked = MaybeUninit::<sigset_t>::uninit();
     // SAFETY: sigemptyset initializes the set before it is read; NULL is allowed.
     unsafe {
@@ -113,8 +114,8 @@ fn is_blocked() -> bool {
     }
 }
 
-/// Switches dispatch on for a call of dlopen(3). Returns false if that is impossible; it must then
-/// not be closed.
+/// Opens a window: switches dispatch on for a call of dlopen(3). Returns false if that is
+/// impossible; `close_window` must then not be called.
 pub fn open_window() -> bool {
     if WINDOWS.get() == 0 {
         let is_impossible = is_requested()
@@ -129,7 +130,7 @@ pub fn open_window() -> bool {
     true
 }
 
-/// Ends a window.
+/// Closes a window.
 pub fn close_window() {
     WINDOWS.set(WINDOWS.get() - 1);
     if WINDOWS.get() == 0 {

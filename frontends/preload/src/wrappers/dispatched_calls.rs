@@ -1,5 +1,5 @@
-//! The handler of SIGSYS for dispatched system calls (`dispatch`). It runs on the stack of the interrupted code, as a function of libc
-//! would, with the signal mask of this code.
+//! The handler of SIGSYS for dispatched system calls (`dispatch`). Like a function of libc, it runs
+//! on the stack of the interrupted code, with the signal mask of this code.
 
 use libc::{c_int, c_long, c_ulong, c_void, siginfo_t, ucontext_t};
 
@@ -84,7 +84,7 @@ fn result_of(context: &mut ucontext_t, call: Call) -> Option<c_long> {
     let (number, arguments) = call;
     match number {
         libc::SYS_rt_sigreturn => {
-            // The function of libc does the same, on the same stack.
+            // The same call by libc's function is not dispatched, and finds the same stack.
             context.uc_mcontext.gregs[libc::REG_RIP as usize] = restorer() as i64;
             None
         }
@@ -130,20 +130,20 @@ fn result_of(context: &mut ucontext_t, call: Call) -> Option<c_long> {
     }
 }
 
-/// Returns the result of a function of libc as the kernel returns it.
+/// Converts the result of a function of libc, -1 and `errno`, to that of a system call.
 fn as_kernel(result: c_long) -> c_long {
     if result == -1 { -c_long::from(errno::get()) } else { result }
 }
 
-/// Returns the result of the kernel.
+/// Makes the system call in the kernel, and returns its result.
 fn native((number, [a, b, c, d, e, f]): Call) -> Option<c_long> {
     // SAFETY: the program has made this call.
     Some(as_kernel(unsafe { system_call()(number, a, b, c, d, e, f) }))
 }
 
-/// Lets the thread make its system call again, which then passes: its effect on the registers and
-/// the stack cannot be had in a handler. Dispatch is off in this thread until the library has
-/// served another call.
+/// Makes the thread repeat its system call, which the kernel then serves: a handler cannot
+/// reproduce the effect of the call on the registers and the stack. The kernel serves all calls of
+/// this thread until the library has served a virtual file in it.
 fn repeat(context: &mut ucontext_t, name: &'static str, message: &str) -> Option<c_long> {
     view::dirs().iter().take(1).for_each(|dir| dir.count(Counter::CallsRefused, 1));
     warn_once(name, message);
@@ -170,13 +170,14 @@ fn clone(context: &mut ucontext_t, call: Call, flags: u64, stack: u64) -> Option
     result
 }
 
-/// A child of vfork(2) would use the memory of its parent, as in `programs`.
+/// fork(2), also for vfork(2): the child of vfork(2) would use the memory of its parent.
 fn fork() -> Option<c_long> {
     // SAFETY: there are no preconditions.
     Some(as_kernel(c_long::from(unsafe { libc::fork() })))
 }
 
-/// rt_sigprocmask(2): the kernel sets the mask of the context when the handler returns.
+/// rt_sigprocmask(2): also changes the mask of the context, which the kernel sets when the handler
+/// returns.
 fn change_mask(context: &mut ucontext_t, call: Call) -> Option<c_long> {
     let result = native(call);
     let mut mask = 0u64;
@@ -192,14 +193,15 @@ fn kernel_action(signal: c_long, new: *const KernelAction, old: *mut KernelActio
     native((libc::SYS_rt_sigaction, [signal, new as c_long, old as c_long, MASK_BYTES as c_long, 0, 0]))
 }
 
-/// Returns the address of the function of libc that a handler returns to.
+/// Returns the address of the function of libc to which signal handlers return.
 fn restorer() -> usize {
     let mut own = KernelAction::default();
     kernel_action(c_long::from(libc::SIGSYS), std::ptr::null(), &mut own);
     own.restorer
 }
 
-/// rt_sigaction(2): SIGSYS belongs to this library, and is not blocked in handlers.
+/// rt_sigaction(2): does not replace this library's handler of SIGSYS, and removes SIGSYS from the
+/// masks of other handlers.
 fn change_action(call: Call) -> Option<c_long> {
     let (_, [signal, new, old, size, ..]) = call;
     if signal != c_long::from(libc::SIGSYS) || size != MASK_BYTES as c_long {
@@ -238,7 +240,7 @@ fn change_action(call: Call) -> Option<c_long> {
     Some(0)
 }
 
-/// Makes a call whose argument at this position is a mask without SIGSYS.
+/// Makes a call whose argument at this position is a mask, with SIGSYS removed from the mask.
 fn with_mask((number, mut arguments): Call, position: usize) -> Option<c_long> {
     let mask = (arguments[position] != 0).then(|| read::<u64>(arguments[position])).flatten();
     let kept = mask.map(|mask| mask & !MASK_SIGSYS);
@@ -271,7 +273,7 @@ fn read<T: Copy + Default>(address: c_long) -> Option<T> {
     (received == size_of::<T>() as isize).then_some(value)
 }
 
-/// A program that dispatches its own system calls gets the answer of a kernel without dispatch.
+/// Refuses Syscall User Dispatch by the program, with the error of a kernel that does not have it.
 fn refuse_dispatch() -> c_long {
     -c_long::from(refused("prctl", None, errno::Errno(libc::EINVAL)).0)
 }

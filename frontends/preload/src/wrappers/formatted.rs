@@ -1,4 +1,4 @@
-//! Formatted output to a descriptor: dprintf(3). libc writes it by an internal call.
+//! Formatted output to a descriptor: dprintf(3), which libc writes with an internal call.
 
 use libc::{FILE, c_char, c_int, size_t};
 
@@ -21,7 +21,8 @@ unsafe extern "C" {
     fn free(memory: *mut libc::c_void);
 }
 
-/// Writes the text that `format` writes to a stream in memory, and returns its length, or -1.
+/// Calls `format` with a stream in memory, and writes the text of the stream to `fd`. Returns the
+/// result of `format`, or -1 with `errno`.
 fn print(fd: c_int, format: impl FnOnce(*mut FILE) -> c_int) -> c_int {
     let (mut text, mut length) = (std::ptr::null_mut::<c_char>(), 0);
     // SAFETY: the variables outlive the stream, which is closed here; the text exists after that.

@@ -6,9 +6,10 @@
 //! functions continue in the next definitions, except in a window.
 //!
 //! In a window, the system calls of the dynamic linker for the search are dispatched to this
-//! library (`dispatch`), so that it finds libraries of indexed trees without requests to the shared
-//! file system. libc then takes this library for the caller of dlopen(3). This has no effect if the
-//! caller has no search path of its own, and other callers get no window.
+//! library (`dispatch`), so that the dynamic linker finds libraries of indexed trees without
+//! requests to the tree's file system. In a window, libc uses the search path of this library
+//! instead of the caller's, so a window is opened only for callers without a search path of their
+//! own.
 
 use std::ffi::CString;
 
@@ -129,9 +130,9 @@ mod window {
         !name.contains(&b'$') && has_no_search_path(arguments.return_address, name.contains(&b'/'))
     }
 
-    /// Returns whether the dynamic linker searches for a library, and for those that it needs, in
-    /// the same directories if this library is the caller. `has_slash`: the name of the library is
-    /// a path, so that only RPATH is used, for the libraries that it needs.
+    /// Returns whether the caller has no RUNPATH or RPATH that applies to the search for a library
+    /// and for the libraries that it needs. `has_slash`: the name of the library is a path; then
+    /// only the RPATH applies, to the libraries that it needs.
     fn has_no_search_path(caller: *const c_void, has_slash: bool) -> bool {
         let mut object: *mut LinkMap = std::ptr::null_mut();
         // SAFETY: zero bytes are a valid structure, both pointers are valid, and dladdr1 writes the

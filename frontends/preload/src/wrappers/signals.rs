@@ -1,6 +1,6 @@
-//! Signal masks and actions: SIGSYS stays unblocked in threads whose system calls are dispatched,
-//! because a dispatched call while it is blocked would end the process, and its handler is that of
-//! `dispatch`. A program sees the action that it has chosen itself.
+//! Signal masks and actions. SIGSYS stays unblocked in threads whose system calls are dispatched: a
+//! dispatched call ends the process if SIGSYS is blocked. The handler of `dispatch` stays installed
+//! for SIGSYS; sigaction(2) returns the action that the program has set.
 
 use std::mem::MaybeUninit;
 
@@ -12,7 +12,7 @@ use crate::next::wrap;
 use crate::refusals::refused;
 use crate::selector;
 
-/// prctl(2). The libc crate does not define it for all targets.
+/// An argument of prctl(2). The libc crate does not define it for all targets.
 const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
 
 /// A mask as the program passed it, or a copy without SIGSYS.

@@ -43,8 +43,8 @@ fn fill<T>(into: *mut T, value: T) -> Outcome<c_int> {
     Ok(0)
 }
 
-/// Replaces the attributes of a file in memory by those of the original in its tree. `result`: that
-/// of the system call which has filled `into`.
+/// Replaces the attributes of a file in memory by those of the original in its tree. `result` is
+/// the result of the system call that has filled `into`.
 ///
 /// # Safety
 ///

@@ -1,6 +1,6 @@
-//! Functions that replace the standard descriptors inside of libc: daemon(3), login_tty(3) and
-//! forkpty(3). If one of these descriptors is a virtual file, the library replaces it with its own
-//! dup2(2), which stores the data of the file.
+//! daemon(3), login_tty(3) and forkpty(3), which replace the standard descriptors by calls inside
+//! libc. If one of these descriptors is a virtual file, this library replaces the descriptors with
+//! its own dup2(2), which stores the data of the file.
 
 use libc::{c_char, c_int, pid_t, termios, winsize};
 
@@ -24,7 +24,7 @@ fn become_standard(fd: c_int) -> c_int {
         }
     }
     if !STANDARD.contains(&fd) {
-        // SAFETY: the caller passes the descriptor on.
+        // SAFETY: the caller does not use the descriptor afterwards.
         unsafe { libc::close(fd) };
     }
     0

@@ -1,5 +1,5 @@
-//! Functions that create threads: the kernel does not dispatch the system calls of a new thread
-//! until it asks for it.
+//! Functions that create threads. The kernel does not dispatch the system calls of a new thread, so
+//! the new thread switches dispatch on before it calls the program's function.
 
 use libc::{c_int, c_void};
 
@@ -7,17 +7,17 @@ use crate::dispatch;
 use crate::guard::is_inside;
 use crate::next::wrap;
 
-/// The function of a thread, which may end by an exception or by pthread_exit(3).
+/// The function of a thread. An exception or pthread_exit(3) may leave it.
 // SAFETY: a call requires the argument that the program passed with the function.
 type Start<T> = unsafe extern "C-unwind" fn(*mut c_void) -> T;
 
-/// The beginning of a thread.
+/// The function that the program passed for a new thread, and its argument.
 struct Beginning<T> {
     function: Start<T>,
     argument: *mut c_void,
 }
 
-/// Switches dispatch on in a new thread.
+/// Switches dispatch on in a new thread, and calls the program's function.
 // SAFETY: a call requires a pointer to a `Beginning` from `Box::into_raw`.
 unsafe extern "C-unwind" fn begin<T>(beginning: *mut c_void) -> T {
     // SAFETY: `create` passes a pointer to a value that no other code uses.
