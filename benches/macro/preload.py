@@ -109,8 +109,8 @@ class Preload:
             times["direct"].append(seconds_of(command) * 1000)
             times["preload"].append(seconds_of(command, env=environment(self.quell, **tree)) * 1000)
             times["preload+sud"].append(seconds_of(command, env=environment(self.quell, **tree, dispatch=True)) * 1000)
-        for way in ("preload", "preload+sud"):
-            self.add(f"python3 -c '{IMPORT}', local: {way}", "ms", median(times["direct"]), median(times[way]),
+        for via in ("preload", "preload+sud"):
+            self.add(f"python3 -c '{IMPORT}', local: {via}", "ms", median(times["direct"]), median(times[via]),
                      note=f"median of {REPEATS}, with the package as an indexed tree")
 
     def listing(self, tree, index, view):

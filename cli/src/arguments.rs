@@ -179,7 +179,7 @@ pub struct RunArgs {
     /// How the program gets the view. `preload` loads a library into the program and its children,
     /// and needs neither FUSE nor user namespaces; see docs/techniques/preload.md. `preload+sud`
     /// also serves system calls that the program makes without libc, by Syscall User Dispatch
-    /// (x86-64, Linux 5.11 or newer).
+    /// (x86-64, Linux 5.11 and glibc 2.34 or newer).
     #[arg(long, value_enum, default_value = "view")]
     pub via: Via,
     /// With --via preload: keep the files of DIR in these log stores. DIR is an existing, empty

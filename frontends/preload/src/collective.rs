@@ -15,7 +15,7 @@ use crate::wrappers::{Target, find, if_virtual};
 
 /// The largest sum of the shares of an index that the ranks exchange, in bytes. Above it each rank
 /// reads the index alone.
-const EXCHANGED_BYTES_MAX: usize = 1 << 30;
+const EXCHANGED_BYTES_MAX: usize = 512 << 20;
 
 /// `struct quell_block`: bytes of one rank.
 #[repr(C)]

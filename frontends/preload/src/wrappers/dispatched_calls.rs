@@ -9,7 +9,7 @@ use crate::errno;
 use crate::guard::{CancellationDisabled, is_inside};
 use crate::next::system_call;
 use crate::process;
-use crate::refusals::{refused, warn_once};
+use crate::refusals::warn_once;
 use crate::selector;
 use crate::view;
 use crate::wrappers::system_calls;
@@ -27,7 +27,12 @@ const MASK_BYTES: usize = 8;
 const MASK_SIGSYS: u64 = 1 << (libc::SIGSYS - 1);
 
 const ARCH_SET_FS: c_long = 0x1002;
-const PR_SET_SYSCALL_USER_DISPATCH: c_long = 59;
+
+/// `AUDIT_ARCH_X86_64`: `si_arch` of a 64-bit system call.
+const ARCHITECTURE: u32 = 0xC000_003E;
+
+/// The offset of `si_arch` in `siginfo_t`, in bytes.
+const ARCHITECTURE_OFFSET: usize = 28;
 
 /// The structure `sigaction` of the kernel.
 #[repr(C)]
@@ -60,7 +65,14 @@ pub extern "C" fn handle(signal: c_int, information: *mut siginfo_t, context: *m
             return dispatch::deliver(signal, information, context);
         }
         let number = errno::get();
-        serve(&mut *context.cast::<ucontext_t>());
+        let context = &mut *context.cast::<ucontext_t>();
+        match information.cast::<u8>().add(ARCHITECTURE_OFFSET).cast::<u32>().read() {
+            ARCHITECTURE => serve(context),
+            _ => {
+                // 32-bit calls have other numbers. Their instruction, `int 0x80`, is as long.
+                repeat(context, "int 0x80", "32-bit system calls are not served");
+            }
+        }
         errno::set(number);
     }
 }
@@ -112,11 +124,8 @@ fn result_of(context: &mut ucontext_t, call: Call) -> Option<c_long> {
         libc::SYS_ppoll => with_mask(call, 3),
         libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => with_mask(call, 4),
         libc::SYS_pselect6 => with_nested_mask(call),
-        libc::SYS_prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => Some(refuse_dispatch()),
         _ => {
-            if number == libc::SYS_seccomp
-                || number == libc::SYS_prctl && arguments[0] == c_long::from(libc::PR_SET_SECCOMP)
-            {
+            if number == libc::SYS_seccomp {
                 dispatch::note_filter();
             }
             // A system call is not a cancellation point.
@@ -155,8 +164,7 @@ fn repeat(context: &mut ucontext_t, name: &'static str, message: &str) -> Option
 fn clone(context: &mut ucontext_t, call: Call, flags: u64, stack: u64) -> Option<c_long> {
     let shares_memory = flags & libc::CLONE_VM as u64 != 0;
     if shares_memory || stack != 0 {
-        let message =
-            "the program creates a thread by clone(2) itself, whose own system calls are not served";
+        let message = "the program calls clone(2) without libc; system calls of the new thread or process are not served";
         return repeat(context, "clone", message);
     }
     if call.0 == libc::SYS_clone && flags == libc::SIGCHLD as u64 {
@@ -271,9 +279,4 @@ fn read<T: Copy + Default>(address: c_long) -> Option<T> {
     // function; the kernel checks the remote one.
     let received = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0 as c_ulong) };
     (received == size_of::<T>() as isize).then_some(value)
-}
-
-/// Refuses Syscall User Dispatch by the program, with the error of a kernel that does not have it.
-fn refuse_dispatch() -> c_long {
-    -c_long::from(refused("prctl", None, errno::Errno(libc::EINVAL)).0)
 }

@@ -134,6 +134,7 @@ dispatched! {
     SYS_copy_file_range => libc::copy_file_range(a as c_int, pointer(b), c as c_int, pointer(d), e as usize, f as c_uint);
     SYS_splice => libc::splice(a as c_int, pointer(b), c as c_int, pointer(d), e as usize, f as c_uint);
     SYS_tee => libc::tee(a as c_int, b as c_int, c as usize, d as c_uint);
+    SYS_prctl => libc::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong);
     SYS_openat => libc::openat64(a as c_int, constant(b), c as c_int, d as mode_t);
     SYS_openat2 => open_how(a, b, c, d);
     SYS_newfstatat => libc::fstatat(a as c_int, constant(b), pointer(c), d as c_int);
