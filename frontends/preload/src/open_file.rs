@@ -13,7 +13,7 @@ use crate::append_lock;
 use crate::counters::Counter;
 use crate::ended_children;
 use crate::errno::{Errno, Outcome};
-use crate::placeholder;
+use crate::placeholder::{self, Part};
 use crate::resolve::{LastLink, Resolved, resolve};
 use crate::view::{self, VirtualDir};
 
@@ -276,7 +276,7 @@ impl OpenFile {
         let _position = lock(&self.position);
         if self.flags() & libc::O_APPEND != 0 {
             // Data that was written before without the library comes first.
-            self.collect(fd)?;
+            self.collect(fd, Part::WholePages)?;
             let (start, written) = self.append(buffers)?;
             placeholder::set_position(fd, start + written as u64)?;
             return Ok(written);
@@ -379,26 +379,26 @@ impl OpenFile {
 
     /// Makes the data durable and visible to others.
     pub fn sync(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
-        self.collect(fd)?;
+        self.collect(fd, Part::WholePages)?;
         Ok(self.file()?.1.sync()?)
     }
 
     /// Makes the data visible to others: each close of a descriptor, an exec and a fork do this.
-    pub fn publish(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
-        let collected = self.collect(fd);
+    pub fn publish(&self, fd: BorrowedFd<'_>, part: Part) -> Outcome<()> {
+        let collected = self.collect(fd, part);
         let published = self.own_file().map_or(Ok(()), |file| file.publish().map_err(Errno::from));
         collected.and(published)
     }
 
     /// Writes the data that reached the placeholder without this library.
-    fn collect(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
+    fn collect(&self, fd: BorrowedFd<'_>, part: Part) -> Outcome<()> {
         if !placeholder::has_collected(fd, &view::absolute(self.dir, &self.path())) {
             return Ok(());
         }
         let appends = self.flags() & libc::O_APPEND != 0;
         let file = self.writer()?;
         let mut end = None;
-        let zeros = placeholder::collected(fd, &mut |bytes, offset| {
+        let zeros = placeholder::collected(fd, part, &mut |bytes, offset| {
             if appends {
                 // Zeros between the data were written, too.
                 let gap = offset - end.unwrap_or(offset);

@@ -206,12 +206,22 @@ fn take(fd: BorrowedFd<'_>, memfd: &OwnedFd, buffer: &mut [u8], start: u64) -> O
     Ok((length, stable))
 }
 
+/// The data that is collected from a placeholder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The pages before the position. A program that writes at the same time does not write there.
+    WholePages,
+    /// All data, after the program that wrote it has ended.
+    All,
+}
+
 /// Passes the data that was written to the placeholder without this library to `write`, with its
 /// offsets, and removes it from the placeholder. The kernel keeps whole pages: zeros around the
 /// data are left out. Returns the number of zeros that were written after the last data, as the
 /// position shows, and their offset. Data that `write` refuses stays in the placeholder.
 pub fn collected(
     fd: BorrowedFd<'_>,
+    part: Part,
     write: &mut dyn FnMut(&[u8], u64) -> Outcome<()>,
 ) -> Outcome<Option<(u64, u64)>> {
     // Reading needs another description, with a position of its own.
@@ -221,20 +231,29 @@ pub fn collected(
     let mut buffer = vec![0; COLLECTED_BYTES];
     let (mut start, mut last_data) = (0, 0);
     let mut written_to = position(fd)?;
+    let limit = match part {
+        Part::WholePages => written_to / page_bytes() * page_bytes(),
+        Part::All => HEADER_OFFSET,
+    };
     loop {
         let data = match rustix::fs::seek(&memfd, SeekFrom::Data(start)) {
             // A writer may have continued before `start`. What it wrote is collected the next time,
             // so that data which is appended keeps its order.
-            Ok(data) if data < HEADER_OFFSET && (start == 0 || position(fd)? == written_to) => data,
+            Ok(data)
+                if data < limit && (start == 0 || limit <= written_to || position(fd)? == written_to) =>
+            {
+                data
+            }
             Ok(_) | Err(SystemError::NXIO) => {
-                let zeros = written_to.min(start).checked_sub(last_data).filter(|zeros| *zeros > 0);
+                let zeros =
+                    written_to.min(start).min(limit).checked_sub(last_data).filter(|zeros| *zeros > 0);
                 return Ok(zeros.map(|zeros| (zeros, last_data)));
             }
             Err(error) => return Err(error.into()),
         };
         // Zeros before this page are not at the end.
         last_data = last_data.max(if data > start { data } else { 0 });
-        let hole = rustix::fs::seek(&memfd, SeekFrom::Hole(data))?.min(HEADER_OFFSET);
+        let hole = rustix::fs::seek(&memfd, SeekFrom::Hole(data))?.min(limit);
         let length_max = ((hole - data) as usize).min(buffer.len());
         let length;
         (length, written_to) = take(fd, &memfd, &mut buffer[..length_max], data)?;
@@ -267,10 +286,13 @@ fn data_runs(bytes: &[u8]) -> Vec<(usize, &[u8])> {
 /// Returns whether data was written to the placeholder without this library. `path`: the path in
 /// the header.
 pub fn has_collected(fd: BorrowedFd<'_>, path: &[u8]) -> bool {
+    let header_pages = ((FIXED_BYTES + path.len()) as u64).div_ceil(page_bytes());
+    rustix::fs::fstat(fd).is_ok_and(|found| found.st_blocks as u64 * 512 > header_pages * page_bytes())
+}
+
+fn page_bytes() -> u64 {
     // SAFETY: sysconf has no preconditions.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
-    let header_pages = ((FIXED_BYTES + path.len()) as u64).div_ceil(page_bytes);
-    rustix::fs::fstat(fd).is_ok_and(|found| found.st_blocks as u64 * 512 > header_pages * page_bytes)
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
 /// Borrows a descriptor by its number.

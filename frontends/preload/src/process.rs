@@ -22,7 +22,7 @@ use crate::messages::{self, warn};
 use crate::open_dir::OpenDir;
 use crate::open_file::OpenFile;
 use crate::own_descriptors;
-use crate::placeholder::{self, Header};
+use crate::placeholder::{self, Header, Part};
 use crate::refusals;
 use crate::streams;
 use crate::view;
@@ -189,7 +189,7 @@ fn notice_fork() {
 /// Publishes all files before the program creates a process by clone(2) itself.
 #[cfg(target_arch = "x86_64")]
 pub fn before_raw_fork() {
-    if let Err(error) = inside(publish_all) {
+    if let Err(error) = inside(|| publish_all(Part::WholePages)) {
         warn(&format!("data could not be published before a fork: error {}", error.0));
     }
 }
@@ -201,12 +201,12 @@ pub fn after_raw_fork() {
 }
 
 /// Publishes all files that are open in this process: before a fork or an exec, and at the end.
-pub fn publish_all() -> Outcome<()> {
+pub fn publish_all(part: Part) -> Outcome<()> {
     notice_fork();
     let mut result = Ok(());
     for (fd, description) in descriptors::all() {
         if let Description::File(file) = &*description {
-            result = result.and(file.publish(placeholder::borrow(fd)));
+            result = result.and(file.publish(placeholder::borrow(fd), part));
         }
     }
     result
@@ -266,7 +266,7 @@ struct SendLocks(#[allow(dead_code)] ForkLocks);
 unsafe impl Send for SendLocks {}
 
 extern "C" fn before_fork() {
-    if let Err(error) = inside(publish_all) {
+    if let Err(error) = inside(|| publish_all(Part::WholePages)) {
         warn(&format!("data could not be published before a fork: error {}", error.0));
     }
     let entered = Entered::new();
@@ -349,7 +349,7 @@ pub fn finish() {
     if view::begin_end() {
         return;
     }
-    let closed = inside(|| publish_all().and(close_files()));
+    let closed = inside(|| publish_all(Part::WholePages).and(close_files()));
     if let Err(error) = closed {
         let reason = std::io::Error::from_raw_os_error(error.0);
         warn(&format!("written data could not be stored at the end of the process: {reason}"));

@@ -15,7 +15,7 @@ use crate::guard::Entered;
 use crate::memory_copy;
 use crate::messages::warn;
 use crate::open_file::OpenFile;
-use crate::placeholder;
+use crate::placeholder::{self, Part};
 use crate::process;
 
 /// The largest file that is copied for a program that reads it, in bytes.
@@ -70,7 +70,7 @@ fn start(execute: impl FnOnce() -> c_int, entered: Entered) -> Outcome<Errno> {
     if std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count) > 1 {
         return Err(Errno(libc::ENOTSUP)); // an exec would end the other threads
     }
-    process::publish_all()?;
+    process::publish_all(Part::WholePages)?;
     let copies = copies()?;
     let (reader, writer) = pipe()?;
     // With SIGCHLD ignored, the kernel would drop the status of the child.
@@ -210,7 +210,7 @@ fn end_like(status: c_int, copies: &[Copy]) -> ! {
             let _ = placeholder::set_position(placeholder::borrow(copy.fd), position);
         }
     }
-    let stored = process::publish_all().and(process::close_files());
+    let stored = process::publish_all(Part::All).and(process::close_files());
     if let Err(Errno(number)) = &stored {
         let reason = std::io::Error::from_raw_os_error(*number);
         warn(&format!("data that a program wrote without the library could not be stored: {reason}"));

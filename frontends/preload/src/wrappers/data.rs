@@ -9,7 +9,7 @@ use crate::descriptors::{self, Description};
 use crate::errno::{Errno, Outcome};
 use crate::next::wrap;
 use crate::open_file::OpenFile;
-use crate::placeholder::{self, borrow};
+use crate::placeholder::{self, Part, borrow};
 use crate::resolve::LastLink;
 use crate::wrappers::{with_descriptor, with_path};
 
@@ -344,7 +344,7 @@ wrap! {
     fn sync() -> (), |next| {
         if crate::view::is_active() {
             // The function has no result; a later fsync(2) or close(2) returns the error.
-            let _ = crate::guard::inside(crate::process::publish_all);
+            let _ = crate::guard::inside(|| crate::process::publish_all(Part::WholePages));
         }
         // SAFETY: there are no preconditions.
         unsafe { next() }

@@ -10,7 +10,7 @@ use crate::guard::{inside, is_inside};
 use crate::next::wrap;
 use crate::open_file::reported_flags;
 use crate::own_descriptors;
-use crate::placeholder::{self, borrow};
+use crate::placeholder::{self, Part, borrow};
 use crate::refusals::refused;
 use crate::streams;
 use crate::wrappers::{locks, opened, with_descriptor};
@@ -29,7 +29,7 @@ fn close_virtual(fd: c_int) -> Outcome<()> {
 
 fn publish(fd: c_int, description: &Description) -> Outcome<()> {
     match description {
-        Description::File(file) => file.publish(borrow(fd)),
+        Description::File(file) => file.publish(borrow(fd), Part::WholePages),
         Description::Dir(_) => Ok(()),
     }
 }

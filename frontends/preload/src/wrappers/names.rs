@@ -199,7 +199,7 @@ fn publish_named(entry: &Entry) -> Outcome<()> {
             && file.dir.number == entry.dir.number
             && is_at_or_below(&file.path(), &entry.path).is_some()
         {
-            file.publish(crate::placeholder::borrow(fd))?;
+            file.publish(crate::placeholder::borrow(fd), crate::placeholder::Part::WholePages)?;
         }
     }
     Ok(())

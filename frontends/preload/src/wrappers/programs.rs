@@ -14,7 +14,7 @@ use crate::locate::Located;
 use crate::locate_at::locate;
 use crate::memory_copy;
 use crate::next::{Next, next, wrap};
-use crate::placeholder;
+use crate::placeholder::{self, Part};
 use crate::process;
 use crate::program::{self, Program};
 use crate::resolve::{Entry, LastLink};
@@ -33,7 +33,7 @@ unsafe extern "C" {
 
 /// Prepares the open files for an exec. If it fails, they are opened again at their next use.
 fn before_exec() -> Outcome<()> {
-    process::publish_all()?;
+    process::publish_all(Part::WholePages)?;
     process::close_files()?;
     process::restore_headers()
 }
@@ -437,7 +437,7 @@ wrap! {
 pub extern "C" fn publish_before() {
     if view::is_active()
         && !is_inside()
-        && let Err(error) = inside(process::publish_all)
+        && let Err(error) = inside(|| process::publish_all(Part::WholePages))
     {
         crate::messages::warn(&format!(
             "data could not be published before a program is executed: error {}",
