@@ -400,7 +400,7 @@ fn every_unsafe_block_has_a_safety_comment() {
 }
 
 /// Crates that contain `unsafe` code, which their `lib.rs` and the architecture explain.
-const UNSAFE_CRATES: [&str; 3] = ["quell-capi", "quell-overlay", "quell-preload"];
+const UNSAFE_CRATES: [&str; 4] = ["quell-capi", "quell-overlay", "quell-preload", "quell-transport"];
 
 #[test]
 fn crates_without_unsafe_code_forbid_it() {

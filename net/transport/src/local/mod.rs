@@ -1,0 +1,1 @@
+//! The channel between a client process and the daemon of its node, through shared memory.
