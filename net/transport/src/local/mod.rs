@@ -1,1 +1,14 @@
 //! The channel between a client process and the daemon of its node, through shared memory.
+//! docs/formats/local-channel.md draws the bytes and has the rules of who writes them when.
+
+mod client;
+mod handshake;
+mod layout;
+mod memory;
+mod server;
+mod waker;
+
+pub use client::LocalChannel;
+pub use layout::{PAYLOAD_BYTES_MAX, SLOTS};
+pub use server::{LocalServer, ServerOptions, Ticket};
+pub use waker::Waker;

@@ -1,0 +1,359 @@
+//! The client's half of the local channel.
+//!
+//! It runs in processes of other programs: it has no thread, and its memory is the segment, two
+//! pages, and a few words. Which slots are in use is recorded in the memory of the process
+//! (`used`), so that the daemon and forked children cannot change it.
+
+// The payload of a slot is lent to one thread at a time.
+#![allow(unsafe_code)]
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use quell_vfs::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::thread::futex;
+
+use super::handshake;
+use super::layout::{AWAITED, PAYLOAD_BYTES_MAX, REPLIED, REQUESTED, SLOTS};
+use super::memory::{ForkMark, Segment, StatusView};
+use super::waker::ring;
+
+/// The maximum time of [`LocalChannel::connect`].
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause before a connection is tried again if the daemon's queue of connections is full.
+const CONNECT_PAUSE: Duration = Duration::from_millis(5);
+/// The longest sleep after which a waiting thread looks whether the daemon has ended.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
+/// The longest sleep of a thread that waits for a slot while slots are in quarantine: the daemon
+/// does not wake it when it answers them.
+const QUARANTINE_INTERVAL: Duration = Duration::from_millis(10);
+/// How long a thread polls for a reply before it sleeps. docs/decisions/0020-local-channel.md has
+/// the measurements.
+const POLL_TIME: Duration = Duration::from_micros(50);
+/// If the processor was given to other threads for longer than this, other programs need it.
+const YIELD_TIME_MAX: Duration = Duration::from_micros(200);
+/// How often the state is loaded before the processor is offered to other threads.
+const LOADS_PER_YIELD: u32 = 32;
+
+const ALL_SLOTS: u32 = (1 << SLOTS) - 1;
+
+/// A connection of this process to the daemon of its node. Any number of threads can use it.
+///
+/// After fork(2), the child's copy refuses calls (`Unavailable`) and can be dropped; neither affects
+/// the parent. The child connects anew. The copy should be dropped soon, because the daemon notices
+/// the end of the parent only when no process has its socket any more. execve(2) closes it.
+#[derive(Debug)]
+pub struct LocalChannel {
+    segment: Segment,
+    status: StatusView,
+    process: ForkMark,
+    doorbell: OwnedFd,
+    socket: OwnedFd,
+    further: Vec<OwnedFd>,
+    path: Vec<u8>,
+    /// A bit for each slot that a thread uses, or that is in quarantine.
+    used: AtomicU32,
+    /// A bit for each slot whose call has timed out; it is free when the daemon has replied.
+    quarantined: AtomicU32,
+    /// Changes when a slot becomes free; threads without a slot sleep on it.
+    released: AtomicU32,
+    /// The number of threads that wait for a slot.
+    slot_waiters: AtomicU32,
+    /// Whether the daemon has closed the connection.
+    closed: AtomicBool,
+}
+
+/// A slot that belongs to the calling thread. When the value is dropped, also if `encode` or
+/// `decode` panics, it becomes free, or is put in quarantine if the daemon has not replied.
+struct Slot<'a> {
+    channel: &'a LocalChannel,
+    number: usize,
+    is_unanswered: bool,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        match self.is_unanswered {
+            true => _ = self.channel.quarantined.fetch_or(1 << self.number, Ordering::SeqCst),
+            false => self.channel.release(self.number),
+        }
+    }
+}
+
+impl LocalChannel {
+    /// Connects to the daemon whose socket is at `path`. The daemon must have the effective uid of
+    /// this process. Takes at most 5 s.
+    ///
+    /// Errors: `NotFound` and `Unavailable` if there is no daemon, `PermissionDenied` for a daemon
+    /// of another user, `Busy` if it has its maximum number of clients, `Unsupported` for another
+    /// version of the protocol, `TimedOut`.
+    pub fn connect(path: impl AsRef<Path>) -> Result<LocalChannel> {
+        let path = path.as_ref().as_os_str().as_bytes();
+        let failed = |cause: Errno| match cause {
+            Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => {
+                Error { source: Some(Box::new(std::io::Error::from(cause))), ..unavailable(path) }
+            }
+            cause => Error::from_io(cause.into(), "connect to the daemon at", path),
+        };
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
+        loop {
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(CONNECT_PAUSE),
+                Err(Errno::AGAIN) => return Err(timed_out(path)),
+                Err(cause) => return Err(failed(cause)),
+            }
+        }
+        if !handshake::is_same_user(&socket)? {
+            return Err(Error::new(ErrorKind::PermissionDenied, "connect to the daemon at", path));
+        }
+        // The buffer of a new socket has space for the message.
+        let flags = SendFlags::NOSIGNAL;
+        let sent = rustix::io::retry_on_intr(|| rustix::net::send(&socket, &handshake::hello(), flags));
+        match sent.map_err(failed)? {
+            handshake::HELLO_BYTES => {}
+            _ => return Err(unavailable(path)),
+        }
+        wait_for_data(&socket, deadline, path)?;
+        let descriptors = handshake::receive_welcome(&socket, path)?;
+        Ok(LocalChannel {
+            segment: Segment::open(&descriptors.segment)?,
+            status: StatusView::open(&descriptors.status)?,
+            process: ForkMark::new()?,
+            doorbell: descriptors.doorbell,
+            socket,
+            further: descriptors.further,
+            path: path.to_vec(),
+            used: AtomicU32::new(0),
+            quarantined: AtomicU32::new(0),
+            released: AtomicU32::new(0),
+            slot_waiters: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the further descriptors that the daemon has passed, in its order.
+    pub fn descriptors(&self) -> impl ExactSizeIterator<Item = BorrowedFd<'_>> {
+        self.further.iter().map(std::os::fd::AsFd::as_fd)
+    }
+
+    /// Returns whether calls can succeed: the connection belongs to this process, and this process
+    /// has not noticed the end of the daemon.
+    pub fn is_open(&self) -> bool {
+        self.process.is_marked() && !self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Sends a request and waits for the reply, until `deadline` if there is one.
+    ///
+    /// `encode` writes the request into the buffer that it gets, of [`PAYLOAD_BYTES_MAX`] bytes with
+    /// any content, and returns its length. `decode` gets the reply. The buffers are the shared
+    /// memory itself. `encode` and `decode` may not wait for another call of the same channel, which
+    /// can need a 17th slot.
+    ///
+    /// Errors: those of `encode`, after which nothing was sent; `InvalidInput` if its length exceeds
+    /// the buffer; `Unavailable` if the daemon has ended, which is noticed within 100 ms, or if this
+    /// process is a forked child; `TimedOut` after the deadline; `Damaged` if the reply has an
+    /// impossible length. After `Unavailable` and `TimedOut`, the daemon may have executed the
+    /// request or may still do so. A signal does not interrupt a call.
+    pub fn call<R>(
+        &self,
+        deadline: Option<Instant>,
+        encode: impl FnOnce(&mut [u8]) -> Result<usize>,
+        decode: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let mut slot = self.claim(deadline)?;
+        // SAFETY: the slot belongs to this thread, and the daemon has answered its last request.
+        let length = encode(unsafe { self.segment.payload_mut(slot.number) })?;
+        if length > PAYLOAD_BYTES_MAX {
+            return Err(Error::new(ErrorKind::InvalidInput, "send a request to the daemon at", &self.path));
+        }
+        slot.is_unanswered = true;
+        self.submit(slot.number, length);
+        self.wait(slot.number, deadline)?;
+        slot.is_unanswered = false;
+        let length = self.segment.reply_bytes(slot.number).load(Ordering::Relaxed) as usize;
+        // SAFETY: the slot belongs to this thread, and the daemon has answered its request.
+        let payload = unsafe { self.segment.payload_mut(slot.number) };
+        match payload.get(..length) {
+            Some(reply) => Ok(decode(reply)),
+            None => Err(Error::new(ErrorKind::Damaged, "read a reply of the daemon at", &self.path)),
+        }
+    }
+
+    /// Returns the lowest slot that is free, or waits for one.
+    fn claim(&self, deadline: Option<Instant>) -> Result<Slot<'_>> {
+        loop {
+            if !self.is_open() {
+                return Err(unavailable(&self.path));
+            }
+            if let Some(slot) = self.try_claim() {
+                return Ok(slot);
+            }
+            self.slot_waiters.fetch_add(1, Ordering::SeqCst);
+            let released = self.released.load(Ordering::SeqCst);
+            let slot = self.try_claim();
+            let result = match &slot {
+                Some(_) => Ok(()),
+                None => {
+                    let quarantined = self.quarantined.load(Ordering::Relaxed) != 0;
+                    let interval = if quarantined { QUARANTINE_INTERVAL } else { LIVENESS_INTERVAL };
+                    self.sleep(&self.released, futex::Flags::PRIVATE, released, interval, deadline)
+                }
+            };
+            self.slot_waiters.fetch_sub(1, Ordering::SeqCst);
+            result?;
+            if let Some(slot) = slot {
+                return Ok(slot);
+            }
+        }
+    }
+
+    fn try_claim(&self) -> Option<Slot<'_>> {
+        let lowest = |used: u32| (used != ALL_SLOTS).then(|| used | (used + 1));
+        if let Ok(used) = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lowest) {
+            let number = (!used).trailing_zeros() as usize;
+            return Some(Slot { channel: self, number, is_unanswered: false });
+        }
+        let quarantined = self.quarantined.load(Ordering::SeqCst);
+        let mut slots = (0..SLOTS).filter(|slot| quarantined & (1 << slot) != 0);
+        let number = slots.find(|slot| {
+            self.segment.state(*slot).load(Ordering::Acquire) == REPLIED
+                && self.quarantined.fetch_and(!(1 << slot), Ordering::SeqCst) & (1 << slot) != 0
+        })?;
+        Some(Slot { channel: self, number, is_unanswered: false })
+    }
+
+    fn release(&self, slot: usize) {
+        self.used.fetch_and(!(1 << slot), Ordering::SeqCst);
+        if self.slot_waiters.load(Ordering::SeqCst) != 0 {
+            self.released.fetch_add(1, Ordering::SeqCst);
+            // The call fails only for an invalid address.
+            let _ = futex::wake(&self.released, futex::Flags::PRIVATE, 1);
+        }
+    }
+
+    fn submit(&self, slot: usize, length: usize) {
+        self.segment.request_bytes(slot).store(length as u32, Ordering::Relaxed);
+        self.segment.state(slot).store(REQUESTED, Ordering::Release);
+        self.segment.pending().fetch_or(1 << slot, Ordering::SeqCst);
+        if self.status.daemon_is_sleeping() {
+            ring(&self.doorbell);
+        }
+    }
+
+    /// Waits until the daemon has replied.
+    fn wait(&self, slot: usize, deadline: Option<Instant>) -> Result<()> {
+        let state = self.segment.state(slot);
+        if self.poll(state) {
+            return Ok(());
+        }
+        if state.compare_exchange(REQUESTED, AWAITED, Ordering::Acquire, Ordering::Acquire) == Err(REPLIED) {
+            return Ok(());
+        }
+        loop {
+            let slept = self.sleep(state, futex::Flags::empty(), AWAITED, LIVENESS_INTERVAL, deadline);
+            if state.load(Ordering::Acquire) == REPLIED {
+                return Ok(());
+            }
+            slept?;
+        }
+    }
+
+    /// Polls for the reply as long as this is likely to be quicker than to sleep: the daemon is
+    /// awake, and no other program needs the processor. Returns whether the reply is there.
+    fn poll(&self, state: &AtomicU32) -> bool {
+        if self.status.daemon_is_sleeping() {
+            return false;
+        }
+        let start = Instant::now();
+        let mut before = start;
+        loop {
+            for _ in 0..LOADS_PER_YIELD {
+                if state.load(Ordering::Acquire) == REPLIED {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            rustix::thread::sched_yield();
+            let now = Instant::now();
+            if now - start > POLL_TIME || now - before > YIELD_TIME_MAX {
+                return state.load(Ordering::Acquire) == REPLIED;
+            }
+            before = now;
+        }
+    }
+
+    /// Sleeps on a word while it has a value, for at most an interval, and then checks that the
+    /// deadline has not passed and that the daemon is alive.
+    fn sleep(
+        &self,
+        word: &AtomicU32,
+        flags: futex::Flags,
+        value: u32,
+        interval: Duration,
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let interval = remaining.map_or(interval, |remaining| remaining.min(interval));
+        match futex::wait(word, flags, value, Some(&timespec(interval))) {
+            // A signal of the program interrupts the sleep, not the call.
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::TIMEDOUT) if self.has_daemon_closed()? => {
+                self.closed.store(true, Ordering::Relaxed);
+                return Err(unavailable(&self.path));
+            }
+            Err(Errno::TIMEDOUT) => {}
+            Err(cause) => return Err(Error::from_io(cause.into(), "wait for the daemon at", &self.path)),
+        }
+        match deadline {
+            Some(deadline) if deadline <= Instant::now() => Err(timed_out(&self.path)),
+            _ => Ok(()),
+        }
+    }
+
+    fn has_daemon_closed(&self) -> Result<bool> {
+        let mut socket = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        match rustix::event::poll(&mut socket, Some(&timespec(Duration::ZERO))) {
+            Ok(events) => Ok(events != 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(cause) => Err(Error::from_io(cause.into(), "wait for the daemon at", &self.path)),
+        }
+    }
+}
+
+/// Waits until a socket has data or is closed.
+fn wait_for_data(socket: &OwnedFd, deadline: Instant, path: &[u8]) -> Result<()> {
+    loop {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let mut sockets = [PollFd::new(socket, PollFlags::IN)];
+        match rustix::event::poll(&mut sockets, Some(&timespec(remaining))) {
+            Ok(0) => return Err(timed_out(path)),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(cause) => return Err(Error::from_io(cause.into(), "connect to the daemon at", path)),
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
+}
+
+fn unavailable(path: &[u8]) -> Error {
+    Error::new(ErrorKind::Unavailable, "reach the daemon at", path)
+}
+
+fn timed_out(path: &[u8]) -> Error {
+    Error::new(ErrorKind::TimedOut, "reach the daemon at", path)
+}

@@ -1,0 +1,567 @@
+//! The daemon's half of the local channel, for one service thread.
+//!
+//! The service thread repeats: [`LocalServer::wait`], [`LocalServer::drain`], its other work, and
+//! [`LocalServer::reply`] for what is done. No method waits for a client.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use quell_vfs::{Error, ErrorKind, Result};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::thread::futex;
+
+use super::handshake::{self, FURTHER_MAX, HELLO_BYTES, Status};
+use super::layout::{AWAITED, PAYLOAD_BYTES_MAX, REPLIED, REQUESTED, SLOTS};
+use super::memory::{Segment, StatusPage};
+use super::waker::{WakeState, Waker, eventfd};
+
+/// The maximum number of connections whose client has not sent its first message.
+const GREETINGS_MAX: usize = 64;
+/// The maximum time until a client has sent its first message.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause before the next attempt if a connection could not be accepted, because there are no
+/// free descriptors or no memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The maximum number of connections that are accepted at a time, so that requests do not wait for
+/// many of them.
+const ACCEPTS_AT_A_TIME: usize = 16;
+/// The longest time for which a server with requests does not look for new and closed connections.
+const EVENTS_INTERVAL: Duration = Duration::from_millis(1);
+/// The maximum number of events that are taken from the kernel at a time.
+const EVENTS_AT_A_TIME: usize = 64;
+/// If the processor was given to other threads for longer than this, other programs need it.
+const YIELD_TIME_MAX: Duration = Duration::from_micros(200);
+/// How often the clients' words are loaded before the processor is offered to other threads.
+const SCANS_PER_YIELD: u32 = 8;
+/// Polling pays if sleeps are shorter than this multiple of the polling time.
+const SHORT_SLEEP: u32 = 4;
+/// The connections that the kernel queues until they are accepted.
+const BACKLOG: i32 = 1024;
+
+/// The bounds of a server, and the descriptors that it passes to its clients.
+#[derive(Debug)]
+pub struct ServerOptions {
+    /// The maximum number of clients; further ones are refused (`Busy`). Each has 2 descriptors,
+    /// and up to 8.7 MB of memory if it sends large requests on all its slots.
+    pub clients_max: usize,
+    /// How long the service thread polls for the next request before it sleeps, if requests follow
+    /// each other so quickly. 0: it always sleeps.
+    pub poll_time: Duration,
+    /// Descriptors that each client gets, at most 16.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions { clients_max: 4096, poll_time: Duration::from_micros(50), descriptors: Vec::new() }
+    }
+}
+
+/// Identifies a request that is to be answered once, with [`LocalServer::reply`]. If it is dropped
+/// without a reply, the call of the client waits until its deadline.
+#[derive(Debug, PartialEq, Eq, Hash)]
+#[must_use = "the client waits for the reply"]
+pub struct Ticket {
+    client: u32,
+    generation: u32,
+    slot: u32,
+}
+
+impl Ticket {
+    /// Returns the number of the client, below `clients_max`. It is used again after the client has
+    /// disconnected.
+    pub fn client(&self) -> u32 {
+        self.client
+    }
+}
+
+/// A connected client.
+#[derive(Debug)]
+struct Client {
+    segment: Segment,
+    generation: u32,
+    /// A bit for each slot with a request that was taken and not answered.
+    unanswered: u64,
+    _socket: OwnedFd,
+    doorbell: OwnedFd,
+}
+
+/// A connection whose client has not sent its first message completely.
+#[derive(Debug)]
+struct Greeting {
+    number: u32,
+    socket: OwnedFd,
+    deadline: Instant,
+    message: [u8; HELLO_BYTES],
+    received: usize,
+}
+
+/// What an event of epoll(7) belongs to: the kind, and the number and generation of a client, or the
+/// number of a greeting. Events of a client that was disconnected meanwhile are recognized by the
+/// generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Listener,
+    Waker,
+    Greeting(u32),
+    Socket { client: u32, generation: u32 },
+    Doorbell,
+}
+
+impl Source {
+    fn encode(self) -> EventData {
+        let kind = |kind: u64, client: u32, number: u32| {
+            EventData::new_u64(kind << 56 | u64::from(client) << 32 | u64::from(number))
+        };
+        match self {
+            Source::Listener => kind(0, 0, 0),
+            Source::Waker => kind(1, 0, 0),
+            Source::Greeting(number) => kind(2, 0, number),
+            Source::Socket { client, generation } => kind(3, client, generation),
+            Source::Doorbell => kind(4, 0, 0),
+        }
+    }
+
+    fn decode(data: EventData) -> Source {
+        let data = data.u64();
+        let (client, number) = ((data >> 32) as u32 & 0xff_ffff, data as u32);
+        match data >> 56 {
+            0 => Source::Listener,
+            1 => Source::Waker,
+            2 => Source::Greeting(number),
+            3 => Source::Socket { client, generation: number },
+            _ => Source::Doorbell,
+        }
+    }
+}
+
+/// Serves the local clients of a daemon. One thread owns it.
+///
+/// Clients that end are forgotten: their memory is unmapped, and replies to them are dropped. A
+/// client that violates the protocol is disconnected.
+#[derive(Debug)]
+pub struct LocalServer {
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    shared: Arc<WakeState>,
+    status_memfd: OwnedFd,
+    options: ServerOptions,
+    clients: Vec<Option<Client>>,
+    /// The number of entries in `clients` that are not empty.
+    connected: usize,
+    /// Numbers clients and greetings.
+    next_number: u32,
+    greetings: VecDeque<Greeting>,
+    /// When to accept again, if the listener may have connections that were not accepted.
+    accept_at: Option<Instant>,
+    events_taken: Instant,
+    last_activity: Instant,
+    is_polling_useful: bool,
+    request: Box<[u8]>,
+    reply: Box<[u8]>,
+}
+
+fn failed(operation: &'static str, subject: &'static str) -> impl Fn(Errno) -> Error {
+    move |cause| Error::from_io(cause.into(), operation, subject)
+}
+
+impl LocalServer {
+    /// Creates the socket at `path` and listens on it. The directory must belong to the effective
+    /// user and give no permission to others (mode 0700), otherwise `PermissionDenied`. The path has
+    /// at most 107 bytes. If the path exists (EADDRINUSE), the caller decides whether its daemon
+    /// runs, and removes it; the caller also removes it at the end.
+    pub fn bind(path: impl AsRef<Path>, options: ServerOptions) -> Result<LocalServer> {
+        let path = path.as_ref();
+        let subject = path.as_os_str().as_bytes();
+        let failed = |cause: std::io::Error| Error::from_io(cause, "listen on", subject);
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        let directory = std::fs::metadata(directory.unwrap_or(Path::new("."))).map_err(failed)?;
+        if directory.uid() != rustix::process::geteuid().as_raw() || directory.mode() & 0o077 != 0 {
+            return Err(Error::new(ErrorKind::PermissionDenied, "listen on", subject));
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(|cause| failed(cause.into()))?;
+        let address = SocketAddrUnix::new(path).map_err(|cause| failed(cause.into()))?;
+        rustix::net::bind(&listener, &address).map_err(|cause| failed(cause.into()))?;
+        rustix::net::listen(&listener, BACKLOG).map_err(|cause| failed(cause.into()))?;
+        LocalServer::from_listener(listener, options)
+    }
+
+    /// Serves the connections of a listening socket that this process has inherited or made. It
+    /// becomes non-blocking and close-on-exec.
+    pub fn from_listener(listener: OwnedFd, options: ServerOptions) -> Result<LocalServer> {
+        assert!(options.descriptors.len() <= FURTHER_MAX, "at most {FURTHER_MAX} descriptors are passed");
+        assert!(options.clients_max <= 1 << 20, "at most 1,048,576 clients");
+        let refused = failed("prepare", "the socket of the daemon");
+        rustix::io::ioctl_fionbio(&listener, true).map_err(&refused)?;
+        rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).map_err(&refused)?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("create", "an epoll instance"))?;
+        let (status, status_memfd) = StatusPage::create()?;
+        let shared = Arc::new(WakeState::new(status)?);
+        let edge = EventFlags::IN | EventFlags::ET;
+        epoll::add(&epoll, &listener, Source::Listener.encode(), edge).map_err(&refused)?;
+        epoll::add(&epoll, &shared.event, Source::Waker.encode(), edge).map_err(&refused)?;
+        let now = Instant::now();
+        Ok(LocalServer {
+            epoll,
+            listener,
+            shared,
+            status_memfd,
+            options,
+            clients: Vec::new(),
+            connected: 0,
+            next_number: 0,
+            greetings: VecDeque::new(),
+            // Connections that were made before.
+            accept_at: Some(now),
+            events_taken: now,
+            last_activity: now,
+            is_polling_useful: true,
+            request: vec![0; PAYLOAD_BYTES_MAX].into(),
+            reply: vec![0; PAYLOAD_BYTES_MAX].into(),
+        })
+    }
+
+    /// Returns an object by which other threads wake the service thread.
+    pub fn waker(&self) -> Waker {
+        Waker(self.shared.clone())
+    }
+
+    /// Returns the number of connected clients.
+    pub fn clients(&self) -> usize {
+        self.connected
+    }
+
+    /// Takes all pending requests, and calls `visit` for each with its bytes. Returns their number.
+    /// A client has at most 16 requests without a reply.
+    pub fn drain(&mut self, visit: &mut dyn FnMut(Ticket, &[u8])) -> usize {
+        let mut taken = 0;
+        for number in 0..self.clients.len() {
+            let Some(client) = &mut self.clients[number] else { continue };
+            if client.segment.pending().load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut pending = client.segment.pending().swap(0, Ordering::SeqCst);
+            while pending != 0 {
+                let slot = pending.trailing_zeros() as usize;
+                pending &= pending - 1;
+                let Some(length) = client.take(slot) else {
+                    self.disconnect(number as u32);
+                    break;
+                };
+                client.segment.copy_out(slot, &mut self.request[..length]);
+                let generation = client.generation;
+                visit(
+                    Ticket { client: number as u32, generation, slot: slot as u32 },
+                    &self.request[..length],
+                );
+                taken += 1;
+            }
+        }
+        if taken != 0 {
+            self.last_activity = Instant::now();
+        }
+        taken
+    }
+
+    /// Answers a request: `write` gets a buffer of [`PAYLOAD_BYTES_MAX`] bytes with any content, and
+    /// returns the length of the reply, which is then copied to the client. Returns false, without
+    /// calling `write`, if the client has disconnected.
+    ///
+    /// Panics if the length exceeds the buffer.
+    pub fn reply(&mut self, ticket: Ticket, write: impl FnOnce(&mut [u8]) -> usize) -> bool {
+        let Some(client) = find(&mut self.clients, &ticket) else { return false };
+        let length = write(&mut self.reply);
+        client.answer(ticket.slot as usize, &self.reply[..length]);
+        true
+    }
+
+    /// Answers a request with bytes that the caller has, which are copied to the client once.
+    /// Returns false if the client has disconnected.
+    ///
+    /// Panics if there are more than [`PAYLOAD_BYTES_MAX`] bytes.
+    pub fn reply_bytes(&mut self, ticket: Ticket, bytes: &[u8]) -> bool {
+        let Some(client) = find(&mut self.clients, &ticket) else { return false };
+        client.answer(ticket.slot as usize, bytes);
+        true
+    }
+
+    /// Waits until there are requests, a [`Waker`] was used, or `timeout` has passed (`None`: no
+    /// limit); it may also return without a reason. Accepts connections, and forgets clients that
+    /// have ended.
+    ///
+    /// Polls before it sleeps, for at most `poll_time` after the last request or use of a
+    /// [`Waker`], unless polling was
+    /// without success the last time, or other programs need the processor.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let start = Instant::now();
+        if start - self.events_taken >= EVENTS_INTERVAL {
+            self.take_events(Some(Duration::ZERO))?;
+        }
+        let is_ready = self.poll(start, timeout);
+        if !is_ready {
+            self.sleep(timeout)?;
+        }
+        if self.shared.take_request() {
+            self.last_activity = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Polls for requests; returns whether there is a reason to return to the caller.
+    fn poll(&mut self, start: Instant, timeout: Option<Duration>) -> bool {
+        let limit = self.options.poll_time.min(timeout.unwrap_or(Duration::MAX));
+        if self.is_ready() {
+            return true;
+        }
+        if !self.is_polling_useful {
+            return false;
+        }
+        let mut before = start;
+        while before.saturating_duration_since(self.last_activity) < limit {
+            rustix::thread::sched_yield();
+            for _ in 0..SCANS_PER_YIELD {
+                if self.is_ready() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now - before > YIELD_TIME_MAX {
+                break;
+            }
+            before = now;
+        }
+        self.is_polling_useful = false;
+        false
+    }
+
+    fn sleep(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.shared.status.set_sleeping(true);
+        let slept = match self.is_ready() {
+            true => Ok(()),
+            false => {
+                let start = Instant::now();
+                let slept = self.take_events(timeout);
+                self.is_polling_useful = start.elapsed() < self.options.poll_time * SHORT_SLEEP;
+                slept
+            }
+        };
+        self.shared.status.set_sleeping(false);
+        slept
+    }
+
+    fn is_ready(&self) -> bool {
+        let mut clients = self.clients.iter().flatten();
+        self.shared.is_requested()
+            || clients.any(|client| client.segment.pending().load(Ordering::SeqCst) != 0)
+    }
+
+    /// Waits for events of the kernel, and handles them.
+    fn take_events(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let greeting = self.greetings.front().map(|greeting| greeting.deadline);
+        let next = [greeting, self.accept_at].into_iter().flatten().min();
+        let remaining = next.map(|next| next.saturating_duration_since(Instant::now()));
+        let timeout = [timeout, remaining].into_iter().flatten().min().map(|timeout| Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let empty = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
+        let mut events = [empty; EVENTS_AT_A_TIME];
+        let count = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(cause) => return Err(failed("wait for", "clients")(cause)),
+        };
+        for event in &events[..count] {
+            match Source::decode(event.data) {
+                Source::Listener => self.accept_at = Some(Instant::now()),
+                Source::Greeting(number) => self.read_greeting(number),
+                Source::Socket { client, generation } => {
+                    let found = self.clients.get(client as usize).and_then(Option::as_ref);
+                    if found.is_some_and(|found| found.generation == generation) {
+                        self.disconnect(client);
+                    }
+                }
+                Source::Waker | Source::Doorbell => {}
+            }
+        }
+        let now = Instant::now();
+        self.events_taken = now;
+        while self.greetings.front().is_some_and(|greeting| greeting.deadline <= now) {
+            self.greetings.pop_front();
+        }
+        if self.accept_at.is_some_and(|at| at <= now) {
+            self.accept(now)?;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, now: Instant) -> Result<()> {
+        self.accept_at = Some(now);
+        for _ in 0..ACCEPTS_AT_A_TIME {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(&self.listener, flags) {
+                Ok(socket) => self.greet(socket, now),
+                Err(Errno::AGAIN) => {
+                    self.accept_at = None;
+                    break;
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                    self.accept_at = Some(now + ACCEPT_PAUSE);
+                    break;
+                }
+                Err(cause) => return Err(failed("accept", "a client")(cause)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the handshake with a client. A connection that cannot be served is closed.
+    fn greet(&mut self, socket: OwnedFd, now: Instant) {
+        if !handshake::is_same_user(&socket).unwrap_or(false) {
+            return;
+        }
+        let number = self.next_number();
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        if epoll::add(&self.epoll, &socket, Source::Greeting(number).encode(), flags).is_err() {
+            return;
+        }
+        if self.greetings.len() == GREETINGS_MAX {
+            self.greetings.pop_front();
+        }
+        let (message, deadline) = ([0; HELLO_BYTES], now + GREETING_TIMEOUT);
+        self.greetings.push_back(Greeting { number, socket, deadline, message, received: 0 });
+        // The message may have arrived with the connection.
+        self.read_greeting(number);
+    }
+
+    fn read_greeting(&mut self, number: u32) {
+        let Some(at) = self.greetings.iter().position(|greeting| greeting.number == number) else { return };
+        let greeting = &mut self.greetings[at];
+        while greeting.received < HELLO_BYTES {
+            let rest = &mut greeting.message[greeting.received..];
+            match rustix::net::recv(&greeting.socket, rest, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => break,
+                Ok((_, received)) => greeting.received += received,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => break,
+            }
+        }
+        let Some(greeting) = self.greetings.remove(at) else { return };
+        if greeting.received == HELLO_BYTES
+            && let Some(status) = handshake::check_hello(&greeting.message)
+        {
+            let socket = greeting.socket;
+            // An error closes the connection: the client has ended, or there are no descriptors or
+            // no memory for it. The client reports that the daemon closed the connection.
+            let _ = self.connect(socket, status);
+        }
+    }
+
+    fn connect(&mut self, socket: OwnedFd, status: Status) -> Result<()> {
+        let is_full = self.connected >= self.options.clients_max;
+        let status = if status == Status::Accepted && is_full { Status::Full } else { status };
+        if status != Status::Accepted {
+            return handshake::send_welcome(&socket, status, &[]);
+        }
+        let (segment, memfd) = Segment::create()?;
+        let doorbell = eventfd()?;
+        let vacant = self.clients.iter().position(Option::is_none).unwrap_or(self.clients.len());
+        let (client, generation) = (vacant as u32, self.next_number());
+        let registered = failed("register", "a client");
+        let edge = EventFlags::IN | EventFlags::ET;
+        epoll::add(&self.epoll, &doorbell, Source::Doorbell.encode(), edge).map_err(&registered)?;
+        let source = Source::Socket { client, generation }.encode();
+        epoll::modify(&self.epoll, &socket, source, EventFlags::RDHUP | EventFlags::ET)
+            .map_err(&registered)?;
+        let fixed = [memfd.as_fd(), doorbell.as_fd(), self.status_memfd.as_fd()];
+        let descriptors: Vec<BorrowedFd<'_>> =
+            fixed.into_iter().chain(self.options.descriptors.iter().map(AsFd::as_fd)).collect();
+        let sent = handshake::send_welcome(&socket, status, &descriptors);
+        if sent.is_err() {
+            self.forget_doorbell(&doorbell);
+            return sent;
+        }
+        let connected = Client { segment, generation, unanswered: 0, _socket: socket, doorbell };
+        match self.clients.get_mut(vacant) {
+            Some(entry) => *entry = Some(connected),
+            None => self.clients.push(Some(connected)),
+        }
+        self.connected += 1;
+        Ok(())
+    }
+
+    /// Forgets a client: closing the socket tells it.
+    fn disconnect(&mut self, client: u32) {
+        if let Some(client) = self.clients[client as usize].take() {
+            self.connected -= 1;
+            self.forget_doorbell(&client.doorbell);
+        }
+    }
+
+    /// Ends the events of a doorbell. Closing it does not suffice while the client has it open.
+    fn forget_doorbell(&self, doorbell: &OwnedFd) {
+        // The call fails only for a descriptor that is not registered.
+        let _ = epoll::delete(&self.epoll, doorbell);
+    }
+
+    fn next_number(&mut self) -> u32 {
+        self.next_number = self.next_number.wrapping_add(1);
+        self.next_number
+    }
+}
+
+impl AsFd for LocalServer {
+    /// Returns the listening socket.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Returns the client of a request that was not answered.
+fn find<'a>(clients: &'a mut [Option<Client>], ticket: &Ticket) -> Option<&'a mut Client> {
+    let client = clients.get_mut(ticket.client as usize)?.as_mut()?;
+    (client.generation == ticket.generation).then_some(client)
+}
+
+impl Client {
+    /// Takes the request of a slot whose bit was set; returns its length, or `None` if the client
+    /// violated the protocol.
+    fn take(&mut self, slot: usize) -> Option<usize> {
+        if slot >= SLOTS || self.unanswered & (1 << slot) != 0 {
+            return None;
+        }
+        let state = self.segment.state(slot).load(Ordering::Acquire);
+        let length = self.segment.request_bytes(slot).load(Ordering::Relaxed) as usize;
+        if !matches!(state, REQUESTED | AWAITED) || length > PAYLOAD_BYTES_MAX {
+            return None;
+        }
+        self.unanswered |= 1 << slot;
+        Some(length)
+    }
+
+    fn answer(&mut self, slot: usize, bytes: &[u8]) {
+        self.segment.copy_in(slot, bytes);
+        self.segment.reply_bytes(slot).store(bytes.len() as u32, Ordering::Relaxed);
+        self.unanswered &= !(1 << slot);
+        let state = self.segment.state(slot);
+        if state.swap(REPLIED, Ordering::AcqRel) == AWAITED {
+            // The call fails only for an invalid address.
+            let _ = futex::wake(state, futex::Flags::empty(), 1);
+        }
+    }
+}
