@@ -45,9 +45,9 @@ const ALL_SLOTS: u32 = (1 << SLOTS) - 1;
 
 /// A connection of this process to the daemon of its node. Any number of threads can use it.
 ///
-/// After fork(2), the child's copy refuses calls (`Unavailable`) and can be dropped; neither affects
-/// the parent. The child connects anew. The copy should be dropped soon, because the daemon notices
-/// the end of the parent only when no process has its socket any more. execve(2) closes it.
+/// After fork(2), the child's copy refuses calls (`Unavailable`) and can be dropped; neither
+/// affects the parent. The child connects anew. The copy should be dropped soon, because the daemon
+/// notices the end of the parent only when no process has its socket any more. execve(2) closes it.
 #[derive(Debug)]
 pub struct LocalChannel {
     segment: Segment,
@@ -156,16 +156,16 @@ impl LocalChannel {
 
     /// Sends a request and waits for the reply, until `deadline` if there is one.
     ///
-    /// `encode` writes the request into the buffer that it gets, of [`PAYLOAD_BYTES_MAX`] bytes with
-    /// any content, and returns its length. `decode` gets the reply. The buffers are the shared
-    /// memory itself. `encode` and `decode` may not wait for another call of the same channel, which
-    /// can need a 17th slot.
+    /// `encode` writes the request into the buffer that it gets, of [`PAYLOAD_BYTES_MAX`] bytes
+    /// with any content, and returns its length. `decode` gets the reply. The buffers are the
+    /// shared memory itself. `encode` and `decode` may not wait for another call of the same
+    /// channel, which can need a 17th slot.
     ///
-    /// Errors: those of `encode`, after which nothing was sent; `InvalidInput` if its length exceeds
-    /// the buffer; `Unavailable` if the daemon has ended, which is noticed within 100 ms, or if this
-    /// process is a forked child; `TimedOut` after the deadline; `Damaged` if the reply has an
-    /// impossible length. After `Unavailable` and `TimedOut`, the daemon may have executed the
-    /// request or may still do so. A signal does not interrupt a call.
+    /// Errors: those of `encode`, after which nothing was sent; `InvalidInput` if its length
+    /// exceeds the buffer; `Unavailable` if the daemon has ended, which is noticed within 100 ms,
+    /// or if this process is a forked child; `TimedOut` after the deadline; `Damaged` if the reply
+    /// has an impossible length. After `Unavailable` and `TimedOut`, the daemon may have executed
+    /// the request or may still do so. A signal does not interrupt a call.
     pub fn call<R>(
         &self,
         deadline: Option<Instant>,

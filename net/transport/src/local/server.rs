@@ -105,9 +105,9 @@ struct Greeting {
     received: usize,
 }
 
-/// What an event of epoll(7) belongs to: the kind, and the number and generation of a client, or the
-/// number of a greeting. Events of a client that was disconnected meanwhile are recognized by the
-/// generation.
+/// What an event of epoll(7) belongs to: the kind, and the number and generation of a client, or
+/// the number of a greeting. Events of a client that was disconnected meanwhile are recognized by
+/// the generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Listener,
@@ -176,9 +176,9 @@ fn failed(operation: &'static str, subject: &'static str) -> impl Fn(Errno) -> E
 
 impl LocalServer {
     /// Creates the socket at `path` and listens on it. The directory must belong to the effective
-    /// user and give no permission to others (mode 0700), otherwise `PermissionDenied`. The path has
-    /// at most 107 bytes. If the path exists (EADDRINUSE), the caller decides whether its daemon
-    /// runs, and removes it; the caller also removes it at the end.
+    /// user and give no permission to others (mode 0700), otherwise `PermissionDenied`. The path
+    /// has at most 107 bytes. If the path exists (EADDRINUSE), the caller decides whether its
+    /// daemon runs, and removes it; the caller also removes it at the end.
     pub fn bind(path: impl AsRef<Path>, options: ServerOptions) -> Result<LocalServer> {
         let path = path.as_ref();
         let subject = path.as_os_str().as_bytes();
@@ -275,9 +275,9 @@ impl LocalServer {
         taken
     }
 
-    /// Answers a request: `write` gets a buffer of [`PAYLOAD_BYTES_MAX`] bytes with any content, and
-    /// returns the length of the reply, which is then copied to the client. Returns false, without
-    /// calling `write`, if the client has disconnected.
+    /// Answers a request: `write` gets a buffer of [`PAYLOAD_BYTES_MAX`] bytes with any content,
+    /// and returns the length of the reply, which is then copied to the client. Returns false,
+    /// without calling `write`, if the client has disconnected.
     ///
     /// Panics if the length exceeds the buffer.
     pub fn reply(&mut self, ticket: Ticket, write: impl FnOnce(&mut [u8]) -> usize) -> bool {

@@ -53,9 +53,9 @@ pub(super) fn ring(eventfd: &OwnedFd) {
 pub struct Waker(pub(super) Arc<WakeState>);
 
 impl Waker {
-    /// Makes the current or the next [`wait`](super::LocalServer::wait) return. Several calls before
-    /// it returns count once. What the caller wrote before this call is visible to the service
-    /// thread after `wait`.
+    /// Makes the current or the next [`wait`](super::LocalServer::wait) return. Several calls
+    /// before it returns count once. What the caller wrote before this call is visible to the
+    /// service thread after `wait`.
     pub fn wake(&self) {
         if !self.0.requested.swap(true, Ordering::SeqCst) && self.0.status.is_sleeping() {
             ring(&self.0.event);
