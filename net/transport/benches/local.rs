@@ -24,9 +24,13 @@ fn main() {
         let role: Vec<&str> = role.split(' ').collect();
         match role[..] {
             ["daemon", transport, cpu, poll_us, path] => daemon(transport, cpu, poll_us, Path::new(path)),
-            ["client", transport, cpu, threads, path] => {
-                client(transport, cpu, threads.parse().unwrap(), path.to_owned())
+            ["client", transport, cpu, threads, pause_us, path] => {
+                let pause = Duration::from_micros(pause_us.parse().unwrap());
+                client(transport, cpu, threads.parse().unwrap(), pause, path.to_owned())
             }
+            ["busy"] => loop {
+                std::hint::spin_loop();
+            },
             _ => panic!("{role:?}"),
         }
         return;
@@ -35,18 +39,28 @@ fn main() {
     println!("{:<52} {:>12} {:>16} {:>16}", "64-byte round trips", "calls/s", "CPU us/call", "of the daemon");
     for (transport, poll_us) in [("channel", "50"), ("channel", "0"), ("socket", "0")] {
         let cases = [
-            ("any processor", "-", ["-"; 4], 1, 1),
-            ("one processor", "0", ["0"; 4], 1, 1),
-            ("two processors", "0", ["1"; 4], 1, 1),
-            ("any processor", "-", ["-"; 4], 4, 1),
-            ("any processor", "-", ["-"; 4], 1, 4),
-            ("one processor", "0", ["0"; 4], 4, 1),
-            ("daemon on one, clients on the other", "0", ["1"; 4], 4, 1),
+            ("any processor", "-", "-", 1, 1, 0),
+            ("one processor", "0", "0", 1, 1, 0),
+            ("two processors", "0", "1", 1, 1, 0),
+            ("any processor", "-", "-", 4, 1, 0),
+            ("any processor", "-", "-", 1, 4, 0),
+            ("one processor", "0", "0", 4, 1, 0),
+            ("daemon on one, clients on the other", "0", "1", 4, 1, 0),
+            ("beside 2 busy programs", "-", "-", 1, 1, 2),
+            ("beside 2 busy programs", "-", "-", 4, 1, 2),
         ];
-        for (place, daemon_cpu, client_cpus, processes, threads) in cases {
+        for (place, daemon_cpu, client_cpu, processes, threads, busy) in cases {
             let name = format!("{transport}, poll {poll_us} us, {processes}x{threads}, {place}");
             if name.contains(&filter) {
-                measure(&name, transport, daemon_cpu, poll_us, &client_cpus[..processes], threads);
+                let _busy: Vec<Killed> = (0..busy).map(|_| Killed(start("busy".into()))).collect();
+                let (client, load) = (format!("{client_cpu} {threads} 0"), (processes, poll_us));
+                measure(&name, transport, daemon_cpu, &client, load);
+            }
+        }
+        for pause_us in [20, 100, 1000] {
+            let name = format!("{transport}, poll {poll_us} us, 1x1, a call each {pause_us} us");
+            if name.contains(&filter) {
+                measure(&name, transport, "-", &format!("- 1 {pause_us}"), (1, poll_us));
             }
         }
     }
@@ -82,14 +96,20 @@ fn processor_time_us(process: &Child) -> f64 {
     (ticks(11) + ticks(12)) * 10_000.0
 }
 
-fn measure(
-    name: &str,
-    transport: &str,
-    daemon_cpu: &str,
-    poll_us: &str,
-    client_cpus: &[&str],
-    threads: usize,
-) {
+/// A process that is killed when the value is dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// `client`: processor, threads, and pause of each client. `load`: the number of client processes,
+/// and the polling time of the daemon.
+fn measure(name: &str, transport: &str, daemon_cpu: &str, client: &str, load: (usize, &str)) {
+    let (processes, poll_us) = load;
     let mode = std::fs::Permissions::from_mode(0o700);
     let directory = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
     let path = directory.path().join("socket");
@@ -97,15 +117,15 @@ fn measure(
     let mut daemon = start(format!("daemon {transport} {daemon_cpu} {poll_us} {path}"));
     let mut line = String::new();
     BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let mut clients: Vec<Child> =
-        client_cpus.iter().map(|cpu| start(format!("client {transport} {cpu} {threads} {path}"))).collect();
+    let role = format!("client {transport} {client} {path}");
+    let mut clients: Vec<Child> = (0..processes).map(|_| start(role.clone())).collect();
     let mut outputs: Vec<_> = clients.iter_mut().map(|c| BufReader::new(c.stdout.take().unwrap())).collect();
     for output in &mut outputs {
         output.read_line(&mut line).unwrap();
     }
     let (daemon_us, clients_us) =
         (processor_time_us(&daemon), clients.iter().map(processor_time_us).sum::<f64>());
-    let start = Instant::now();
+    let began = Instant::now();
     for client in &mut clients {
         client.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
@@ -115,7 +135,7 @@ fn measure(
         output.read_line(&mut line).unwrap();
         calls += line.trim().parse::<f64>().unwrap();
     }
-    let elapsed = start.elapsed().as_secs_f64();
+    let elapsed = began.elapsed().as_secs_f64();
     let daemon_us = processor_time_us(&daemon) - daemon_us;
     let clients_us = clients.iter().map(processor_time_us).sum::<f64>() - clients_us;
     println!(
@@ -185,7 +205,7 @@ fn socket_daemon(path: &Path) {
 }
 
 /// Calls from several threads until the time has passed, after a line on standard input.
-fn client(transport: &str, cpu: &str, threads: usize, path: String) {
+fn client(transport: &str, cpu: &str, threads: usize, pause: Duration, path: String) {
     pin(cpu);
     let channel = (transport == "channel").then(|| Arc::new(LocalChannel::connect(&path).unwrap()));
     let (begin, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -213,6 +233,10 @@ fn client(transport: &str, cpu: &str, threads: usize, path: String) {
                 while !end.load(Ordering::Relaxed) {
                     call();
                     count += 1;
+                    let called = Instant::now();
+                    while !pause.is_zero() && called.elapsed() < pause {
+                        std::hint::spin_loop();
+                    }
                 }
                 calls.fetch_add(count, Ordering::Relaxed);
             })

@@ -21,7 +21,8 @@ use rustix::thread::futex;
 
 use super::handshake;
 use super::layout::{AWAITED, PAYLOAD_BYTES_MAX, REPLIED, REQUESTED, SLOTS};
-use super::memory::{ForkMark, Segment, StatusView};
+use super::memory::{Daemon, ForkMark, Segment, StatusView};
+use super::polling::{LOADS_PER_CHECK, Polling};
 use super::waker::ring;
 
 /// The maximum time of [`LocalChannel::connect`].
@@ -36,10 +37,9 @@ const QUARANTINE_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a thread polls for a reply before it sleeps. docs/decisions/0020-local-channel.md has
 /// the measurements.
 const POLL_TIME: Duration = Duration::from_micros(50);
-/// If the processor was given to other threads for longer than this, other programs need it.
-const YIELD_TIME_MAX: Duration = Duration::from_micros(200);
-/// How often the state is loaded before the processor is offered to other threads.
-const LOADS_PER_YIELD: u32 = 32;
+/// A reply that came within this time would have been found by polling. It includes the time until
+/// a sleeping thread runs, which is about 25 us on a virtual machine.
+const SHORT_WAIT: Duration = Duration::from_micros(75);
 
 const ALL_SLOTS: u32 = (1 << SLOTS) - 1;
 
@@ -67,6 +67,7 @@ pub struct LocalChannel {
     slot_waiters: AtomicU32,
     /// Whether the daemon has closed the connection.
     closed: AtomicBool,
+    polling: Polling,
 }
 
 /// A slot that belongs to the calling thread. When the value is dropped, also if `encode` or
@@ -140,6 +141,7 @@ impl LocalChannel {
             released: AtomicU32::new(0),
             slot_waiters: AtomicU32::new(0),
             closed: AtomicBool::new(false),
+            polling: Polling::new(Instant::now()),
         })
     }
 
@@ -245,9 +247,10 @@ impl LocalChannel {
 
     fn submit(&self, slot: usize, length: usize) {
         self.segment.request_bytes(slot).store(length as u32, Ordering::Relaxed);
+        self.segment.processor(slot).store(rustix::thread::sched_getcpu() as u32, Ordering::Relaxed);
         self.segment.state(slot).store(REQUESTED, Ordering::Release);
         self.segment.pending().fetch_or(1 << slot, Ordering::SeqCst);
-        if self.status.daemon_is_sleeping() {
+        if self.status.daemon() == Daemon::Sleeping {
             ring(&self.doorbell);
         }
     }
@@ -255,42 +258,49 @@ impl LocalChannel {
     /// Waits until the daemon has replied.
     fn wait(&self, slot: usize, deadline: Option<Instant>) -> Result<()> {
         let state = self.segment.state(slot);
-        if self.poll(state) {
+        let start = Instant::now();
+        if self.poll(state, start) {
             return Ok(());
         }
-        if state.compare_exchange(REQUESTED, AWAITED, Ordering::Acquire, Ordering::Acquire) == Err(REPLIED) {
-            return Ok(());
-        }
+        // A failure means that the state is already `REPLIED`.
+        let _ = state.compare_exchange(REQUESTED, AWAITED, Ordering::Acquire, Ordering::Acquire);
         loop {
-            let slept = self.sleep(state, futex::Flags::empty(), AWAITED, LIVENESS_INTERVAL, deadline);
+            let slept = match state.load(Ordering::Acquire) {
+                REPLIED => return Ok(()),
+                AWAITED => self.sleep(state, futex::Flags::empty(), AWAITED, LIVENESS_INTERVAL, deadline),
+                _ => Err(Error::new(ErrorKind::Damaged, "wait for the daemon at", &self.path)),
+            };
             if state.load(Ordering::Acquire) == REPLIED {
+                self.polling.slept(start.elapsed(), SHORT_WAIT);
                 return Ok(());
             }
             slept?;
         }
     }
 
-    /// Polls for the reply as long as this is likely to be quicker than to sleep: the daemon is
-    /// awake, and no other program needs the processor. Returns whether the reply is there.
-    fn poll(&self, state: &AtomicU32) -> bool {
-        if self.status.daemon_is_sleeping() {
-            return false;
-        }
-        let start = Instant::now();
-        let mut before = start;
+    /// Polls for the reply as long as this is likely to be quicker than to sleep. Returns whether
+    /// the reply is there.
+    fn poll(&self, state: &AtomicU32, start: Instant) -> bool {
+        let Some(mut attempt) = self.polling.begin(start, start + POLL_TIME) else { return false };
         loop {
-            for _ in 0..LOADS_PER_YIELD {
+            match self.status.daemon() {
+                // It was woken by the doorbell, or waits for something before it can reply.
+                Daemon::Sleeping => return false,
+                // It runs only when this thread does not.
+                Daemon::AwakeOn(processor) if processor == rustix::thread::sched_getcpu() as u32 => {
+                    return false;
+                }
+                Daemon::AwakeOn(_) => {}
+            }
+            for _ in 0..LOADS_PER_CHECK {
                 if state.load(Ordering::Acquire) == REPLIED {
                     return true;
                 }
                 std::hint::spin_loop();
             }
-            rustix::thread::sched_yield();
-            let now = Instant::now();
-            if now - start > POLL_TIME || now - before > YIELD_TIME_MAX {
-                return state.load(Ordering::Acquire) == REPLIED;
+            if !attempt.goes_on(Instant::now()) {
+                return false;
             }
-            before = now;
         }
     }
 
@@ -307,13 +317,15 @@ impl LocalChannel {
         let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let interval = remaining.map_or(interval, |remaining| remaining.min(interval));
         match futex::wait(word, flags, value, Some(&timespec(interval))) {
-            // A signal of the program interrupts the sleep, not the call.
-            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(Errno::TIMEDOUT) if self.has_daemon_closed()? => {
-                self.closed.store(true, Ordering::Relaxed);
-                return Err(unavailable(&self.path));
+            Ok(()) | Err(Errno::AGAIN) => {}
+            // A signal of the program interrupts the sleep, not the call. Frequent signals do not
+            // let the interval pass.
+            Err(Errno::TIMEDOUT | Errno::INTR) => {
+                if self.has_daemon_closed()? {
+                    self.closed.store(true, Ordering::Relaxed);
+                    return Err(unavailable(&self.path));
+                }
             }
-            Err(Errno::TIMEDOUT) => {}
             Err(cause) => return Err(Error::from_io(cause.into(), "wait for the daemon at", &self.path)),
         }
         match deadline {
@@ -356,4 +368,117 @@ fn unavailable(path: &[u8]) -> Error {
 
 fn timed_out(path: &[u8]) -> Error {
     Error::new(ErrorKind::TimedOut, "reach the daemon at", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::local::{LocalServer, ServerOptions};
+
+    const LONG: Duration = Duration::from_secs(60);
+    /// Connections of the hostile client, each until the server disconnects it.
+    const ATTACKS: usize = 40;
+
+    /// A generator of numbers (xorshift), the same in each run.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+
+        /// Returns a number that is often one with a meaning.
+        fn word(&mut self) -> u32 {
+            match self.next() % 8 {
+                0 => u32::MAX,
+                1 => PAYLOAD_BYTES_MAX as u32 + 1,
+                2 => PAYLOAD_BYTES_MAX as u32,
+                3 => self.next() as u32,
+                small => small as u32 - 4,
+            }
+        }
+    }
+
+    fn echo(channel: &LocalChannel, byte: u8, length: usize) -> Result<()> {
+        let encode = |payload: &mut [u8]| {
+            payload[..length].fill(byte);
+            Ok(length)
+        };
+        let is_same = |reply: &[u8]| reply.len() == length && reply.iter().all(|found| *found == byte);
+        assert!(channel.call(Some(Instant::now() + LONG), encode, is_same)?);
+        Ok(())
+    }
+
+    /// Writes to the words of a segment until the server closes the connection.
+    fn scribble(channel: &LocalChannel, numbers: &mut Numbers) {
+        let start = Instant::now();
+        while !channel.has_daemon_closed().unwrap() {
+            assert!(start.elapsed() < LONG, "the server did not notice the violations");
+            let slot = numbers.next() as usize % SLOTS;
+            for _ in 0..20 {
+                let word = numbers.word();
+                match numbers.next() % 8 {
+                    // Most bits are of slots that exist: others end the connection at once.
+                    0 => channel.segment.pending().store(numbers.next() & 0xffff, Ordering::SeqCst),
+                    1 if word == u32::MAX => channel.segment.pending().store(u64::MAX, Ordering::SeqCst),
+                    2 | 3 => channel.segment.request_bytes(slot).store(word, Ordering::SeqCst),
+                    4 => channel.segment.reply_bytes(slot).store(word, Ordering::SeqCst),
+                    5 => channel.segment.processor(slot).store(word, Ordering::SeqCst),
+                    _ => channel.segment.state(slot).store(word, Ordering::SeqCst),
+                }
+            }
+            channel.segment.copy_in(slot, &[numbers.next() as u8; 1000]);
+            ring(&channel.doorbell);
+        }
+    }
+
+    #[test]
+    fn a_client_that_writes_anything_to_its_segment_harms_only_itself() {
+        let mode = std::fs::Permissions::from_mode(0o700);
+        let directory = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let mut server = LocalServer::bind(&path, ServerOptions::default()).unwrap();
+        let (stop, waker) = (Arc::new(AtomicBool::new(false)), server.waker());
+        let is_stopped = stop.clone();
+        let service = std::thread::spawn(move || {
+            let mut requests = Vec::new();
+            while !is_stopped.load(Ordering::SeqCst) {
+                server.wait(Some(LONG)).unwrap();
+                server.drain(&mut |ticket, bytes| requests.push((ticket, bytes.to_vec())));
+                assert!(requests.len() <= 3 * SLOTS, "a client has more requests than slots");
+                for (ticket, bytes) in requests.drain(..) {
+                    server.reply_bytes(ticket, &bytes);
+                }
+            }
+            server.clients()
+        });
+        let honest = LocalChannel::connect(&path).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+                for _ in 0..ATTACKS {
+                    let channel = LocalChannel::connect(&path).unwrap();
+                    std::thread::scope(|scope| {
+                        let end = Instant::now() + Duration::from_millis(5);
+                        let channel = &channel;
+                        let call =
+                            move || (0..100).for_each(|_| _ = channel.call(Some(end), |_| Ok(64), |_| ()));
+                        scope.spawn(call);
+                        scribble(channel, &mut numbers);
+                    });
+                }
+            });
+            (0..5000).for_each(|i| echo(&honest, i as u8, i % 3000).unwrap());
+        });
+        (0..100).for_each(|i| echo(&honest, i, 100).unwrap());
+        stop.store(true, Ordering::SeqCst);
+        waker.wake();
+        assert!(service.join().unwrap() <= 2);
+    }
 }

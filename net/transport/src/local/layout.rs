@@ -10,8 +10,8 @@ pub const PAYLOAD_BYTES_MAX: usize = 528 << 10;
 pub(super) const PAGE_BYTES: usize = 4096;
 /// The offset of `pending` in a segment.
 pub(super) const PENDING: usize = 0;
-/// The offset of `sleeping` in the status page.
-pub(super) const SLEEPING: usize = 0;
+/// The offset of `awake` in the status page.
+pub(super) const AWAKE: usize = 0;
 
 const PAYLOAD_OFFSET: usize = 64;
 const SLOT_BYTES: usize = PAGE_BYTES + PAYLOAD_BYTES_MAX;
@@ -46,6 +46,11 @@ pub(super) const fn request_bytes(number: usize) -> usize {
 /// Returns the offset of the length of a slot's reply.
 pub(super) const fn reply_bytes(number: usize) -> usize {
     slot(number) + 8
+}
+
+/// Returns the offset of the processor on which a slot's request was made.
+pub(super) const fn processor(number: usize) -> usize {
+    slot(number) + 12
 }
 
 /// Returns the offset of the payload of a slot.

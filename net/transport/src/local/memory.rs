@@ -16,8 +16,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::layout::{
-    PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, SLEEPING, payload, reply_bytes, request_bytes,
-    state,
+    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, payload, processor, reply_bytes,
+    request_bytes, state,
 };
 
 /// The seals without which a mapping could be cut by the other process, which is then fatal for the
@@ -143,6 +143,10 @@ impl Segment {
         self.0.word(reply_bytes(slot))
     }
 
+    pub(super) fn processor(&self, slot: usize) -> &AtomicU32 {
+        self.0.word(processor(slot))
+    }
+
     /// Copies the beginning of a payload, which the other process may be writing.
     pub(super) fn copy_out(&self, slot: usize, bytes: &mut [u8]) {
         assert!(bytes.len() <= PAYLOAD_BYTES_MAX);
@@ -205,12 +209,35 @@ impl StatusPage {
         Ok((StatusPage(mapping), memfd))
     }
 
-    pub(super) fn set_sleeping(&self, sleeping: bool) {
-        self.0.word(SLEEPING).store(sleeping.into(), Ordering::SeqCst);
+    pub(super) fn set(&self, daemon: Daemon) {
+        self.0.word(AWAKE).store(daemon.encode(), Ordering::SeqCst);
     }
 
     pub(super) fn is_sleeping(&self) -> bool {
-        self.0.word(SLEEPING).load(Ordering::SeqCst) != 0
+        Daemon::decode(self.0.word(AWAKE).load(Ordering::SeqCst)) == Daemon::Sleeping
+    }
+}
+
+/// The content of the status page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Daemon {
+    /// The service thread sleeps or is about to sleep: a doorbell wakes it.
+    Sleeping,
+    /// The service thread looks for requests, or will do so before it sleeps. It has last run on
+    /// this processor.
+    AwakeOn(u32),
+}
+
+impl Daemon {
+    fn encode(self) -> u32 {
+        match self {
+            Daemon::Sleeping => 0,
+            Daemon::AwakeOn(processor) => processor + 1,
+        }
+    }
+
+    fn decode(word: u32) -> Daemon {
+        word.checked_sub(1).map_or(Daemon::Sleeping, Daemon::AwakeOn)
     }
 }
 
@@ -224,8 +251,8 @@ impl StatusView {
         Ok(StatusView(Mapping::of(memfd, PAGE_BYTES, ProtFlags::READ)?))
     }
 
-    pub(super) fn daemon_is_sleeping(&self) -> bool {
-        self.0.word(SLEEPING).load(Ordering::SeqCst) != 0
+    pub(super) fn daemon(&self) -> Daemon {
+        Daemon::decode(self.0.word(AWAKE).load(Ordering::SeqCst))
     }
 }
 

@@ -5,6 +5,7 @@ mod client;
 mod handshake;
 mod layout;
 mod memory;
+mod polling;
 mod server;
 mod waker;
 

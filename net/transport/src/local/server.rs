@@ -21,7 +21,8 @@ use rustix::thread::futex;
 
 use super::handshake::{self, FURTHER_MAX, HELLO_BYTES, Status};
 use super::layout::{AWAITED, PAYLOAD_BYTES_MAX, REPLIED, REQUESTED, SLOTS};
-use super::memory::{Segment, StatusPage};
+use super::memory::{Daemon, Segment, StatusPage};
+use super::polling::{LOADS_PER_CHECK, Polling};
 use super::waker::{WakeState, Waker, eventfd};
 
 /// The maximum number of connections whose client has not sent its first message.
@@ -38,10 +39,6 @@ const ACCEPTS_AT_A_TIME: usize = 16;
 const EVENTS_INTERVAL: Duration = Duration::from_millis(1);
 /// The maximum number of events that are taken from the kernel at a time.
 const EVENTS_AT_A_TIME: usize = 64;
-/// If the processor was given to other threads for longer than this, other programs need it.
-const YIELD_TIME_MAX: Duration = Duration::from_micros(200);
-/// How often the clients' words are loaded before the processor is offered to other threads.
-const SCANS_PER_YIELD: u32 = 8;
 /// Polling pays if sleeps are shorter than this multiple of the polling time.
 const SHORT_SLEEP: u32 = 4;
 /// The connections that the kernel queues until they are accepted.
@@ -165,7 +162,11 @@ pub struct LocalServer {
     accept_at: Option<Instant>,
     events_taken: Instant,
     last_activity: Instant,
-    is_polling_useful: bool,
+    polling: Polling,
+    /// Whether one of the last requests was made on the processor of the service thread: its client
+    /// runs only when the service thread sleeps.
+    shares_processor: bool,
+    processor: u32,
     request: Box<[u8]>,
     reply: Box<[u8]>,
 }
@@ -227,7 +228,9 @@ impl LocalServer {
             accept_at: Some(now),
             events_taken: now,
             last_activity: now,
-            is_polling_useful: true,
+            polling: Polling::new(now),
+            shares_processor: false,
+            processor: rustix::thread::sched_getcpu() as u32,
             request: vec![0; PAYLOAD_BYTES_MAX].into(),
             reply: vec![0; PAYLOAD_BYTES_MAX].into(),
         })
@@ -247,6 +250,8 @@ impl LocalServer {
     /// A client has at most 16 requests without a reply.
     pub fn drain(&mut self, visit: &mut dyn FnMut(Ticket, &[u8])) -> usize {
         let mut taken = 0;
+        let mut shares_processor = false;
+        self.note_processor();
         for number in 0..self.clients.len() {
             let Some(client) = &mut self.clients[number] else { continue };
             if client.segment.pending().load(Ordering::Relaxed) == 0 {
@@ -256,10 +261,11 @@ impl LocalServer {
             while pending != 0 {
                 let slot = pending.trailing_zeros() as usize;
                 pending &= pending - 1;
-                let Some(length) = client.take(slot) else {
+                let Some((length, processor)) = client.take(slot) else {
                     self.disconnect(number as u32);
                     break;
                 };
+                shares_processor |= processor == self.processor;
                 client.segment.copy_out(slot, &mut self.request[..length]);
                 let generation = client.generation;
                 visit(
@@ -271,6 +277,7 @@ impl LocalServer {
         }
         if taken != 0 {
             self.last_activity = Instant::now();
+            self.shares_processor = shares_processor;
         }
         taken
     }
@@ -321,45 +328,51 @@ impl LocalServer {
 
     /// Polls for requests; returns whether there is a reason to return to the caller.
     fn poll(&mut self, start: Instant, timeout: Option<Duration>) -> bool {
-        let limit = self.options.poll_time.min(timeout.unwrap_or(Duration::MAX));
         if self.is_ready() {
             return true;
         }
-        if !self.is_polling_useful {
+        let end = self.last_activity + self.options.poll_time;
+        let end = timeout.map_or(end, |timeout| end.min(start + timeout));
+        if self.shares_processor || start >= end {
             return false;
         }
-        let mut before = start;
-        while before.saturating_duration_since(self.last_activity) < limit {
-            rustix::thread::sched_yield();
-            for _ in 0..SCANS_PER_YIELD {
+        let Some(mut attempt) = self.polling.begin(start, end) else { return false };
+        loop {
+            for _ in 0..LOADS_PER_CHECK {
                 if self.is_ready() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
-            let now = Instant::now();
-            if now - before > YIELD_TIME_MAX {
-                break;
+            if !attempt.goes_on(Instant::now()) {
+                return false;
             }
-            before = now;
         }
-        self.is_polling_useful = false;
-        false
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<()> {
-        self.shared.status.set_sleeping(true);
+        self.shared.status.set(Daemon::Sleeping);
         let slept = match self.is_ready() {
             true => Ok(()),
             false => {
                 let start = Instant::now();
                 let slept = self.take_events(timeout);
-                self.is_polling_useful = start.elapsed() < self.options.poll_time * SHORT_SLEEP;
+                self.polling.slept(start.elapsed(), self.options.poll_time * SHORT_SLEEP);
                 slept
             }
         };
-        self.shared.status.set_sleeping(false);
+        self.processor = rustix::thread::sched_getcpu() as u32;
+        self.shared.status.set(Daemon::AwakeOn(self.processor));
         slept
+    }
+
+    /// Tells the clients on which processor the service thread runs.
+    fn note_processor(&mut self) {
+        let processor = rustix::thread::sched_getcpu() as u32;
+        if processor != self.processor {
+            self.processor = processor;
+            self.shared.status.set(Daemon::AwakeOn(processor));
+        }
     }
 
     fn is_ready(&self) -> bool {
@@ -539,9 +552,9 @@ fn find<'a>(clients: &'a mut [Option<Client>], ticket: &Ticket) -> Option<&'a mu
 }
 
 impl Client {
-    /// Takes the request of a slot whose bit was set; returns its length, or `None` if the client
-    /// violated the protocol.
-    fn take(&mut self, slot: usize) -> Option<usize> {
+    /// Takes the request of a slot whose bit was set; returns its length and the processor on which
+    /// it was made, or `None` if the client violated the protocol.
+    fn take(&mut self, slot: usize) -> Option<(usize, u32)> {
         if slot >= SLOTS || self.unanswered & (1 << slot) != 0 {
             return None;
         }
@@ -551,7 +564,7 @@ impl Client {
             return None;
         }
         self.unanswered |= 1 << slot;
-        Some(length)
+        Some((length, self.segment.processor(slot).load(Ordering::Relaxed)))
     }
 
     fn answer(&mut self, slot: usize, bytes: &[u8]) {
