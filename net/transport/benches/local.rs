@@ -28,6 +28,14 @@ fn main() {
                 let pause = Duration::from_micros(pause_us.parse().unwrap());
                 client(transport, cpu, threads.parse().unwrap(), pause, path.to_owned())
             }
+            ["idle", count, path] => {
+                raise_descriptor_limit();
+                let connect = |_| LocalChannel::connect(path).unwrap();
+                let channels: Vec<_> = (0..count.parse().unwrap()).map(connect).collect();
+                channels.iter().for_each(call);
+                println!("ready");
+                std::io::stdin().read_line(&mut String::new()).unwrap();
+            }
             ["busy"] => loop {
                 std::hint::spin_loop();
             },
@@ -53,20 +61,40 @@ fn main() {
             let name = format!("{transport}, poll {poll_us} us, {processes}x{threads}, {place}");
             if name.contains(&filter) {
                 let _busy: Vec<Killed> = (0..busy).map(|_| Killed(start("busy".into()))).collect();
-                let (client, load) = (format!("{client_cpu} {threads} 0"), (processes, poll_us));
+                let (client, load) = (format!("{client_cpu} {threads} 0"), (processes, 0, poll_us));
                 measure(&name, transport, daemon_cpu, &client, load);
             }
         }
         for pause_us in [20, 100, 1000] {
             let name = format!("{transport}, poll {poll_us} us, 1x1, a call each {pause_us} us");
             if name.contains(&filter) {
-                measure(&name, transport, "-", &format!("- 1 {pause_us}"), (1, poll_us));
+                measure(&name, transport, "-", &format!("- 1 {pause_us}"), (1, 0, poll_us));
+            }
+        }
+        for idle in [64, 1024, 4000] {
+            let name = format!("{transport}, poll {poll_us} us, 1x1, two processors, {idle} idle clients");
+            if transport == "channel" && name.contains(&filter) {
+                measure(&name, transport, "0", "1 1 0", (1, idle, poll_us));
             }
         }
     }
     if "futex".contains(&filter) {
         futex_alone();
     }
+}
+
+/// Starts a process with idle connections to a daemon.
+fn start_idle(count: usize, path: &str) -> Killed {
+    let mut process = Killed(start(format!("idle {count} {path}")));
+    let mut output = BufReader::new(process.0.stdout.take().unwrap());
+    assert_eq!(output.read_line(&mut String::new()).unwrap(), 6);
+    process
+}
+
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
 }
 
 fn pin(cpu: &str) {
@@ -107,9 +135,9 @@ impl Drop for Killed {
 }
 
 /// `client`: processor, threads, and pause of each client. `load`: the number of client processes,
-/// and the polling time of the daemon.
-fn measure(name: &str, transport: &str, daemon_cpu: &str, client: &str, load: (usize, &str)) {
-    let (processes, poll_us) = load;
+/// the number of idle clients, and the polling time of the daemon.
+fn measure(name: &str, transport: &str, daemon_cpu: &str, client: &str, load: (usize, usize, &str)) {
+    let (processes, idle, poll_us) = load;
     let mode = std::fs::Permissions::from_mode(0o700);
     let directory = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
     let path = directory.path().join("socket");
@@ -117,6 +145,7 @@ fn measure(name: &str, transport: &str, daemon_cpu: &str, client: &str, load: (u
     let mut daemon = start(format!("daemon {transport} {daemon_cpu} {poll_us} {path}"));
     let mut line = String::new();
     BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let _idle = (idle != 0).then(|| start_idle(idle, path));
     let role = format!("client {transport} {client} {path}");
     let mut clients: Vec<Child> = (0..processes).map(|_| start(role.clone())).collect();
     let mut outputs: Vec<_> = clients.iter_mut().map(|c| BufReader::new(c.stdout.take().unwrap())).collect();
@@ -157,6 +186,7 @@ fn daemon(transport: &str, cpu: &str, poll_us: &str, path: &Path) {
     if transport == "socket" {
         return socket_daemon(path);
     }
+    raise_descriptor_limit();
     let poll_time = Duration::from_micros(poll_us.parse().unwrap());
     let mut server =
         LocalServer::bind(path, ServerOptions { poll_time, ..ServerOptions::default() }).unwrap();

@@ -250,7 +250,8 @@ impl LocalChannel {
         self.segment.processor(slot).store(rustix::thread::sched_getcpu() as u32, Ordering::Relaxed);
         self.segment.state(slot).store(REQUESTED, Ordering::Release);
         self.segment.pending().fetch_or(1 << slot, Ordering::SeqCst);
-        if self.status.daemon() == Daemon::Sleeping {
+        let is_watched = self.segment.watched().load(Ordering::SeqCst) != 0;
+        if !is_watched || self.status.daemon() == Daemon::Sleeping {
             ring(&self.doorbell);
         }
     }
@@ -429,6 +430,7 @@ mod tests {
                     1 if word == u32::MAX => channel.segment.pending().store(u64::MAX, Ordering::SeqCst),
                     2 | 3 => channel.segment.request_bytes(slot).store(word, Ordering::SeqCst),
                     4 => channel.segment.reply_bytes(slot).store(word, Ordering::SeqCst),
+                    5 if slot == 0 => channel.segment.watched().store(word, Ordering::SeqCst),
                     5 => channel.segment.processor(slot).store(word, Ordering::SeqCst),
                     _ => channel.segment.state(slot).store(word, Ordering::SeqCst),
                 }

@@ -10,6 +10,8 @@ pub const PAYLOAD_BYTES_MAX: usize = 528 << 10;
 pub(super) const PAGE_BYTES: usize = 4096;
 /// The offset of `pending` in a segment.
 pub(super) const PENDING: usize = 0;
+/// The offset of `watched` in a segment.
+pub(super) const WATCHED: usize = 64;
 /// The offset of `awake` in the status page.
 pub(super) const AWAKE: usize = 0;
 

@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::layout::{
-    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, payload, processor, reply_bytes,
+    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, WATCHED, payload, processor, reply_bytes,
     request_bytes, state,
 };
 
@@ -129,6 +129,10 @@ impl Segment {
 
     pub(super) fn pending(&self) -> &AtomicU64 {
         self.0.long(PENDING)
+    }
+
+    pub(super) fn watched(&self) -> &AtomicU32 {
+        self.0.word(WATCHED)
     }
 
     pub(super) fn state(&self, slot: usize) -> &AtomicU32 {
