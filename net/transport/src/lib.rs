@@ -5,3 +5,5 @@
 #![warn(missing_docs)]
 
 pub mod local;
+#[cfg(feature = "peer")]
+pub mod peer;

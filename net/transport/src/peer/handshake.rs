@@ -1,0 +1,366 @@
+//! The handshake of a connection, from bytes to bytes: greeting, answer, and the keys that follow
+//! from them. docs/formats/peer-protocol.md draws the bytes. No I/O.
+
+use std::fmt;
+
+use snow::{Builder, HandshakeState};
+
+use super::settings::{BYTES_HELD_MIN, MemberId, PoolId, PoolKey, Protection, REQUESTS_HELD_MAX};
+
+const MAGIC: [u8; 8] = *b"QUELPEER";
+const VERSION: u16 = 1;
+const ROLE_POOL: u8 = 1;
+const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+
+/// The part of the greeting that the prologue of Noise covers.
+const PREFIX_BYTES: usize = 48;
+const HELLO_BYTES: usize = 32;
+/// An ephemeral key, the encrypted hello, and its tag.
+const NOISE_BYTES: usize = 32 + HELLO_BYTES + 16;
+
+/// The size of a greeting.
+pub(super) const GREETING_BYTES: usize = PREFIX_BYTES + NOISE_BYTES;
+/// The size of the header of an answer; a refusal has no more.
+pub(super) const ANSWER_HEAD_BYTES: usize = 16;
+/// The size of the Noise message in an answer that accepts.
+pub(super) const ANSWER_PROOF_BYTES: usize = NOISE_BYTES;
+
+/// The reason for which a handshake was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Version,
+    Role,
+    Protection,
+    Pool,
+    NotThisMember,
+    UnknownInitiator,
+    Proof,
+    Stopping,
+    /// Bytes that are not a greeting or an answer. No answer is sent.
+    Malformed,
+}
+
+const REFUSALS: [Refusal; 8] = [
+    Refusal::Version,
+    Refusal::Role,
+    Refusal::Protection,
+    Refusal::Pool,
+    Refusal::NotThisMember,
+    Refusal::UnknownInitiator,
+    Refusal::Proof,
+    Refusal::Stopping,
+];
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::Version => "the other member uses another version of the protocol",
+            Refusal::Role => "the other process does not serve pools",
+            Refusal::Protection => "one member encrypts its connections and the other does not",
+            Refusal::Pool => "the other process belongs to another pool",
+            Refusal::NotThisMember => "another member of the pool has this address",
+            Refusal::UnknownInitiator => "the other member does not know this member",
+            Refusal::Proof => "the two members have different keys",
+            Refusal::Stopping => "the other member is stopping",
+            Refusal::Malformed => "the other process does not speak the protocol of pools",
+        })
+    }
+}
+
+/// The statement of one member about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub session: u64,
+    pub connection: u64,
+    pub requests_held_max: u32,
+    pub bytes_held_max: u64,
+}
+
+impl Hello {
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&self.session.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.connection.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.requests_held_max.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.bytes_held_max.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Hello, Refusal> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().map_err(|_| Refusal::Malformed)?;
+        let hello = Hello {
+            session: number(bytes, 0),
+            connection: number(bytes, 8),
+            requests_held_max: u32::from_le_bytes(bytes[16..20].try_into().expect("4 bytes")),
+            bytes_held_max: number(bytes, 24),
+        };
+        let is_in_bounds = (1..=REQUESTS_HELD_MAX).contains(&hello.requests_held_max)
+            && hello.bytes_held_max >= BYTES_HELD_MIN
+            && hello.connection != 0
+            && bytes[20..24] == [0; 4];
+        if is_in_bounds { Ok(hello) } else { Err(Refusal::Malformed) }
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// The first bytes of a greeting, in clear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Prefix {
+    pub protection: Protection,
+    pub pool: PoolId,
+    pub initiator: MemberId,
+    pub responder: MemberId,
+}
+
+fn protection_number(protection: Protection) -> u8 {
+    match protection {
+        Protection::Integrity => 0,
+        Protection::Encryption => 1,
+        #[cfg(feature = "unprotected")]
+        Protection::None => 255,
+    }
+}
+
+impl Prefix {
+    pub fn encode(&self) -> [u8; PREFIX_BYTES] {
+        let mut bytes = [0; PREFIX_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10] = ROLE_POOL;
+        bytes[11] = protection_number(self.protection);
+        bytes[16..32].copy_from_slice(&self.pool.0);
+        bytes[32..40].copy_from_slice(&self.initiator.0.to_le_bytes());
+        bytes[40..].copy_from_slice(&self.responder.0.to_le_bytes());
+        bytes
+    }
+}
+
+/// Checks a greeting's first bytes against the own settings, and returns the initiator's number.
+pub(super) fn check_prefix(
+    greeting: &[u8; GREETING_BYTES],
+    protection: Protection,
+    pool: PoolId,
+    responder: MemberId,
+) -> Result<MemberId, Refusal> {
+    let initiator = MemberId(number(greeting, 32));
+    let expected = Prefix { protection, pool, initiator, responder }.encode();
+    let differs = |from: usize, to: usize| greeting[from..to] != expected[from..to];
+    match () {
+        () if differs(0, 8) => Err(Refusal::Malformed),
+        () if differs(8, 10) => Err(Refusal::Version),
+        () if differs(10, 11) => Err(Refusal::Role),
+        () if differs(11, 12) => Err(Refusal::Protection),
+        () if differs(12, 16) => Err(Refusal::Malformed),
+        () if differs(16, 32) => Err(Refusal::Pool),
+        () if differs(40, 48) => Err(Refusal::NotThisMember),
+        () => Ok(initiator),
+    }
+}
+
+/// The result of a handshake: the other member's statement, and a key for each direction.
+#[derive(Clone)]
+pub(super) struct Agreed {
+    pub hello: Hello,
+    pub initiator_key: [u8; 32],
+    pub responder_key: [u8; 32],
+}
+
+impl fmt::Debug for Agreed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agreed").field("hello", &self.hello).finish_non_exhaustive()
+    }
+}
+
+fn noise(prefix: &[u8], key: &PoolKey, is_initiator: bool) -> HandshakeState {
+    let builder = Builder::new(PATTERN.parse().expect("a pattern of Noise"));
+    let builder = builder.prologue(prefix).and_then(|builder| builder.psk(0, &key.0));
+    let built = builder.and_then(|builder| match is_initiator {
+        true => builder.build_initiator(),
+        false => builder.build_responder(),
+    });
+    built.expect("the pattern needs nothing else")
+}
+
+fn agreed(mut noise: HandshakeState, hello: Hello) -> Agreed {
+    let (initiator_key, responder_key) = noise.dangerously_get_raw_split();
+    Agreed { hello, initiator_key, responder_key }
+}
+
+/// The initiator's half of a handshake.
+#[derive(Debug)]
+pub(super) struct Initiator {
+    noise: HandshakeState,
+    connection: u64,
+}
+
+impl Initiator {
+    /// Begins a handshake, and returns the greeting to send.
+    pub fn new(prefix: &Prefix, key: &PoolKey, hello: &Hello) -> (Initiator, [u8; GREETING_BYTES]) {
+        let mut greeting = [0; GREETING_BYTES];
+        greeting[..PREFIX_BYTES].copy_from_slice(&prefix.encode());
+        let mut noise = noise(&greeting[..PREFIX_BYTES], key, true);
+        let written = noise.write_message(&hello.encode(), &mut greeting[PREFIX_BYTES..]);
+        assert_eq!(written.expect("the buffer has the size of the message"), NOISE_BYTES);
+        (Initiator { noise, connection: hello.connection }, greeting)
+    }
+
+    /// Ends the handshake with the message in an answer that accepts.
+    pub fn finish(mut self, proof: &[u8; ANSWER_PROOF_BYTES]) -> Result<Agreed, Refusal> {
+        let mut hello = [0; NOISE_BYTES];
+        let read = self.noise.read_message(proof, &mut hello).map_err(|_| Refusal::Proof)?;
+        let hello = Hello::decode(&hello[..read])?;
+        match hello.connection == self.connection {
+            true => Ok(agreed(self.noise, hello)),
+            false => Err(Refusal::Malformed),
+        }
+    }
+}
+
+/// Returns the initiator's statement and the state of Noise after a greeting whose prefix was
+/// checked.
+pub(super) fn read_greeting(
+    greeting: &[u8; GREETING_BYTES],
+    key: &PoolKey,
+) -> Result<(Hello, HandshakeState), Refusal> {
+    let mut noise = noise(&greeting[..PREFIX_BYTES], key, false);
+    let mut hello = [0; NOISE_BYTES];
+    let read = noise.read_message(&greeting[PREFIX_BYTES..], &mut hello).map_err(|_| Refusal::Proof)?;
+    Ok((Hello::decode(&hello[..read])?, noise))
+}
+
+/// Returns the answer that accepts a greeting, and the result of the handshake.
+pub(super) fn accept(
+    mut noise: HandshakeState,
+    theirs: Hello,
+    own: &Hello,
+) -> ([u8; ANSWER_HEAD_BYTES + ANSWER_PROOF_BYTES], Agreed) {
+    let mut answer = [0; ANSWER_HEAD_BYTES + ANSWER_PROOF_BYTES];
+    answer[..ANSWER_HEAD_BYTES].copy_from_slice(&answer_head(None));
+    let written = noise.write_message(&own.encode(), &mut answer[ANSWER_HEAD_BYTES..]);
+    assert_eq!(written.expect("the buffer has the size of the message"), ANSWER_PROOF_BYTES);
+    (answer, agreed(noise, theirs))
+}
+
+/// Returns the header of an answer; it is the whole answer if it refuses.
+pub(super) fn answer_head(refusal: Option<Refusal>) -> [u8; ANSWER_HEAD_BYTES] {
+    let mut head = [0; ANSWER_HEAD_BYTES];
+    head[..8].copy_from_slice(&MAGIC);
+    head[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    let code = refusal.map(|refusal| REFUSALS.iter().position(|listed| *listed == refusal));
+    head[10] = code.map_or(0, |code| code.expect("Malformed is not answered") as u8 + 1);
+    head
+}
+
+/// Decodes the header of an answer: an error if it refuses.
+pub(super) fn decode_answer_head(head: &[u8; ANSWER_HEAD_BYTES]) -> Result<(), Refusal> {
+    if head[..8] != MAGIC {
+        return Err(Refusal::Malformed);
+    }
+    match usize::from(head[10]) {
+        0 if head[8..10] == VERSION.to_le_bytes() && head[11..] == [0; 5] => Ok(()),
+        0 => Err(Refusal::Malformed),
+        code => Err(REFUSALS.get(code - 1).copied().unwrap_or(Refusal::Malformed)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREFIX: Prefix = Prefix {
+        protection: Protection::Integrity,
+        pool: PoolId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+        initiator: MemberId(1),
+        responder: MemberId(2),
+    };
+
+    fn hello(session: u64) -> Hello {
+        Hello { session, connection: 1, requests_held_max: 16, bytes_held_max: 8 << 20 }
+    }
+
+    fn answer(
+        greeting: &[u8; GREETING_BYTES],
+        key: &PoolKey,
+    ) -> Result<([u8; ANSWER_HEAD_BYTES + ANSWER_PROOF_BYTES], Agreed), Refusal> {
+        let (theirs, noise) = read_greeting(greeting, key)?;
+        Ok(accept(noise, theirs, &hello(20)))
+    }
+
+    #[test]
+    fn the_example_of_the_format_is_encoded() {
+        let bytes = PREFIX.encode();
+        assert_eq!(bytes[..16], *b"QUELPEER\x01\0\x01\0\0\0\0\0");
+        assert_eq!(bytes[16..32], PREFIX.pool.0);
+        assert_eq!(bytes[32..], [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn both_members_agree_on_keys_and_know_the_other_session() {
+        let key = PoolKey([3; 32]);
+        let (initiator, greeting) = Initiator::new(&PREFIX, &key, &hello(10));
+        let pool = PREFIX.pool;
+        assert_eq!(check_prefix(&greeting, Protection::Integrity, pool, MemberId(2)), Ok(MemberId(1)));
+        let (answer, at_responder) = answer(&greeting, &key).unwrap();
+        decode_answer_head(answer.first_chunk().unwrap()).unwrap();
+        let at_initiator = initiator.finish(answer.last_chunk().unwrap()).unwrap();
+        assert_eq!((at_responder.hello.session, at_initiator.hello.session), (10, 20));
+        assert_eq!(at_initiator.initiator_key, at_responder.initiator_key);
+        assert_eq!(at_initiator.responder_key, at_responder.responder_key);
+        assert_ne!(at_initiator.initiator_key, at_initiator.responder_key);
+    }
+
+    #[test]
+    fn each_side_refuses_another_key() {
+        let (initiator, greeting) = Initiator::new(&PREFIX, &PoolKey([3; 32]), &hello(10));
+        assert_eq!(answer(&greeting, &PoolKey([4; 32])).unwrap_err(), Refusal::Proof);
+        // A responder without the key can only invent an answer, for example with another key.
+        let (_, other) = Initiator::new(&PREFIX, &PoolKey([4; 32]), &hello(10));
+        let (forged, _) = answer(&other, &PoolKey([4; 32])).unwrap();
+        let refused = initiator.finish(forged.last_chunk().unwrap());
+        assert_eq!(refused.unwrap_err(), Refusal::Proof);
+    }
+
+    #[test]
+    fn every_changed_byte_of_a_handshake_is_detected() {
+        let key = PoolKey([3; 32]);
+        let (_, greeting) = Initiator::new(&PREFIX, &key, &hello(10));
+        for at in 0..GREETING_BYTES {
+            let mut changed = greeting;
+            changed[at] ^= 1 << (at % 8);
+            assert!(answer(&changed, &key).is_err(), "byte {at}");
+        }
+        for at in 0..ANSWER_PROOF_BYTES {
+            let (initiator, greeting) = Initiator::new(&PREFIX, &key, &hello(10));
+            let (mut changed, _) = answer(&greeting, &key).unwrap();
+            changed[ANSWER_HEAD_BYTES + at] ^= 1 << (at % 8);
+            assert!(initiator.finish(changed.last_chunk().unwrap()).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_greeting_for_another_pool_version_member_or_mode_is_refused() {
+        let check = |change: &dyn Fn(&mut [u8; GREETING_BYTES])| {
+            let (_, mut greeting) = Initiator::new(&PREFIX, &PoolKey([3; 32]), &hello(10));
+            change(&mut greeting);
+            check_prefix(&greeting, Protection::Integrity, PREFIX.pool, MemberId(2))
+        };
+        assert_eq!(check(&|_| ()), Ok(MemberId(1)));
+        for (at, refusal) in [
+            (0, Refusal::Malformed),
+            (8, Refusal::Version),
+            (10, Refusal::Role),
+            (11, Refusal::Protection),
+            (12, Refusal::Malformed),
+            (31, Refusal::Pool),
+            (40, Refusal::NotThisMember),
+        ] {
+            assert_eq!(check(&|greeting| greeting[at] ^= 0x80), Err(refusal), "byte {at}");
+            if refusal != Refusal::Malformed {
+                assert_eq!(decode_answer_head(&answer_head(Some(refusal))), Err(refusal));
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Authenticated connections between the daemons of a pool: one TCP connection for each pair of
+//! members, with many requests in flight in both directions, each executed at most once.
+//! docs/formats/peer-protocol.md draws the bytes.
+//!
+//! `outgoing` and `incoming` decide, as state machines; `peer_state` joins them with a connection;
+//! `connection` and `network` do the I/O.
+
+mod connection;
+mod frame;
+mod handler;
+mod handshake;
+mod incoming;
+mod link;
+mod network;
+mod outgoing;
+mod peer_state;
+mod seal;
+mod settings;
+
+pub use frame::PAYLOAD_BYTES_MAX;
+pub use handler::{Handler, Reply, Request};
+pub use network::PeerNetwork;
+pub use peer_state::PeerCounters;
+pub use settings::{BYTES_HELD_MIN, MemberId, PoolId, PoolKey, Protection, Settings};

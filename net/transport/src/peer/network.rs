@@ -1,0 +1,319 @@
+//! The connections of one member to all others: its listener, its list of members, and the tasks
+//! that connect, listen and end calls.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use quell_vfs::{Error, ErrorKind, Result};
+use rustix::rand::{GetRandomFlags, getrandom};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, sleep_until};
+
+use super::connection::{Failure, Proved, initiate, respond, serve};
+use super::handler::Handler;
+use super::handshake::Refusal;
+use super::outgoing::Done;
+use super::peer_state::{Peer, PeerCounters};
+use super::settings::{MemberId, Settings};
+
+/// The pause after the first failure to connect, or to accept.
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+/// The interval in which `stop` looks whether all requests are answered.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The connections of one member to all others. They are served by threads of their own.
+pub struct PeerNetwork {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    /// `None` after `stop`.
+    runtime: Mutex<Option<Runtime>>,
+    listener: AbortHandle,
+}
+
+struct Shared {
+    settings: Settings,
+    handler: Arc<dyn Handler>,
+    peers: RwLock<HashMap<MemberId, Arc<Peer>>>,
+    /// Connections that have not proved the key, the oldest first.
+    unproved: Mutex<VecDeque<(u64, AbortHandle)>>,
+    refused: AtomicU64,
+    is_stopping: AtomicBool,
+}
+
+impl fmt::Debug for PeerNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerNetwork").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl PeerNetwork {
+    /// Listens on the address of the settings. Requests of other members go to `handler`.
+    ///
+    /// Fails with `InvalidInput` for settings out of bounds, and with the error of the system if the
+    /// address cannot be used or no thread can be created.
+    pub fn start(settings: Settings, handler: Arc<dyn Handler>) -> Result<PeerNetwork> {
+        settings.check()?;
+        let failed = |cause| Error::from_io(cause, "listen on", settings.listen.to_string());
+        let listener = std::net::TcpListener::bind(settings.listen).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(settings.threads)
+            .thread_name("quell-peers")
+            .enable_all()
+            .build()
+            .map_err(|cause| Error::from_io(cause, "start threads for", "peer connections"))?;
+        let listener = {
+            let _context = runtime.enter();
+            TcpListener::from_std(listener).map_err(failed)?
+        };
+        let shared = Arc::new(Shared {
+            settings,
+            handler,
+            peers: RwLock::default(),
+            unproved: Mutex::default(),
+            refused: AtomicU64::new(0),
+            is_stopping: AtomicBool::new(false),
+        });
+        let listener = runtime.spawn(listen(shared.clone(), listener)).abort_handle();
+        Ok(PeerNetwork { shared, address, runtime: Mutex::new(Some(runtime)), listener })
+    }
+
+    /// Returns the address that the member listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Sets the other members and their addresses; the own number is ignored. A member that is
+    /// no longer listed is disconnected, and calls to it fail with `Unavailable`. An address that
+    /// has changed is used for the next connection.
+    ///
+    /// Fails with the error of the system if it provides no random numbers.
+    pub fn set_members(&self, members: &HashMap<MemberId, SocketAddr>) -> Result<()> {
+        let runtime = self.runtime();
+        let Some(runtime) = &*runtime else { return Ok(()) };
+        let mut peers = self.shared.peers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut removed = Vec::new();
+        peers.retain(|id, peer| {
+            let is_listed = members.contains_key(id);
+            if !is_listed {
+                removed.push(peer.clone());
+            }
+            is_listed
+        });
+        let own = self.shared.settings.member;
+        for (id, address) in members.iter().filter(|(id, _)| **id != own) {
+            if let Some(peer) = peers.get(id) {
+                peer.set_address(*address);
+                continue;
+            }
+            let settings = &self.shared.settings;
+            let handler = self.shared.handler.clone();
+            let peer = Arc::new(Peer::new(settings, *id, random_number()?, *address, handler));
+            peers.insert(*id, peer.clone());
+            runtime.spawn(end_calls(peer.clone()));
+            if own < *id {
+                runtime.spawn(connect(self.shared.clone(), peer));
+            }
+        }
+        drop(peers);
+        for peer in removed {
+            peer.remove();
+        }
+        Ok(())
+    }
+
+    /// Sends a request to another member, and passes the result to `done` exactly once: on a thread
+    /// of the connections, or on the calling thread if the call fails at once. `done` must not
+    /// block. The request is executed at most once.
+    ///
+    /// The request has at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX) bytes, and so has
+    /// `reply_bytes_max`, the largest reply: it counts for the credit, so it should not be larger
+    /// than necessary.
+    ///
+    /// Errors: `TimedOut` at the deadline; `Unavailable` if the member has no connection, is
+    /// stopping, was restarted or is not listed; `PermissionDenied` if the member has no connection
+    /// because it has another key; `Busy` if too many calls wait; `InvalidInput` for sizes out of
+    /// bounds. After `TimedOut` and `Unavailable` the request may have been executed, unless the
+    /// text says that it was not sent or not executed.
+    pub fn call(
+        &self,
+        to: MemberId,
+        request: Vec<u8>,
+        reply_bytes_max: u32,
+        deadline: Instant,
+        done: impl FnOnce(Result<Vec<u8>>) + Send + 'static,
+    ) {
+        let peer = self.shared.peers().get(&to).cloned();
+        let done: Done = Box::new(done);
+        match peer {
+            Some(peer) => peer.call(request, reply_bytes_max, deadline, done),
+            None => done(Err(Error {
+                source: Some("it is not a member of the pool".into()),
+                ..Error::new(ErrorKind::Unavailable, "call", to.to_string())
+            })),
+        }
+    }
+
+    /// Returns the counters of each member.
+    pub fn counters(&self) -> Vec<(MemberId, PeerCounters)> {
+        self.shared.peers().iter().map(|(id, peer)| (*id, peer.counters())).collect()
+    }
+
+    /// Returns the number of connections to this member that were refused before they proved the
+    /// key.
+    pub fn refused_connections(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+
+    /// Refuses new connections, requests and calls, waits at most `limit` for the answers to the
+    /// requests that were begun, and closes all connections. Calls without a reply fail with
+    /// `Unavailable`. A second call does nothing.
+    ///
+    /// It must not be called by a handler or by the receiver of a result.
+    pub fn stop(&self, limit: Duration) {
+        let Some(runtime) = self.runtime().take() else { return };
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        self.listener.abort();
+        let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
+        peers.iter().for_each(|peer| peer.begin_stop());
+        let end = Instant::now() + limit;
+        runtime.block_on(async {
+            while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
+                sleep(DRAIN_INTERVAL).await;
+            }
+            peers.iter().for_each(|peer| peer.say_goodbye());
+            while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
+                sleep(DRAIN_INTERVAL).await;
+            }
+        });
+        peers.iter().for_each(|peer| peer.remove());
+        // Tasks end at their next wait; a handler that blocks does not hold this thread.
+        runtime.shutdown_timeout(DRAIN_INTERVAL.saturating_mul(500));
+    }
+
+    fn runtime(&self) -> MutexGuard<'_, Option<Runtime>> {
+        self.runtime.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PeerNetwork {
+    /// Ends the threads. Only `stop` answers what was begun.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime().take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Shared {
+    fn peers(&self) -> std::sync::RwLockReadGuard<'_, HashMap<MemberId, Arc<Peer>>> {
+        self.peers.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unproved(&self) -> MutexGuard<'_, VecDeque<(u64, AbortHandle)>> {
+        self.unproved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds the initiator of a connection. Its number must be the smaller one.
+    fn initiator(&self, id: MemberId) -> Result<Arc<Peer>, Refusal> {
+        if self.is_stopping.load(Ordering::SeqCst) {
+            return Err(Refusal::Stopping);
+        }
+        let peer = self.peers().get(&id).filter(|_| id < self.settings.member).cloned();
+        peer.ok_or(Refusal::UnknownInitiator)
+    }
+}
+
+fn random_number() -> Result<u64> {
+    let mut bytes = [0; 8];
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty());
+    filled.map_err(|e| Error::from_io(e.into(), "draw a random number", ""))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Accepts connections.
+async fn listen(shared: Arc<Shared>, listener: TcpListener) {
+    let mut number = 0;
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // For example no free descriptor: others must close theirs first.
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(BACKOFF_MIN).await;
+                continue;
+            }
+        };
+        number += 1;
+        let mut unproved = shared.unproved();
+        if unproved.len() >= shared.settings.unproved_connections_max
+            && let Some((_, oldest)) = unproved.pop_front()
+        {
+            oldest.abort();
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        // The task removes its entry, which is added before the lock is released.
+        let task = tokio::spawn(take_connection(shared.clone(), stream, from, number));
+        unproved.push_back((number, task.abort_handle()));
+    }
+}
+
+/// Serves a connection that another member has opened.
+async fn take_connection(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, number: u64) {
+    let responded = respond(&shared.settings, stream, |id| shared.initiator(id)).await;
+    shared.unproved().retain(|(listed, _)| *listed != number);
+    match responded {
+        Ok((peer, proved)) => {
+            serve(&shared.settings, &peer, proved, false, || ()).await;
+        }
+        Err(failure) => {
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(%from, %failure, "refused a connection");
+        }
+    }
+}
+
+/// Keeps a connection to a member whose number is larger.
+async fn connect(shared: Arc<Shared>, peer: Arc<Peer>) {
+    let (mut connection, mut pause) = (0, BACKOFF_MIN);
+    while !peer.is_removed() && !shared.is_stopping.load(Ordering::SeqCst) {
+        connection += 1;
+        let failure = match initiate(&shared.settings, &peer, connection).await {
+            Ok(proved) => serve_own(&shared.settings, &peer, proved, &mut pause).await,
+            Err(failure) => failure,
+        };
+        if let Failure::Refused(refusal) = failure {
+            peer.refused(Some(refusal));
+        }
+        tracing::debug!(peer = %peer.id, %failure, "no connection");
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = peer.connector.notified() => {}
+        }
+        pause = (pause * 2).min(shared.settings.backoff_max);
+    }
+}
+
+async fn serve_own(settings: &Settings, peer: &Arc<Peer>, proved: Proved, pause: &mut Duration) -> Failure {
+    serve(settings, peer, proved, true, || *pause = BACKOFF_MIN).await
+}
+
+/// Ends the calls to a member at their deadline.
+async fn end_calls(peer: Arc<Peer>) {
+    while !peer.is_removed() {
+        match peer.end_calls(Instant::now()) {
+            Some(next) => tokio::select! {
+                () = sleep_until(next.into()) => {}
+                () = peer.timer.notified() => {}
+            },
+            None => peer.timer.notified().await,
+        }
+    }
+}
