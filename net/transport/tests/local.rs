@@ -276,7 +276,9 @@ fn a_reply_to_a_client_that_has_ended_is_dropped() {
     let server = Server::start(ServerOptions::default(), move |server, requests| {
         requests.drain(..).for_each(|(ticket, _)| ticket_sender.send(ticket).unwrap());
         while let Ok(ticket) = late.try_recv() {
-            dropped_sender.send(server.reply(ticket, |_| panic!("the client has ended"))).unwrap();
+            let is_connected = server.is_connected(ticket.client());
+            let is_sent = server.reply(ticket, |_| panic!("the client has ended"));
+            dropped_sender.send((is_connected, is_sent)).unwrap();
         }
     });
     let channel = server.connect();
@@ -288,7 +290,7 @@ fn a_reply_to_a_client_that_has_ended_is_dropped() {
     server.wait_for_clients(1);
     replies.send(ticket).unwrap();
     server.waker.wake();
-    assert!(!dropped.recv_timeout(LONG).unwrap());
+    assert_eq!(dropped.recv_timeout(LONG).unwrap(), (false, false));
 }
 
 #[test]

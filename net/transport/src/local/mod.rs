@@ -11,5 +11,5 @@ mod waker;
 
 pub use client::LocalChannel;
 pub use layout::{PAYLOAD_BYTES_MAX, SLOTS};
-pub use server::{LocalServer, ServerOptions, Ticket};
+pub use server::{ClientId, LocalServer, ServerOptions, Ticket};
 pub use waker::Waker;

@@ -77,11 +77,18 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Returns the number of the client, below `clients_max`. It is used again after the client has
-    /// disconnected.
-    pub fn client(&self) -> u32 {
-        self.client
+    /// Returns the client that made the request.
+    pub fn client(&self) -> ClientId {
+        ClientId { client: self.client, generation: self.generation }
     }
+}
+
+/// Identifies a connection to a [`LocalServer`], unlike any other of its last 4 billion
+/// connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClientId {
+    client: u32,
+    generation: u32,
 }
 
 /// A connected client.
@@ -117,8 +124,8 @@ enum Source {
     Listener,
     Waker,
     Greeting(u32),
-    Socket { client: u32, generation: u32 },
-    Doorbell { client: u32, generation: u32 },
+    Socket(ClientId),
+    Doorbell(ClientId),
 }
 
 impl Source {
@@ -130,8 +137,8 @@ impl Source {
             Source::Listener => kind(0, 0, 0),
             Source::Waker => kind(1, 0, 0),
             Source::Greeting(number) => kind(2, 0, number),
-            Source::Socket { client, generation } => kind(3, client, generation),
-            Source::Doorbell { client, generation } => kind(4, client, generation),
+            Source::Socket(ClientId { client, generation }) => kind(3, client, generation),
+            Source::Doorbell(ClientId { client, generation }) => kind(4, client, generation),
         }
     }
 
@@ -142,8 +149,8 @@ impl Source {
             0 => Source::Listener,
             1 => Source::Waker,
             2 => Source::Greeting(number),
-            3 => Source::Socket { client, generation: number },
-            _ => Source::Doorbell { client, generation: number },
+            3 => Source::Socket(ClientId { client, generation: number }),
+            _ => Source::Doorbell(ClientId { client, generation: number }),
         }
     }
 }
@@ -167,6 +174,8 @@ pub struct LocalServer {
     watch_until: Instant,
     /// The number of entries in `clients` that are not empty.
     connected: usize,
+    /// Whether a client has connected or disconnected in the current `wait`.
+    has_changed: bool,
     /// Numbers clients and greetings.
     next_number: u32,
     greetings: VecDeque<Greeting>,
@@ -236,6 +245,7 @@ impl LocalServer {
             watched: Vec::new(),
             watch_until: now,
             connected: 0,
+            has_changed: false,
             next_number: 0,
             greetings: VecDeque::new(),
             // Connections that were made before.
@@ -253,6 +263,13 @@ impl LocalServer {
     /// Returns an object by which other threads wake the service thread.
     pub fn waker(&self) -> Waker {
         Waker(self.shared.clone())
+    }
+
+    /// Returns whether a client is connected. What the caller keeps for a client can be released
+    /// when it is not; [`wait`](LocalServer::wait) returns when a client has disconnected.
+    pub fn is_connected(&self, client: ClientId) -> bool {
+        let found = self.clients.get(client.client as usize).and_then(Option::as_ref);
+        found.is_some_and(|found| found.generation == client.generation)
     }
 
     /// Returns the number of connected clients.
@@ -317,15 +334,16 @@ impl LocalServer {
         true
     }
 
-    /// Waits until there are requests, a [`Waker`] was used, or `timeout` has passed (`None`: no
-    /// limit); it may also return without a reason. Accepts connections, and forgets clients that
-    /// have ended.
+    /// Waits until there are requests, a client has connected or disconnected, a [`Waker`] was
+    /// used, or `timeout` has passed (`None`: no limit); it may also return without a reason.
+    /// Accepts connections, and forgets clients that have ended.
     ///
     /// Polls before it sleeps, for at most `poll_time` after the last request or use of a
     /// [`Waker`], unless polling was
     /// without success the last time, or other programs need the processor.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         let start = Instant::now();
+        self.has_changed = false;
         if start - self.events_taken >= EVENTS_INTERVAL {
             self.take_events(Some(Duration::ZERO))?;
         }
@@ -333,8 +351,7 @@ impl LocalServer {
             self.watch_until = start + WATCH_TIME;
             self.unwatch_inactive();
         }
-        let is_ready = self.poll(start, timeout);
-        if !is_ready {
+        if !self.has_changed && !self.poll(start, timeout) {
             self.sleep(timeout)?;
         }
         if self.shared.take_request() {
@@ -432,12 +449,6 @@ impl LocalServer {
         });
     }
 
-    /// Returns whether an event belongs to a client that is still connected.
-    fn is_connected(&self, client: u32, generation: u32) -> bool {
-        let found = self.clients.get(client as usize).and_then(Option::as_ref);
-        found.is_some_and(|found| found.generation == generation)
-    }
-
     /// Waits for events of the kernel, and handles them.
     fn take_events(&mut self, timeout: Option<Duration>) -> Result<()> {
         let greeting = self.greetings.front().map(|greeting| greeting.deadline);
@@ -458,13 +469,9 @@ impl LocalServer {
             match Source::decode(event.data) {
                 Source::Listener => self.accept_at = Some(Instant::now()),
                 Source::Greeting(number) => self.read_greeting(number),
-                Source::Socket { client, generation } if self.is_connected(client, generation) => {
-                    self.disconnect(client);
-                }
-                Source::Doorbell { client, generation } if self.is_connected(client, generation) => {
-                    self.watch(client);
-                }
-                Source::Waker | Source::Socket { .. } | Source::Doorbell { .. } => {}
+                Source::Socket(id) if self.is_connected(id) => self.disconnect(id.client),
+                Source::Doorbell(id) if self.is_connected(id) => self.watch(id.client),
+                Source::Waker | Source::Socket(_) | Source::Doorbell(_) => {}
             }
         }
         let now = Instant::now();
@@ -551,12 +558,12 @@ impl LocalServer {
         let (segment, memfd) = Segment::create()?;
         let doorbell = eventfd()?;
         let vacant = self.clients.iter().position(Option::is_none).unwrap_or(self.clients.len());
-        let (client, generation) = (vacant as u32, self.next_number());
+        let generation = self.next_number();
+        let id = ClientId { client: vacant as u32, generation };
         let registered = failed("register", "a client");
         let edge = EventFlags::IN | EventFlags::ET;
-        epoll::add(&self.epoll, &doorbell, Source::Doorbell { client, generation }.encode(), edge)
-            .map_err(&registered)?;
-        let source = Source::Socket { client, generation }.encode();
+        epoll::add(&self.epoll, &doorbell, Source::Doorbell(id).encode(), edge).map_err(&registered)?;
+        let source = Source::Socket(id).encode();
         epoll::modify(&self.epoll, &socket, source, EventFlags::RDHUP | EventFlags::ET)
             .map_err(&registered)?;
         let fixed = [memfd.as_fd(), doorbell.as_fd(), self.status_memfd.as_fd()];
@@ -575,6 +582,7 @@ impl LocalServer {
             None => self.clients.push(Some(connected)),
         }
         self.connected += 1;
+        self.has_changed = true;
         Ok(())
     }
 
@@ -582,6 +590,7 @@ impl LocalServer {
     fn disconnect(&mut self, number: u32) {
         if let Some(client) = self.clients[number as usize].take() {
             self.connected -= 1;
+            self.has_changed = true;
             self.watched.retain(|watched| *watched != number);
             self.forget_doorbell(&client.doorbell);
         }
