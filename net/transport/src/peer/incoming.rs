@@ -81,6 +81,12 @@ impl Incoming {
         self.begun
     }
 
+    /// Returns the requests that are held, and the bytes that they cost.
+    #[cfg(test)]
+    pub fn held(&self) -> Credit {
+        Credit { requests: self.entries.len(), bytes: self.held_bytes }
+    }
+
     /// Refuses new requests from now on.
     pub fn stop(&mut self) {
         self.is_stopping = true;
@@ -132,10 +138,10 @@ impl Incoming {
     pub fn request(&mut self, fields: &Fields, request_bytes: usize) -> Result<Verdict, Violation> {
         let id = fields.id;
         if let Some(entry) = self.entries.get_mut(&id) {
-            if let State::Answered { queued_on, .. } = &mut entry.state {
-                if *queued_on == self.connection {
-                    return Err(Violation("a request was sent twice on one connection"));
-                }
+            // The handler may have answered on this connection before the repetition arrived.
+            if let State::Answered { queued_on, .. } = &mut entry.state
+                && *queued_on != self.connection
+            {
                 *queued_on = self.connection;
                 self.to_send.push_back(id);
             }

@@ -6,6 +6,8 @@
 //! `connection` and `network` do the I/O.
 
 mod connection;
+#[cfg(test)]
+mod exchange_test;
 mod frame;
 mod handler;
 mod handshake;

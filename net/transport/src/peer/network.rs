@@ -204,9 +204,13 @@ impl PeerNetwork {
 }
 
 impl Drop for PeerNetwork {
-    /// Ends the threads. Only `stop` answers what was begun.
+    /// Ends the threads and all calls, as the end of the process would. Only `stop` answers what was
+    /// begun.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime().take() {
+            self.shared.is_stopping.store(true, Ordering::SeqCst);
+            let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
+            peers.iter().for_each(|peer| peer.remove());
             runtime.shutdown_background();
         }
     }

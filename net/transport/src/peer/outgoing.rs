@@ -300,7 +300,9 @@ impl Outgoing {
             return;
         }
         frames.extend(self.take_acknowledgement());
-        frames.extend(self.cancels.drain(..).map(|id| Frame::bare(FrameKind::Cancel, id)));
+        // A reply that has arrived meanwhile is acknowledged instead.
+        let cancels = self.cancels.drain(..).filter(|id| self.calls.contains_key(id));
+        frames.extend(cancels.map(|id| Frame::bare(FrameKind::Cancel, id)));
         let mut bytes = 0;
         while bytes < bytes_max
             && let Some(id) = self.repeated.pop_front()

@@ -86,8 +86,8 @@ pub struct Settings {
 pub const BYTES_HELD_MIN: u64 = 4 << 20;
 
 impl Settings {
-    /// Returns settings with the default bounds: 1,024 requests and 32 MiB for each other member, 8,192
-    /// calls and 64 MiB waiting, one thread, and the times of docs/formats/peer-protocol.md.
+    /// Returns settings with the default bounds: 1,024 requests and 32 MiB for each other member,
+    /// 8,192 calls and 64 MiB waiting, one thread, and the times of docs/formats/peer-protocol.md.
     pub fn new(pool: PoolId, key: PoolKey, member: MemberId, listen: SocketAddr) -> Settings {
         Settings {
             pool,

@@ -206,14 +206,16 @@ fn a_restarted_member_executes_no_request_again() {
     let sent = one.begin(two.id, vec![KEEP, 1], LONG);
     wait_until(|| two.handler.kept.lock().unwrap().len() == 1);
     let address = two.network.address();
-    // The process ends without a word: nothing is answered.
+    // The process ends without a word: nothing is answered, and its own calls end.
+    let own = two.begin(one.id, vec![KEEP], LONG);
     let Member { network, handler, .. } = two;
     drop(network);
+    assert_eq!(kind(result(&own)), ErrorKind::Unavailable);
     one.wait(MemberId(2), |counters| !counters.is_connected);
     let waiting = one.begin(MemberId(2), vec![2], LONG);
     let mut settings = settings(2);
     settings.listen = address;
-    let again = Member::start(settings);
+    let again = Member::restart(&settings);
     again.knows(&one, one.network.address());
     assert!(text(result(&sent)).contains("restarted"));
     assert_eq!(result(&waiting).unwrap(), [3]);
@@ -229,7 +231,7 @@ fn a_member_that_restarts_as_initiator_is_accepted() {
     drop(one);
     let mut settings = settings(1);
     settings.listen = address;
-    let again = Member::start(settings);
+    let again = Member::restart(&settings);
     again.knows(&two, two.network.address());
     assert_eq!(again.call(two.id, &[2]).unwrap(), [3]);
     assert_eq!(two.call(again.id, &[4]).unwrap(), [5]);

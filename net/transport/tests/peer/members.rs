@@ -33,9 +33,14 @@ pub fn answer_to(request: &[u8]) -> Vec<u8> {
 impl Handler for Counting {
     fn handle(&self, request: Request, reply: Reply) {
         let key = request.bytes[..request.bytes.len().min(64)].to_vec();
-        *self.executed.lock().unwrap().entry(key).or_default() += 1;
+        // Locked until the request is kept, so that a test that has seen the count can release it.
+        let mut executed = self.executed.lock().unwrap();
+        *executed.entry(key).or_default() += 1;
+        if request.bytes.first() == Some(&KEEP) {
+            return self.kept.lock().unwrap().push((request, reply));
+        }
+        drop(executed);
         match request.bytes.first() {
-            Some(&KEEP) => self.kept.lock().unwrap().push((request, reply)),
             Some(&FORGET) => drop(reply),
             Some(&PANIC) => panic!("a handler with an error (expected in this test)"),
             Some(&ANSWER_LATER) => drop(std::thread::spawn(move || reply.send(answer_to(&request.bytes)))),
@@ -80,6 +85,19 @@ impl Member {
         let id = settings.member;
         let network = PeerNetwork::start(settings, handler.clone()).unwrap();
         Member { id, network, handler }
+    }
+
+    /// Starts a member on the address of one that has just ended, as soon as it is free.
+    pub fn restart(settings: &Settings) -> Member {
+        let handler = Arc::new(Counting::default());
+        let end = Instant::now() + LONG;
+        loop {
+            match PeerNetwork::start(settings.clone(), handler.clone()) {
+                Ok(network) => return Member { id: settings.member, network, handler },
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Makes `other` known, at this address.
