@@ -1,5 +1,5 @@
 //! Writes the seeds of the image targets, small trees with all kinds of entries, and those of the
-//! log targets. Run with `cargo run --example make_seeds` in this directory.
+//! log and peer targets. Run with `cargo run --example make_seeds` in this directory.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ fn main() {
             std::fs::write(format!("seeds/{target}/tree-{seed}"), &bytes).expect("run this in fuzz/");
         }
     }
-    for (target, name, bytes) in quell_log::fuzzing::seeds() {
+    let seeds = quell_log::fuzzing::seeds().into_iter().chain(quell_transport::peer::fuzzing::seeds());
+    for (target, name, bytes) in seeds {
         std::fs::write(format!("seeds/{target}/{name}"), bytes).expect("run this in fuzz/");
     }
 }

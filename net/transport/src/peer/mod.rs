@@ -9,6 +9,8 @@ mod connection;
 #[cfg(test)]
 mod exchange_test;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handler;
 mod handshake;
 mod incoming;
