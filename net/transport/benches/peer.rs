@@ -1,5 +1,6 @@
 //! Measures two members on the loopback device, both in this process: round trips of 64 bytes, and
-//! requests of 512 KiB, with each protection: `cargo bench -p quell-transport --bench peer [FILTER]`.
+//! requests of 512 KiB, with each protection:
+//! `cargo bench -p quell-transport --bench peer [FILTER]`.
 //!
 //! A chain of calls begins the next call in the function that receives a result; a blocking thread
 //! waits for each result. The processor time is that of both members and of the kernel for them.

@@ -92,8 +92,8 @@ impl Incoming {
         self.is_stopping = true;
     }
 
-    /// Takes `resume` on a connection: the ids of all requests without a reply. Refuses a connection
-    /// that is older than one before.
+    /// Takes `resume` on a connection: the ids of all requests without a reply. Refuses a
+    /// connection that is older than one before.
     pub fn resume(
         &mut self,
         session: u64,

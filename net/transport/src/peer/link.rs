@@ -33,6 +33,7 @@ pub(super) struct Link {
     pub is_reading: AtomicBool,
     /// Complete frames that were received.
     pub frames_received: AtomicU64,
+    /// Ends the task of the connection.
     pub close: Notify,
 }
 
@@ -70,6 +71,11 @@ impl Link {
     /// Waits until the socket accepts bytes.
     pub async fn writable(&self) -> io::Result<()> {
         self.half.writable().await
+    }
+
+    /// Notes a complete frame.
+    pub fn count_frame(&self) {
+        self.frames_received.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -123,13 +129,6 @@ impl Writer {
             self.written -= first;
             self.segments.pop_front();
         }
-    }
-}
-
-impl Link {
-    /// Notes a complete frame.
-    pub fn count_frame(&self) {
-        self.frames_received.fetch_add(1, Ordering::Relaxed);
     }
 }
 

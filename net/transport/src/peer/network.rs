@@ -55,8 +55,8 @@ impl fmt::Debug for PeerNetwork {
 impl PeerNetwork {
     /// Listens on the address of the settings. Requests of other members go to `handler`.
     ///
-    /// Fails with `InvalidInput` for settings out of bounds, and with the error of the system if the
-    /// address cannot be used or no thread can be created.
+    /// Fails with `InvalidInput` for settings out of bounds, and with the error of the system if
+    /// the address cannot be used or no thread can be created.
     pub fn start(settings: Settings, handler: Arc<dyn Handler>) -> Result<PeerNetwork> {
         settings.check()?;
         let failed = |cause| Error::from_io(cause, "listen on", settings.listen.to_string());
@@ -204,8 +204,8 @@ impl PeerNetwork {
 }
 
 impl Drop for PeerNetwork {
-    /// Ends the threads and all calls, as the end of the process would. Only `stop` answers what was
-    /// begun.
+    /// Ends the threads and all calls, as the end of the process would. Only `stop` answers what
+    /// was begun.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime().take() {
             self.shared.is_stopping.store(true, Ordering::SeqCst);

@@ -208,8 +208,8 @@ impl Outgoing {
         self.received_bytes = 0;
     }
 
-    /// Takes the other member's statement of a handshake. If its session is another one than before,
-    /// the calls whose requests were sent end.
+    /// Takes the other member's statement of a handshake. If its session is another one than
+    /// before, the calls whose requests were sent end.
     pub fn meet(&mut self, their_session: u64, limit: Credit) -> Vec<Ended> {
         self.limit = limit;
         if self.their_session.replace(their_session) == Some(their_session) {

@@ -28,13 +28,13 @@ pub struct PeerCounters {
     pub is_connected: bool,
     /// Connections that were established.
     pub connections: u64,
-    /// Frames that were sent and received.
+    /// Frames that were sent, without those of the handshake.
     pub frames_sent: u64,
-    #[allow(missing_docs)]
+    /// Frames that were received, without those of the handshake.
     pub frames_received: u64,
-    /// Bytes that were sent and received, with handshakes excluded.
+    /// Bytes of the frames that were sent.
     pub bytes_sent: u64,
-    #[allow(missing_docs)]
+    /// Bytes of the frames that were received.
     pub bytes_received: u64,
     /// Requests of the member that were passed to the handler.
     pub requests_executed: u64,
@@ -445,8 +445,8 @@ impl Peer {
         }
     }
 
-    /// Writes frames until there are no more or the socket is full. If another thread does this now,
-    /// it writes the frames of this one also.
+    /// Writes frames until there are no more or the socket is full. If another thread does this
+    /// now, it writes the frames of this one also.
     pub fn flush(&self, link: &Arc<Link>) {
         loop {
             let mut writer = match link.writer.try_lock() {

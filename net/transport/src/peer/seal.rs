@@ -80,7 +80,7 @@ impl Seal {
             let start = bytes.len();
             bytes.extend_from_slice(payload);
             bytes.extend_from_slice(&fields.encode());
-            let tag = self.tag(&mut bytes[start..], length, number);
+            let tag = self.tag(bytes, start, length, number);
             bytes.extend_from_slice(&tag);
             return;
         }
@@ -100,17 +100,30 @@ impl Seal {
         segments.push(Segment::Bytes(rest));
     }
 
-    /// Computes the tag of payload and fields, and encrypts them in the mode for encryption.
-    fn tag(&self, bytes: &mut [u8], length: [u8; LENGTH_BYTES], number: u64) -> [u8; TAG_BYTES] {
+    /// Computes the tag of payload and fields, which begin at `start` of `bytes`, and encrypts them
+    /// in the mode for encryption.
+    fn tag(
+        &self,
+        bytes: &mut Vec<u8>,
+        start: usize,
+        length: [u8; LENGTH_BYTES],
+        number: u64,
+    ) -> [u8; TAG_BYTES] {
         match &self.key {
             Key::Integrity(key) => {
-                let mut hasher = blake3::Hasher::new_keyed(key);
-                hasher.update(bytes).update(&length).update(&number.to_le_bytes());
-                truncated(hasher.finalize())
+                // For 64 bytes, one contiguous input takes 66 ns, and pieces take 164 ns.
+                let end = bytes.len();
+                bytes.extend_from_slice(&length);
+                bytes.extend_from_slice(&number.to_le_bytes());
+                let tag = truncated(blake3::keyed_hash(key, &bytes[start..]));
+                bytes.truncate(end);
+                tag
             }
             Key::Encryption(key) => {
-                let tag = key.seal_in_place_separate_tag(nonce(number), Aad::from(length), bytes);
-                tag.expect("a frame is shorter than the limit of GCM").as_ref().try_into().expect("16 bytes")
+                let sealed =
+                    key.seal_in_place_separate_tag(nonce(number), Aad::from(length), &mut bytes[start..]);
+                let tag = sealed.expect("a frame is shorter than the limit of GCM");
+                tag.as_ref().try_into().expect("16 bytes")
             }
             #[cfg(feature = "unprotected")]
             Key::None => [0; TAG_BYTES],

@@ -112,6 +112,49 @@ fn members_with_different_settings_are_refused_with_the_reason() {
 }
 
 #[test]
+fn a_member_of_another_version_is_told_the_version_of_this_one() {
+    let two = Member::start(settings(2));
+    let mut stream = TcpStream::connect(two.network.address()).unwrap();
+    let mut greeting = [0; 128];
+    greeting[..10].copy_from_slice(b"QUELPEER\x02\0");
+    stream.write_all(&greeting).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"QUELPEER\x01\0\x01\0\0\0\0\0");
+    wait_until(|| two.network.refused_connections() == 1);
+}
+
+#[test]
+fn a_repeated_greeting_does_not_replace_the_connection_of_a_member() {
+    let (one, two) = pair(|_| ());
+    assert!(one.call(two.id, &[1]).is_ok());
+    // Greets as member 1 with the key, as an attacker can that has recorded a greeting, but sends
+    // no proof.
+    let recorded = recorded_greeting();
+    let mut stream = TcpStream::connect(two.network.address()).unwrap();
+    stream.write_all(&recorded).unwrap();
+    let mut answer = [0; 96];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[10], 0, "the greeting is right");
+    stream.write_all(&[0; 44]).unwrap();
+    assert!(!matches!(stream.read(&mut [0; 64]), Ok(1..)));
+    wait_until(|| two.network.refused_connections() == 1);
+    assert_eq!(one.call(two.id, &[2]).unwrap(), [3]);
+    assert_eq!(one.network.counters()[0].1.connections, 1);
+}
+
+/// Returns the greeting that member 1 sends to member 2.
+fn recorded_greeting() -> [u8; 128] {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = Member::start(settings(1));
+    let address = listener.local_addr().unwrap();
+    one.network.set_members(&HashMap::from([(MemberId(2), address)])).unwrap();
+    let mut greeting = [0; 128];
+    listener.accept().unwrap().0.read_exact(&mut greeting).unwrap();
+    greeting
+}
+
+#[test]
 fn an_address_of_another_member_is_refused() {
     let (_one, two) = pair(|_| ());
     let mut settings = settings(1);
