@@ -23,6 +23,7 @@ mod space;
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock, TryLockError};
@@ -132,15 +133,12 @@ impl DiskStore {
     /// mkdir(2), read(2) and write(2).
     pub fn open(path: &Path, options: &DiskOptions) -> Result<DiskStore> {
         let directory = Directory::lock(path)?;
-        let failed = |cause| engine_error(cause, "open", path);
-        let database = Database::builder(directory.engine())
-            .cache_size(options.cache_bytes)
-            .worker_threads(1)
-            .max_cached_files(Some(OPEN_TABLES))
-            .max_journaling_size(JOURNAL_BYTES)
-            .open()
-            .map_err(failed)?;
-        let entries = database.keyspace(TREE, tree_options).map_err(failed)?;
+        // The engine panics for some damaged files.
+        let opened = catch_unwind(AssertUnwindSafe(|| open_engine(&directory, options)));
+        let (database, entries) = match opened {
+            Ok(opened) => opened.map_err(|cause| engine_error(cause, "open", path))?,
+            Err(_) => return Err(Error::new(ErrorKind::Damaged, "open", path.as_os_str().as_bytes())),
+        };
         directory.mark_complete()?;
         let write_buffer_bytes = options.write_buffer_bytes.max(WRITE_BUFFER_BYTES_MIN);
         // Unflushed data of the last process may be a backlog, which the first commit examines.
@@ -240,6 +238,17 @@ impl DiskStore {
     fn subject(&self) -> &[u8] {
         self.directory.path().as_os_str().as_bytes()
     }
+}
+
+fn open_engine(directory: &Directory, options: &DiskOptions) -> fjall::Result<(Database, Keyspace)> {
+    let database = Database::builder(directory.engine())
+        .cache_size(options.cache_bytes)
+        .worker_threads(1)
+        .max_cached_files(Some(OPEN_TABLES))
+        .max_journaling_size(JOURNAL_BYTES)
+        .open()?;
+    let entries = database.keyspace(TREE, tree_options)?;
+    Ok((database, entries))
 }
 
 /// Returns the options of the engine's tree. They are stored in it when it is created.
