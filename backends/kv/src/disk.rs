@@ -136,7 +136,14 @@ impl DiskStore {
         // The engine panics for some damaged files.
         let opened = catch_unwind(AssertUnwindSafe(|| open_engine(&directory, options)));
         let (database, entries) = match opened {
-            Ok(opened) => opened.map_err(|cause| engine_error(cause, "open", path))?,
+            Ok(opened) => opened.map_err(|cause| {
+                let mut error = engine_error(cause, "open", path);
+                // The directory exists, so the engine misses one of its own files.
+                if let ErrorKind::NotFound | ErrorKind::Exists = error.kind {
+                    error.kind = ErrorKind::Damaged;
+                }
+                error
+            })?,
             Err(_) => return Err(Error::new(ErrorKind::Damaged, "open", path.as_os_str().as_bytes())),
         };
         directory.mark_complete()?;
@@ -247,6 +254,11 @@ fn open_engine(directory: &Directory, options: &DiskOptions) -> fjall::Result<(D
         .max_cached_files(Some(OPEN_TABLES))
         .max_journaling_size(JOURNAL_BYTES)
         .open()?;
+    // The engine removes a tree whose list of tables is missing, as if its creation had been
+    // interrupted.
+    if directory.is_complete() && !database.keyspace_exists(TREE) {
+        return Err(fjall::Error::Unrecoverable);
+    }
     let entries = database.keyspace(TREE, tree_options)?;
     Ok((database, entries))
 }

@@ -65,6 +65,11 @@ impl Directory {
         &self.path
     }
 
+    /// Returns whether the engine's files were created before this open.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
     /// Returns the directory of the engine's files.
     pub(super) fn engine(&self) -> PathBuf {
         self.path.join(ENGINE)

@@ -77,6 +77,10 @@ fn a_store_of_an_unknown_format_is_damaged() {
     fs::write(directory.path().join("format"), "QUELLKV9\n").unwrap();
     assert_eq!(DiskStore::open(directory.path(), &small()).unwrap_err().kind, ErrorKind::Damaged);
     fs::write(directory.path().join("format"), "QUELLKV1\n").unwrap();
+    fs::remove_file(directory.path().join("engine/keyspaces/1/current")).unwrap();
+    assert_eq!(DiskStore::open(directory.path(), &small()).unwrap_err().kind, ErrorKind::Damaged);
+    fs::remove_file(directory.path().join("engine/version")).unwrap();
+    assert_eq!(DiskStore::open(directory.path(), &small()).unwrap_err().kind, ErrorKind::Damaged);
     fs::remove_dir_all(directory.path().join("engine")).unwrap();
     assert_eq!(DiskStore::open(directory.path(), &small()).unwrap_err().kind, ErrorKind::Damaged);
 }
