@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use quell_vfs::{FileSystem, Kind, NodeRef, Writable};
+use quell_vfs::{Attributes, FileSystem, Kind, NodeId, NodeRef, Time, Writable};
 
 use crate::access::check_access;
 use crate::counters::Counter;
@@ -21,6 +21,8 @@ const PATH_BYTES_MAX: usize = libc::PATH_MAX as usize;
 pub enum LastLink {
     Follow,
     Keep,
+    /// The last name is not looked up at all, unless it must be a directory.
+    Unread,
 }
 
 /// The end of a path.
@@ -35,7 +37,7 @@ pub enum Resolved {
 pub struct Entry {
     pub dir: &'static VirtualDir,
     pub fs: &'static dyn FileSystem,
-    /// The directory that has the name; the root itself for the root.
+    /// The directory that has the name; the root itself for the root. Its attributes may be unread.
     pub parent: NodeRef<'static>,
     /// The node with the name, if it exists.
     pub found: Option<NodeRef<'static>>,
@@ -160,8 +162,12 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
     let fs = dir.fs()?;
     dir.count(Counter::Lookups, 1);
     let context = view::context();
-    let root = NodeRef::permanent(fs.attributes(&context, fs.root())?);
-    let mut at = Position::new(root, path);
+    // The access to the root of a tree is checked with its attributes, which cost no request.
+    let root = match dir.is_tree() {
+        true => fs.attributes(&context, fs.root())?,
+        false => unread_dir(fs.root()),
+    };
+    let mut at = Position::new(NodeRef::permanent(root), path);
     let mut rest = path;
     let (must_be_dir, ends_with_dot) = (ends_as_dir(path), ends_with_dot(path));
     loop {
@@ -178,6 +184,12 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
             b".." => {
                 let parent = &dir.path[..dir.path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
                 return Ok(Walked::Absolute(joined(parent, crate::paths::strip_slashes(rest))));
+            }
+            name if is_last && last_link == LastLink::Unread && !must_be_dir => {
+                at.push(name);
+                let Position { current: parent, path, .. } = at;
+                let entry = Entry { dir, fs, parent, found: None, path, must_be_dir, ends_with_dot };
+                return Ok(Walked::Entry(Box::new(entry)));
             }
             name => match fs.lookup(&context, at.current.node(), name)? {
                 Some(found)
@@ -200,9 +212,28 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
         }
     }
     let Position { current, parent, path, .. } = at;
+    let is_unread = current.node() == fs.root() && !dir.is_tree();
+    let current = if is_unread { NodeRef::permanent(fs.attributes(&context, fs.root())?) } else { current };
     let parent = parent.unwrap_or_else(|| NodeRef::permanent(*current));
     let found = Some(current);
     Ok(Walked::Entry(Box::new(Entry { dir, fs, parent, found, path, must_be_dir, ends_with_dot })))
+}
+
+/// Returns the attributes of a directory of which only the number is known.
+fn unread_dir(node: NodeId) -> Attributes {
+    Attributes {
+        node,
+        kind: Kind::Dir,
+        permissions: 0,
+        uid: 0,
+        gid: 0,
+        nlink: 0,
+        rdev: 0,
+        size_bytes: 0,
+        blocks: 0,
+        modified: Time::default(),
+        changed: Time::default(),
+    }
 }
 
 /// Returns the path that begins with the target of a symbolic link in the directory `below`.

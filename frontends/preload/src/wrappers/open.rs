@@ -1,6 +1,7 @@
 //! The open(2) family.
 
 use std::ffi::CString;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_char, c_int, mode_t};
 use quell_vfs::{Kind, NewEntry, NodeRef, OpenMode, WritableFile};
@@ -106,6 +107,10 @@ pub unsafe fn open_at(
     next: impl FnOnce(c_int, *const c_char, c_int) -> c_int,
 ) -> c_int {
     let excludes = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
+    // SAFETY: the caller's promise.
+    if let Some(fd) = unsafe { open_new(dirfd, path, flags, mode) } {
+        return fd;
+    }
     let last_link = if flags & libc::O_NOFOLLOW != 0 || excludes { LastLink::Keep } else { LastLink::Follow };
     // SAFETY: the caller's promise.
     match unsafe { find_and(dirfd, path, last_link, |entry| open_entry(entry, flags, mode)) } {
@@ -116,6 +121,54 @@ pub unsafe fn open_at(
             fd
         }
         Err(error) => errno::reply(Err(error)),
+    }
+}
+
+/// Creates and opens a file whose name is not looked up before, which saves a request. Returns
+/// `None` if the name exists, or if the path needs more than that.
+///
+/// # Safety
+///
+/// As for `open_at`.
+unsafe fn open_new(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> Option<c_int> {
+    let other = libc::O_TMPFILE | libc::O_PATH | libc::O_DIRECTORY;
+    if flags & libc::O_CREAT == 0 || flags & other != 0 {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let created =
+        unsafe { find_and(dirfd, path, LastLink::Unread, |entry| create_entry(entry, flags, mode)) };
+    match created {
+        Ok(Target::Virtual(Some(fd))) => {
+            crate::streams::use_for_standard(fd);
+            Some(fd)
+        }
+        // All other cases, with their errors, are those of a name that is looked up.
+        _ => None,
+    }
+}
+
+/// Creates an entry that was not looked up. Returns `None` if it exists.
+fn create_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<Option<c_int>> {
+    if entry.found.is_some() || entry.must_be_dir || entry.dir.is_tree() {
+        return Ok(None);
+    }
+    let header = Header { flags: kept_flags(flags), path: path_of(&entry) };
+    // First, so that it gets the lowest free number, as POSIX requires.
+    let fd = placeholder::create(&header, flags & libc::O_CLOEXEC != 0)?;
+    let (context, new) = (crate::view::context(), new_entry(mode));
+    let created =
+        entry.writable()?.create(&context, entry.parent.node(), entry.name(), new, open_mode(flags));
+    match created {
+        Ok((found, file)) => {
+            let Entry { dir, path, .. } = *entry;
+            let node = found.into_attributes().node;
+            let file = OpenFile::new(dir, path, flags, Some((node, file)));
+            dir.count(Counter::Opens, 1);
+            descriptors::insert(fd, Description::File(file).into()).map(Some)
+        }
+        Err(error) if error.errno() == libc::EEXIST => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -319,15 +372,35 @@ fn check_access(found: &NodeRef<'_>, open: OpenMode) -> Outcome<()> {
 /// Returns the attributes of a new entry.
 pub fn new_entry(mode: mode_t) -> NewEntry {
     NewEntry {
-        permissions: mode & 0o7777 & !umask(),
+        permissions: mode & 0o7777 & !current_umask(),
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
     }
 }
 
-/// Returns the umask of the process. It is read from `/proc`, because umask(2) can only return it
-/// by changing it for all threads.
-fn umask() -> u32 {
+/// The umask of the process, or `UNKNOWN_MASK`. A mask that another process sets, which shares it
+/// by clone(2) with CLONE_FS, is not noticed.
+static MASK: AtomicU32 = AtomicU32::new(UNKNOWN_MASK);
+
+/// Stands for a mask that is not known. A mask has nine bits.
+const UNKNOWN_MASK: u32 = u32::MAX;
+
+wrap! {
+    fn umask(mask: mode_t) -> mode_t, |next| {
+        // SAFETY: the caller's argument is that of umask(2).
+        let before = unsafe { next(mask) };
+        MASK.store(mask & 0o777, Ordering::Relaxed);
+        before
+    }
+}
+
+/// Returns the umask of the process. It is read once from `/proc`, because umask(2) can only return
+/// it by changing it for all threads.
+fn current_umask() -> u32 {
+    let known = MASK.load(Ordering::Relaxed);
+    if known != UNKNOWN_MASK {
+        return known;
+    }
     let mask = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
         let file = rustix::fs::open("/proc/self/status", flags, rustix::fs::Mode::empty()).ok()?;
@@ -337,5 +410,8 @@ fn umask() -> u32 {
         let line = text.lines().find_map(|line| line.strip_prefix("Umask:"))?;
         u32::from_str_radix(line.trim(), 8).ok()
     };
-    mask().unwrap_or(0o022)
+    let Some(mask) = mask() else { return 0o022 };
+    // A thread may have called umask(2) meanwhile; its mask remains.
+    let stored = MASK.compare_exchange(UNKNOWN_MASK, mask, Ordering::Relaxed, Ordering::Relaxed);
+    stored.err().unwrap_or(mask)
 }

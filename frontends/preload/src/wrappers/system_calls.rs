@@ -126,6 +126,7 @@ dispatched! {
     SYS_fallocate => libc::fallocate64(a as c_int, b as c_int, c, d);
     SYS_fadvise64 => advise(a as c_int, b, c, d as c_int);
     SYS_readahead => libc::readahead(a as c_int, b, c as usize);
+    SYS_umask => libc::umask(a as mode_t);
     SYS_truncate => libc::truncate64(constant(a), b);
     SYS_ftruncate => libc::ftruncate64(a as c_int, b);
     SYS_getdents64 => crate::wrappers::directory_entries::getdents64(a as c_int, pointer(b), c as usize);
