@@ -19,4 +19,4 @@ mod span;
 
 pub use credentials::{Acting, assume, assumed, has_root_power};
 pub use dir::{Dir, LockedRange, OFFSET_MAX, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
-pub use posix::{PosixDir, move_descriptors};
+pub use posix::{PosixDir, move_descriptors, moved};

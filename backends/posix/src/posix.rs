@@ -141,7 +141,8 @@ pub fn move_descriptors(moved: Move) {
     MOVE.get_or_init(|| moved);
 }
 
-fn moved(fd: OwnedFd) -> OwnedFd {
+/// Returns the descriptor to keep for `fd`: see [`move_descriptors`].
+pub fn moved(fd: OwnedFd) -> OwnedFd {
     match MOVE.get() {
         Some(moved) => moved(fd),
         None => fd,

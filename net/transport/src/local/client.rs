@@ -95,6 +95,12 @@ impl LocalChannel {
     /// of another user, `Busy` if it has its maximum number of clients, `Unsupported` for another
     /// version of the protocol, `TimedOut`.
     pub fn connect(path: impl AsRef<Path>) -> Result<LocalChannel> {
+        LocalChannel::connect_with(path, |fd| fd)
+    }
+
+    /// Does the same as `connect`, and passes each descriptor that is kept to `moved`, which may
+    /// return another one for the same file.
+    pub fn connect_with(path: impl AsRef<Path>, moved: fn(OwnedFd) -> OwnedFd) -> Result<LocalChannel> {
         let path = path.as_ref().as_os_str().as_bytes();
         let failed = |cause: Errno| match cause {
             Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => {
@@ -132,9 +138,9 @@ impl LocalChannel {
             segment: Segment::open(&descriptors.segment)?,
             status: StatusView::open(&descriptors.status)?,
             process: ForkMark::new()?,
-            doorbell: descriptors.doorbell,
-            socket,
-            further: descriptors.further,
+            doorbell: moved(descriptors.doorbell),
+            socket: moved(socket),
+            further: descriptors.further.into_iter().map(moved).collect(),
             path: path.to_vec(),
             used: AtomicU32::new(0),
             quarantined: AtomicU32::new(0),
