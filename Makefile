@@ -43,19 +43,19 @@ bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes 
 	@scripts/bench $(if $(VIEW),--view $(VIEW))
 
 build: ## compile the program and the library as they are installed (Cargo.toml: profile dist)
-	cargo build --profile dist --bin quell
+	cargo build --profile dist --bin quell --bin quelld
 	cargo build --profile dist --package quell-capi
 	cargo build --profile dist --package quell-preload
 
 install: ## install the binary, man pages, completions, and the library with its header and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
-	@test -x $(quell) && test -e $(libquell).so -a -e $(libquell)_preload.so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
+	@test -x $(quell) -a -x $(quell)d && test -e $(libquell).so -a -e $(libquell)_preload.so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
 	@$(MAKE) --no-print-directory install-program install-library install-preload
 	@echo "installed in $(DESTDIR)$(PREFIX)"
 
 install-program:
 	install -d "$(DESTDIR)$(PREFIX)/bin"
-	install -m 755 $(quell) "$(DESTDIR)$(PREFIX)/bin/quell"
+	install -m 755 $(quell) $(quell)d "$(DESTDIR)$(PREFIX)/bin"
 	@set -e; pages=$$(mktemp -d); trap 'rm -rf "$$pages"' EXIT; \
 	$(quell) generate man "$$pages/man"; $(quell) generate completions "$$pages/completions"; \
 	install -d "$(DESTDIR)$(PREFIX)/share/man/man1"; \

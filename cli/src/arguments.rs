@@ -10,11 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::{stop_condition, users};
 
 mod log;
+mod pool;
 
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
 };
+pub use pool::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs, PoolUpArgs};
 
 const AFTER: &str = "\
 Exit codes: 0 success; 1 a difference was found, or something could not be read;
@@ -53,6 +55,8 @@ pub enum Command {
     Umount(UmountArgs),
     #[command(subcommand)]
     Log(LogCommand),
+    #[command(subcommand)]
+    Pool(PoolCommand),
     #[command(subcommand)]
     Mpi(MpiCommand),
     Verify(VerifyArgs),
@@ -163,6 +167,8 @@ Example:
   quell run --config quell.toml -- ./program
   # without FUSE and user namespaces: files of ~/ckpt become logs in a store
   quell run --via preload --log /shared/store=$HOME/ckpt -- mpirun ./program
+  # files of ~/scratch are in a pool that `quell pool up scratch` has started
+  quell run --pool scratch=$HOME/scratch -- ./program
   # start a virtual machine with the recorded blocks of its disk in memory
   quell run --image /srv/debian.raw -b debian.boot -- \\
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
@@ -174,7 +180,7 @@ recorded blocks.")]
 pub struct RunArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
     /// exist). Can be repeated.
-    #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image", "logs"])]
+    #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image", "logs", "pools"])]
     pub index: Vec<PathBuf>,
     /// How the program gets the view. `preload` loads a library into the program and its children,
     /// and needs neither FUSE nor user namespaces; see docs/techniques/preload.md. `preload+sud`
@@ -186,6 +192,12 @@ pub struct RunArgs {
     /// directory. Can be repeated.
     #[arg(long = "log", value_name = "STORE[,STORE...]=DIR")]
     pub logs: Vec<String>,
+    /// Show the files of the pool NAME, which `quell pool up` has started, in DIR, an existing
+    /// directory. Without DIR, they are in a directory that belongs to the pool. The program finds
+    /// the directory of the first pool in the variable QUELL_POOL_DIR. Implies --via preload. Can
+    /// be repeated.
+    #[arg(long = "pool", value_name = "NAME[=DIR]")]
+    pub pools: Vec<String>,
     /// Cover the disk image of virtual machines and its backing chain instead of a tree; with -b.
     #[arg(long, value_name = "DISK", conflicts_with_all = ["index", "config"])]
     pub image: Option<PathBuf>,

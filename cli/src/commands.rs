@@ -15,6 +15,7 @@ mod log_stores;
 pub mod log_transfer;
 pub mod mount;
 pub mod mpi;
+pub mod pool;
 pub mod probe;
 pub mod profile;
 pub mod qcow2_layer;

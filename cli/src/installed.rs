@@ -15,6 +15,18 @@ pub fn program_directory() -> Result<PathBuf, Failure> {
     Ok(program.parent().unwrap_or(Path::new("/")).to_owned())
 }
 
+/// Returns the program of the daemon.
+pub fn daemon() -> Result<PathBuf, Failure> {
+    let daemon = program_directory()?.join("quelld");
+    match daemon.is_file() {
+        true => Ok(daemon),
+        false => Err(Failure::cannot(format!(
+            "{} does not exist; install the daemon with `make install`",
+            shown(&daemon)
+        ))),
+    }
+}
+
 /// Returns a library that was installed, or built, together with this program. `otherwise`: the
 /// advice if it does not exist.
 pub fn library(name: &str, otherwise: &str) -> Result<PathBuf, Failure> {

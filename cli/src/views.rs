@@ -2,8 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use quell_mount_spec::ViewLog;
-use quell_supervisor::{LogOptions, log_plan};
+use quell_mount_spec::{ViewLog, ViewPool};
+use quell_supervisor::{LogOptions, find_pool, log_plan};
 
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
@@ -41,6 +41,28 @@ pub fn log_of_paths(stores: &[PathBuf], directory: &Path, options: LogOptions) -
         index: options.index,
         buffer_bytes: options.buffer_bytes.map(|bytes| bytes as usize),
         flatten_threshold_bytes: options.flatten_threshold_bytes,
+    })
+}
+
+/// Parses `NAME[=DIR]`, and finds the pool. Without DIR the pool has a directory of its own.
+pub fn pool_of_argument(text: &str) -> Result<ViewPool, Failure> {
+    let (name, directory) = match text.split_once('=') {
+        Some((name, directory)) => (name, Some(Path::new(directory))),
+        None => (text, None),
+    };
+    let pool = find_pool(name)?;
+    let named = directory.map_or_else(|| pool.files_directory(), |named| Ok(named.to_owned()))?;
+    let path = real_path(&named)?;
+    if !path.is_dir() {
+        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
+    }
+    let daemon = pool.members.first();
+    let daemon = daemon.ok_or_else(|| Failure::cannot(format!("the pool {} has no daemon", shown(name))))?;
+    Ok(ViewPool {
+        aliases: aliases(&named, &path),
+        path,
+        socket: daemon.socket.clone(),
+        chunk_bytes: pool.chunk_bytes,
     })
 }
 

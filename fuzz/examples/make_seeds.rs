@@ -1,5 +1,5 @@
 //! Writes the seeds of the image targets, small trees with all kinds of entries, and those of the
-//! log and peer targets. Run with `cargo run --example make_seeds` in this directory.
+//! log, peer and pool targets. Run with `cargo run --example make_seeds` in this directory.
 
 use std::sync::Arc;
 
@@ -24,7 +24,24 @@ fn main() {
         }
     }
     let seeds = quell_log::fuzzing::seeds().into_iter().chain(quell_transport::peer::fuzzing::seeds());
-    for (target, name, bytes) in seeds {
+    for (target, name, bytes) in seeds.chain(pool_messages()) {
         std::fs::write(format!("seeds/{target}/{name}"), bytes).expect("run this in fuzz/");
     }
+}
+
+/// A message of each of the three types.
+fn pool_messages() -> impl Iterator<Item = (&'static str, &'static str, Vec<u8>)> {
+    use quell_wire::pool::{FileId, NewKind, Operation, PeerRequest, RenameMode, Reply};
+    let kind = NewKind::Symlink(b"target");
+    let create =
+        Operation::Create { dir: FileId(7), name: b"name", kind, permissions: 0o644, uid: 1000, gid: 1000 };
+    let (from_dir, to_dir, mode) = (FileId(7), FileId(8), RenameMode::Exchange);
+    let rename = Operation::Rename { from_dir, from: b"a", to_dir, to: b"b", mode };
+    let found: Result<Reply<'_>, quell_wire::Failure> = Ok(Reply::Bytes(b"data"[..].into()));
+    [
+        ("pool_messages", "create", quell_wire::encode(&create)),
+        ("pool_messages", "rename", quell_wire::encode(&PeerRequest::Perform(rename))),
+        ("pool_messages", "bytes", quell_wire::encode(&found)),
+    ]
+    .into_iter()
 }

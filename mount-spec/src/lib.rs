@@ -13,6 +13,7 @@ mod index_mode;
 mod late_dir;
 mod log_stores;
 mod output;
+mod pool;
 mod process_counters;
 mod resolve;
 mod shared_tree;
@@ -33,6 +34,7 @@ pub use log_stores::{
     change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
+pub use pool::{PoolConnection, open_pool};
 pub use process_counters::{
     PROCESS_COUNTERS, PROCESS_COUNTERS_OFFSET, ProcessCounters, create_process_counters,
     process_counters_bytes, read_process_counters,
@@ -40,4 +42,4 @@ pub use process_counters::{
 pub use shared_tree::{MemoryFile, SealedFile, SharedFile, SharedFiles, SharedTree, encode_table};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};
 pub use view_tree::{CheckedIndex, MapFile, OpenTree};
-pub use view_variable::{VIEW_VARIABLE, View, ViewLog, ViewTree};
+pub use view_variable::{VIEW_VARIABLE, View, ViewLog, ViewPool, ViewTree};

@@ -4,7 +4,7 @@
 //! ```text
 //! +0   magic        8 bytes   "QUELLPC1"
 //! +8   process      u32       the process that `quell run` became
-//! +12  directories  u32       of the view: its logs, then its trees
+//! +12  directories  u32       of the view: its logs, then its trees, then its pools
 //! +16  counters     u64       for each directory, in the order of `PROCESS_COUNTERS`
 //! then              bytes     the view as JSON
 //! ```
@@ -54,7 +54,7 @@ pub struct ProcessCounters {
     pub process: u32,
     /// The directories.
     pub view: View,
-    /// The counters of each directory of the view: logs, then trees.
+    /// The counters of each directory of the view: logs, then trees, then pools.
     pub values: Vec<[u64; PROCESS_COUNTERS.len()]>,
 }
 
@@ -81,7 +81,7 @@ pub fn create_process_counters(runtime: &Path, view: &mut View) -> Result<File> 
     let mut file =
         options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(failed(&path))?;
     flock(&file, FlockOperation::LockShared).map_err(|error| failed(&path)(error.into()))?;
-    let directories = view.logs.len() + view.trees.len();
+    let directories = view.directories();
     let mut bytes = Vec::from(MAGIC);
     bytes.extend_from_slice(&process.to_le_bytes());
     bytes.extend_from_slice(&(directories as u32).to_le_bytes());
@@ -125,7 +125,7 @@ fn decode(bytes: &[u8]) -> Option<ProcessCounters> {
     let numbers: Vec<u64> =
         counters.as_chunks().0.iter().map(|number: &[u8; 8]| u64::from_le_bytes(*number)).collect();
     let view = View::parse(bytes.get(end..)?).ok()?;
-    if view.logs.len() + view.trees.len() != directories {
+    if view.directories() != directories {
         return None;
     }
     Some(ProcessCounters { process, view, values: numbers.as_chunks().0.to_vec() })

@@ -31,6 +31,9 @@ pub struct View {
     /// The log directories.
     #[serde(default, rename = "log", skip_serializing_if = "Vec::is_empty")]
     pub logs: Vec<ViewLog>,
+    /// The directories whose files are in a pool.
+    #[serde(default, rename = "pool", skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<ViewPool>,
     /// A file with counters, which `quell run` creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<PathBuf>,
@@ -82,7 +85,27 @@ pub struct ViewLog {
     pub flatten_threshold_bytes: Option<u64>,
 }
 
+/// A directory whose files are in a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ViewPool {
+    /// The virtual directory: absolute, without `.`, `..` and symbolic links.
+    pub path: PathBuf,
+    /// Other paths of the directory, through symbolic links, that programs use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<PathBuf>,
+    /// The socket of the pool's daemon on this node: absolute.
+    pub socket: PathBuf,
+    /// The size of the pool's chunks, in bytes.
+    pub chunk_bytes: u32,
+}
+
 impl View {
+    /// Returns the number of virtual directories.
+    pub fn directories(&self) -> usize {
+        self.logs.len() + self.trees.len() + self.pools.len()
+    }
+
     /// Returns the view of this process: `None` if the variable is not set or empty.
     ///
     /// # Errors
@@ -110,18 +133,24 @@ impl View {
         }
         let view: View = serde_json::from_slice(value).map_err(|error| refused(error.to_string()))?;
         let of_logs = view.logs.iter().flat_map(|log| log.paths());
-        let virtual_paths: Vec<&PathBuf> =
-            of_logs.chain(view.trees.iter().flat_map(|tree| tree.paths())).collect();
+        let of_pools = view.pools.iter().flat_map(|pool| pool.paths());
+        let of_trees = view.trees.iter().flat_map(|tree| tree.paths());
+        let virtual_paths: Vec<&PathBuf> = of_logs.chain(of_trees).chain(of_pools).collect();
         if let Some(path) = virtual_paths.into_iter().find(|path| !is_plain(path)) {
             return Err(refused(format!(
                 "the directory {} must be absolute, without '.' and '..', and not the root",
                 shown(path)
             )));
         }
-        let files =
-            view.logs.iter().flat_map(|log| &log.stores).chain(view.trees.iter().map(|tree| &tree.index));
-        if let Some(path) = files.into_iter().find(|path| !path.is_absolute()) {
+        let stores = view.logs.iter().flat_map(|log| &log.stores);
+        let indexes = view.trees.iter().map(|tree| &tree.index);
+        let sockets = view.pools.iter().map(|pool| &pool.socket);
+        if let Some(path) = stores.chain(indexes).chain(sockets).into_iter().find(|path| !path.is_absolute())
+        {
             return Err(refused(format!("{} is not absolute: begin it with /", shown(path))));
+        }
+        if let Some(pool) = view.pools.iter().find(|pool| pool.chunk_bytes == 0) {
+            return Err(refused(format!("the chunks of {} have no size", shown(&pool.path))));
         }
         for log in &view.logs {
             if log.stores.is_empty() {
@@ -150,6 +179,13 @@ impl View {
 }
 
 impl ViewTree {
+    /// Returns the path of the directory, and the others that programs use.
+    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
+        std::iter::once(&self.path).chain(&self.aliases)
+    }
+}
+
+impl ViewPool {
     /// Returns the path of the directory, and the others that programs use.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         std::iter::once(&self.path).chain(&self.aliases)
@@ -217,6 +253,12 @@ mod tests {
                 buffer_bytes: Some(4096),
                 flatten_threshold_bytes: None,
             }],
+            pools: vec![ViewPool {
+                path: "/pool".into(),
+                aliases: Vec::new(),
+                socket: "/run/pool/socket".into(),
+                chunk_bytes: 1 << 19,
+            }],
             counters: None,
             dispatch: true,
         };
@@ -228,7 +270,7 @@ mod tests {
     #[test]
     fn an_invalid_value_is_refused_with_the_reason() {
         assert!(refusal("{").contains("EOF"));
-        assert!(refusal(r#"{"pool":[]}"#).contains("unknown field"));
+        assert!(refusal(r#"{"pools":[]}"#).contains("unknown field"));
         for path in ["run", "/", "/a/../b", "/a/./b", "/a//b", "/a/", ""] {
             let value = format!(r#"{{"log":[{{"path":"{path}","stores":["/s"]}}]}}"#);
             assert!(refusal(&value).contains("must be absolute"), "{path}");
@@ -242,6 +284,11 @@ mod tests {
         assert!(refusal(r#"{"log":[{"path":"/m","stores":["/m/s"]}]}"#).contains("one lies in the other"));
         assert!(refusal(r#"{"log":[{"path":"/s/m","stores":["/s"]}]}"#).contains("one lies in the other"));
         assert!(refusal(r#"{"tree":[{"path":"/t","index":"i"}]}"#).contains("not absolute"));
+        let pool = |socket, chunk_bytes| {
+            format!(r#"{{"pool":[{{"path":"/p","socket":"{socket}","chunk_bytes":{chunk_bytes}}}]}}"#)
+        };
+        assert!(refusal(&pool("s", 1)).contains("not absolute"));
+        assert!(refusal(&pool("/s", 0)).contains("no size"));
         assert!(refusal(&" ".repeat(VALUE_BYTES_MAX + 1)).contains("longer"));
     }
 

@@ -21,6 +21,7 @@ mod log_plan;
 mod mount;
 mod mount_point;
 mod mount_table;
+mod pools;
 mod protocol;
 mod record;
 mod reports;
@@ -46,6 +47,7 @@ pub use log_plan::{LogOptions, log_plan};
 pub use mount::{mount, mount_target};
 pub use mount_point::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and_wait};
 pub use mount_table::{MOUNT_TABLE, MountTableEntry, file_system_of, mount_table, parse_mount_table};
+pub use pools::{NewPool, Pool, PoolMember, find_pool, forget_incomplete_pool, pools, start_pool, stop_pool};
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
     BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LocksMode, LogPlan, Plan, PlanSource,

@@ -10,9 +10,9 @@ use crate::log_fixture;
 use crate::stage::{Launch, Mounted, Stage, has, is_root, launches, quell, send, views};
 use crate::trees;
 
-const COMMANDS: [&str; 14] = [
-    "index", "run", "record", "boot", "mount", "umount", "log", "mpi", "verify", "show", "stats", "probe",
-    "doctor", "profile",
+const COMMANDS: [&str; 15] = [
+    "index", "run", "record", "boot", "mount", "umount", "log", "pool", "mpi", "verify", "show", "stats",
+    "probe", "doctor", "profile",
 ];
 
 #[test]

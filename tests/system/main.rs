@@ -40,6 +40,7 @@ mod moosefs;
 mod mpi_libraries;
 mod mpiio;
 mod outputs;
+mod pool;
 mod preload_calls;
 mod preload_functions;
 mod preload_libraries;

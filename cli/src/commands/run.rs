@@ -19,6 +19,7 @@ use crate::run_inputs::{boot_plan, job_of, print_once, tree_plans};
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     match args.via {
+        Via::View if !args.pools.is_empty() => return run_preload::run(&args, quiet),
         Via::View if args.logs.is_empty() => {}
         Via::View => {
             return Err(Failure::wrong_input(

@@ -21,11 +21,14 @@ use crate::plans;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, program_kind, why_no_dispatch};
 use crate::run_inputs::{boot_plan, job_of, tree_plans};
-use crate::views::{aliases, log_of_argument, log_of_paths};
+use crate::views::{aliases, log_of_argument, log_of_paths, pool_of_argument};
 
 /// The lowest number of the descriptors that the program inherits and does not use: the lock of the
 /// counters, and the descriptor that keeps a holder running.
 const INHERITED_DESCRIPTOR_MINIMUM: i32 = 500;
+
+/// The variable with the directory of the first pool.
+const POOL_DIRECTORY_VARIABLE: &str = "QUELL_POOL_DIR";
 
 /// The variable by which the dynamic linker loads libraries before all others.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
@@ -58,6 +61,9 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     for text in &args.logs {
         view.logs.push(log_of_argument(text, LogOptions::default())?);
     }
+    for text in &args.pools {
+        view.pools.push(pool_of_argument(text)?);
+    }
     for LogConfig { path, stores, index, .. } in &logs {
         let options = LogOptions { index: index.map(Into::into), ..LogOptions::default() };
         view.logs.push(log_of_paths(stores, path, options)?);
@@ -67,7 +73,7 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let path = shown(&log.path);
         return Err(Failure::wrong_input(format!("{path} does not exist; create it: mkdir {path}")));
     }
-    if view.logs.is_empty() && view.trees.is_empty() {
+    if view.directories() == 0 {
         // The reasons have been printed.
         return become_program(&args.command, None, &[]);
     }
@@ -80,7 +86,10 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             errln!("quell: {} served by {}", shown(&log.path), shown(&library));
         }
     }
-    let variables = [(VIEW_VARIABLE, value.into()), (PRELOAD_VARIABLE, preloaded(&library))];
+    let mut variables = vec![(VIEW_VARIABLE, value.into()), (PRELOAD_VARIABLE, preloaded(&library))];
+    if let Some(pool) = view.pools.first() {
+        variables.push((POOL_DIRECTORY_VARIABLE, pool.path.clone().into()));
+    }
     become_program(&args.command, None, &variables)
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use quell_log::LogFs;
-use quell_mount_spec::{CheckedIndex, OpenTree, View, ViewLog, ViewTree, shown};
+use quell_mount_spec::{CheckedIndex, OpenTree, View, ViewLog, ViewPool, ViewTree, open_pool, shown};
 use quell_threads::lock;
 use quell_vfs::{Context, FileIdentity, FileSystem, NodeId};
 
@@ -40,7 +40,7 @@ pub struct VirtualDir {
     pub device: u64,
     /// The position in the list of virtual directories.
     pub number: usize,
-    /// The position in the view: its logs, then its trees.
+    /// The position in the view: its logs, then its trees, then its pools.
     position: usize,
     source: Source,
     /// The index of a tree was refused, or the tree could not be opened: the original is used.
@@ -55,6 +55,7 @@ enum Source {
     Log(ViewLog),
     /// The index is read once, also for forked children.
     Tree(ViewTree, OnceLock<CheckedIndex>),
+    Pool(ViewPool),
 }
 
 #[derive(Clone, Copy)]
@@ -71,7 +72,7 @@ impl VirtualDir {
         Ok(self.open()?.fs)
     }
 
-    /// Returns the log layer of a log directory. Errors: ENOTSUP for a tree.
+    /// Returns the log layer of a log directory. Errors: ENOTSUP for another directory.
     pub fn log(&self) -> Outcome<&'static LogFs> {
         self.open()?.log.ok_or(Errno(libc::ENOTSUP))
     }
@@ -89,6 +90,10 @@ impl VirtualDir {
             Source::Log(log) => {
                 let log: &'static LogFs = Box::leak(Box::new(log.open()?));
                 Opened { generation, fs: log, log: Some(log), tree: None }
+            }
+            Source::Pool(pool) => {
+                let fs = Box::leak(Box::new(open_pool(&pool.socket, pool.chunk_bytes)?));
+                Opened { generation, fs, log: None, tree: None }
             }
             Source::Tree(tree, index) => {
                 let open = match index.get() {
@@ -243,14 +248,15 @@ fn virtual_dirs(view: View) -> Vec<VirtualDir> {
     if view.dispatch {
         dispatch::request();
     }
-    counters::use_file(view.counters.as_deref(), view.logs.len() + view.trees.len());
+    counters::use_file(view.counters.as_deref(), view.directories());
     if let Some(shared) = view.trees.iter().find_map(|tree| tree.shared) {
         shared_memory::expect(shared.table.device);
     }
     let logs = view.logs.into_iter().map(|log| (log.paths().map(bytes).collect(), Source::Log(log)));
     let trees = view.trees.into_iter();
     let trees = trees.map(|tree| (tree.paths().map(bytes).collect(), Source::Tree(tree, OnceLock::new())));
-    let mut sources: Vec<(usize, (Paths, Source))> = logs.chain(trees).enumerate().collect();
+    let pools = view.pools.into_iter().map(|pool| (pool.paths().map(bytes).collect(), Source::Pool(pool)));
+    let mut sources: Vec<(usize, (Paths, Source))> = logs.chain(trees).chain(pools).enumerate().collect();
     // A directory inside another is found first.
     sources.sort_by_key(|(_, (paths, _))| std::cmp::Reverse(paths[0].split(|byte| *byte == b'/').count()));
     let numbered = sources.into_iter().enumerate();

@@ -1,0 +1,24 @@
+//! `quelld`: the daemon of a node. It has no options: the program that starts it, `quell pool up`,
+//! passes the settings through standard input. docs/formats/pool.md describes them.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod clock;
+mod failure;
+mod peers;
+mod service;
+mod start;
+mod storage;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match start::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            start::report(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
+}

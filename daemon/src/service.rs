@@ -1,0 +1,247 @@
+//! The thread of the service: takes requests of local clients and of other members, lets the member
+//! perform them, and returns the replies.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use futures_executor::{LocalPool, LocalSpawner};
+use futures_util::FutureExt;
+use futures_util::task::LocalSpawnExt;
+use quell_pool_service::{ClientId, Environment, Member, PoolMap};
+use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
+use quell_transport::peer::{Handler, PeerNetwork, PoolId, PoolKey, Protection, Reply, Request, Settings};
+use quell_vfs::{Error, ErrorKind, errno};
+use quell_wire::Failure;
+use quell_wire::pool::{self, MemberId, MemberSettings, PoolSettings};
+
+use crate::clock::SystemClock;
+use crate::failure::Failure as StartFailure;
+use crate::peers::{Network, number};
+use crate::storage::Storage;
+
+/// The longest sleep of the thread, after which it looks whether it is to end.
+const SLEEP_MAX: Duration = Duration::from_millis(250);
+/// How often clients that have ended are looked for, and times of directories are sent to their
+/// members.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often names that a rename has prepared, and whose coordinator has not answered, are looked
+/// for.
+const RECOVERY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the end of the daemon waits for requests of other members that were begun.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
+/// Replies that wait to be copied to their clients.
+type Outbox = Rc<RefCell<Vec<(Ticket, Vec<u8>)>>>;
+
+/// Passes requests of other members to the thread of the service.
+struct Inbox {
+    requests: mpsc::Sender<(Request, Reply)>,
+    waker: Waker,
+}
+
+impl Handler for Inbox {
+    fn handle(&self, request: Request, reply: Reply) {
+        // After the end of the service, the reply is dropped, and the sender gets an error.
+        let _ = self.requests.send((request, reply));
+        self.waker.wake();
+    }
+}
+
+/// A member that listens for clients and other members, and does not know the others yet.
+pub struct Listening {
+    storage: Storage,
+    server: LocalServer,
+    network: PeerNetwork,
+    requests: mpsc::Receiver<(Request, Reply)>,
+    socket: PathBuf,
+}
+
+impl Listening {
+    /// Begins to listen.
+    pub fn start(settings: &MemberSettings, storage: Storage) -> Result<Listening, StartFailure> {
+        let listen: SocketAddr = settings.listen.parse().map_err(|_| {
+            StartFailure::wrong_input(format!("{} is not an address with a port", settings.listen))
+        })?;
+        // A daemon that was killed has left its socket. The store is locked by this one.
+        let _ = std::fs::remove_file(&settings.socket);
+        let server = LocalServer::bind(&settings.socket, ServerOptions::default())?;
+        let (sender, requests) = mpsc::channel();
+        let inbox = Arc::new(Inbox { requests: sender, waker: server.waker() });
+        let (pool, key) = (PoolId(settings.pool.to_le_bytes()), PoolKey(settings.key));
+        let network = Settings::new(pool, key, number(settings.member), listen);
+        let protection = if settings.encrypts { Protection::Encryption } else { Protection::Integrity };
+        let network = PeerNetwork::start(Settings { protection, ..network }, inbox)?;
+        Ok(Listening { storage, server, network, requests, socket: settings.socket.clone() })
+    }
+
+    /// Returns the address at which other members reach this one.
+    pub fn address(&self) -> SocketAddr {
+        self.network.address()
+    }
+}
+
+/// A running service.
+pub struct Service {
+    member: Rc<Member>,
+    server: LocalServer,
+    network: Rc<PeerNetwork>,
+    requests: mpsc::Receiver<(Request, Reply)>,
+    executor: LocalPool,
+    spawner: LocalSpawner,
+    outbox: Outbox,
+    clients: HashMap<local::ClientId, ClientId>,
+    next_client: u64,
+    socket: PathBuf,
+}
+
+impl Service {
+    /// Starts the member. Requests are served by `run`.
+    pub fn start(
+        id: MemberId,
+        pool: &PoolSettings,
+        map: PoolMap,
+        listening: Listening,
+    ) -> Result<Service, StartFailure> {
+        let Listening { storage, server, network, requests, socket } = listening;
+        let network = Rc::new(network);
+        let environment = Environment {
+            store: storage.store,
+            chunks: storage.chunks,
+            peers: Rc::new(Network::new(Rc::clone(&network), pool, server.waker())?),
+            clock: Rc::new(SystemClock),
+        };
+        let member = Member::start(id, map, environment, (pool.uid, pool.gid))?;
+        let executor = LocalPool::new();
+        let spawner = executor.spawner();
+        Ok(Service {
+            member,
+            server,
+            network,
+            requests,
+            executor,
+            spawner,
+            outbox: Outbox::default(),
+            clients: HashMap::new(),
+            next_client: 0,
+            socket,
+        })
+    }
+
+    /// Serves requests until `stop` is set.
+    pub fn run(mut self, stop: &AtomicBool) -> Result<(), StartFailure> {
+        let (mut repeated, mut recovered) = (Instant::now(), Instant::now());
+        while !stop.load(Ordering::Relaxed) && !self.member.is_stopping() {
+            self.take_requests();
+            self.take_peer_requests();
+            if repeated.elapsed() >= INTERVAL {
+                repeated = Instant::now();
+                self.end_clients();
+                self.send_times();
+                if recovered.elapsed() >= RECOVERY_INTERVAL {
+                    recovered = Instant::now();
+                    self.end_prepared();
+                }
+            }
+            self.executor.run_until_stalled();
+            if !self.send_replies() {
+                let has_changes = self.member.has_unsent_times();
+                self.server.wait(Some(if has_changes { INTERVAL } else { SLEEP_MAX }))?;
+            }
+        }
+        self.network.stop(STOP_LIMIT);
+        let removed = std::fs::remove_file(&self.socket);
+        removed.map_err(|e| StartFailure::cannot(format!("cannot remove the socket: {e}")))
+    }
+
+    fn take_requests(&mut self) {
+        let Service { member, server, spawner, outbox, clients, next_client, .. } = self;
+        server.drain(&mut |ticket, request| {
+            let client = *clients.entry(ticket.client()).or_insert_with(|| {
+                *next_client += 1;
+                ClientId(*next_client)
+            });
+            let outbox = Rc::clone(outbox);
+            let performed = Rc::clone(member).perform(client, request.to_vec());
+            let answered = performed.map(move |reply| outbox.borrow_mut().push((ticket, reply)));
+            spawner.spawn_local(answered).expect("the executor runs until the end of the thread");
+        });
+    }
+
+    fn take_peer_requests(&mut self) {
+        for (request, reply) in self.requests.try_iter() {
+            // The numbers of members are those that this daemon has passed to the connections.
+            let Ok(from) = u16::try_from(request.from.0) else { continue };
+            let served = Rc::clone(&self.member).serve(MemberId(from), request.bytes);
+            let answered = served.map(move |bytes| reply.send(bytes));
+            self.spawner.spawn_local(answered).expect("the executor runs until the end of the thread");
+        }
+    }
+
+    /// Releases the references of clients that have ended.
+    fn end_clients(&mut self) {
+        let server = &self.server;
+        let ended: Vec<ClientId> = self
+            .clients
+            .extract_if(|connection, _| !server.is_connected(*connection))
+            .map(|(_, id)| id)
+            .collect();
+        for client in ended {
+            let member = Rc::clone(&self.member);
+            self.spawn(async move {
+                if let Err(error) = member.end_client(client).await {
+                    tracing::warn!(%error, "references of a client that has ended are not released");
+                }
+            });
+        }
+    }
+
+    fn send_times(&self) {
+        let member = Rc::clone(&self.member);
+        self.spawn(async move {
+            if let Err(error) = member.send_times().await {
+                tracing::warn!(%error, "the time of a directory is not up to date");
+            }
+        });
+    }
+
+    /// Ends renames whose coordinators know the decision.
+    fn end_prepared(&self) {
+        let member = Rc::clone(&self.member);
+        self.spawn(async move {
+            if let Err(error) = member.end_prepared().await {
+                tracing::warn!(%error, "a rename that was prepared has not ended");
+            }
+        });
+    }
+
+    /// Copies finished replies to their clients. Returns whether there were any.
+    fn send_replies(&mut self) -> bool {
+        let replies = std::mem::take(&mut *self.outbox.borrow_mut());
+        let is_any = !replies.is_empty();
+        for (ticket, mut reply) in replies {
+            if reply.len() > PAYLOAD_BYTES_MAX {
+                reply = too_long();
+            }
+            self.server.reply_bytes(ticket, &reply);
+        }
+        is_any
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.spawner.spawn_local(task).expect("the executor runs until the end of the thread");
+    }
+}
+
+/// Returns the result of an operation whose reply does not fit in a message.
+fn too_long() -> Vec<u8> {
+    let error = Error::new(ErrorKind::Os(errno::E2BIG), "reply", "");
+    quell_wire::encode(&Err::<pool::Reply<'_>, Failure>(Failure::from(error)))
+}

@@ -1,0 +1,49 @@
+//! The directory of a member: its store and its chunks.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_kv::{DiskOptions, DiskStore, KeyValue};
+use quell_pool_service::{ChunkDir, Chunks};
+use quell_posix::PosixDir;
+use quell_vfs::{Error, ErrorKind, Result};
+
+/// The storage of a member.
+pub struct Storage {
+    pub store: Arc<dyn KeyValue>,
+    pub chunks: Arc<dyn Chunks>,
+}
+
+/// Opens the storage in `directory`, which is created if it does not exist. It must belong to this
+/// user, and no other user may have access to it.
+///
+/// # Errors
+///
+/// `PermissionDenied` if others have access; `Busy` if another daemon uses it.
+pub fn open(directory: &Path) -> Result<Storage> {
+    let subject = directory.as_os_str().as_encoded_bytes();
+    make_private(directory)?;
+    let found = std::fs::symlink_metadata(directory).map_err(|e| Error::from_io(e, "open", subject))?;
+    let uid = rustix::process::geteuid().as_raw();
+    if !found.is_dir() || found.uid() != uid || found.mode() & 0o077 != 0 {
+        let source = Some("it is not a directory of this user with mode 700".into());
+        return Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "use", subject) });
+    }
+    let (store, chunks) = (directory.join("store"), directory.join("chunks"));
+    // The store is locked by the daemon that has it open.
+    let store: Arc<dyn KeyValue> = Arc::new(DiskStore::open(&store, &DiskOptions::default())?);
+    make_private(&chunks)?;
+    let chunks = ChunkDir::new(Arc::new(PosixDir::open(&chunks)?));
+    Ok(Storage { store, chunks: Arc::new(chunks) })
+}
+
+fn make_private(directory: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Error::from_io(e, "create", directory.as_os_str().as_encoded_bytes()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,72 @@
+//! The state that a mount and its open files share.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use quell_threads::lock;
+use quell_vfs::{Context, Error, ErrorKind, NodeId, Result};
+use quell_wire::pool::{FileId, Operation};
+
+use crate::daemon::{Daemon, Requests, done};
+use crate::nodes::{KnownNode, Nodes, Returned};
+
+/// References of this number of nodes are returned to the daemon with one request.
+const RETURNED_TOGETHER: usize = 32;
+
+/// The state that a mount and its open files share.
+pub struct Client {
+    pub requests: Requests,
+    pub chunk_bytes: u32,
+    pub nodes: Mutex<Nodes>,
+    /// References that are not needed any more.
+    returned: Mutex<Vec<Returned>>,
+}
+
+impl Client {
+    pub fn new(daemon: Arc<dyn Daemon>, chunk_bytes: u32) -> Client {
+        Client {
+            requests: Requests(daemon),
+            chunk_bytes,
+            nodes: Mutex::new(Nodes::new()),
+            returned: Mutex::default(),
+        }
+    }
+
+    pub fn node(&self, node: NodeId) -> Result<Arc<KnownNode>> {
+        lock(&self.nodes).get(node)
+    }
+
+    /// Returns an error for an operation without a request whose deadline has passed.
+    pub fn check_deadline(&self, context: &Context<'_>) -> Result<()> {
+        match context.deadline {
+            Some(deadline) if deadline <= Instant::now() => Err(Error::new(ErrorKind::TimedOut, "open", "")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a use of a node. References are returned to the daemon at once, so that the space of
+    /// a removed file is free when it is closed.
+    pub fn release_now(&self, id: FileId) -> Result<()> {
+        let Some(returned) = lock(&self.nodes).release(id, 1) else { return Ok(()) };
+        lock(&self.returned).push(returned);
+        self.send_returned()
+    }
+
+    /// Removes uses of a node. Its references are returned to the daemon together with others.
+    pub fn release_later(&self, id: FileId, uses: u64) -> Result<()> {
+        let Some(returned) = lock(&self.nodes).release(id, uses) else { return Ok(()) };
+        let mut waiting = lock(&self.returned);
+        waiting.push(returned);
+        let is_enough = waiting.len() >= RETURNED_TOGETHER;
+        drop(waiting);
+        if is_enough { self.send_returned() } else { Ok(()) }
+    }
+
+    fn send_returned(&self) -> Result<()> {
+        let references = std::mem::take(&mut *lock(&self.returned));
+        match references.is_empty() {
+            true => Ok(()),
+            false => self.requests.ask(None, &Operation::Release { references }, ("release", b""), done),
+        }
+    }
+}

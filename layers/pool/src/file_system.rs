@@ -1,0 +1,331 @@
+//! A pool as a file system of the contract.
+
+use std::sync::Arc;
+
+use quell_threads::lock;
+use quell_vfs::{
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    NewEntry, NodeId, NodeRef, OpenMode, Rename, Result, Space, Writable, WritableFile,
+};
+use quell_wire::pool::{FileId, Matching, NewKind, Node, NodeKind, Operation, RenameMode, Reply, Settings};
+
+use crate::client::Client;
+use crate::daemon::{Daemon, done, node};
+use crate::file::PoolFile;
+use crate::nodes::KnownNode;
+
+/// A pool, seen through the daemon of this node.
+pub struct PoolFs(Arc<Client>);
+
+impl std::fmt::Debug for PoolFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PoolFs").field("chunk_bytes", &self.0.chunk_bytes).finish_non_exhaustive()
+    }
+}
+
+impl PoolFs {
+    /// Returns the file system of a pool with chunks of this size, in bytes.
+    pub fn new(daemon: Arc<dyn Daemon>, chunk_bytes: u32) -> PoolFs {
+        PoolFs(Arc::new(Client::new(daemon, chunk_bytes)))
+    }
+
+    /// Returns a directory that is in use.
+    fn dir(&self, node: NodeId) -> Result<FileId> {
+        let found = self.0.node(node)?;
+        match found.kind {
+            NodeKind::Dir => Ok(found.id),
+            _ => Err(Error::new(ErrorKind::NotADirectory, "look into", "")),
+        }
+    }
+
+    /// Creates an entry, and adds `uses` uses of its node.
+    fn make(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        (kind, new): (NewKind<'_>, NewEntry),
+        uses: u64,
+    ) -> Result<(Node, Arc<KnownNode>)> {
+        let create = Operation::Create {
+            dir: self.dir(dir)?,
+            name,
+            kind,
+            permissions: (new.permissions & 0o7777) as u16,
+            uid: new.uid,
+            gid: new.gid,
+        };
+        let created = self.0.requests.ask_until_free(context, &create, ("create", name), node)?;
+        let known = lock(&self.0.nodes).held(&created, uses);
+        Ok((created, known))
+    }
+
+    fn remove_entry(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        matching: Matching,
+    ) -> Result<()> {
+        let remove = Operation::Remove { dir: self.dir(dir)?, name, matching };
+        self.0.requests.ask_until_free(context, &remove, ("remove", name), done)
+    }
+
+    fn opened(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<PoolFile> {
+        match self.0.node(node)?.kind {
+            NodeKind::File => {}
+            NodeKind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", "")),
+            NodeKind::Symlink => return Err(Error::new(ErrorKind::InvalidInput, "open", "")),
+        }
+        self.0.check_deadline(context)?;
+        if mode.truncate {
+            self.change(context, node, &Change { size_bytes: Some(0), ..Change::default() })?;
+        }
+        let known = lock(&self.0.nodes).use_again(node)?;
+        Ok(PoolFile::new(Arc::clone(&self.0), known, mode))
+    }
+}
+
+impl FileSystem for PoolFs {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { deadlines: true, ..Capabilities::default() }
+    }
+
+    fn root(&self) -> NodeId {
+        NodeId(0)
+    }
+
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        let lookup = Operation::Lookup { dir: self.dir(dir)?, name, holds: true };
+        let found =
+            self.0.requests.ask(context.deadline, &lookup, ("look up", name), |reply| match reply {
+                Reply::Held(node) => Some(Some(node)),
+                Reply::Found(None) => Some(None),
+                _ => None,
+            })?;
+        Ok(found.map(|node| {
+            lock(&self.0.nodes).held(&node, 1);
+            NodeRef::counted(self, node.attributes())
+        }))
+    }
+
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        let known = self.0.node(node)?;
+        Ok(self.0.requests.attributes(context.deadline, known.id)?.attributes())
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        let known = self.0.node(node)?;
+        let name = Operation::Name { id: known.id };
+        self.0.requests.ask(None, &name, ("find the directory of", b""), |reply| match reply {
+            Reply::Name { dir, .. } => Some(NodeId(dir.0)),
+            _ => None,
+        })
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        let (mut names, mut at) = (Vec::new(), self.0.node(node)?.id);
+        while at != FileId::ROOT {
+            let name = Operation::Name { id: at };
+            let (dir, name) =
+                self.0.requests.ask(None, &name, ("find the name of", b""), |reply| match reply {
+                    Reply::Name { dir, name } => Some((dir, name.into_owned())),
+                    _ => None,
+                })?;
+            names.push(name);
+            at = dir;
+        }
+        names.reverse();
+        Ok(names.join(&b'/'))
+    }
+
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let (dir, mut after) = (self.dir(dir)?, after.0);
+        loop {
+            // The visitor may use the connection, so it is called after the request has ended.
+            let list = Operation::List { dir, after };
+            let part = self.0.requests.ask(context.deadline, &list, ("list", b""), |reply| match reply {
+                Reply::Entries(entries) => Some(entries.into_owned()),
+                _ => None,
+            })?;
+            for entry in &part.entries {
+                let shown = DirEntry {
+                    name: &entry.name,
+                    next: Cursor(entry.cursor),
+                    node: NodeId(entry.id.0),
+                    kind: entry.kind.into(),
+                    attributes: None,
+                };
+                if !visit(shown) {
+                    return Ok(());
+                }
+                after = entry.cursor;
+            }
+            if !part.has_more || part.entries.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        let known = self.0.node(node)?;
+        let read = Operation::ReadLink { id: known.id };
+        self.0.requests.ask(context.deadline, &read, ("read link", b""), |reply| match reply {
+            Reply::Bytes(target) => Some(target.into_owned()),
+            _ => None,
+        })
+    }
+
+    fn xattr(&self, context: &Context<'_>, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.0.check_deadline(context)?;
+        self.0.node(node).map(|_| None)
+    }
+
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.0.check_deadline(context)?;
+        self.0.node(node).map(|_| Vec::new())
+    }
+
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        Ok(Box::new(self.opened(context, node, OpenMode::READ)?))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        // The daemon releases the references of a client that ends.
+        let _ = self.0.release_later(FileId::from(node), references);
+    }
+
+    fn attributes_of_path(&self, context: &Context<'_>, path: &[u8]) -> Result<Option<Attributes>> {
+        let last = match quell_vfs::resolve_parent(self, context, path) {
+            Ok(Some(last)) if last.parent.kind == Kind::Dir => last,
+            // The path does not end in a name, or its last directory is none.
+            Ok(_) => {
+                return match quell_vfs::resolve(self, context, path) {
+                    Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+                    found => Ok(Some(*found?)),
+                };
+            }
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let lookup = Operation::Lookup { dir: self.dir(last.parent.node())?, name: last.name, holds: false };
+        let found =
+            self.0.requests.ask(context.deadline, &lookup, ("look up", last.name), |reply| match reply {
+                Reply::Found(found) => Some(found),
+                _ => None,
+            })?;
+        Ok(found.map(|node| node.attributes()))
+    }
+
+    fn writable(&self) -> Option<&dyn Writable> {
+        Some(self)
+    }
+}
+
+impl Writable for PoolFs {
+    fn create(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        new: NewEntry,
+        mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
+        // One use is the reference, the other one the open file.
+        let (created, known) = self.make(context, dir, name, (NewKind::File, new), 2)?;
+        let file = PoolFile::new(Arc::clone(&self.0), known, mode);
+        Ok((NodeRef::counted(self, created.attributes()), Box::new(file)))
+    }
+
+    fn make_dir(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let (created, _) = self.make(context, dir, name, (NewKind::Dir, new), 1)?;
+        Ok(NodeRef::counted(self, created.attributes()))
+    }
+
+    fn make_symlink(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        target: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let (created, _) = self.make(context, dir, name, (NewKind::Symlink(target), new), 1)?;
+        Ok(NodeRef::counted(self, created.attributes()))
+    }
+
+    fn remove(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.remove_entry(context, dir, name, Matching::NotDir)
+    }
+
+    fn remove_dir(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.remove_entry(context, dir, name, Matching::Dir)
+    }
+
+    fn rename(
+        &self,
+        context: &Context<'_>,
+        from_dir: NodeId,
+        from: &[u8],
+        to_dir: NodeId,
+        to: &[u8],
+        mode: Rename,
+    ) -> Result<()> {
+        let mode = match mode {
+            Rename::Replace => RenameMode::Replace,
+            Rename::Keep => RenameMode::Keep,
+            Rename::Exchange => RenameMode::Exchange,
+        };
+        let (from_dir, to_dir) = (self.dir(from_dir)?, self.dir(to_dir)?);
+        let rename = Operation::Rename { from_dir, from, to_dir, to, mode };
+        self.0.requests.ask_until_free(context, &rename, ("rename", from), done)
+    }
+
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
+        let known = self.0.node(node)?;
+        let is_root = context.caller.is_none_or(|caller| caller.uid == 0);
+        let settings = Settings {
+            permissions: change.permissions.map(|permissions| (permissions & 0o7777) as u16),
+            uid: change.uid,
+            gid: change.gid,
+            size_bytes: change.size_bytes,
+            modified: change.modified.map(Into::into),
+            drops_set_id: change.size_bytes.is_some() && !is_root,
+        };
+        let operation = Operation::Change { id: known.id, settings };
+        let changed =
+            self.0.requests.ask(context.deadline, &operation, ("change", b""), crate::daemon::node)?;
+        known.set_known_bytes(changed.size_bytes);
+        Ok(changed.attributes())
+    }
+
+    fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
+        Ok(Box::new(self.opened(context, node, mode)?))
+    }
+
+    fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {
+        let id = self.dir(dir)?;
+        self.0.requests.ask(context.deadline, &Operation::Sync { id }, ("sync", b""), done)
+    }
+
+    fn space(&self) -> Result<Space> {
+        self.0.requests.ask(None, &Operation::Space, ("statfs", b""), |reply| match reply {
+            Reply::Space { total_bytes, free_bytes, available_bytes } => {
+                Some(Space { total_bytes, free_bytes, available_bytes, entries: 0, entries_free: 0 })
+            }
+            _ => None,
+        })
+    }
+}

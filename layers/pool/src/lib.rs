@@ -1,0 +1,17 @@
+//! Pool layer: the file system of a job, on the local storage of its nodes (GekkoFS, section 2 of
+//! the BigStorage report). This crate is the client: it sends operations to the daemon of its node
+//! and keeps no data.
+//!
+//! A write is visible in the whole pool when it returns. docs/semantics.md has the details.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod client;
+mod daemon;
+mod file;
+mod file_system;
+mod nodes;
+
+pub use daemon::Daemon;
+pub use file_system::PoolFs;

@@ -1,0 +1,124 @@
+//! The nodes that the callers of a mount have references to or have open.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quell_vfs::{Error, ErrorKind, NodeId, Result};
+use quell_wire::pool::{FileId, Node, NodeKind};
+
+/// A node that is in use.
+#[derive(Debug)]
+pub struct KnownNode {
+    pub id: FileId,
+    pub kind: NodeKind,
+    /// A size that the file had at some time, in bytes. The file is shorter only if another client
+    /// has truncated it since.
+    known_bytes: AtomicU64,
+}
+
+impl KnownNode {
+    pub fn known_bytes(&self) -> u64 {
+        self.known_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Records the size that the daemon reported.
+    pub fn set_known_bytes(&self, size_bytes: u64) {
+        self.known_bytes.store(size_bytes, Ordering::Relaxed);
+    }
+
+    /// Records that this client has written up to this offset.
+    pub fn has_written_to(&self, end: u64) {
+        self.known_bytes.fetch_max(end, Ordering::Relaxed);
+    }
+}
+
+struct Uses {
+    node: Arc<KnownNode>,
+    /// The number of references and open files of callers.
+    count: u64,
+    /// The number of references that the daemon has counted for this client.
+    held: u32,
+}
+
+/// The references that are to be returned to the daemon.
+pub type Returned = (FileId, u32);
+
+/// All nodes that are in use.
+pub struct Nodes(HashMap<FileId, Uses>);
+
+impl Nodes {
+    pub fn new() -> Nodes {
+        let root = KnownNode { id: FileId::ROOT, kind: NodeKind::Dir, known_bytes: AtomicU64::new(0) };
+        Nodes(HashMap::from([(FileId::ROOT, Uses { node: Arc::new(root), count: 1, held: 0 })]))
+    }
+
+    /// Returns a node that is in use.
+    pub fn get(&self, node: NodeId) -> Result<Arc<KnownNode>> {
+        let stale = || Error::new(ErrorKind::Stale, "node", node.0.to_string());
+        self.0.get(&FileId::from(node)).map(|uses| Arc::clone(&uses.node)).ok_or_else(stale)
+    }
+
+    /// Adds `count` uses of a node to which the daemon has counted a reference.
+    pub fn held(&mut self, node: &Node, count: u64) -> Arc<KnownNode> {
+        let uses = self.0.entry(node.id).or_insert_with(|| {
+            let (id, kind) = (node.id, node.kind);
+            let node = Arc::new(KnownNode { id, kind, known_bytes: AtomicU64::new(0) });
+            Uses { node, count: 0, held: 0 }
+        });
+        uses.node.set_known_bytes(node.size_bytes);
+        uses.count += count;
+        uses.held = uses.held.saturating_add(1);
+        Arc::clone(&uses.node)
+    }
+
+    /// Adds a use of a node that is in use.
+    pub fn use_again(&mut self, node: NodeId) -> Result<Arc<KnownNode>> {
+        let stale = || Error::new(ErrorKind::Stale, "node", node.0.to_string());
+        let uses = self.0.get_mut(&FileId::from(node)).ok_or_else(stale)?;
+        uses.count += 1;
+        Ok(Arc::clone(&uses.node))
+    }
+
+    /// Removes uses. Returns the references to return to the daemon after the last one.
+    pub fn release(&mut self, id: FileId, count: u64) -> Option<Returned> {
+        let uses = self.0.get_mut(&id).filter(|_| id != FileId::ROOT)?;
+        uses.count = uses.count.saturating_sub(count);
+        if uses.count > 0 {
+            return None;
+        }
+        self.0.remove(&id).map(|uses| (id, uses.held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_wire::pool::Stamp;
+
+    use super::*;
+
+    #[test]
+    fn references_are_returned_together_after_the_last_use() {
+        let mut nodes = Nodes::new();
+        let node = Node {
+            id: FileId(7),
+            kind: NodeKind::File,
+            permissions: 0o644,
+            uid: 0,
+            gid: 0,
+            is_named: true,
+            size_bytes: 10,
+            modified: Stamp::default(),
+            changed: Stamp::default(),
+        };
+        nodes.held(&node, 1);
+        nodes.held(&node, 1);
+        nodes.use_again(NodeId(7)).unwrap();
+        assert_eq!(nodes.release(FileId(7), 2), None);
+        assert_eq!(nodes.get(NodeId(7)).unwrap().known_bytes(), 10);
+        assert_eq!(nodes.release(FileId(7), 1), Some((FileId(7), 2)));
+        assert_eq!(nodes.get(NodeId(7)).unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(nodes.release(FileId::ROOT, 100), None);
+        assert!(nodes.get(NodeId(0)).is_ok());
+    }
+}

@@ -1,0 +1,194 @@
+//! A pool in this process: the members run on one thread, and their messages are passed in memory.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::Poll;
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime};
+
+use futures_executor::LocalPool;
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+use futures_util::task::LocalSpawnExt;
+use quell_kv::MemoryStore;
+use quell_pool::Daemon;
+use quell_pool_service::{ChunkDir, ClientId, Clock, Environment, Member, Peers, PoolMap};
+use quell_testkit::MemoryStore as MemoryDirs;
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{MemberId, Operation, Reply, Stamp};
+use quell_wire::{Failure, decode, encode};
+
+const PARTITIONS: u16 = 64;
+
+enum Event {
+    Request { member: MemberId, client: ClientId, operation: Vec<u8>, reply: mpsc::Sender<Vec<u8>> },
+    ClientEnded { member: MemberId, client: ClientId },
+}
+
+/// A pool. Its thread ends when this and all connections are dropped.
+pub struct SimulatedPool {
+    events: Option<mpsc::Sender<Event>>,
+    clients: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A connection to one member.
+pub struct Connection {
+    events: mpsc::Sender<Event>,
+    member: MemberId,
+    client: ClientId,
+}
+
+type Members = Rc<RefCell<HashMap<MemberId, Rc<Member>>>>;
+
+/// The other members, as one of them sees them.
+struct Network {
+    from: MemberId,
+    members: Weak<RefCell<HashMap<MemberId, Rc<Member>>>>,
+}
+
+impl Peers for Network {
+    fn call(&self, to: MemberId, request: Vec<u8>, _: u32) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
+        let members = self.members.upgrade().expect("the pool is running");
+        let member = members.borrow().get(&to).map(Rc::clone);
+        let from = self.from;
+        async move {
+            // Other members run between the request and its arrival.
+            yield_once().await;
+            match member {
+                Some(member) => Ok(member.serve(from, request).await),
+                None => Err(Error::new(ErrorKind::Unavailable, "call", to.0.to_string())),
+            }
+        }
+        .boxed_local()
+    }
+}
+
+/// Lets all other tasks run first.
+async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if has_yielded {
+            return Poll::Ready(());
+        }
+        has_yielded = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Stamp {
+        let since = SystemTime::UNIX_EPOCH.elapsed().expect("the clock is after 1970");
+        Stamp { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+    }
+}
+
+fn start_members(count: u16, chunk_bytes: u32) -> Members {
+    let ids: Vec<MemberId> = (0..count).map(MemberId).collect();
+    let map = PoolMap::new(PARTITIONS, &ids, chunk_bytes).unwrap();
+    let members = Members::default();
+    for id in ids {
+        let environment = Environment {
+            store: Arc::new(MemoryStore::new()),
+            chunks: Arc::new(ChunkDir::new(MemoryDirs::new().root())),
+            peers: Rc::new(Network { from: id, members: Rc::downgrade(&members) }),
+            clock: Rc::new(SystemClock),
+        };
+        let member = Member::start(id, map.clone(), environment, (1000, 1000)).unwrap();
+        members.borrow_mut().insert(id, member);
+    }
+    members
+}
+
+fn serve(events: &mpsc::Receiver<Event>, count: u16, chunk_bytes: u32) {
+    let members = start_members(count, chunk_bytes);
+    let mut executor = LocalPool::new();
+    let spawner = executor.spawner();
+    while let Ok(event) = events.recv() {
+        for event in std::iter::once(event).chain(events.try_iter()) {
+            let members = members.borrow();
+            match event {
+                Event::Request { member, client, operation, reply } => {
+                    let performed = Rc::clone(&members[&member]).perform(client, operation);
+                    let answered = performed.map(move |result| {
+                        // The client may have ended.
+                        let _ = reply.send(result);
+                    });
+                    spawner.spawn_local(answered).unwrap();
+                }
+                Event::ClientEnded { member, client } => {
+                    let ended = Rc::clone(&members[&member]).end_client(client);
+                    spawner.spawn_local(ended.map(|result| result.unwrap())).unwrap();
+                }
+            }
+        }
+        executor.run_until_stalled();
+        for member in members.borrow().values() {
+            spawner
+                .spawn_local(Rc::clone(member).send_times().map(|sent| {
+                    sent.unwrap();
+                }))
+                .unwrap();
+        }
+        executor.run_until_stalled();
+    }
+}
+
+impl SimulatedPool {
+    /// Starts a pool of `count` members.
+    pub fn start(count: u16, chunk_bytes: u32) -> SimulatedPool {
+        let (sender, receiver) = mpsc::channel();
+        let thread = std::thread::spawn(move || serve(&receiver, count, chunk_bytes));
+        SimulatedPool { events: Some(sender), clients: AtomicU64::new(0), thread: Some(thread) }
+    }
+
+    /// Connects a new client to a member.
+    pub fn connect(&self, member: u16) -> Connection {
+        let client = ClientId(self.clients.fetch_add(1, Ordering::Relaxed));
+        let events = self.events.clone().expect("the pool is running");
+        Connection { events, member: MemberId(member), client }
+    }
+}
+
+impl Drop for SimulatedPool {
+    fn drop(&mut self) {
+        self.events = None;
+        let ended = self.thread.take().expect("it was started").join();
+        if !std::thread::panicking() {
+            ended.expect("no member has failed");
+        }
+    }
+}
+
+impl Daemon for Connection {
+    fn call(
+        &self,
+        _: Option<Instant>,
+        operation: &Operation<'_>,
+        receive: &mut dyn FnMut(Result<Reply<'_>, Failure>),
+    ) -> Result<()> {
+        let (sender, receiver) = mpsc::channel();
+        let (member, client) = (self.member, self.client);
+        let unavailable = || Error::new(ErrorKind::Unavailable, "call", "");
+        let request = Event::Request { member, client, operation: encode(operation), reply: sender };
+        self.events.send(request).map_err(|_| unavailable())?;
+        let bytes = receiver.recv().map_err(|_| unavailable())?;
+        receive(decode(&bytes)?);
+        Ok(())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let (member, client) = (self.member, self.client);
+        let _ = self.events.send(Event::ClientEnded { member, client });
+    }
+}

@@ -1,0 +1,15 @@
+//! The messages between clients and servers, and their encoding: no input or output, no threads, no
+//! clock. docs/formats/pool.md describes the messages.
+//!
+//! A decoder reads only the given bytes, allocates at most 1 MiB more than their length, and
+//! refuses bytes after the end of a message.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod encoding;
+mod failure;
+pub mod pool;
+
+pub use encoding::{decode, encode, encode_into};
+pub use failure::Failure;

@@ -1,0 +1,22 @@
+//! The messages of a pool. A client sends an [`Operation`] to the daemon of its node, which
+//! performs it or sends it to the member that it concerns. Members send each other
+//! [`PeerRequest`]s.
+
+mod entry;
+mod operation;
+mod peer;
+mod start;
+
+pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
+pub use operation::{Entries, Entry, Matching, NewKind, Operation, RenameMode, Reply, Settings};
+pub use peer::{PeerRequest, TransactionId};
+pub use start::{LINE_BYTES_MAX, Listening, MemberSettings, PoolSettings, Ready};
+
+/// The largest number of bytes of file data in one message.
+pub const DATA_BYTES_MAX: usize = 512 << 10;
+
+/// The largest length of a message, in bytes: file data, and space for everything else.
+pub const MESSAGE_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
+
+/// The longest target of a symbolic link, in bytes.
+pub const TARGET_BYTES_MAX: usize = 4095;

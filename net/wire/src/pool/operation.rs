@@ -1,0 +1,281 @@
+//! The operations of a client, and their results.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::entry::{FileId, Node, NodeKind, Stamp};
+
+/// The kind of a new entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NewKind<'a> {
+    /// An empty regular file.
+    File,
+    /// An empty directory.
+    Dir,
+    /// A symbolic link with this target, unchanged.
+    Symlink(#[serde(borrow, with = "serde_bytes")] &'a [u8]),
+}
+
+/// The entry that a removal removes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Matching {
+    /// A file or symbolic link.
+    NotDir,
+    /// An empty directory.
+    Dir,
+}
+
+/// The effect of a rename if an entry of the new name exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// The existing entry is replaced: a file or link by a file or link, an empty directory by a
+    /// directory.
+    Replace,
+    /// The rename fails.
+    Keep,
+    /// The two entries exchange their names. The existing entry is required.
+    Exchange,
+}
+
+/// New attributes. A field that is `None` is left unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Settings {
+    /// The lower twelve bits of `st_mode`.
+    pub permissions: Option<u16>,
+    /// The owner.
+    pub uid: Option<u32>,
+    /// The group.
+    pub gid: Option<u32>,
+    /// The size of a regular file, in bytes.
+    pub size_bytes: Option<u64>,
+    /// The modification time.
+    pub modified: Option<Stamp>,
+    /// Remove the set-id bits that a write by an ordinary user removes.
+    pub drops_set_id: bool,
+}
+
+/// One operation on a pool.
+///
+/// `holds`: the result is one reference of the client to the node. As long as a client has
+/// references to a node, its data stays, even if it loses its name. `Release` returns references.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation<'a> {
+    /// Returns the attributes of the entry `name` of `dir`: `Reply::Held` if there is one and
+    /// `holds` is true, otherwise `Reply::Found`.
+    Lookup {
+        /// The directory.
+        dir: FileId,
+        /// The name in it.
+        #[serde(borrow, with = "serde_bytes")]
+        name: &'a [u8],
+        /// Whether a reference is made.
+        holds: bool,
+    },
+    /// Returns the attributes of a node: `Reply::Node`.
+    Attributes {
+        /// The node.
+        id: FileId,
+    },
+    /// Returns the name of a node and the directory that has it: `Reply::Name`.
+    Name {
+        /// The node.
+        id: FileId,
+    },
+    /// Creates an entry with a reference: `Reply::Held`.
+    Create {
+        /// The directory.
+        dir: FileId,
+        /// The name in it.
+        #[serde(borrow, with = "serde_bytes")]
+        name: &'a [u8],
+        /// Its kind.
+        #[serde(borrow)]
+        kind: NewKind<'a>,
+        /// The lower twelve bits of `st_mode`.
+        permissions: u16,
+        /// The owner.
+        uid: u32,
+        /// The group.
+        gid: u32,
+    },
+    /// Removes an entry: `Reply::Done`.
+    Remove {
+        /// The directory.
+        dir: FileId,
+        /// The name in it.
+        #[serde(borrow, with = "serde_bytes")]
+        name: &'a [u8],
+        /// The kind of entry that is removed.
+        matching: Matching,
+    },
+    /// Renames an entry: `Reply::Done`.
+    Rename {
+        /// The directory of the old name.
+        from_dir: FileId,
+        /// The old name.
+        #[serde(borrow, with = "serde_bytes")]
+        from: &'a [u8],
+        /// The directory of the new name.
+        to_dir: FileId,
+        /// The new name.
+        #[serde(borrow, with = "serde_bytes")]
+        to: &'a [u8],
+        /// The effect if an entry of the new name exists.
+        mode: RenameMode,
+    },
+    /// Changes attributes: `Reply::Node`.
+    Change {
+        /// The node.
+        id: FileId,
+        /// The new attributes.
+        settings: Settings,
+    },
+    /// Returns the target of a symbolic link: `Reply::Bytes`.
+    ReadLink {
+        /// The link.
+        id: FileId,
+    },
+    /// Returns entries of a directory in the order of their cursors: `Reply::Entries`.
+    List {
+        /// The directory.
+        dir: FileId,
+        /// The cursor of the last entry that the client has, or 0.
+        after: u64,
+    },
+    /// Reads from one chunk of a file: `Reply::Bytes`, shorter than asked for if the rest of the
+    /// chunk was never written.
+    Read {
+        /// The file.
+        id: FileId,
+        /// The number of the chunk.
+        chunk: u64,
+        /// The first byte in the chunk.
+        offset: u32,
+        /// The number of bytes.
+        bytes: u32,
+    },
+    /// Writes to one chunk of a file: `Reply::Written`.
+    Write {
+        /// The file.
+        id: FileId,
+        /// The number of the chunk.
+        chunk: u64,
+        /// The first byte in the chunk.
+        offset: u32,
+        /// The data.
+        #[serde(borrow, with = "serde_bytes")]
+        data: &'a [u8],
+        /// The size that the file has at least after the write.
+        size_bytes_min: u64,
+    },
+    /// Records that a file was written and has at least this size: `Reply::Done`.
+    Grow {
+        /// The file.
+        id: FileId,
+        /// The size in bytes.
+        size_bytes_min: u64,
+    },
+    /// Extends a file by a number of bytes at its end and returns the old size: `Reply::Offset`.
+    Reserve {
+        /// The file.
+        id: FileId,
+        /// The number of bytes.
+        bytes: u64,
+    },
+    /// Makes the data and attributes of a file survive a power failure: `Reply::Done`.
+    Sync {
+        /// The file.
+        id: FileId,
+    },
+    /// Returns references: `Reply::Done`.
+    Release {
+        /// The nodes, each with the number of references.
+        references: Vec<(FileId, u32)>,
+    },
+    /// Returns the space of the pool: `Reply::Space`.
+    Space,
+    /// Ends the daemon: `Reply::Done`, after which it serves no more requests.
+    Stop,
+}
+
+/// One entry of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry<'a> {
+    /// The name.
+    #[serde(borrow, with = "serde_bytes")]
+    pub name: Cow<'a, [u8]>,
+    /// The cursor, which continues the listing after this entry.
+    pub cursor: u64,
+    /// The node.
+    pub id: FileId,
+    /// The kind of the node.
+    pub kind: NodeKind,
+}
+
+/// A part of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Entries<'a> {
+    /// Entries in the order of their cursors.
+    #[serde(borrow)]
+    pub entries: Vec<Entry<'a>>,
+    /// Whether more entries follow.
+    pub has_more: bool,
+}
+
+impl Entries<'_> {
+    /// Returns the same entries with names of their own.
+    pub fn into_owned(self) -> Entries<'static> {
+        let own = |Entry { name, cursor, id, kind }: Entry<'_>| Entry {
+            name: Cow::Owned(name.into_owned()),
+            cursor,
+            id,
+            kind,
+        };
+        Entries { entries: self.entries.into_iter().map(own).collect(), has_more: self.has_more }
+    }
+}
+
+/// The result of an operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply<'a> {
+    /// The operation was done.
+    Done,
+    /// The entry of a name, or `None` if there is none.
+    Found(Option<Node>),
+    /// The attributes of a node.
+    Node(Node),
+    /// The attributes of a node to which the receiver got a reference.
+    Held(Node),
+    /// A directory and the name in it.
+    Name {
+        /// The directory.
+        dir: FileId,
+        /// The name.
+        #[serde(borrow, with = "serde_bytes")]
+        name: Cow<'a, [u8]>,
+    },
+    /// A part of a listing.
+    Entries(#[serde(borrow)] Entries<'a>),
+    /// Data of a file, or the target of a link.
+    Bytes(#[serde(borrow, with = "serde_bytes")] Cow<'a, [u8]>),
+    /// Data was written; `true` if the size of the file was recorded, too.
+    Written(bool),
+    /// An offset in a file.
+    Offset(u64),
+    /// The space of the pool or of a member, in bytes.
+    Space {
+        /// The size.
+        total_bytes: u64,
+        /// The free part.
+        free_bytes: u64,
+        /// The part that users other than root may use.
+        available_bytes: u64,
+    },
+    /// Whether a directory has entries.
+    HasEntries(bool),
+    /// The entry that had a prepared name.
+    Prepared(Option<(FileId, NodeKind)>),
+    /// Whether a transaction was committed.
+    Committed(bool),
+}

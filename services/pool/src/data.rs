@@ -1,0 +1,99 @@
+//! Data of files, in chunks. A record in the store names each chunk that this member has, so that
+//! the chunks of a file are found without listing a directory.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use quell_kv::Batch;
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{FileId, Reply};
+
+use crate::keys;
+use crate::member::Member;
+
+impl Member {
+    pub(crate) fn read(&self, id: FileId, chunk: u64, offset: u32, bytes: u32) -> Result<Reply<'static>> {
+        self.check_range(offset, bytes as usize)?;
+        let mut data = vec![0; bytes as usize];
+        let read = self.environment.chunks.read(id, chunk, &mut data, offset)?;
+        data.truncate(read);
+        Ok(Reply::Bytes(Cow::Owned(data)))
+    }
+
+    /// Writes to a chunk of this member. If this is also the member of the file, the size is
+    /// recorded with the same request.
+    pub(crate) async fn write(
+        self: &Rc<Member>,
+        id: FileId,
+        chunk: u64,
+        offset: u32,
+        data: &[u8],
+        size_bytes_min: u64,
+    ) -> Result<Reply<'static>> {
+        self.check_range(offset, data.len())?;
+        let key = keys::chunk(id, chunk);
+        if !self.known_chunks.borrow().contains(&(id, chunk)) {
+            if self.environment.store.get(&key)?.is_none() {
+                // The record exists before the chunk, so that no chunk is ever without one.
+                let mut batch = Batch::new();
+                batch.put(&key, &[]);
+                self.environment.store.commit(batch)?;
+            }
+            self.known_chunks.borrow_mut().put((id, chunk), ());
+        }
+        self.environment.chunks.write(id, chunk, data, offset)?;
+        let is_home = self.map.home(id)? == self.id;
+        if is_home {
+            self.grow(id, size_bytes_min).await?;
+        }
+        Ok(Reply::Written(is_home))
+    }
+
+    fn check_range(&self, offset: u32, bytes: usize) -> Result<()> {
+        match usize::try_from(self.map.chunk_bytes() - offset.min(self.map.chunk_bytes())) {
+            Ok(room) if bytes <= room => Ok(()),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "use a chunk beyond its end", "")),
+        }
+    }
+
+    /// Returns the numbers of the chunks of a file on this member, from `first` on.
+    fn chunks_from(&self, id: FileId, first: u64) -> Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        let end = keys::end_of(&keys::chunks_of(id));
+        self.environment.store.scan(&keys::range(&keys::chunk(id, first), &end), &mut |key, _| {
+            numbers.extend(keys::parse_chunk(key));
+            true
+        })?;
+        Ok(numbers)
+    }
+
+    /// Cuts the chunks beyond a size. They keep their files, which clients may have open.
+    pub(crate) fn truncate_chunks(&self, id: FileId, size_bytes: u64) -> Result<Reply<'static>> {
+        let chunk_bytes = u64::from(self.map.chunk_bytes());
+        let first = size_bytes / chunk_bytes;
+        for chunk in self.chunks_from(id, first)? {
+            let rest = if chunk == first { size_bytes % chunk_bytes } else { 0 };
+            self.environment.chunks.cut(id, chunk, rest as u32)?;
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn remove_chunks(&self, id: FileId) -> Result<Reply<'static>> {
+        let mut batch = Batch::new();
+        for chunk in self.chunks_from(id, 0)? {
+            self.environment.chunks.remove(id, chunk)?;
+            self.known_chunks.borrow_mut().pop(&(id, chunk));
+            batch.delete(&keys::chunk(id, chunk));
+        }
+        self.environment.store.commit(batch)?;
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn sync_chunks(&self, id: FileId) -> Result<Reply<'static>> {
+        for chunk in self.chunks_from(id, 0)? {
+            self.environment.chunks.sync(id, chunk)?;
+        }
+        self.environment.store.sync()?;
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,146 @@
+//! State of directories that every member needs to create entries: whether entries may be created,
+//! and the group that they get. The times of directories, which their entries change.
+
+use std::rc::Rc;
+
+use quell_kv::{Batch, KeyRange};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{FileId, PeerRequest, Reply, Stamp};
+
+use crate::inode::{from_bytes, to_bytes};
+use crate::keys;
+use crate::map::NameHash;
+use crate::member::Member;
+use crate::replies::unexpected;
+
+impl Member {
+    /// Reads the state of directories from the store.
+    pub(crate) fn load_directories(&self) -> Result<()> {
+        let id = |key: &[u8]| key.get(1..)?.try_into().ok().map(|id| FileId(u64::from_be_bytes(id)));
+        let first = keys::removed_dir(FileId(0));
+        self.environment.store.scan(&KeyRange::prefix(&first[..1]), &mut |key, _| {
+            self.removed_dirs.borrow_mut().extend(id(key));
+            true
+        })?;
+        let first = keys::dir_group(FileId(0));
+        let mut damaged = Ok(());
+        self.environment.store.scan(&KeyRange::prefix(&first[..1]), &mut |key, value| {
+            match (id(key), from_bytes(value, "group")) {
+                (Some(dir), Ok(gid)) => drop(self.dir_groups.borrow_mut().insert(dir, gid)),
+                (_, Err(error)) => damaged = Err(error),
+                (None, Ok(_)) => {}
+            }
+            true
+        })?;
+        damaged
+    }
+
+    /// Lets no entry be created in a directory, on any member.
+    ///
+    /// # Errors
+    ///
+    /// `NotEmpty` if it has entries; then, and after other errors, entries may be created again.
+    pub(crate) async fn close_empty_dir(self: &Rc<Member>, dir: FileId, name: &[u8]) -> Result<()> {
+        let mut outcome = Ok(());
+        for reply in self.call_all(&PeerRequest::CloseDir { dir }).await {
+            outcome = outcome.and(match reply {
+                Ok(Reply::HasEntries(false)) => Ok(()),
+                Ok(Reply::HasEntries(true)) => Err(Error::new(ErrorKind::NotEmpty, "remove", name)),
+                Ok(other) => Err(unexpected(&other)),
+                Err(error) => Err(error),
+            });
+        }
+        if outcome.is_err() {
+            self.open_dir_everywhere(dir, false).await?;
+        }
+        outcome
+    }
+
+    /// Ends `close_empty_dir`: the directory was removed, or entries may be created again.
+    pub(crate) async fn open_dir_everywhere(self: &Rc<Member>, dir: FileId, is_removed: bool) -> Result<()> {
+        self.tell_all(&PeerRequest::OpenDir { dir, is_removed }).await
+    }
+
+    pub(crate) fn close_dir(&self, dir: FileId) -> Result<Reply<'static>> {
+        self.closed_dirs.borrow_mut().insert(dir);
+        let is_prepared = self.prepared.borrow().values().any(|prepared| prepared.record.dir == dir);
+        let mut has_entries = is_prepared;
+        let first = keys::entries_from(dir, NameHash(0));
+        let end = keys::end_of(&first[..9]);
+        self.environment.store.scan(&keys::range(&first, &end), &mut |_, _| {
+            has_entries = true;
+            false
+        })?;
+        Ok(Reply::HasEntries(has_entries))
+    }
+
+    pub(crate) fn open_dir(&self, dir: FileId, is_removed: bool) -> Result<Reply<'static>> {
+        if is_removed {
+            let mut batch = Batch::new();
+            batch.put(&keys::removed_dir(dir), &[]);
+            batch.delete(&keys::dir_group(dir));
+            self.environment.store.commit(batch)?;
+            self.removed_dirs.borrow_mut().insert(dir);
+            self.dir_groups.borrow_mut().remove(&dir);
+        }
+        self.closed_dirs.borrow_mut().remove(&dir);
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn set_dir_group(&self, dir: FileId, gid: Option<u32>) -> Result<Reply<'static>> {
+        let mut batch = Batch::new();
+        match gid {
+            Some(gid) => batch.put(&keys::dir_group(dir), &to_bytes(&gid)),
+            None => batch.delete(&keys::dir_group(dir)),
+        }
+        self.environment.store.commit(batch)?;
+        match gid {
+            Some(gid) => self.dir_groups.borrow_mut().insert(dir, gid),
+            None => self.dir_groups.borrow_mut().remove(&dir),
+        };
+        Ok(Reply::Done)
+    }
+
+    /// Notes that entries of a directory have changed. Its member is told by `send_times`.
+    pub(crate) fn note_change_of(&self, dir: FileId, time: Stamp) {
+        let mut touched = self.touched_dirs.borrow_mut();
+        let latest = touched.entry(dir).or_insert(time);
+        *latest = time.max(*latest);
+    }
+
+    /// Returns whether `send_times` has anything to send.
+    pub fn has_unsent_times(&self) -> bool {
+        !self.touched_dirs.borrow().is_empty()
+    }
+
+    /// Records the times of directories whose entries have changed since the last call. Returns
+    /// whether there were any.
+    ///
+    /// # Errors
+    ///
+    /// Of the first member that failed. The times are only a hint, so they are not sent again.
+    pub async fn send_times(self: Rc<Member>) -> Result<bool> {
+        let touched = self.touched_dirs.take();
+        let mut result = Ok(!touched.is_empty());
+        for (dir, time) in touched {
+            let sent = self.call(self.map.home(dir)?, &PeerRequest::Touch { dir, time }).await;
+            if let Err(error) = sent {
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    pub(crate) fn touch(&self, dir: FileId, time: Stamp) -> Result<Reply<'static>> {
+        match self.inode(dir) {
+            // The directory was removed meanwhile.
+            Err(error) if error.kind == ErrorKind::Stale => {}
+            found => {
+                let mut inode = found?;
+                inode.touch(time);
+                self.put_inode(dir, &inode)?;
+            }
+        }
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,225 @@
+//! Names and attributes of single nodes.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
+use quell_wire::pool::{FileId, MemberId, NodeKind, PeerRequest, Reply, Settings, Stamp};
+
+use crate::creation::SET_GROUP_ID;
+use crate::inode::Inode;
+use crate::lock_table::Lock;
+use crate::member::Member;
+use crate::replies::{node_of, unexpected};
+
+/// The largest size of a file: that of `off_t`.
+pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
+const SET_USER_ID: u16 = 0o4000;
+const GROUP_EXECUTE: u16 = 0o010;
+
+impl Inode {
+    /// Records a change of the data at this time, unless a later one is recorded.
+    pub(crate) fn touch(&mut self, time: Stamp) {
+        self.modified = self.modified.max(time);
+        self.changed = self.changed.max(time);
+    }
+
+    /// Records a change of the data by the clock of this member.
+    pub(crate) fn write_at(&mut self, now: Stamp) {
+        (self.modified, self.changed) = (now, now);
+    }
+
+    pub(crate) fn drop_set_id(&mut self) {
+        let group = if self.permissions & GROUP_EXECUTE != 0 { SET_GROUP_ID } else { 0 };
+        self.permissions &= !(SET_USER_ID | group);
+    }
+
+    /// Returns an error if this is not a regular file.
+    pub(crate) fn check_is_file(&self) -> Result<()> {
+        match self.kind {
+            NodeKind::File => Ok(()),
+            NodeKind::Dir => Err(Error::new(ErrorKind::IsADirectory, "open", "")),
+            NodeKind::Symlink => Err(Error::new(ErrorKind::InvalidInput, "open", "")),
+        }
+    }
+}
+
+impl Member {
+    pub(crate) async fn lookup(
+        self: &Rc<Member>,
+        origin: MemberId,
+        dir: FileId,
+        name: &[u8],
+        holds: bool,
+    ) -> Result<Reply<'static>> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
+        }
+        let _name = self.locks.lock(Lock::Name(dir, name.to_vec())).await;
+        let Some(entry) = self.entry(dir, name)? else { return Ok(Reply::Found(None)) };
+        let holder = holds.then_some(origin);
+        // The node of an entry that was renamed may be at another member.
+        let found = match self.map.home(entry.id)? {
+            home if home == self.id => self.hold(entry.id, holder)?,
+            home => self.call(home, &PeerRequest::Hold { id: entry.id, holder }).await?,
+        };
+        if holds { Ok(found) } else { Ok(Reply::Found(Some(node_of(&found)?))) }
+    }
+
+    /// Returns the attributes of a node, with a reference of `holder`.
+    pub(crate) fn hold(&self, id: FileId, holder: Option<MemberId>) -> Result<Reply<'static>> {
+        let node = self.inode(id)?.node(id);
+        Ok(match holder {
+            Some(holder) => {
+                self.member_holds.borrow_mut().add(id, holder);
+                Reply::Held(node)
+            }
+            None => Reply::Node(node),
+        })
+    }
+
+    pub(crate) fn name(&self, id: FileId) -> Result<Reply<'static>> {
+        match self.inode(id)?.name {
+            Some((dir, name)) => Ok(Reply::Name { dir, name: Cow::Owned(name) }),
+            None => Err(Error::new(ErrorKind::NotFound, "name of a removed node", "")),
+        }
+    }
+
+    pub(crate) fn set_name(&self, id: FileId, dir: FileId, name: &[u8]) -> Result<Reply<'static>> {
+        let mut inode = self.inode(id)?;
+        inode.name = Some((dir, name.to_vec()));
+        inode.changed = self.now();
+        self.put_inode(id, &inode)?;
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn read_link(&self, id: FileId) -> Result<Reply<'static>> {
+        match self.inode(id)? {
+            inode if inode.kind == NodeKind::Symlink => Ok(Reply::Bytes(Cow::Owned(inode.target))),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "read link", "")),
+        }
+    }
+
+    pub(crate) async fn change(self: &Rc<Member>, id: FileId, settings: Settings) -> Result<Reply<'static>> {
+        let before = self.inode(id)?;
+        if let Some(size_bytes) = settings.size_bytes {
+            if before.kind != NodeKind::File || size_bytes > FILE_BYTES_MAX {
+                return Err(Error::new(ErrorKind::InvalidInput, "set size", ""));
+            }
+            self.set_size(id, size_bytes, settings.drops_set_id).await?;
+        }
+        let group = |inode: &Inode| (inode.permissions & SET_GROUP_ID != 0).then_some(inode.gid);
+        let mut inode = self.inode(id)?;
+        let passed_on = group(&inode);
+        inode.permissions =
+            settings.permissions.map_or(inode.permissions, |permissions| permissions & 0o7777);
+        inode.uid = settings.uid.unwrap_or(inode.uid);
+        inode.gid = settings.gid.unwrap_or(inode.gid);
+        if settings.drops_set_id && settings.size_bytes.is_none() {
+            inode.drop_set_id();
+        }
+        inode.changed = self.now();
+        if let Some(modified) = settings.modified {
+            inode.modified = modified;
+        }
+        if inode.kind == NodeKind::Dir {
+            // A time that is set replaces that of earlier changes.
+            self.touched_dirs.borrow_mut().remove(&id);
+        }
+        self.put_inode(id, &inode)?;
+        if inode.kind == NodeKind::Dir && group(&inode) != passed_on {
+            self.tell_all(&PeerRequest::SetDirGroup { dir: id, gid: group(&inode) }).await?;
+        }
+        Ok(Reply::Node(inode.node(id)))
+    }
+
+    /// Records that a file has at least this size, and was written now.
+    pub(crate) async fn grow(&self, id: FileId, size_bytes_min: u64) -> Result<Reply<'static>> {
+        if size_bytes_min > FILE_BYTES_MAX {
+            return Err(Error::new(ErrorKind::InvalidInput, "write", ""));
+        }
+        let _size = self.locks.lock(Lock::Size(id)).await;
+        let mut inode = self.inode(id)?;
+        inode.check_is_file()?;
+        inode.size_bytes = inode.size_bytes.max(size_bytes_min);
+        inode.has_chunks = true;
+        inode.write_at(self.now());
+        self.put_inode(id, &inode)?;
+        Ok(Reply::Done)
+    }
+
+    /// Extends a file at its end, for an append.
+    pub(crate) async fn reserve(&self, id: FileId, bytes: u64) -> Result<Reply<'static>> {
+        let _size = self.locks.lock(Lock::Size(id)).await;
+        let mut inode = self.inode(id)?;
+        inode.check_is_file()?;
+        let offset = inode.size_bytes;
+        match offset.checked_add(bytes) {
+            Some(end) if end <= FILE_BYTES_MAX => inode.size_bytes = end,
+            _ => return Err(Error::new(ErrorKind::InvalidInput, "append", "")),
+        }
+        inode.has_chunks = true;
+        inode.write_at(self.now());
+        self.put_inode(id, &inode)?;
+        Ok(Reply::Offset(offset))
+    }
+
+    pub(crate) async fn sync(self: &Rc<Member>, id: FileId) -> Result<Reply<'static>> {
+        let inode = self.inode(id)?;
+        // The entries of a directory lie on all members.
+        if inode.has_chunks || inode.kind == NodeKind::Dir {
+            self.tell_all(&PeerRequest::SyncChunks { id }).await?;
+        }
+        self.environment.store.sync()?;
+        Ok(Reply::Done)
+    }
+
+    /// Sets the size of a file, and cuts its chunks.
+    async fn set_size(self: &Rc<Member>, id: FileId, size_bytes: u64, drops_set_id: bool) -> Result<()> {
+        let _size = self.locks.lock(Lock::Size(id)).await;
+        let mut inode = self.inode(id)?;
+        if drops_set_id {
+            inode.drop_set_id();
+        }
+        let cuts = inode.has_chunks && size_bytes < inode.size_bytes;
+        inode.size_bytes = size_bytes;
+        inode.cutting_to_bytes = cuts.then_some(size_bytes);
+        inode.write_at(self.now());
+        self.put_inode(id, &inode)?;
+        if cuts {
+            self.finish_cut(id, size_bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// Cuts the chunks of a file whose record has the new size.
+    pub(crate) async fn finish_cut(self: &Rc<Member>, id: FileId, size_bytes: u64) -> Result<()> {
+        self.tell_all(&PeerRequest::TruncateChunks { id, size_bytes }).await?;
+        let mut inode = self.inode(id)?;
+        inode.cutting_to_bytes = None;
+        self.put_inode(id, &inode)
+    }
+
+    pub(crate) fn own_space(&self) -> Result<Reply<'static>> {
+        let space = self.environment.chunks.space()?;
+        Ok(Reply::Space {
+            total_bytes: space.total_bytes,
+            free_bytes: space.free_bytes,
+            available_bytes: space.available_bytes,
+        })
+    }
+
+    pub(crate) async fn space(self: &Rc<Member>) -> Result<Reply<'static>> {
+        let (mut total, mut free, mut available) = (0_u64, 0_u64, 0_u64);
+        for reply in self.call_all(&PeerRequest::Space).await {
+            let Reply::Space { total_bytes, free_bytes, available_bytes } = reply? else {
+                return Err(unexpected(&Reply::Done));
+            };
+            total = total.saturating_add(total_bytes);
+            free = free.saturating_add(free_bytes);
+            available = available.saturating_add(available_bytes);
+        }
+        Ok(Reply::Space { total_bytes: total, free_bytes: free, available_bytes: available })
+    }
+}

@@ -1,0 +1,48 @@
+//! The world of a member, which is passed to it: storage, the other members, and the clock.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use futures_util::future::LocalBoxFuture;
+use quell_kv::KeyValue;
+use quell_vfs::Result;
+use quell_wire::pool::{MemberId, Stamp};
+
+use crate::chunks::Chunks;
+
+/// The other members of the pool.
+pub trait Peers {
+    /// Sends a request and returns the reply of the member, which has at most `reply_bytes_max`
+    /// bytes. Errors: `Unavailable` and `TimedOut` if there is none; then it is not known whether
+    /// the member has performed the request.
+    fn call(
+        &self,
+        to: MemberId,
+        request: Vec<u8>,
+        reply_bytes_max: u32,
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>>>;
+}
+
+/// The clock of the node.
+pub trait Clock {
+    /// Returns the time of day.
+    fn now(&self) -> Stamp;
+}
+
+/// The world of one member.
+pub struct Environment {
+    /// The name space and the attributes.
+    pub store: Arc<dyn KeyValue>,
+    /// The chunks.
+    pub chunks: Arc<dyn Chunks>,
+    /// The other members.
+    pub peers: Rc<dyn Peers>,
+    /// The clock.
+    pub clock: Rc<dyn Clock>,
+}
+
+impl std::fmt::Debug for Environment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Environment").finish_non_exhaustive()
+    }
+}

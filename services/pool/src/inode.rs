@@ -1,0 +1,73 @@
+//! The records of nodes and entries in the key-value store.
+
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{FileId, Node, NodeKind, Stamp};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The record of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    pub kind: NodeKind,
+    /// The lower twelve bits of `st_mode`.
+    pub permissions: u16,
+    pub uid: u32,
+    pub gid: u32,
+    pub size_bytes: u64,
+    pub modified: Stamp,
+    pub changed: Stamp,
+    /// The directory and the name in it, unless the name was removed.
+    pub name: Option<(FileId, Vec<u8>)>,
+    /// The target of a symbolic link, otherwise empty.
+    pub target: Vec<u8>,
+    /// Whether the file may have chunks.
+    pub has_chunks: bool,
+    /// The size to which the chunks are being cut. It is set until all members have done so.
+    pub cutting_to_bytes: Option<u64>,
+}
+
+impl Inode {
+    /// Returns the attributes of the node.
+    pub fn node(&self, id: FileId) -> Node {
+        Node {
+            id,
+            kind: self.kind,
+            permissions: self.permissions,
+            uid: self.uid,
+            gid: self.gid,
+            is_named: self.name.is_some(),
+            size_bytes: self.size_bytes,
+            modified: self.modified,
+            changed: self.changed,
+        }
+    }
+}
+
+/// The record of an entry of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryRecord {
+    pub id: FileId,
+    pub kind: NodeKind,
+}
+
+/// The record of a name that a transaction has prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreparedName {
+    pub dir: FileId,
+    pub name: Vec<u8>,
+    /// The entry that the name gets.
+    pub new: EntryRecord,
+}
+
+/// Returns the bytes of a record.
+pub fn to_bytes<T: Serialize>(record: &T) -> Vec<u8> {
+    quell_wire::encode(record)
+}
+
+/// Reads a record of this member's own store.
+pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8], record: &str) -> Result<T> {
+    postcard::from_bytes(bytes).map_err(|cause| Error {
+        source: Some(cause.into()),
+        ..Error::new(ErrorKind::Damaged, "read the record of a", record)
+    })
+}

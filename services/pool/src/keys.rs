@@ -1,0 +1,124 @@
+//! The keys of a member's key-value store. docs/formats/pool.md has the table of them.
+
+use std::ops::Bound;
+
+use quell_kv::KeyRange;
+use quell_wire::pool::{FileId, MemberId, TransactionId};
+
+use crate::map::NameHash;
+
+const ENTRY: u8 = 1;
+const INODE: u8 = 2;
+const REMOVED_DIR: u8 = 3;
+const DIR_GROUP: u8 = 4;
+const PREPARED: u8 = 5;
+const COMMITTED: u8 = 6;
+const CHUNK: u8 = 7;
+const COUNTER: u8 = 8;
+
+/// The number of bytes before the name in the key of an entry.
+pub const ENTRY_PREFIX_BYTES: usize = 17;
+
+/// The first key of the entries of `dir` with a hash of at least `hash`.
+pub fn entries_from(dir: FileId, hash: NameHash) -> Vec<u8> {
+    let mut key = Vec::with_capacity(ENTRY_PREFIX_BYTES + 32);
+    key.push(ENTRY);
+    key.extend(dir.0.to_be_bytes());
+    key.extend(hash.0.to_be_bytes());
+    key
+}
+
+pub fn entry(dir: FileId, hash: NameHash, name: &[u8]) -> Vec<u8> {
+    let mut key = entries_from(dir, hash);
+    key.extend(name);
+    key
+}
+
+/// Returns the hash and the name in the key of an entry.
+pub fn parse_entry(key: &[u8]) -> Option<(NameHash, &[u8])> {
+    let (prefix, name) = key.split_at_checked(ENTRY_PREFIX_BYTES)?;
+    let hash = prefix.last_chunk().map(|hash| NameHash(u64::from_be_bytes(*hash)))?;
+    (prefix[0] == ENTRY).then_some((hash, name))
+}
+
+pub fn inode(id: FileId) -> Vec<u8> {
+    numbered(INODE, id.0)
+}
+
+pub fn removed_dir(dir: FileId) -> Vec<u8> {
+    numbered(REMOVED_DIR, dir.0)
+}
+
+pub fn dir_group(dir: FileId) -> Vec<u8> {
+    numbered(DIR_GROUP, dir.0)
+}
+
+pub fn prepared(transaction: TransactionId) -> Vec<u8> {
+    of_transaction(PREPARED, transaction)
+}
+
+/// The first key of all prepared names.
+pub fn all_prepared() -> Vec<u8> {
+    vec![PREPARED]
+}
+
+/// Returns the transaction in the key of a prepared name.
+pub fn parse_prepared(key: &[u8]) -> Option<TransactionId> {
+    let (coordinator, number) = key.strip_prefix(&[PREPARED])?.split_first_chunk()?;
+    let coordinator = MemberId(u16::from_be_bytes(*coordinator));
+    Some(TransactionId { coordinator, number: u64::from_be_bytes(number.try_into().ok()?) })
+}
+
+pub fn committed(transaction: TransactionId) -> Vec<u8> {
+    of_transaction(COMMITTED, transaction)
+}
+
+pub fn chunk(id: FileId, chunk: u64) -> Vec<u8> {
+    let mut key = chunks_of(id);
+    key.extend(chunk.to_be_bytes());
+    key
+}
+
+/// The first key of the chunks of a file.
+pub fn chunks_of(id: FileId) -> Vec<u8> {
+    numbered(CHUNK, id.0)
+}
+
+/// Returns the number of the chunk in its key.
+pub fn parse_chunk(key: &[u8]) -> Option<u64> {
+    key.get(9..)?.try_into().ok().map(u64::from_be_bytes)
+}
+
+/// The key of the first number for a new node that this member has not reserved yet.
+pub fn counter() -> Vec<u8> {
+    vec![COUNTER]
+}
+
+/// Returns the range of the keys from `first` on that are before `end`.
+pub fn range<'a>(first: &'a [u8], end: &'a [u8]) -> KeyRange<'a> {
+    KeyRange::between(Bound::Included(first), Bound::Excluded(end))
+}
+
+/// Returns the first key after all keys that begin with `prefix`.
+pub fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while end.last() == Some(&u8::MAX) {
+        end.pop();
+    }
+    *end.last_mut().expect("the first byte of a key is a small number") += 1;
+    end
+}
+
+fn numbered(table: u8, number: u64) -> Vec<u8> {
+    let mut key = Vec::with_capacity(17);
+    key.push(table);
+    key.extend(number.to_be_bytes());
+    key
+}
+
+fn of_transaction(table: u8, transaction: TransactionId) -> Vec<u8> {
+    let mut key = vec![table];
+    key.extend(transaction.coordinator.0.to_be_bytes());
+    key.extend(transaction.number.to_be_bytes());
+    key
+}

@@ -1,0 +1,35 @@
+//! The service of one member of a pool: a part of the name space in a key-value store, and a part
+//! of the chunks of all files (GekkoFS, section 2.3 of the BigStorage report).
+//!
+//! The service is a state machine on one thread. Storage, the other members and the clock are
+//! passed to it, so that many members can run in one process under a simulated network.
+//! docs/formats/pool.md describes the keys, the identifiers and the messages.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod chunks;
+mod creation;
+mod data;
+mod directories;
+mod entries;
+mod environment;
+mod holds;
+mod inode;
+mod keys;
+mod listing;
+mod lock_table;
+mod map;
+mod member;
+mod names;
+mod prepared;
+mod removal;
+mod rename;
+mod replies;
+mod transactions;
+
+pub use chunks::{ChunkDir, Chunks, Space};
+pub use environment::{Clock, Environment, Peers};
+pub use holds::ClientId;
+pub use map::{PARTITIONS_MAX, PoolMap};
+pub use member::Member;

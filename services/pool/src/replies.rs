@@ -1,0 +1,42 @@
+//! Replies of members: their content, and copies that outlive the bytes of the message.
+
+use std::borrow::Cow;
+
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{Node, Reply};
+
+/// Returns the same reply with bytes of its own.
+pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
+    let own = |bytes: Cow<'_, [u8]>| Cow::Owned(bytes.into_owned());
+    match reply {
+        Reply::Done => Reply::Done,
+        Reply::Found(found) => Reply::Found(found),
+        Reply::Held(node) => Reply::Held(node),
+        Reply::Node(node) => Reply::Node(node),
+        Reply::Name { dir, name } => Reply::Name { dir, name: own(name) },
+        Reply::Entries(entries) => Reply::Entries(entries.into_owned()),
+        Reply::Bytes(bytes) => Reply::Bytes(own(bytes)),
+        Reply::Written(is_recorded) => Reply::Written(is_recorded),
+        Reply::Offset(offset) => Reply::Offset(offset),
+        Reply::Space { total_bytes, free_bytes, available_bytes } => {
+            Reply::Space { total_bytes, free_bytes, available_bytes }
+        }
+        Reply::HasEntries(has_entries) => Reply::HasEntries(has_entries),
+        Reply::Prepared(existing) => Reply::Prepared(existing),
+        Reply::Committed(is_committed) => Reply::Committed(is_committed),
+    }
+}
+
+/// Returns an error for a reply of a kind that does not belong to its request.
+pub fn unexpected(reply: &Reply<'_>) -> Error {
+    let source = Some(format!("an unexpected reply: {reply:?}").into());
+    Error { source, ..Error::new(ErrorKind::Damaged, "read a reply", "") }
+}
+
+/// Returns the node of a reply.
+pub fn node_of(reply: &Reply<'_>) -> Result<Node> {
+    match reply {
+        Reply::Node(node) | Reply::Held(node) => Ok(*node),
+        other => Err(unexpected(other)),
+    }
+}

@@ -1,0 +1,218 @@
+//! `quell pool`: programs use a pool of several daemons on this machine, and nothing remains when
+//! it has ended.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::skip;
+use crate::stage::{Ended, Stage, eventually, has, is_root, quell, send};
+
+/// A running pool, which is ended with the test, also if it fails.
+struct Pool {
+    stage: Stage,
+    files: PathBuf,
+}
+
+impl Pool {
+    /// Starts a pool of `daemons` daemons.
+    fn start(daemons: u16) -> Pool {
+        let stage = Stage::new();
+        let files = stage.dir("files");
+        let data = stage.dir("data");
+        let mut up = stage.quell();
+        up.args(["pool", "up", "p", "--local", &daemons.to_string(), "--dir"]).arg(data);
+        let ended = stage.run(&mut up).expect(0);
+        assert_eq!((ended.text(), ended.err.as_str()), (String::new(), ""));
+        Pool { stage, files }
+    }
+
+    fn quell(&self, arguments: &[&str]) -> Ended {
+        self.stage.run(self.stage.quell().args(arguments))
+    }
+
+    /// Returns a command that runs a program with the pool in `files`.
+    fn with_files(&self) -> Command {
+        let mut command = self.stage.quell();
+        command.arg("run").arg("--pool").arg(format!("p={}", self.files.display())).arg("--");
+        command
+    }
+
+    /// Runs a script in the directory of the pool.
+    fn sh(&self, script: &str) -> Ended {
+        let mut command = self.with_files();
+        command.args(["sh", "-c", &format!("cd \"$0\" || exit\n{script}")]).arg(&self.files);
+        self.stage.run(&mut command)
+    }
+
+    /// Returns the process ids of the daemons.
+    fn daemons(&self) -> Vec<i32> {
+        let status = self.quell(&["pool", "status", "p", "--json"]).json();
+        let daemons = status["daemons"].as_array().unwrap().iter();
+        daemons.map(|daemon| i32::try_from(daemon["pid"].as_i64().unwrap()).unwrap()).collect()
+    }
+
+    fn expect_nothing_left(self) {
+        self.quell(&["pool", "down", "p", "--discard"]).expect(0);
+        assert_eq!(self.quell(&["pool", "ls"]).expect(0).text(), "");
+        let left: Vec<_> = std::fs::read_dir(self.stage.path("data")).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert_eq!(std::fs::read_dir(&self.files).unwrap().count(), 0);
+        // Removes the counters of programs that have ended.
+        self.quell(&["stats", "--json", "/"]);
+        self.stage.expect_nothing_left();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // It has ended already if the test has succeeded.
+        let _ = self.stage.quell().args(["-q", "pool", "down", "p", "--discard"]).output();
+    }
+}
+
+fn is_incomplete() -> bool {
+    let directory = quell();
+    !directory.with_file_name("quelld").exists() || !directory.with_file_name("libquell_preload.so").exists()
+}
+
+#[test]
+fn programs_share_the_files_of_a_pool() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    for daemons in [1, 3] {
+        let pool = Pool::start(daemons);
+        pool.sh("mkdir -p a/b && echo one >a/b/file && ln -s b/file a/link && mv a/b/file a/b/moved")
+            .expect(0);
+        // Another program, which is another client of the daemon.
+        let found = pool.sh("cat a/b/moved; readlink a/link; ls a a/b; test -e a/link || echo dangling");
+        assert_eq!(found.expect(0).text(), "one\nb/file\na:\nb\nlink\n\na/b:\nmoved\ndangling\n");
+        pool.sh("mkdir a").expect(1).says("File exists");
+        pool.sh("rmdir a").expect(1).says("not empty");
+        pool.sh("mv a a/b/below").expect(1);
+        let copied = "cp -r \"$PWD/../docs\" tree && diff -r \"$PWD/../docs\" tree && rm -r tree && ls";
+        let docs = pool.stage.dir("docs");
+        for number in 0..40_u8 {
+            std::fs::write(docs.join(format!("{number}")), vec![number; 40_000 * usize::from(number)])
+                .unwrap();
+        }
+        assert_eq!(pool.sh(copied).expect(0).text(), "a\n");
+        pool.expect_nothing_left();
+    }
+}
+
+#[test]
+fn appends_of_several_processes_are_all_there() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(2);
+    let script =
+        "for p in 1 2 3 4; do (for i in 1 2 3 4 5 6 7 8 9; do echo line $p $i >>log; done) & done; wait
+        sort -u log | wc -l; wc -l <log";
+    let counted = pool.sh(script).expect(0).text();
+    assert_eq!(counted.split_ascii_whitespace().collect::<Vec<_>>(), ["36", "36"]);
+    pool.expect_nothing_left();
+}
+
+#[test]
+fn a_large_file_lies_in_chunks_on_all_daemons_and_can_be_truncated() {
+    if is_incomplete() || !has("python3") {
+        skip!("no quelld or no libquell_preload.so beside the binary, or no python3");
+    }
+    let pool = Pool::start(3);
+    let program = r#"
+import os, sys
+path = sys.argv[1] + "/large"
+data = os.urandom(5 << 20)
+with open(path, "wb") as file:
+    file.write(data)
+with open(path, "r+b") as file:
+    assert file.read() == data
+    file.truncate(1234567)
+    file.truncate(5 << 20)
+    file.seek(0)
+    assert file.read() == data[:1234567] + bytes((5 << 20) - 1234567)
+    os.unlink(path)
+    file.seek(0)
+    assert file.read(10) == data[:10], "an open file keeps its data"
+"#;
+    let files = pool.files.clone();
+    let chunks = |pool: &Pool| -> Vec<usize> {
+        let base = std::fs::read_dir(pool.stage.path("data")).unwrap().next().unwrap().unwrap().path();
+        let count = |number: u8| std::fs::read_dir(base.join(format!("{number}/chunks"))).unwrap().count();
+        (0..3).map(count).collect()
+    };
+    pool.stage.run(pool.with_files().args(["python3", "-c", program]).arg(&files)).expect(0);
+    assert!(
+        eventually(|| chunks(&pool) == [0, 0, 0]),
+        "{:?}: the chunks of the file are removed",
+        chunks(&pool)
+    );
+    pool.sh("head -c 9000000 /dev/zero >zeros").expect(0);
+    assert!(chunks(&pool).iter().all(|count| *count > 0), "{:?}", chunks(&pool));
+    pool.expect_nothing_left();
+}
+
+#[test]
+fn a_pool_with_files_is_not_ended_by_accident_and_names_are_checked() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(1);
+    pool.sh("touch file").expect(0);
+    pool.quell(&["pool", "down", "p"]).expect(1).says("--discard");
+    pool.quell(&["pool", "up", "p", "--local", "1"]).expect(2).says("exists");
+    pool.quell(&["pool", "up", "../p", "--local", "1"]).expect(2).says("is not a name of a pool");
+    pool.quell(&["pool", "status", "other"]).expect(2).says("there is no pool other");
+    pool.quell(&["run", "--pool", "other", "--", "true"]).expect(2).says("there is no pool other");
+    pool.quell(&["pool", "up", "q", "--local", "1", "--dir", "/nonexistent"]).expect(2);
+    assert_eq!(pool.quell(&["pool", "ls"]).expect(0).text(), "p  1 daemon\n");
+    // Without a directory the program finds the pool by a variable.
+    let own = pool.quell(&["run", "--pool", "p", "--", "sh", "-c", "ls \"$QUELL_POOL_DIR\""]).expect(0);
+    assert_eq!(own.text(), "file\n");
+    pool.expect_nothing_left();
+}
+
+#[test]
+fn the_end_of_a_daemon_is_an_error_and_not_a_hang() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(3);
+    pool.sh("for i in 0 1 2 3 4 5 6 7 8 9; do echo $i >$i; done").expect(0);
+    // Neither the one to which programs connect, nor that of the root directory.
+    send(pool.daemons()[1], Signal::KILL);
+    // A listing needs all daemons.
+    let listed = pool.sh("ls");
+    assert_ne!(listed.code(), Some(0), "{}", listed.text());
+    // Files on the other daemons can be read.
+    let read = pool.sh("for i in 0 1 2 3 4 5 6 7 8 9; do cat $i 2>/dev/null; done; true").expect(0);
+    let count = read.text().lines().count();
+    assert!((1..10).contains(&count), "{count} of 10 files");
+    pool.quell(&["pool", "status", "p"]).expect(1);
+    pool.expect_nothing_left();
+}
+
+#[test]
+fn other_users_cannot_use_a_pool() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    if !is_root() {
+        skip!("asking as another user needs root");
+    }
+    let pool = Pool::start(1);
+    let socket = pool.stage.runtime().join("pools/p/0");
+    let connect = "use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0) || die;
+        connect(S, sockaddr_un($ARGV[0])) || do { print STDERR \"$!\\n\"; exit 1 }";
+    let as_other = |path: &Path| {
+        let mut command = pool.stage.command("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "perl", "-e", connect]).arg(path);
+        pool.stage.run(&mut command)
+    };
+    as_other(&socket).expect(1).says("Permission denied");
+    pool.expect_nothing_left();
+}
