@@ -586,6 +586,7 @@ pub enum OnChangeArg {
 #[command(
     override_usage = "quell mount [OPTIONS] FILE MOUNTPOINT\n       \
                       quell mount --log STORE[,STORE...] [OPTIONS] MOUNTPOINT\n       \
+                      quell mount --pool NAME [OPTIONS] MOUNTPOINT\n       \
                       quell mount --config FILE [OPTIONS]",
     after_help = "\
 Example:
@@ -599,6 +600,8 @@ Example:
   quell mount --log /a/store,/b/store --index flatten ~/ckpt
   # all [[log]] mounts of a file
   quell mount --config quell.toml
+  # the pool of a job, for all programs of this node
+  quell mount --pool scratch ~/scratch
   # the disk image of virtual machines, as /run/disks/debian.raw
   quell mount --image /srv/debian.raw /run/disks -b debian.boot
 
@@ -616,14 +619,17 @@ BYTES may end with K, M or G."
 pub struct MountArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
     /// exist); with --image the disk image.
-    #[arg(required_unless_present_any = ["log", "config"])]
+    #[arg(required_unless_present_any = ["log", "config", "pool"])]
     pub file: Option<PathBuf>,
     /// An existing directory.
-    #[arg(required_unless_present_any = ["log", "config"])]
+    #[arg(required_unless_present_any = ["log", "config", "pool"])]
     pub mountpoint: Option<PathBuf>,
     /// Mount these stores as a file system in which many processes may write one file.
     #[arg(long, value_name = "STORE", value_delimiter = ',', conflicts_with_all = FOR_VIEWS)]
     pub log: Vec<PathBuf>,
+    /// Mount the pool NAME of this node. Unlike `quell run --pool`, it serves all programs.
+    #[arg(long, value_name = "NAME", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init"])]
+    pub pool: Option<String>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
     #[arg(long, conflicts_with_all = FOR_VIEWS)]

@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use quell_mount_spec::{ViewLog, ViewPool};
-use quell_supervisor::{LogOptions, find_pool, log_plan};
+use quell_supervisor::{LogOptions, Pool, find_pool, log_plan};
 
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
@@ -44,6 +44,9 @@ pub fn log_of_paths(stores: &[PathBuf], directory: &Path, options: LogOptions) -
     })
 }
 
+/// The variable with the directory of the first pool.
+pub const POOL_DIRECTORY_VARIABLE: &str = "QUELL_POOL_DIR";
+
 /// Parses `NAME[=DIR]`, and finds the pool. Without DIR the pool has a directory of its own.
 pub fn pool_of_argument(text: &str) -> Result<ViewPool, Failure> {
     let (name, directory) = match text.split_once('=') {
@@ -56,14 +59,16 @@ pub fn pool_of_argument(text: &str) -> Result<ViewPool, Failure> {
     if !path.is_dir() {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
     }
-    let daemon = pool.members.first();
-    let daemon = daemon.ok_or_else(|| Failure::cannot(format!("the pool {} has no daemon", shown(name))))?;
-    Ok(ViewPool {
-        aliases: aliases(&named, &path),
-        path,
-        socket: daemon.socket.clone(),
-        chunk_bytes: pool.chunk_bytes,
-    })
+    let socket = first_socket(&pool)?;
+    Ok(ViewPool { aliases: aliases(&named, &path), path, socket, chunk_bytes: pool.chunk_bytes })
+}
+
+/// Returns the socket of a daemon of a pool on this node.
+pub fn first_socket(pool: &Pool) -> Result<PathBuf, Failure> {
+    match pool.members.first() {
+        Some(daemon) => Ok(daemon.socket.clone()),
+        None => Err(Failure::cannot(format!("the pool {} has no daemon", shown(&pool.name)))),
+    }
 }
 
 /// Returns the path as the user named it, if it leads to `path` through symbolic links: programs

@@ -1,9 +1,11 @@
-//! The clock of the node.
+//! The clock and the identity of the node.
 
 use std::time::SystemTime;
 
 use quell_pool_service::Clock;
 use quell_wire::pool::Stamp;
+
+use crate::failure::Failure;
 
 /// The time of day of the system.
 pub struct SystemClock;
@@ -14,4 +16,13 @@ impl Clock for SystemClock {
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         Stamp { seconds: since.as_secs().cast_signed(), nanoseconds: since.subsec_nanos() }
     }
+}
+
+/// Returns a number that the processes of one boot of one machine have in common: a part of the
+/// kernel's random boot id.
+pub fn machine() -> Result<u64, Failure> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).map_err(|e| Failure::cannot(format!("{path}: {e}")))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).map_err(|e| Failure::cannot(format!("{path}: {e}")))
 }

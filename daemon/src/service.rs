@@ -20,7 +20,7 @@ use quell_vfs::{Error, ErrorKind, errno};
 use quell_wire::Failure;
 use quell_wire::pool::{self, MemberId, MemberSettings, PoolSettings};
 
-use crate::clock::SystemClock;
+use crate::clock::{SystemClock, machine};
 use crate::failure::Failure as StartFailure;
 use crate::peers::{Network, number};
 use crate::storage::Storage;
@@ -116,6 +116,7 @@ impl Service {
             store: storage.store,
             chunks: storage.chunks,
             peers: Rc::new(Network::new(Rc::clone(&network), pool, server.waker())?),
+            machine: machine()?,
             clock: Rc::new(SystemClock),
         };
         let member = Member::start(id, map, environment, (pool.uid, pool.gid))?;

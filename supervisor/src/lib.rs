@@ -50,10 +50,10 @@ pub use mount_table::{MOUNT_TABLE, MountTableEntry, file_system_of, mount_table,
 pub use pools::{NewPool, Pool, PoolMember, find_pool, forget_incomplete_pool, pools, start_pool, stop_pool};
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
-    BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LocksMode, LogPlan, Plan, PlanSource,
+    BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LocksMode, LogPlan, Plan, PlanSource, PoolPlan,
     RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
-pub use protocol::report::{HolderReport, LogReport, TreeReport};
+pub use protocol::report::{HolderReport, LogReport, PoolReport, TreeReport};
 pub use record::output_copy::OutputCopy;
 pub use record::stop::StopCondition;
 pub use record::wait::{RecordingEnd, wait_for_recording};

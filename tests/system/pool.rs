@@ -197,6 +197,26 @@ fn the_end_of_a_daemon_is_an_error_and_not_a_hang() {
 }
 
 #[test]
+fn a_mounted_pool_serves_all_programs_and_has_the_files_of_programs_with_the_library() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(2);
+    let point = pool.stage.dir("point");
+    let name = point.to_str().unwrap();
+    let mounted = pool.quell(&["mount", "--pool", "p", name]).expect(0);
+    assert_eq!((mounted.text(), mounted.err.as_str()), (String::new(), ""));
+    let script = "cd \"$1\" && mkdir d && echo one >d/file && cp /bin/sh d/sh && d/sh -c 'cat d/file; ls d'";
+    assert_eq!(pool.stage.sh(script, &[&point]).expect(0).text(), "one\nfile\nsh\n");
+    assert_eq!(pool.sh("cat d/file; echo two >d/second").expect(0).text(), "one\n");
+    assert_eq!(pool.stage.sh("cat \"$1/d/second\"", &[&point]).expect(0).text(), "two\n");
+    let report = pool.quell(&["stats", "--json", name]).expect(0).json();
+    assert_eq!(report[0]["pool"]["name"], "p", "{report}");
+    pool.quell(&["umount", name]).expect(0);
+    pool.expect_nothing_left();
+}
+
+#[test]
 fn other_users_cannot_use_a_pool() {
     if is_incomplete() {
         skip!("no quelld or no libquell_preload.so beside the binary");

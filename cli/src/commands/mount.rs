@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use quell_supervisor::{BootPlan, Plan, PlanSource, TreePlan, disk_plan, log_plan, mount, mount_target};
+use quell_supervisor::{
+    BootPlan, Plan, PlanSource, PoolPlan, TreePlan, disk_plan, find_pool, log_plan, mount, mount_target,
+};
 
 use crate::arguments::MountArgs;
 use crate::commands::umount::unmount;
@@ -13,10 +15,14 @@ use crate::indexes::{Creation, index_of};
 use crate::inputs::real_path;
 use crate::output::errln;
 use crate::plans;
+use crate::views::first_socket;
 
 pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(config) = &args.config {
         return mount_logs(Config::read_logs(config, &args.cover.trust_owner)?, &args, quiet);
+    }
+    if let Some(name) = &args.pool {
+        return mount_pool(name, &args, quiet);
     }
     match (&args.file, &args.mountpoint) {
         (Some(mountpoint), None) if !args.log.is_empty() => {
@@ -75,6 +81,19 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         Plan { strict: true, ..plans::plan(target, trees, &args.cover, quiet) }
     };
     mount(&plan)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Mounts a pool of this node.
+fn mount_pool(name: &str, args: &MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let (Some(mountpoint), None) = (&args.file, &args.mountpoint) else {
+        return Err(Failure::wrong_input("name one mount point: quell mount --pool NAME MOUNTPOINT"));
+    };
+    let pool = find_pool(name)?;
+    let socket = first_socket(&pool)?;
+    let plan = PoolPlan { name: pool.name, socket, chunk_bytes: pool.chunk_bytes };
+    let target = mount_target(mountpoint, args.allow_other)?;
+    mount(&plans::plan(target, PlanSource::Pool(plan), &args.cover, quiet))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,10 +14,9 @@ use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::installed::{PRELOAD_LIBRARY, daemon, library};
 use crate::output::{errln, outln};
-use crate::views::pool_of_argument;
+use crate::views::{POOL_DIRECTORY_VARIABLE, pool_of_argument};
 
-/// The number of partitions of a pool for each daemon: enough for an even distribution, also after
-/// more daemons have joined.
+/// The number of partitions of a pool: enough for an even distribution on all daemons.
 const PARTITIONS: u16 = 4096;
 
 pub fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
@@ -128,11 +127,14 @@ fn print_status(status: &PoolStatus, as_json: bool) {
 }
 
 fn environment(args: &PoolEnvArgs) -> Result<ExitCode, Failure> {
-    let view = View { pools: vec![pool_of_argument(&args.pool)?], ..View::default() };
+    let pool = pool_of_argument(&args.pool)?;
+    let directory = pool.path.clone();
+    let view = View { pools: vec![pool], ..View::default() };
     View::parse(view.to_json()?.as_bytes())?;
     let library = library(PRELOAD_LIBRARY, "install the library with `make install`")?;
     outln!("{VIEW_VARIABLE}={}", view.to_json()?);
     outln!("LD_PRELOAD={}", library.display());
+    outln!("{POOL_DIRECTORY_VARIABLE}={}", directory.display());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -21,14 +21,11 @@ use crate::plans;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, program_kind, why_no_dispatch};
 use crate::run_inputs::{boot_plan, job_of, tree_plans};
-use crate::views::{aliases, log_of_argument, log_of_paths, pool_of_argument};
+use crate::views::{POOL_DIRECTORY_VARIABLE, aliases, log_of_argument, log_of_paths, pool_of_argument};
 
 /// The lowest number of the descriptors that the program inherits and does not use: the lock of the
 /// counters, and the descriptor that keeps a holder running.
 const INHERITED_DESCRIPTOR_MINIMUM: i32 = 500;
-
-/// The variable with the directory of the first pool.
-const POOL_DIRECTORY_VARIABLE: &str = "QUELL_POOL_DIR";
 
 /// The variable by which the dynamic linker loads libraries before all others.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";

@@ -1,6 +1,7 @@
 //! `quell stats`: prints how many requests views absorbed and passed on, as counted by their
 //! holders.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -53,6 +54,10 @@ fn print(report: &HolderReport) {
     if let Some(log) = &report.log {
         print_log(log, report.pid);
     }
+    if let Some(pool) = &report.pool {
+        outln!("{} (pool {}, process {})", shown(&pool.path), pool.name, report.pid);
+        print_counters(&pool.counters);
+    }
     for tree in &report.trees {
         outln!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
         outln!("  reason for view     {}", tree.reason);
@@ -63,11 +68,7 @@ fn print(report: &HolderReport) {
         }
         match &tree.counters {
             None => outln!("  requests            not counted: the kernel answers them"),
-            Some(counters) => {
-                for (name, value) in counters {
-                    outln!("  {:<20}{value}", name.replace('_', " "));
-                }
-            }
+            Some(counters) => print_counters(counters),
         }
     }
     if let Some(messages) = &report.messages {
@@ -80,14 +81,18 @@ fn print_log(log: &LogReport, pid: u32) {
     outln!("  buffer bytes        {}", log.buffer_bytes);
     outln!("  index               {}", log.index.name());
     outln!("  locks               {}", log.locks.name());
-    for (name, value) in &log.counters {
+    print_counters(&log.counters);
+}
+
+fn print_counters(counters: &BTreeMap<String, u64>) {
+    for (name, value) in counters {
         outln!("  {:<20}{value}", name.replace('_', " "));
     }
 }
 
 /// Formats the counters in the Prometheus text format.
 fn prometheus(reports: &[HolderReport]) -> String {
-    let mut samples: std::collections::BTreeMap<String, Vec<String>> = Default::default();
+    let mut samples: BTreeMap<String, Vec<String>> = Default::default();
     let escape = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     for report in reports {
         if let Some(log) = &report.log {
@@ -98,6 +103,14 @@ fn prometheus(reports: &[HolderReport]) -> String {
                     .entry(format!("quell_{name}_total"))
                     .or_default()
                     .push(format!("{{{labels}}} {value}"));
+            }
+        }
+        if let Some(pool) = &report.pool {
+            let (path, name) = (escape(shown(&pool.path)), escape(pool.name.clone()));
+            let labels = format!("path=\"{path}\",pool=\"{name}\",view=\"pool\",pid=\"{}\"", report.pid);
+            for (name, value) in &pool.counters {
+                let samples = samples.entry(format!("quell_{name}_total")).or_default();
+                samples.push(format!("{{{labels}}} {value}"));
             }
         }
         for tree in &report.trees {

@@ -19,6 +19,10 @@ pub struct PoolFile {
     node: Arc<KnownNode>,
     mode: OpenMode,
     is_closed: AtomicBool,
+    /// The set-id bits were removed through this open file.
+    has_dropped_set_id: AtomicBool,
+    /// They are to be removed again, because another client may have set them since.
+    must_drop_set_id: AtomicBool,
 }
 
 /// A range of bytes within one chunk.
@@ -51,7 +55,14 @@ fn pieces(offset: u64, bytes: usize, chunk_bytes: u32) -> impl Iterator<Item = P
 impl PoolFile {
     /// Takes over one use of the node.
     pub fn new(client: Arc<Client>, node: Arc<KnownNode>, mode: OpenMode) -> PoolFile {
-        PoolFile { client, node, mode, is_closed: AtomicBool::new(false) }
+        PoolFile {
+            client,
+            node,
+            mode,
+            is_closed: AtomicBool::new(false),
+            has_dropped_set_id: AtomicBool::new(false),
+            must_drop_set_id: AtomicBool::new(false),
+        }
     }
 
     fn check_open(&self) -> Result<()> {
@@ -70,10 +81,27 @@ impl PoolFile {
         }
     }
 
+    /// Removes the set-id bits that another client may have set since the first write.
+    fn drop_set_id_of_later_writes(&self) -> Result<()> {
+        self.has_dropped_set_id.store(false, Ordering::Relaxed);
+        match self.must_drop_set_id.swap(false, Ordering::Relaxed) {
+            true => self.send_drop_set_id(),
+            false => Ok(()),
+        }
+    }
+
+    fn send_drop_set_id(&self) -> Result<()> {
+        let settings = Settings { drops_set_id: true, ..Settings::default() };
+        let change = Operation::Change { id: self.node.id, settings };
+        let changed = self.client.requests.ask(None, &change, ("change", b""), node)?;
+        self.node.note(&changed);
+        Ok(())
+    }
+
     /// Returns the current size, and records it.
     fn size_bytes(&self) -> Result<u64> {
         let node = self.client.requests.attributes(None, self.node.id)?;
-        self.node.set_known_bytes(node.size_bytes);
+        self.node.note(&node);
         Ok(node.size_bytes)
     }
 
@@ -142,11 +170,13 @@ impl WritableFile for PoolFile {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
+        let dropped = self.drop_set_id_of_later_writes();
         // The space of a removed file is free when it is closed.
-        match self.node.known_bytes() {
+        let released = match self.node.known_bytes() {
             0 => self.client.release_later(self.node.id, 1),
             _ => self.client.release_now(self.node.id),
-        }
+        };
+        dropped.and(released)
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
@@ -180,19 +210,25 @@ impl WritableFile for PoolFile {
 
     /// Data is visible everywhere when a write returns.
     fn publish(&self) -> Result<()> {
-        self.check_open()
+        self.check_open()?;
+        self.drop_set_id_of_later_writes()
     }
 
     fn sync(&self) -> Result<()> {
         self.check_open()?;
+        self.drop_set_id_of_later_writes()?;
         self.client.requests.ask(None, &Operation::Sync { id: self.node.id }, ("sync", b""), done)
     }
 
+    /// Another client may set the bits at any time. A request for each write would double its cost,
+    /// so there is one for the first write, and one for all later ones before they are published.
     fn drop_set_id(&self) -> Result<()> {
         self.check_open()?;
-        let settings = Settings { drops_set_id: true, ..Settings::default() };
-        let change = Operation::Change { id: self.node.id, settings };
-        self.client.requests.ask(None, &change, ("change", b""), node).map(drop)
+        if self.has_dropped_set_id.swap(true, Ordering::Relaxed) && !self.node.has_set_id() {
+            self.must_drop_set_id.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.send_drop_set_id()
     }
 }
 

@@ -307,7 +307,7 @@ impl Writable for PoolFs {
         let operation = Operation::Change { id: known.id, settings };
         let changed =
             self.0.requests.ask(context.deadline, &operation, ("change", b""), crate::daemon::node)?;
-        known.set_known_bytes(changed.size_bytes);
+        known.note(&changed);
         Ok(changed.attributes())
     }
 
@@ -322,7 +322,7 @@ impl Writable for PoolFs {
 
     fn space(&self) -> Result<Space> {
         self.0.requests.ask(None, &Operation::Space, ("statfs", b""), |reply| match reply {
-            Reply::Space { total_bytes, free_bytes, available_bytes } => {
+            Reply::Space { total_bytes, free_bytes, available_bytes, .. } => {
                 Some(Space { total_bytes, free_bytes, available_bytes, entries: 0, entries_free: 0 })
             }
             _ => None,

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use quell_vfs::{Error, ErrorKind, NodeId, Result};
 use quell_wire::pool::{FileId, Node, NodeKind};
+
+/// The set-id bits of `st_mode`.
+const SET_ID: u16 = 0o6000;
 
 /// A node that is in use.
 #[derive(Debug)]
@@ -15,16 +18,28 @@ pub struct KnownNode {
     /// A size that the file had at some time, in bytes. The file is shorter only if another client
     /// has truncated it since.
     known_bytes: AtomicU64,
+    /// The daemon last reported set-id bits.
+    has_set_id: AtomicBool,
 }
 
 impl KnownNode {
+    fn new(id: FileId, kind: NodeKind) -> KnownNode {
+        KnownNode { id, kind, known_bytes: AtomicU64::new(0), has_set_id: AtomicBool::new(false) }
+    }
+
     pub fn known_bytes(&self) -> u64 {
         self.known_bytes.load(Ordering::Relaxed)
     }
 
-    /// Records the size that the daemon reported.
-    pub fn set_known_bytes(&self, size_bytes: u64) {
-        self.known_bytes.store(size_bytes, Ordering::Relaxed);
+    /// Records the attributes that the daemon reported.
+    pub fn note(&self, node: &Node) {
+        self.known_bytes.store(node.size_bytes, Ordering::Relaxed);
+        self.has_set_id.store(node.permissions & SET_ID != 0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the daemon last reported set-id bits.
+    pub fn has_set_id(&self) -> bool {
+        self.has_set_id.load(Ordering::Relaxed)
     }
 
     /// Records that this client has written up to this offset.
@@ -49,7 +64,7 @@ pub struct Nodes(HashMap<FileId, Uses>);
 
 impl Nodes {
     pub fn new() -> Nodes {
-        let root = KnownNode { id: FileId::ROOT, kind: NodeKind::Dir, known_bytes: AtomicU64::new(0) };
+        let root = KnownNode::new(FileId::ROOT, NodeKind::Dir);
         Nodes(HashMap::from([(FileId::ROOT, Uses { node: Arc::new(root), count: 1, held: 0 })]))
     }
 
@@ -61,12 +76,12 @@ impl Nodes {
 
     /// Adds `count` uses of a node to which the daemon has counted a reference.
     pub fn held(&mut self, node: &Node, count: u64) -> Arc<KnownNode> {
-        let uses = self.0.entry(node.id).or_insert_with(|| {
-            let (id, kind) = (node.id, node.kind);
-            let node = Arc::new(KnownNode { id, kind, known_bytes: AtomicU64::new(0) });
-            Uses { node, count: 0, held: 0 }
+        let uses = self.0.entry(node.id).or_insert_with(|| Uses {
+            node: Arc::new(KnownNode::new(node.id, node.kind)),
+            count: 0,
+            held: 0,
         });
-        uses.node.set_known_bytes(node.size_bytes);
+        uses.node.note(node);
         uses.count += count;
         uses.held = uses.held.saturating_add(1);
         Arc::clone(&uses.node)

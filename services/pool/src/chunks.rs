@@ -21,6 +21,8 @@ pub struct Space {
     pub free_bytes: u64,
     /// The part that users other than root may use.
     pub available_bytes: u64,
+    /// The number of the file system on its machine, as `st_dev` packs it.
+    pub device: u64,
 }
 
 /// The storage of chunks. Any number of threads may use it.
@@ -141,6 +143,7 @@ impl Chunks for ChunkDir {
             total_bytes: space.total_bytes,
             free_bytes: space.free_bytes,
             available_bytes: space.available_bytes,
+            device: self.dir.stat_self()?.identity().device,
         })
     }
 }

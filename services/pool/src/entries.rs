@@ -1,10 +1,12 @@
 //! Names and attributes of single nodes.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
 use quell_wire::pool::{FileId, MemberId, NodeKind, PeerRequest, Reply, Settings, Stamp};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::creation::SET_GROUP_ID;
 use crate::inode::Inode;
@@ -203,23 +205,30 @@ impl Member {
 
     pub(crate) fn own_space(&self) -> Result<Reply<'static>> {
         let space = self.environment.chunks.space()?;
+        let device = space.device.to_le_bytes();
         Ok(Reply::Space {
             total_bytes: space.total_bytes,
             free_bytes: space.free_bytes,
             available_bytes: space.available_bytes,
+            file_system: xxh3_64_with_seed(&device, self.environment.machine),
         })
     }
 
+    /// Returns the space of all members. A file system that several members use counts once.
     pub(crate) async fn space(self: &Rc<Member>) -> Result<Reply<'static>> {
         let (mut total, mut free, mut available) = (0_u64, 0_u64, 0_u64);
+        let mut counted = HashSet::new();
         for reply in self.call_all(&PeerRequest::Space).await {
-            let Reply::Space { total_bytes, free_bytes, available_bytes } = reply? else {
-                return Err(unexpected(&Reply::Done));
+            let reply = reply?;
+            let Reply::Space { total_bytes, free_bytes, available_bytes, file_system } = reply else {
+                return Err(unexpected(&reply));
             };
-            total = total.saturating_add(total_bytes);
-            free = free.saturating_add(free_bytes);
-            available = available.saturating_add(available_bytes);
+            if counted.insert(file_system) {
+                total = total.saturating_add(total_bytes);
+                free = free.saturating_add(free_bytes);
+                available = available.saturating_add(available_bytes);
+            }
         }
-        Ok(Reply::Space { total_bytes: total, free_bytes: free, available_bytes: available })
+        Ok(Reply::Space { total_bytes: total, free_bytes: free, available_bytes: available, file_system: 0 })
     }
 }

@@ -37,6 +37,8 @@ pub struct Environment {
     pub chunks: Arc<dyn Chunks>,
     /// The other members.
     pub peers: Rc<dyn Peers>,
+    /// A number that members share if and only if they run on one machine.
+    pub machine: u64,
     /// The clock.
     pub clock: Rc<dyn Clock>,
 }

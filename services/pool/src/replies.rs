@@ -18,8 +18,8 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::Bytes(bytes) => Reply::Bytes(own(bytes)),
         Reply::Written(is_recorded) => Reply::Written(is_recorded),
         Reply::Offset(offset) => Reply::Offset(offset),
-        Reply::Space { total_bytes, free_bytes, available_bytes } => {
-            Reply::Space { total_bytes, free_bytes, available_bytes }
+        Reply::Space { total_bytes, free_bytes, available_bytes, file_system } => {
+            Reply::Space { total_bytes, free_bytes, available_bytes, file_system }
         }
         Reply::HasEntries(has_entries) => Reply::HasEntries(has_entries),
         Reply::Prepared(existing) => Reply::Prepared(existing),

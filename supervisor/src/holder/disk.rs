@@ -283,6 +283,7 @@ impl Service for ServedDisk<'_> {
             mountpoint: self.context.plan.target.mountpoint().map(Path::to_owned),
             trees: vec![self.watched.report(&self.session)],
             log: None,
+            pool: None,
             messages: self.context.message_log(),
         }
         .to_json()

@@ -6,8 +6,9 @@ use crate::console::Console;
 use crate::failure::Failure;
 use crate::holder::disk::DiskView;
 use crate::holder::handshake::HolderContext;
-use crate::holder::log::LogMount;
+use crate::holder::log;
 use crate::holder::messages::Messages;
+use crate::holder::pool;
 use crate::holder::process_trees::ProcessTrees;
 use crate::holder::served::hold;
 use crate::holder::tree_view::TreeView;
@@ -29,7 +30,8 @@ pub fn run_holder(console: Arc<dyn Console>, quiet: bool) -> Result<(), Failure>
         }
         PlanSource::Trees(trees) => hold(TreeView::create(&context, trees, files), lock, &context),
         PlanSource::Disk(disk) => hold(DiskView::create(&context, disk, files), lock, &context),
-        PlanSource::Log(log) => hold(LogMount::create(&context, log), lock, &context),
+        PlanSource::Log(plan) => hold(log::create(&context, plan), lock, &context),
+        PlanSource::Pool(plan) => hold(pool::create(&context, plan), lock, &context),
     }
 }
 

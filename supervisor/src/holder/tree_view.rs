@@ -185,6 +185,7 @@ impl Service for ServedTrees<'_> {
             mountpoint: self.context.plan.target.mountpoint().map(Path::to_owned),
             trees: self.views.iter().map(CoveredView::report).collect(),
             log: None,
+            pool: None,
             messages: self.context.message_log(),
         }
         .to_json()

@@ -71,6 +71,8 @@ pub enum PlanSource {
     Disk(DiskPlan),
     /// The files of log stores.
     Log(LogPlan),
+    /// The files of a pool.
+    Pool(PoolPlan),
 }
 
 /// Indexed trees.
@@ -142,6 +144,17 @@ pub struct LogPlan {
     pub flatten_threshold_bytes: u64,
     /// Where locks are kept.
     pub locks: LocksMode,
+}
+
+/// A mount of a pool.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PoolPlan {
+    /// The name of the pool.
+    pub name: String,
+    /// The socket of the pool's daemon on this node.
+    pub socket: PathBuf,
+    /// The size of the pool's chunks, in bytes.
+    pub chunk_bytes: u32,
 }
 
 /// Where the locks (flock(2), fcntl(2)) of a log mount are kept.
@@ -341,7 +354,7 @@ impl Plan {
         match &self.source {
             PlanSource::Trees(trees) => trees.boot.recording(),
             PlanSource::Disk(disk) => disk.boot.recording(),
-            PlanSource::Log(_) => None,
+            PlanSource::Log(_) | PlanSource::Pool(_) => None,
         }
     }
 }
@@ -376,7 +389,7 @@ mod tests {
         );
         let again: Plan = serde_json::from_str(&text).unwrap();
         assert!(matches!(again.source, PlanSource::Log(log) if log.stores == [Path::new("/s")]));
-        let unknown = text.replace("\"log\":{", "\"pool\":{");
+        let unknown = text.replace("\"log\":{", "\"blob\":{");
         assert!(serde_json::from_str::<Plan>(&unknown).unwrap_err().to_string().contains("unknown variant"));
     }
 

@@ -21,6 +21,9 @@ pub struct HolderReport {
     /// The log mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogReport>,
+    /// The mount of a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolReport>,
     /// The path of the message log of a mount's process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages: Option<PathBuf>,
@@ -47,6 +50,17 @@ pub struct LogReport {
     /// Where locks are kept. A mount of an earlier version does not report it.
     #[serde(default)]
     pub locks: LocksMode,
+    /// The counters of the mount, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The report of a mount of a pool.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PoolReport {
+    /// The name of the pool.
+    pub name: String,
+    /// The mount point.
+    pub path: PathBuf,
     /// The counters of the mount, by name.
     pub counters: BTreeMap<String, u64>,
 }

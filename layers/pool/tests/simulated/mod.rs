@@ -100,6 +100,7 @@ fn start_members(count: u16, chunk_bytes: u32) -> Members {
             store: Arc::new(MemoryStore::new()),
             chunks: Arc::new(ChunkDir::new(MemoryDirs::new().root())),
             peers: Rc::new(Network { from: id, members: Rc::downgrade(&members) }),
+            machine: u64::from(id.0),
             clock: Rc::new(SystemClock),
         };
         let member = Member::start(id, map.clone(), environment, (1000, 1000)).unwrap();

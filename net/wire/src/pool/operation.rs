@@ -271,6 +271,9 @@ pub enum Reply<'a> {
         free_bytes: u64,
         /// The part that users other than root may use.
         available_bytes: u64,
+        /// Identifies the file system with the space of a member; 0 for the pool. Members on one
+        /// machine may share a file system.
+        file_system: u64,
     },
     /// Whether a directory has entries.
     HasEntries(bool),
