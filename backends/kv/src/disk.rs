@@ -131,9 +131,14 @@ impl DiskStore {
     /// `Busy` at once if the store is open, in this or another process; `Exists` if the directory
     /// has other files; `Damaged` if the store does not have its format; the errors of open(2),
     /// mkdir(2), read(2) and write(2).
+    ///
+    /// # Panics
+    /// The process aborts for some damaged lists of tables: the engine panics, and its destructor
+    /// panics again while the first panic is handled.
     pub fn open(path: &Path, options: &DiskOptions) -> Result<DiskStore> {
         let directory = Directory::lock(path)?;
-        // The engine panics for some damaged files.
+        // The engine panics for some damaged files. If its destructor does not panic as well, the
+        // panic ends here.
         let opened = catch_unwind(AssertUnwindSafe(|| open_engine(&directory, options)));
         let (database, entries) = match opened {
             Ok(opened) => opened.map_err(|cause| {

@@ -5,7 +5,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyRange, KeyValue};
-use quell_testkit::Random;
 use quell_vfs::ErrorKind;
 
 use crate::{entries, get, open, put, small};
@@ -97,37 +96,6 @@ fn a_changed_byte_of_a_value_is_an_error() {
     bytes[value + 50] = b'y';
     fs::write(&journal, bytes).unwrap();
     assert_eq!(DiskStore::open(directory.path(), &small()).unwrap_err().kind, ErrorKind::Damaged);
-}
-
-/// The engine itself panics for some of these changes.
-#[test]
-fn a_changed_byte_of_a_list_of_tables_causes_no_panic() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("store");
-    let store = open(&path);
-    (0..2_000_u32).for_each(|number| put(&store, &number.to_be_bytes(), &[1; 100]));
-    store.close().unwrap();
-    let keyspace = path.join("engine/keyspaces/1");
-    let is_list = |name: &str| name == "current" || name.starts_with('v');
-    let names =
-        fs::read_dir(&keyspace).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut lists: Vec<_> = names.filter(|name| is_list(name)).collect();
-    lists.sort();
-    let mut random = Random::new(1);
-    for trial in 0..12 {
-        let list = random.pick(&lists).clone();
-        let copy = directory.path().join(format!("copy-{trial}"));
-        let status = Command::new("cp").arg("-r").args([&path, &copy]).status().unwrap();
-        assert!(status.success());
-        let list = copy.join("engine/keyspaces/1").join(list);
-        let mut bytes = fs::read(&list).unwrap();
-        let changed = random.below(bytes.len());
-        bytes[changed] ^= 1 << random.below(8);
-        fs::write(&list, bytes).unwrap();
-        if let Ok(store) = DiskStore::open(&copy, &small()) {
-            let _ = store.get(&1_u32.to_be_bytes());
-        }
-    }
 }
 
 #[test]
