@@ -21,8 +21,20 @@ const PATH_BYTES_MAX: usize = libc::PATH_MAX as usize;
 pub enum LastLink {
     Follow,
     Keep,
-    /// The last name is not looked up at all, unless it must be a directory.
-    Unread,
+    /// As `Follow`, but in a pool the last name is not looked up, unless it must be a directory.
+    FollowUnread,
+    /// As `Keep`, with the same exception.
+    KeepUnread,
+}
+
+impl LastLink {
+    fn follows(self) -> bool {
+        matches!(self, LastLink::Follow | LastLink::FollowUnread)
+    }
+
+    fn is_unread(self) -> bool {
+        matches!(self, LastLink::FollowUnread | LastLink::KeepUnread)
+    }
 }
 
 /// The end of a path.
@@ -185,7 +197,7 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
                 let parent = &dir.path[..dir.path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
                 return Ok(Walked::Absolute(joined(parent, crate::paths::strip_slashes(rest))));
             }
-            name if is_last && last_link == LastLink::Unread && !must_be_dir => {
+            name if is_last && !must_be_dir && last_link.is_unread() && dir.is_pool() => {
                 at.push(name);
                 let Position { current: parent, path, .. } = at;
                 let entry = Entry { dir, fs, parent, found: None, path, must_be_dir, ends_with_dot };
@@ -193,8 +205,7 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
             }
             name => match fs.lookup(&context, at.current.node(), name)? {
                 Some(found)
-                    if found.kind == Kind::Symlink
-                        && (!is_last || last_link == LastLink::Follow || must_be_dir) =>
+                    if found.kind == Kind::Symlink && (!is_last || last_link.follows() || must_be_dir) =>
                 {
                     let target = fs.read_link(&context, found.node())?;
                     return follow(target, rest, must_be_dir, at.path);

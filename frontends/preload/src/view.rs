@@ -133,6 +133,11 @@ impl VirtualDir {
         matches!(self.source, Source::Tree(..))
     }
 
+    /// Returns whether the files are in a pool, where each look-up is a request to its daemon.
+    pub fn is_pool(&self) -> bool {
+        matches!(self.source, Source::Pool(_))
+    }
+
     /// Returns whether paths into the directory are served. A tree that cannot be served is shown
     /// as it is, with a message; a log directory is not, because its files are elsewhere.
     pub fn is_served(&self) -> bool {

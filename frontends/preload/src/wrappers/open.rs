@@ -17,6 +17,9 @@ use crate::placeholder::{self, Header};
 use crate::resolve::{Entry, LastLink, last_name, path_of};
 use crate::wrappers::{Target, find_and};
 
+/// The flags with which open(2) does not create a file that has a name.
+const NOT_A_NEW_FILE: c_int = libc::O_TMPFILE | libc::O_PATH | libc::O_DIRECTORY;
+
 /// The number of attempts to open a file that other processes create and remove at the same time.
 const OPEN_RACES_MAX: usize = 100;
 
@@ -107,13 +110,23 @@ pub unsafe fn open_at(
     next: impl FnOnce(c_int, *const c_char, c_int) -> c_int,
 ) -> c_int {
     let excludes = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
-    // SAFETY: the caller's promise.
-    if let Some(fd) = unsafe { open_new(dirfd, path, flags, mode) } {
-        return fd;
-    }
-    let last_link = if flags & libc::O_NOFOLLOW != 0 || excludes { LastLink::Keep } else { LastLink::Follow };
-    // SAFETY: the caller's promise.
-    match unsafe { find_and(dirfd, path, last_link, |entry| open_entry(entry, flags, mode)) } {
+    let (read, unread) = match flags & libc::O_NOFOLLOW != 0 || excludes {
+        true => (LastLink::Keep, LastLink::KeepUnread),
+        false => (LastLink::Follow, LastLink::FollowUnread),
+    };
+    // A file is created without a look-up of its name, which saves a request. It is looked up if
+    // the name exists.
+    let creates_file = flags & libc::O_CREAT != 0 && flags & NOT_A_NEW_FILE == 0;
+    let open = |last_link| {
+        // SAFETY: the caller's promise.
+        unsafe { find_and(dirfd, path, last_link, |entry| open_entry(entry, flags, mode)) }
+    };
+    let opened = match open(if creates_file { unread } else { read }) {
+        // The name is a symbolic link, which only a look-up follows.
+        Err(Errno(libc::ELOOP)) if creates_file => open(read),
+        opened => opened,
+    };
+    match opened {
         Ok(Target::Native) => next(dirfd, path, flags),
         Ok(Target::Elsewhere(path)) => next(libc::AT_FDCWD, path.as_ptr(), flags),
         Ok(Target::Virtual(fd)) => {
@@ -121,54 +134,6 @@ pub unsafe fn open_at(
             fd
         }
         Err(error) => errno::reply(Err(error)),
-    }
-}
-
-/// Creates and opens a file whose name is not looked up before, which saves a request. Returns
-/// `None` if the name exists, or if the path needs more than that.
-///
-/// # Safety
-///
-/// As for `open_at`.
-unsafe fn open_new(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> Option<c_int> {
-    let other = libc::O_TMPFILE | libc::O_PATH | libc::O_DIRECTORY;
-    if flags & libc::O_CREAT == 0 || flags & other != 0 {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    let created =
-        unsafe { find_and(dirfd, path, LastLink::Unread, |entry| create_entry(entry, flags, mode)) };
-    match created {
-        Ok(Target::Virtual(Some(fd))) => {
-            crate::streams::use_for_standard(fd);
-            Some(fd)
-        }
-        // All other cases, with their errors, are those of a name that is looked up.
-        _ => None,
-    }
-}
-
-/// Creates an entry that was not looked up. Returns `None` if it exists.
-fn create_entry(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<Option<c_int>> {
-    if entry.found.is_some() || entry.must_be_dir || entry.dir.is_tree() {
-        return Ok(None);
-    }
-    let header = Header { flags: kept_flags(flags), path: path_of(&entry) };
-    // First, so that it gets the lowest free number, as POSIX requires.
-    let fd = placeholder::create(&header, flags & libc::O_CLOEXEC != 0)?;
-    let (context, new) = (crate::view::context(), new_entry(mode));
-    let created =
-        entry.writable()?.create(&context, entry.parent.node(), entry.name(), new, open_mode(flags));
-    match created {
-        Ok((found, file)) => {
-            let Entry { dir, path, .. } = *entry;
-            let node = found.into_attributes().node;
-            let file = OpenFile::new(dir, path, flags, Some((node, file)));
-            dir.count(Counter::Opens, 1);
-            descriptors::insert(fd, Description::File(file).into()).map(Some)
-        }
-        Err(error) if error.errno() == libc::EEXIST => Ok(None),
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -338,6 +303,9 @@ fn open_or_create(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<(Ope
             }
             if found.kind == Kind::Symlink {
                 return Err(Errno(libc::ELOOP));
+            }
+            if found.kind == Kind::Dir {
+                return Err(Errno(libc::EISDIR));
             }
             check_access(&found, open)?;
             match fs.open_as(&context, found.node(), open) {
