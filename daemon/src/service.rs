@@ -145,7 +145,9 @@ impl Service {
             if repeated.elapsed() >= INTERVAL {
                 repeated = Instant::now();
                 self.end_clients();
-                self.send_times();
+                if self.member.has_unsent_times() {
+                    self.send_times();
+                }
                 if recovered.elapsed() >= RECOVERY_INTERVAL {
                     recovered = Instant::now();
                     self.end_prepared();

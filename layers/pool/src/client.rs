@@ -47,17 +47,20 @@ impl Client {
     /// Removes a use of a node. References are returned to the daemon at once, so that the space of
     /// a removed file is free when it is closed.
     pub fn release_now(&self, id: FileId) -> Result<()> {
-        let Some(returned) = lock(&self.nodes).release(id, 1) else { return Ok(()) };
-        lock(&self.returned).push(returned);
-        self.send_returned()
+        self.release(id, 1, 1)
     }
 
     /// Removes uses of a node. Its references are returned to the daemon together with others.
     pub fn release_later(&self, id: FileId, uses: u64) -> Result<()> {
+        self.release(id, uses, RETURNED_TOGETHER)
+    }
+
+    /// Removes uses of a node. References are returned when those of `nodes` nodes wait for it.
+    fn release(&self, id: FileId, uses: u64, nodes: usize) -> Result<()> {
         let Some(returned) = lock(&self.nodes).release(id, uses) else { return Ok(()) };
         let mut waiting = lock(&self.returned);
         waiting.push(returned);
-        let is_enough = waiting.len() >= RETURNED_TOGETHER;
+        let is_enough = waiting.len() >= nodes;
         drop(waiting);
         if is_enough { self.send_returned() } else { Ok(()) }
     }

@@ -4,14 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_vfs::{Attributes, Error, ErrorKind, File, OpenMode, ReadAt, Result, WritableFile, errno};
-use quell_wire::pool::{Operation, Reply, Settings};
+use quell_wire::pool::{FILE_BYTES_MAX, Operation, Reply, Settings};
 
 use crate::client::Client;
 use crate::daemon::{done, node};
 use crate::nodes::KnownNode;
-
-/// The largest size of a file: that of `off_t`.
-const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// An open file. It is a use of its node.
 pub struct PoolFile {

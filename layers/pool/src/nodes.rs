@@ -70,8 +70,8 @@ impl Nodes {
 
     /// Returns a node that is in use.
     pub fn get(&self, node: NodeId) -> Result<Arc<KnownNode>> {
-        let stale = || Error::new(ErrorKind::Stale, "node", node.0.to_string());
-        self.0.get(&FileId::from(node)).map(|uses| Arc::clone(&uses.node)).ok_or_else(stale)
+        let uses = self.0.get(&FileId::from(node)).ok_or_else(|| stale(node))?;
+        Ok(Arc::clone(&uses.node))
     }
 
     /// Adds `count` uses of a node to which the daemon has counted a reference.
@@ -89,8 +89,7 @@ impl Nodes {
 
     /// Adds a use of a node that is in use.
     pub fn use_again(&mut self, node: NodeId) -> Result<Arc<KnownNode>> {
-        let stale = || Error::new(ErrorKind::Stale, "node", node.0.to_string());
-        let uses = self.0.get_mut(&FileId::from(node)).ok_or_else(stale)?;
+        let uses = self.0.get_mut(&FileId::from(node)).ok_or_else(|| stale(node))?;
         uses.count += 1;
         Ok(Arc::clone(&uses.node))
     }
@@ -104,6 +103,10 @@ impl Nodes {
         }
         self.0.remove(&id).map(|uses| (id, uses.held))
     }
+}
+
+fn stale(node: NodeId) -> Error {
+    Error::new(ErrorKind::Stale, "node", node.0.to_string())
 }
 
 #[cfg(test)]

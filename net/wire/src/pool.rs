@@ -18,5 +18,8 @@ pub const DATA_BYTES_MAX: usize = 512 << 10;
 /// The largest length of a message, in bytes: file data, and space for everything else.
 pub const MESSAGE_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 
+/// The largest size of a file, in bytes: that of `off_t`.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
 /// The longest target of a symbolic link, in bytes.
 pub const TARGET_BYTES_MAX: usize = 4095;

@@ -113,20 +113,17 @@ impl Member {
         !self.touched_dirs.borrow().is_empty()
     }
 
-    /// Records the times of directories whose entries have changed since the last call. Returns
-    /// whether there were any.
+    /// Records the times of directories whose entries have changed since the last call.
     ///
     /// # Errors
     ///
     /// Of the first member that failed. The times are only a hint, so they are not sent again.
-    pub async fn send_times(self: Rc<Member>) -> Result<bool> {
+    pub async fn send_times(self: Rc<Member>) -> Result<()> {
         let touched = self.touched_dirs.take();
-        let mut result = Ok(!touched.is_empty());
+        let mut result = Ok(());
         for (dir, time) in touched {
             let sent = self.call(self.map.home(dir)?, &PeerRequest::Touch { dir, time }).await;
-            if let Err(error) = sent {
-                result = Err(error);
-            }
+            result = result.and(sent.map(drop));
         }
         result
     }

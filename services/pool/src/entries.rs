@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
-use quell_wire::pool::{FileId, MemberId, NodeKind, PeerRequest, Reply, Settings, Stamp};
+use quell_wire::pool::{FILE_BYTES_MAX, FileId, MemberId, NodeKind, PeerRequest, Reply, Settings, Stamp};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::creation::SET_GROUP_ID;
@@ -13,9 +13,6 @@ use crate::inode::Inode;
 use crate::lock_table::Lock;
 use crate::member::Member;
 use crate::replies::{node_of, unexpected};
-
-/// The largest size of a file: that of `off_t`.
-pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 const SET_USER_ID: u16 = 0o4000;
 const GROUP_EXECUTE: u16 = 0o010;
@@ -104,11 +101,7 @@ impl Member {
     }
 
     pub(crate) async fn change(self: &Rc<Member>, id: FileId, settings: Settings) -> Result<Reply<'static>> {
-        let before = self.inode(id)?;
         if let Some(size_bytes) = settings.size_bytes {
-            if before.kind != NodeKind::File || size_bytes > FILE_BYTES_MAX {
-                return Err(Error::new(ErrorKind::InvalidInput, "set size", ""));
-            }
             self.set_size(id, size_bytes, settings.drops_set_id).await?;
         }
         let group = |inode: &Inode| (inode.permissions & SET_GROUP_ID != 0).then_some(inode.gid);
@@ -181,6 +174,9 @@ impl Member {
     async fn set_size(self: &Rc<Member>, id: FileId, size_bytes: u64, drops_set_id: bool) -> Result<()> {
         let _size = self.locks.lock(Lock::Size(id)).await;
         let mut inode = self.inode(id)?;
+        if inode.kind != NodeKind::File || size_bytes > FILE_BYTES_MAX {
+            return Err(Error::new(ErrorKind::InvalidInput, "set size", ""));
+        }
         if drops_set_id {
             inode.drop_set_id();
         }

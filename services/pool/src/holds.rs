@@ -37,14 +37,6 @@ impl MemberHolds {
     pub fn is_held(&self, id: FileId) -> bool {
         self.0.contains_key(&id)
     }
-
-    /// Removes the references of a member that has ended, and returns the nodes that have none
-    /// left.
-    pub fn release_all(&mut self, member: MemberId) -> Vec<FileId> {
-        let held: Vec<FileId> =
-            self.0.iter().filter(|(_, members)| members.contains_key(&member)).map(|(id, _)| *id).collect();
-        held.into_iter().filter(|id| self.release(*id, member, u64::MAX)).collect()
-    }
 }
 
 /// The references that the clients of this member's node have.

@@ -157,17 +157,6 @@ impl Member {
         self.return_references(released.into_iter().collect()).await
     }
 
-    /// Removes the references of a member that has ended, and the locks that it held.
-    pub async fn end_member(self: Rc<Member>, member: MemberId) -> Result<()> {
-        self.renames.borrow_mut().remove(&member);
-        let free = self.member_holds.borrow_mut().release_all(member);
-        let mut result = Ok(());
-        for id in free {
-            result = result.and(self.remove_unused(id).await);
-        }
-        result
-    }
-
     /// Performs a request of another member and returns the encoded result: `Result<Reply,
     /// Failure>`. It must be polled to its end.
     pub async fn serve(self: Rc<Member>, from: MemberId, request: Vec<u8>) -> Vec<u8> {

@@ -43,17 +43,18 @@ impl Member {
     /// Records that a node of this member has lost its name, and removes it if it has no
     /// references.
     pub(crate) async fn lose_name(self: &Rc<Member>, id: FileId) -> Result<Reply<'static>> {
-        if !self.member_holds.borrow().is_held(id) && !self.inode(id)?.has_chunks {
+        let mut inode = self.inode(id)?;
+        let is_held = self.member_holds.borrow().is_held(id);
+        if !is_held && !inode.has_chunks {
             let mut batch = Batch::new();
             batch.delete(&keys::inode(id));
             self.environment.store.commit(batch)?;
             return Ok(Reply::Done);
         }
-        let mut inode = self.inode(id)?;
         inode.name = None;
         inode.changed = self.now();
         self.put_inode(id, &inode)?;
-        if !self.member_holds.borrow().is_held(id) {
+        if !is_held {
             self.remove_unused(id).await?;
         }
         Ok(Reply::Done)
@@ -77,7 +78,7 @@ impl Member {
     }
 
     /// Removes a node of this member that has no references, unless it has a name. The record is
-    /// removed last, so that a repetition removes what was left.
+    /// removed last, so that a repetition removes the rest.
     pub(crate) async fn remove_unused(self: &Rc<Member>, id: FileId) -> Result<()> {
         let inode = match self.inode(id) {
             Err(error) if error.kind == ErrorKind::Stale => return Ok(()),

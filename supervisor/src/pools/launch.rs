@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use quell_mount_spec::PoolConnection;
 use quell_vfs::ErrorKind;
@@ -15,7 +16,11 @@ use serde::de::DeserializeOwned;
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::mount_point::END_TIMEOUT;
 use crate::pools::registry::{Pool, PoolMember, pool_directory};
+
+/// How often a daemon that is to end is looked for.
+const END_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The settings of a pool that is to be started on this node.
 #[derive(Debug)]
@@ -259,17 +264,13 @@ pub fn stop_pool(pool: &Pool) -> Result<(), Failure> {
     pool.forget()
 }
 
-/// How long a daemon may take to end, and how often it is looked for.
-const END_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
-const END_INTERVAL: std::time::Duration = std::time::Duration::from_millis(5);
-
 /// Waits until no process has the store of a member open.
 fn wait_for_end(member: &PoolMember) -> Result<(), Failure> {
-    let deadline = std::time::Instant::now() + END_TIMEOUT;
+    let deadline = Instant::now() + END_TIMEOUT;
     while member.socket.exists() {
         match PoolConnection::open(&member.socket) {
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => return Ok(()),
-            _ if std::time::Instant::now() > deadline => {
+            _ if Instant::now() > deadline => {
                 return Err(Failure::cannot(format!(
                     "the daemon {} (process {}) does not end",
                     member.id.0, member.pid

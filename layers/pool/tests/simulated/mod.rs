@@ -133,11 +133,7 @@ fn serve(events: &mpsc::Receiver<Event>, count: u16, chunk_bytes: u32) {
         }
         executor.run_until_stalled();
         for member in members.borrow().values() {
-            spawner
-                .spawn_local(Rc::clone(member).send_times().map(|sent| {
-                    sent.unwrap();
-                }))
-                .unwrap();
+            spawner.spawn_local(Rc::clone(member).send_times().map(|sent| sent.unwrap())).unwrap();
         }
         executor.run_until_stalled();
     }
