@@ -214,7 +214,7 @@ impl DiskStore {
             if self.buffered_bytes.load(Ordering::Relaxed) < 2 * self.write_buffer_bytes {
                 break;
             }
-            // This only writes what is in the journal's buffer, which is nothing, and fails if the
+            // This only writes the journal's buffer, which is empty, and fails if the
             // engine's thread has failed.
             self.database.persist(PersistMode::Buffer).map_err(|cause| self.fail(cause, "commit"))?;
             std::thread::sleep(BACKLOG_POLL);

@@ -1,8 +1,8 @@
 //! The directory of a store: its lock, and the creation of the engine's files.
 //!
 //! docs/formats/kv.md describes the files. A process can be killed while it creates a store; the
-//! engine cannot open what is left. So the file `format` is written last: without it, the store has
-//! never accepted a commit, and the engine's files are removed and created again.
+//! engine cannot open the incomplete files. So the file `format` is written last: without it, the
+//! store has never accepted a commit, and the engine's files are removed and created again.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind as IoErrorKind, Write};

@@ -1,5 +1,5 @@
 //! The channel between a client process and the daemon of its node, through shared memory.
-//! docs/formats/local-channel.md draws the bytes and has the rules of who writes them when.
+//! docs/formats/local-channel.md draws the bytes and has the rules for the writer of each of them.
 
 mod client;
 mod handshake;

@@ -1,7 +1,7 @@
 //! The daemon's half of the local channel, for one service thread.
 //!
 //! The service thread repeats: [`LocalServer::wait`], [`LocalServer::drain`], its other work, and
-//! [`LocalServer::reply`] for what is done. No method waits for a client.
+//! [`LocalServer::reply`] for requests that are done. No method waits for a client.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
