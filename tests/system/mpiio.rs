@@ -107,8 +107,12 @@ fn the_operations_of_mpi_io_have_the_same_results_as_on_a_plain_file() {
         "shared_pointer",
         "atomic",
     ] {
-        fixture.succeeds(RANKS, &variables, case, &plain.join(case));
         fixture.succeeds(RANKS, &variables, case, &fixture.view.join(case));
+        // Open MPI does not lock a plain file in atomic mode, so its own results can be mixed.
+        if case == "atomic" {
+            continue;
+        }
+        fixture.succeeds(RANKS, &variables, case, &plain.join(case));
         // A plain file is not touched by the components.
         assert!(!plain.join(format!("{case}.container")).exists(), "{case}");
         assert_eq!(plain.join(case).exists(), case != "deletion", "{case}");
