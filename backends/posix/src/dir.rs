@@ -68,6 +68,18 @@ pub trait Dir: Send + Sync {
         Ok(self.names()?.into_iter().map(|name| (name, None)).collect())
     }
 
+    /// Passes each name as [`names_and_kinds`](Self::names_and_kinds) returns it to `visit`, until
+    /// that returns `false`. The memory does not grow with the number of names. Another listing of
+    /// this open directory waits until this one has ended.
+    fn visit(&self, visit: &mut dyn FnMut(&[u8], Option<Kind>) -> bool) -> Result<()> {
+        for (name, kind) in self.names_and_kinds()? {
+            if !visit(&name, kind) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the metadata of a child, without following a link.
     fn stat(&self, name: &[u8]) -> Result<Stat>;
 
@@ -110,6 +122,14 @@ pub trait OpenFile: ReadAt {
     /// Returns the descriptor. `None`: the implementation has none.
     fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
         None
+    }
+
+    /// Returns the first range at or after `offset` that has data, from its first byte to the one
+    /// after its last; `None` if only a hole follows. An implementation that does not know its
+    /// holes returns the whole rest of the file.
+    fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
+        let size_bytes = self.stat()?.size_bytes;
+        Ok((offset < size_bytes).then_some((offset, size_bytes)))
     }
 
     /// Makes data and size survive a power failure, including data written through other

@@ -193,12 +193,20 @@ impl Dir for PosixDir {
     }
 
     fn names_and_kinds(&self) -> Result<Vec<(Vec<u8>, Option<Kind>)>> {
+        let mut names = Vec::new();
+        self.visit(&mut |name, kind| {
+            names.push((name.to_vec(), kind));
+            true
+        })?;
+        Ok(names)
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&[u8], Option<Kind>) -> bool) -> Result<()> {
         let _span = operation_span("list");
         let _position = lock(&self.listing);
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
         let mut entries = RawDir::new(&self.fd, &mut buffer);
-        let mut names = Vec::new();
         while let Some(entry) = entries.next() {
             let entry = entry.map_err(|e| failed(e, "list", b""))?;
             let name = entry.file_name().to_bytes();
@@ -209,10 +217,12 @@ impl Dir for PosixDir {
                     FileType::Symlink => Some(Kind::Symlink),
                     _ => None,
                 };
-                names.push((name.to_vec(), kind));
+                if !visit(name, kind) {
+                    break;
+                }
             }
         }
-        Ok(names)
+        Ok(())
     }
 
     fn stat(&self, name: &[u8]) -> Result<Stat> {
@@ -325,6 +335,23 @@ impl OpenFile for PosixFile {
     fn stat(&self) -> Result<Stat> {
         let _span = operation_span("fstat");
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
+        let _span = operation_span("lseek");
+        // The position of the descriptor is used for nothing else.
+        let seek = |to| rustix::fs::seek(&self.fd, to);
+        let first = match seek(rustix::fs::SeekFrom::Data(offset)) {
+            Ok(first) => first,
+            Err(Errno::NXIO) => return Ok(None),
+            Err(e) => return Err(failed(e, "find data of", b"")),
+        };
+        // The file may have been truncated meanwhile.
+        match seek(rustix::fs::SeekFrom::Hole(first)) {
+            Ok(end) => Ok(Some((first, end))),
+            Err(Errno::NXIO) => Ok(None),
+            Err(e) => Err(failed(e, "find a hole of", b"")),
+        }
     }
 
     fn acl(&self) -> Result<Option<Vec<u8>>> {
