@@ -18,10 +18,12 @@ const SET_USER_ID: u16 = 0o4000;
 const GROUP_EXECUTE: u16 = 0o010;
 
 impl Inode {
-    /// Records a change of the data at this time, unless a later one is recorded.
+    /// Records a change of the data at this time, unless a later change is recorded. In particular,
+    /// a time that a program has set since remains.
     pub(crate) fn touch(&mut self, time: Stamp) {
-        self.modified = self.modified.max(time);
-        self.changed = self.changed.max(time);
+        if time > self.changed {
+            (self.modified, self.changed) = (time, time);
+        }
     }
 
     /// Records a change of the data by the clock of this member.
