@@ -16,7 +16,10 @@ pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
 };
-pub use pool::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs, PoolUpArgs};
+pub use pool::{
+    PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStageInArgs, PoolStageOutArgs, PoolStatusArgs,
+    PoolUpArgs, StagingArgs,
+};
 
 const AFTER: &str = "\
 Exit codes: 0 success; 1 a difference was found, or something could not be read;

@@ -16,6 +16,7 @@ pub mod log_transfer;
 pub mod mount;
 pub mod mpi;
 pub mod pool;
+mod pool_staging;
 pub mod probe;
 pub mod profile;
 pub mod qcow2_layer;

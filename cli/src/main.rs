@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         Command::Mount(args) => commands::mount::run(args, quiet),
         Command::Umount(args) => commands::umount::run(args, quiet),
         Command::Log(command) => commands::log::run(command, quiet),
-        Command::Pool(command) => commands::pool::run(command),
+        Command::Pool(command) => commands::pool::run(command, quiet),
         Command::Mpi(command) => commands::mpi::run(command, quiet),
         Command::Verify(args) => commands::verify::run(args, quiet),
         Command::Show(args) => commands::show::run(args),

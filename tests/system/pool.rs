@@ -10,14 +10,14 @@ use crate::skip;
 use crate::stage::{Ended, Stage, eventually, has, is_root, quell, send};
 
 /// A running pool, which is ended with the test, also if it fails.
-struct Pool {
-    stage: Stage,
-    files: PathBuf,
+pub struct Pool {
+    pub stage: Stage,
+    pub files: PathBuf,
 }
 
 impl Pool {
     /// Starts a pool of `daemons` daemons.
-    fn start(daemons: u16) -> Pool {
+    pub fn start(daemons: u16) -> Pool {
         let stage = Stage::new();
         let files = stage.dir("files");
         let data = stage.dir("data");
@@ -28,32 +28,32 @@ impl Pool {
         Pool { stage, files }
     }
 
-    fn quell(&self, arguments: &[&str]) -> Ended {
+    pub fn quell(&self, arguments: &[&str]) -> Ended {
         self.stage.run(self.stage.quell().args(arguments))
     }
 
     /// Returns a command that runs a program with the pool in `files`.
-    fn with_files(&self) -> Command {
+    pub fn with_files(&self) -> Command {
         let mut command = self.stage.quell();
         command.arg("run").arg("--pool").arg(format!("p={}", self.files.display())).arg("--");
         command
     }
 
     /// Runs a script in the directory of the pool.
-    fn sh(&self, script: &str) -> Ended {
+    pub fn sh(&self, script: &str) -> Ended {
         let mut command = self.with_files();
         command.args(["sh", "-c", &format!("cd \"$0\" || exit\n{script}")]).arg(&self.files);
         self.stage.run(&mut command)
     }
 
     /// Returns the process ids of the daemons.
-    fn daemons(&self) -> Vec<i32> {
+    pub fn daemons(&self) -> Vec<i32> {
         let status = self.quell(&["pool", "status", "p", "--json"]).json();
         let daemons = status["daemons"].as_array().unwrap().iter();
         daemons.map(|daemon| i32::try_from(daemon["pid"].as_i64().unwrap()).unwrap()).collect()
     }
 
-    fn expect_nothing_left(self) {
+    pub fn expect_nothing_left(self) {
         self.quell(&["pool", "down", "p", "--discard"]).expect(0);
         assert_eq!(self.quell(&["pool", "ls"]).expect(0).text(), "");
         let left: Vec<_> = std::fs::read_dir(self.stage.path("data")).unwrap().collect();
@@ -72,7 +72,7 @@ impl Drop for Pool {
     }
 }
 
-fn is_incomplete() -> bool {
+pub fn is_incomplete() -> bool {
     let directory = quell();
     !directory.with_file_name("quelld").exists() || !directory.with_file_name("libquell_preload.so").exists()
 }

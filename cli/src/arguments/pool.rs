@@ -12,8 +12,9 @@ use clap::{Args, Subcommand};
 #[command(after_help = "\
 Example:
   quell pool up scratch --local 3
+  quell pool stage-in /shared/me/input scratch:/
   quell run --pool scratch=$HOME/scratch -- ./program
-  quell pool status scratch
+  quell pool stage-out scratch:/results /shared/me
   quell pool down scratch --discard
 
 All daemons of a pool run on one machine. Pools on several machines, copies of
@@ -23,6 +24,8 @@ pub enum PoolCommand {
     Ls(PoolLsArgs),
     Status(PoolStatusArgs),
     Env(PoolEnvArgs),
+    StageIn(PoolStageInArgs),
+    StageOut(PoolStageOutArgs),
     Down(PoolDownArgs),
 }
 
@@ -97,6 +100,97 @@ pub struct PoolEnvArgs {
     /// DIR, it is a directory that belongs to the pool; QUELL_VIEW contains its path.
     #[arg(value_name = "NAME[=DIR]", default_value = "pool")]
     pub pool: String,
+}
+
+/// Copy files and directories into a pool.
+///
+/// Each SRC is copied into DIR under its own last name; of a SRC that ends in `/.` the entries are
+/// copied. A file gets its name in DIR after its copy was read back and has the checksum of what
+/// was read. Files that DIR has already, with the size and the modification time of the source, are
+/// not copied again, so a command that was interrupted is continued by running it again.
+///
+/// Symbolic links are copied as links, and holes are kept. Each entry that was not copied is
+/// printed on standard error, and the exit code is 1 then.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool stage-in /shared/me/input scratch:/
+  quell pool stage-in /shared/me/input/. scratch:/input --manifest input.jsonl
+  # four processes, each of which copies a part
+  srun -n 4 sh -c \
+    'quell pool stage-in /shared/me/input scratch:/ --part $SLURM_PROCID/4'")]
+pub struct PoolStageInArgs {
+    /// Files and directories to copy.
+    #[arg(value_name = "SRC", required = true, num_args = 1..)]
+    pub sources: Vec<PathBuf>,
+    /// The pool, and a directory in it, which is created if it does not exist.
+    #[arg(value_name = "NAME:/DIR")]
+    pub destination: String,
+    #[command(flatten)]
+    pub staging: StagingArgs,
+}
+
+/// Copy a file or directory out of a pool.
+///
+/// PATH is copied into DIR under its own last name; of `NAME:/`, and of a PATH that ends in `/.`,
+/// the entries are copied. The rules are those of `quell pool stage-in`. Before a complete copy is
+/// reported, its data is passed to the storage of DIR (syncfs).
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool stage-out scratch:/results /shared/me
+  quell pool stage-out scratch:/ /shared/me/everything && quell pool down scratch")]
+pub struct PoolStageOutArgs {
+    /// The pool, and a path in it.
+    #[arg(value_name = "NAME:/PATH")]
+    pub source: String,
+    /// A directory, which is created if it does not exist.
+    #[arg(value_name = "DIR")]
+    pub destination: PathBuf,
+    #[command(flatten)]
+    pub staging: StagingArgs,
+}
+
+/// The options of both directions.
+#[derive(Debug, Args)]
+pub struct StagingArgs {
+    /// Number of files, or ranges of large files, that are copied at once.
+    #[arg(short = 'j', long = "threads", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// Do not read the copies back.
+    #[arg(long)]
+    pub no_verify: bool,
+    /// Compare files that exist with the size and time of the source by content, and copy those
+    /// that differ.
+    #[arg(long)]
+    pub checksum: bool,
+    /// Write a line of JSON for each file that is complete, with its path in DIR, size,
+    /// modification time and BLAKE3 checksum. Implies --checksum.
+    #[arg(long, value_name = "FILE")]
+    pub manifest: Option<PathBuf>,
+    /// Copy only part I of N of the files, counted from 0. Several processes, on any nodes, copy
+    /// the N parts at once.
+    #[arg(long, value_name = "I/N", value_parser = staging_part)]
+    pub part: Option<StagingPart>,
+    /// Print a line of JSON for each entry that was not copied, and one with the totals.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Part `index` of `count`.
+#[derive(Debug, Clone, Copy)]
+pub struct StagingPart {
+    pub index: u32,
+    pub count: u32,
+}
+
+fn staging_part(text: &str) -> Result<StagingPart, String> {
+    let parsed = text.split_once('/').and_then(|(index, count)| {
+        Some(StagingPart { index: index.parse().ok()?, count: count.parse().ok()? })
+    });
+    parsed
+        .filter(|part| part.index < part.count)
+        .ok_or_else(|| "a part has the form I/N, with I from 0 to N - 1".into())
 }
 
 /// End the daemons of a pool and remove their data.

@@ -9,6 +9,7 @@ use quell_supervisor::{NewPool, Pool, find_pool, forget_incomplete_pool, pools, 
 use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
 use serde::Serialize;
 
+use super::pool_staging;
 use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs, PoolUpArgs};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
@@ -19,12 +20,14 @@ use crate::views::{POOL_DIRECTORY_VARIABLE, pool_of_argument};
 /// The number of partitions of a pool: enough for an even distribution on all daemons.
 const PARTITIONS: u16 = 4096;
 
-pub fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
+pub fn run(command: PoolCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
         PoolCommand::Up(args) => up(args),
         PoolCommand::Ls(args) => list(&args),
         PoolCommand::Status(args) => status(&args),
         PoolCommand::Env(args) => environment(&args),
+        PoolCommand::StageIn(args) => pool_staging::stage_in(&args, quiet),
+        PoolCommand::StageOut(args) => pool_staging::stage_out(&args, quiet),
         PoolCommand::Down(args) => down(&args),
     }
 }

@@ -1,0 +1,203 @@
+//! `quell pool stage-in` and `stage-out`: trees are the same after both, what is not copied is
+//! listed, and an interrupted command is continued.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+
+use crate::pool::{Pool, is_incomplete};
+use crate::skip;
+
+/// Returns the entries below a directory: kind and permissions, owner, size and time, and content
+/// or target.
+fn listing(root: &Path) -> BTreeMap<Vec<u8>, (u32, u32, i64, i64, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut left: Vec<PathBuf> = vec![root.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let status = fs::symlink_metadata(&path).unwrap();
+            let content = if status.is_dir() {
+                left.push(path.clone());
+                Vec::new()
+            } else if status.is_symlink() {
+                fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec()
+            } else {
+                fs::read(&path).unwrap()
+            };
+            let name = path.strip_prefix(root).unwrap().as_os_str().as_bytes().to_vec();
+            found.insert(name, (status.mode(), status.uid(), status.mtime(), status.mtime_nsec(), content));
+        }
+    }
+    found
+}
+
+/// Creates a tree with odd names, links, permissions and a file with holes.
+fn make_tree(root: &Path) {
+    fs::create_dir_all(root.join("sub/deep")).unwrap();
+    for number in 0..30_u8 {
+        fs::write(root.join(format!("sub/{number}")), vec![number; 1000 * usize::from(number)]).unwrap();
+    }
+    fs::write(root.join("new\nline \u{202e}"), b"odd").unwrap();
+    fs::write(root.join(std::ffi::OsStr::from_bytes(b"\xff")), b"not UTF-8").unwrap();
+    let large: Vec<u8> = (0..9_500_000_u32).map(|at| (at / 3) as u8).collect();
+    fs::write(root.join("sub/deep/large"), large).unwrap();
+    let sparse = fs::File::create(root.join("sub/sparse")).unwrap();
+    sparse.write_all_at(b"data", 40_000_000).unwrap();
+    sparse.set_len(60_000_000).unwrap();
+    symlink("../nowhere", root.join("sub/link")).unwrap();
+    fs::set_permissions(root.join("sub/3"), fs::Permissions::from_mode(0o4750)).unwrap();
+    fs::set_permissions(root.join("sub/deep"), fs::Permissions::from_mode(0o555)).unwrap();
+    let old = fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_nanos(77));
+    for name in ["sub/4", "sub/deep", "sub"] {
+        fs::File::open(root.join(name)).unwrap().set_times(old).unwrap();
+    }
+}
+
+#[test]
+fn a_tree_is_the_same_after_stage_in_and_stage_out() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    for daemons in [1, 3] {
+        let pool = Pool::start(daemons);
+        let tree = pool.stage.dir("tree");
+        make_tree(&tree);
+        let path = |name: &str| pool.stage.path(name).to_str().unwrap().to_owned();
+        let staged =
+            pool.quell(&["pool", "stage-in", &path("tree"), "p:/in/put", "--manifest", &path("in.jsonl")]);
+        assert_eq!((staged.code(), staged.text(), staged.err.as_str()), (Some(0), String::new(), ""));
+        // Programs see the files.
+        let found = pool.sh("cd in/put/tree && cat new*; readlink sub/link; wc -c <sub/sparse").expect(0);
+        assert_eq!(found.text(), "odd../nowhere\n60000000\n");
+        let copied = pool.quell(&[
+            "pool",
+            "stage-out",
+            "p:/in/put/tree",
+            &path("out"),
+            "--manifest",
+            &path("out.jsonl"),
+        ]);
+        assert_eq!((copied.code(), copied.text(), copied.err.as_str()), (Some(0), String::new(), ""));
+        assert_eq!(listing(&pool.stage.path("out/tree")), listing(&tree));
+        let sparse = fs::metadata(pool.stage.path("out/tree/sub/sparse")).unwrap();
+        assert!(sparse.blocks() < 100, "{} blocks", sparse.blocks());
+        // Both manifests name the same content, in any order.
+        let lines = |name: &str| {
+            let text = fs::read_to_string(pool.stage.path(name)).unwrap();
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        assert_eq!(lines("in.jsonl"), lines("out.jsonl"));
+        assert_eq!(lines("in.jsonl").len(), 35, "34 files, and the end");
+        // The entries of the root, and files that exist already.
+        pool.quell(&["pool", "stage-out", "p:/", &path("all")]).expect(0);
+        assert_eq!(listing(&pool.stage.path("all/in/put/tree")), listing(&tree));
+        let again = pool
+            .quell(&["pool", "stage-out", "p:/in/put/tree/.", &path("out/tree"), "--json"])
+            .expect(0)
+            .json();
+        assert_eq!((&again["files"], &again["unchanged"]), (&0.into(), &35.into()), "{again}");
+        pool.expect_nothing_left();
+    }
+}
+
+#[test]
+fn what_is_not_copied_is_listed_and_the_exit_code_is_1() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(1);
+    let tree = pool.stage.dir("tree");
+    fs::write(tree.join("file"), b"content").unwrap();
+    let bound = std::os::unix::net::UnixListener::bind(tree.join("soc\nket")).unwrap();
+    let name = tree.to_str().unwrap();
+    let staged = pool.quell(&["pool", "stage-in", name, "p:/"]).expect(1);
+    assert!(staged.err.contains("tree/soc\\nket: copy: not supported"), "{}", staged.err);
+    let failed = pool.quell(&["pool", "stage-in", name, "/nonexistent", "p:/", "--json"]).expect(1);
+    assert_eq!(failed.err, "");
+    let lines: Vec<serde_json::Value> =
+        failed.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut paths: Vec<&str> = lines.iter().filter_map(|line| line["path"].as_str()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["nonexistent", "tree/soc\nket"]);
+    assert_eq!((&lines[2]["failed"], &lines[2]["unchanged"]), (&2.into(), &1.into()));
+    drop(bound);
+    // A file of the pool stands in the way of a directory.
+    pool.sh("rm -r tree && echo >tree").expect(0);
+    pool.quell(&["pool", "stage-in", name, "p:/"]).expect(1).says("another file of this name");
+    // Wrong usage.
+    pool.quell(&["pool", "stage-in", name, "p"]).expect(2).says("NAME:/PATH");
+    pool.quell(&["pool", "stage-in", name, name, "p:/"]).expect(2).says("the same name");
+    pool.quell(&["pool", "stage-in", name, "other:/"]).expect(2).says("there is no pool other");
+    pool.quell(&["pool", "stage-in", name, "p:/", "--part", "2/2"]).expect(2).says("I/N");
+    pool.quell(&["pool", "stage-out", "p:/a/b", name]).expect(2).says("No such file");
+    pool.quell(&["pool", "stage-out", "p:/a", name]).expect(1).says("No such file");
+    pool.expect_nothing_left();
+}
+
+#[test]
+fn a_command_that_was_interrupted_or_killed_is_continued() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(2);
+    let tree = pool.stage.dir("tree");
+    for number in 0..3000 {
+        fs::write(tree.join(number.to_string()), vec![1; 5000]).unwrap();
+    }
+    let name = tree.to_str().unwrap();
+    for (signal, code) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
+        let mut command = pool.stage.quell();
+        let running = pool.stage.start(command.args(["pool", "stage-in", name, "p:/", "-j", "2"]));
+        // After the first files have their names.
+        let has_begun = || !pool.sh("ls tree 2>/dev/null").text().is_empty();
+        assert!(crate::stage::eventually(has_begun));
+        running.signal(signal);
+        let ended = running.wait();
+        // The command may have ended before the signal.
+        assert!(ended.code() == code || ended.code() == Some(0), "{:?}: {}", ended.code(), ended.err);
+        if signal == Signal::INT {
+            assert_eq!(pool.sh("ls -A tree | grep -c quell-staging").text(), "0\n");
+        }
+        // Each file that has its name is complete.
+        let sizes = pool.sh("find tree -name '[0-9]*' -type f ! -size 5000c | wc -l").expect(0);
+        assert_eq!(sizes.text().trim(), "0");
+    }
+    pool.quell(&["pool", "stage-in", name, "p:/"]).expect(0);
+    let out = pool.stage.dir("out");
+    pool.quell(&["pool", "stage-out", "p:/tree", out.to_str().unwrap()]).expect(0);
+    assert_eq!(listing(&out.join("tree")), listing(&tree));
+    pool.expect_nothing_left();
+}
+
+#[test]
+fn several_processes_copy_parts_of_a_tree() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(2);
+    let tree = pool.stage.dir("tree");
+    make_tree(&tree);
+    let out = pool.stage.dir("out");
+    for (verb, from, to) in
+        [("stage-in", tree.to_str().unwrap(), "p:/"), ("stage-out", "p:/tree", out.to_str().unwrap())]
+    {
+        let start =
+            |part: &str| pool.stage.start(pool.stage.quell().args(["pool", verb, from, to, "--part", part]));
+        let running: Vec<_> = ["0/3", "1/3", "2/3"].map(start).into_iter().collect();
+        for process in running {
+            process.wait().expect(0);
+        }
+    }
+    let content = |root: &Path| -> Vec<_> {
+        listing(root).into_iter().map(|(path, entry)| (path, entry.0 | 0o700, entry.4)).collect()
+    };
+    assert_eq!(content(&out.join("tree")), content(&tree));
+    pool.expect_nothing_left();
+}

@@ -1,0 +1,155 @@
+//! The directories of a copy. A directory gets its attributes after everything below it was copied,
+//! because a new entry changes its time, and its permissions may refuse new entries.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use quell_posix::{Dir, Stat, WritableDir};
+use quell_vfs::{Change, Error, ErrorKind, Result};
+
+use crate::context::Context;
+
+/// The largest number of directories above a directory that is copied. Each of them is kept open.
+pub const DEPTH_MAX: usize = 1000;
+
+/// The permissions of the owner to list, enter and change a directory.
+const OWNER: u32 = 0o700;
+
+/// A directory that is being copied.
+pub struct Directory {
+    parent: Option<Arc<Directory>>,
+    name: Vec<u8>,
+    depth: usize,
+    pub source: Arc<dyn Dir>,
+    pub target: Arc<dyn WritableDir>,
+    /// The copy has created it, so that it has no other entries.
+    pub is_new: bool,
+    /// The attributes of the source; `None` if the directory gets none.
+    found: Option<Stat>,
+    /// Entries that are not done, and 1 while entries are added.
+    unfinished: AtomicUsize,
+}
+
+impl Directory {
+    /// Returns the directory of the entries that the user named. It is in use until `end`.
+    pub fn top(source: Arc<dyn Dir>, target: Arc<dyn WritableDir>) -> Arc<Directory> {
+        Arc::new(Directory {
+            parent: None,
+            name: Vec::new(),
+            depth: 0,
+            source,
+            target,
+            is_new: false,
+            found: None,
+            unfinished: AtomicUsize::new(1),
+        })
+    }
+
+    /// Opens a child directory and creates it at the destination. It is in use until `end`.
+    pub fn enter(self: &Arc<Directory>, context: &Context<'_>, name: &[u8]) -> Result<Arc<Directory>> {
+        if self.depth >= DEPTH_MAX {
+            let source = Some(format!("more than {DEPTH_MAX} directories are above it").into());
+            return Err(Error { source, ..Error::new(ErrorKind::InvalidInput, "copy", name) });
+        }
+        let source = self.source.open_dir(name)?;
+        let found = source.stat_self()?;
+        let is_new = match self.target.make_dir(name, OWNER) {
+            Ok(()) => true,
+            Err(error) if error.kind == ErrorKind::Exists => false,
+            Err(error) => return Err(error),
+        };
+        if !is_new {
+            self.make_usable(name)?;
+        }
+        let target = self.target.open_writable_dir(name)?;
+        context.progress.add_directory();
+        self.add();
+        Ok(Arc::new(Directory {
+            parent: Some(Arc::clone(self)),
+            name: name.to_vec(),
+            depth: self.depth + 1,
+            source,
+            target,
+            is_new,
+            found: Some(found),
+            unfinished: AtomicUsize::new(1),
+        }))
+    }
+
+    /// Lets the owner change an existing directory of the destination, such as one whose final
+    /// permissions an earlier copy has set.
+    fn make_usable(&self, name: &[u8]) -> Result<()> {
+        let found = self.target.stat(name)?;
+        let permissions = found.mode & 0o7777;
+        match found.kind() {
+            Some(quell_vfs::Kind::Dir) if permissions & OWNER == OWNER => Ok(()),
+            Some(quell_vfs::Kind::Dir) => {
+                let permissions = Some(permissions | OWNER);
+                self.target.change(name, &Change { permissions, ..Change::default() })
+            }
+            _ => {
+                let source = Some("the destination has another file of this name".into());
+                Err(Error { source, ..Error::new(ErrorKind::NotADirectory, "create directory", name) })
+            }
+        }
+    }
+
+    /// Counts an entry, which calls `end`.
+    pub fn add(&self) {
+        self.unfinished.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An entry is done. After the last one, the directory gets its attributes and is done, too.
+    pub fn end(self: &Arc<Directory>, context: &Context<'_>) {
+        let mut at = self;
+        // The counter orders the changes of all entries before those of the attributes.
+        while at.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if !context.progress.is_stopped()
+                && let Err(error) = at.set_attributes(context)
+            {
+                context.fail(&at.path_of(b""), &error);
+            }
+            match &at.parent {
+                Some(parent) => at = parent,
+                None => break,
+            }
+        }
+    }
+
+    fn set_attributes(&self, context: &Context<'_>) -> Result<()> {
+        let Some(found) = &self.found else { return Ok(()) };
+        let mut change = attributes_of(found, context.options.keeps_owners);
+        if context.options.part.is_some() {
+            // Other processes may still create entries in it.
+            change.permissions = change.permissions.map(|permissions| permissions | OWNER);
+        }
+        self.target.change(b"", &change)
+    }
+
+    /// Returns the path of an entry from the destination directory; of this directory itself, if
+    /// the name is empty.
+    pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
+        let mut names = vec![name];
+        let mut at = self;
+        while let Some(parent) = &at.parent {
+            names.push(&at.name);
+            at = parent;
+        }
+        names.reverse();
+        if name.is_empty() {
+            names.pop();
+        }
+        names.join(&b'/')
+    }
+}
+
+/// Returns the change that gives a copy the attributes of its source.
+pub fn attributes_of(found: &Stat, keeps_owners: bool) -> Change {
+    Change {
+        permissions: Some(found.mode & 0o7777),
+        uid: keeps_owners.then_some(found.uid),
+        gid: keeps_owners.then_some(found.gid),
+        size_bytes: None,
+        modified: Some(found.modified),
+    }
+}
