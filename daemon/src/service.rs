@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use futures_executor::{LocalPool, LocalSpawner};
 use futures_util::FutureExt;
 use futures_util::task::LocalSpawnExt;
-use quell_pool_service::{ClientId, Environment, Member, PoolMap};
+use quell_pool_service::{ClientId, Clients, Environment, Member, PoolMap};
 use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
 use quell_transport::peer::{Handler, PeerNetwork, PoolId, PoolKey, Protection, Reply, Request, Settings};
 use quell_vfs::{Error, ErrorKind, errno};
@@ -52,6 +52,16 @@ impl Handler for Inbox {
         // After the end of the service, the reply is dropped, and the sender gets an error.
         let _ = self.requests.send((request, reply));
         self.waker.wake();
+    }
+}
+
+/// The clients of this daemon. Their number for directories is in the memory that they share with
+/// it.
+struct LocalClients(Waker);
+
+impl Clients for LocalClients {
+    fn forget_dirs(&self) {
+        self.0.increase_version();
     }
 }
 
@@ -116,6 +126,7 @@ impl Service {
             store: storage.store,
             chunks: storage.chunks,
             peers: Rc::new(Network::new(Rc::clone(&network), pool, server.waker())?),
+            clients: Rc::new(LocalClients(server.waker())),
             machine: machine()?,
             clock: Rc::new(SystemClock),
         };

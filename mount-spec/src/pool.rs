@@ -54,6 +54,10 @@ impl Daemon for PoolConnection {
         let encode = |into: &mut [u8]| quell_wire::encode_into(operation, into);
         self.0.call(deadline, encode, |reply| quell_wire::decode(reply).map(receive))?
     }
+
+    fn dirs_version(&self) -> u64 {
+        self.0.version()
+    }
 }
 
 /// Connects to the daemon whose socket is at `socket`. The pool has chunks of `chunk_bytes` bytes.

@@ -66,6 +66,13 @@ pub trait FileSystem: Send + Sync {
     /// the directory is not known; `NameTooLong`.
     fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>>;
 
+    /// Does the same as `lookup`, for a name in a path after which other names follow. The size and
+    /// the times of a directory may be those of an earlier state; all else is as current as in
+    /// `lookup`.
+    fn lookup_on_path(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        self.lookup(context, dir, name)
+    }
+
     /// Returns the attributes of a node. Errors: `Stale` or `NotFound` if it no longer exists.
     fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes>;
 
@@ -278,7 +285,7 @@ pub fn resolve<'a, F: FileSystem + ?Sized>(
     context: &Context<'_>,
     path: &[u8],
 ) -> Result<NodeRef<'a>> {
-    resolve_components(fs, context, path.split(|byte| *byte == b'/'), path)
+    resolve_components(fs, context, path.split(|byte| *byte == b'/'), path, false)
 }
 
 /// The directory of the last name of a path, and that name.
@@ -305,33 +312,48 @@ pub fn resolve_parent<'a, 'p, F: FileSystem + ?Sized>(
     match components.pop() {
         None | Some(b"..") => Ok(None),
         Some(name) => {
-            let parent = resolve_components(fs, context, components.into_iter(), path)?;
+            let parent = resolve_components(fs, context, components.into_iter(), path, true)?;
             Ok(Some(ParentAndName { parent, name }))
         }
     }
 }
 
+/// `is_followed`: another name follows the last component.
 fn resolve_components<'a, 'p, F: FileSystem + ?Sized>(
     fs: &'a F,
     context: &Context<'_>,
     components: impl Iterator<Item = &'p [u8]>,
     path: &[u8],
+    is_followed: bool,
 ) -> Result<NodeRef<'a>> {
     let refused = |kind| Err(Error::new(kind, "resolve", path));
-    let mut current = NodeRef::permanent(fs.attributes(context, fs.root())?);
+    let mut components = components.filter(|component| !matches!(*component, b"" | b".")).peekable();
+    // `None` is the root, whose attributes are needed only if it is the result.
+    let mut current: Option<NodeRef<'a>> = None;
     // The directories above, whose references are needed for `..`.
     let mut above = Vec::new();
-    for component in components {
-        match component {
-            b"" | b"." => {}
-            _ if current.kind == Kind::Symlink => return refused(ErrorKind::Os(errno::ELOOP)),
-            _ if current.kind != Kind::Dir => return refused(ErrorKind::NotADirectory),
-            b".." => current = above.pop().unwrap_or(current),
-            name => match fs.lookup(context, current.node(), name)? {
-                Some(found) => above.push(std::mem::replace(&mut current, found)),
-                None => return refused(ErrorKind::NotFound),
-            },
+    while let Some(component) = components.next() {
+        match current.as_ref().map(|current| current.kind) {
+            None | Some(Kind::Dir) => {}
+            Some(Kind::Symlink) => return refused(ErrorKind::Os(errno::ELOOP)),
+            Some(_) => return refused(ErrorKind::NotADirectory),
+        }
+        if component == b".." {
+            current = above.pop().unwrap_or_default();
+            continue;
+        }
+        let dir = current.as_ref().map_or(fs.root(), |current| current.node());
+        let found = match is_followed || components.peek().is_some() {
+            true => fs.lookup_on_path(context, dir, component)?,
+            false => fs.lookup(context, dir, component)?,
+        };
+        match found {
+            Some(found) => above.push(current.replace(found)),
+            None => return refused(ErrorKind::NotFound),
         }
     }
-    Ok(current)
+    match current {
+        Some(current) => Ok(current),
+        None => Ok(NodeRef::permanent(fs.attributes(context, fs.root())?)),
+    }
 }

@@ -345,7 +345,8 @@ pub fn has_collected(fd: BorrowedFd<'_>) -> bool {
     has_pages(fd) && has_data(fd)
 }
 
-/// Returns whether the placeholder has data before the header. The position of `fd` does not change.
+/// Returns whether the placeholder has data before the header. The position of `fd` does not
+/// change.
 fn has_data(fd: BorrowedFd<'_>) -> bool {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let first = rustix::fs::open(proc_path(fd.as_raw_fd()), flags, Mode::empty())

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use quell_vfs::{Attributes, FileSystem, Kind, NodeId, NodeRef, Time, Writable};
+use quell_vfs::{Attributes, Context, FileSystem, Kind, NodeId, NodeRef, Time, Writable};
 
 use crate::access::check_access;
 use crate::counters::Counter;
@@ -203,7 +203,7 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
                 let entry = Entry { dir, fs, parent, found: None, path, must_be_dir, ends_with_dot };
                 return Ok(Walked::Entry(Box::new(entry)));
             }
-            name => match fs.lookup(&context, at.current.node(), name)? {
+            name => match look_up(fs, &context, at.current.node(), name, is_last)? {
                 Some(found)
                     if found.kind == Kind::Symlink && (!is_last || last_link.follows() || must_be_dir) =>
                 {
@@ -228,6 +228,16 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
     let parent = parent.unwrap_or_else(|| NodeRef::permanent(*current));
     let found = Some(current);
     Ok(Walked::Entry(Box::new(Entry { dir, fs, parent, found, path, must_be_dir, ends_with_dot })))
+}
+
+fn look_up<'a>(
+    fs: &'a dyn FileSystem,
+    context: &Context<'_>,
+    dir: NodeId,
+    name: &[u8],
+    is_last: bool,
+) -> quell_vfs::Result<Option<NodeRef<'a>>> {
+    if is_last { fs.lookup(context, dir, name) } else { fs.lookup_on_path(context, dir, name) }
 }
 
 /// Returns the attributes of a directory of which only the number is known.

@@ -8,6 +8,7 @@ use quell_vfs::{Context, Error, ErrorKind, NodeId, Result};
 use quell_wire::pool::{FileId, Operation};
 
 use crate::daemon::{Daemon, Requests, done};
+use crate::dir_cache::DirCache;
 use crate::nodes::{KnownNode, Nodes, Returned};
 
 /// References of this number of nodes are returned to the daemon with one request.
@@ -18,6 +19,7 @@ pub struct Client {
     pub requests: Requests,
     pub chunk_bytes: u32,
     pub nodes: Mutex<Nodes>,
+    pub dirs: Mutex<DirCache>,
     /// References that are not needed any more.
     returned: Mutex<Vec<Returned>>,
 }
@@ -28,6 +30,7 @@ impl Client {
             requests: Requests(daemon),
             chunk_bytes,
             nodes: Mutex::new(Nodes::new()),
+            dirs: Mutex::default(),
             returned: Mutex::default(),
         }
     }

@@ -25,6 +25,10 @@ pub trait Daemon: Send + Sync {
         operation: &Operation<'_>,
         receive: &mut dyn FnMut(Result<Reply<'_>, Failure>),
     ) -> Result<()>;
+
+    /// Returns a number that differs from earlier ones after a directory of the pool was renamed or
+    /// removed, or its permissions or owners were changed. Sends no request.
+    fn dirs_version(&self) -> u64;
 }
 
 /// The daemon, with functions that read the replies.

@@ -60,6 +60,26 @@ impl PoolFs {
         Ok((created, known))
     }
 
+    /// Looks an entry up, and adds a use of its node.
+    fn look_up(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+    ) -> Result<Option<(Node, NodeRef<'_>)>> {
+        let lookup = Operation::Lookup { dir: self.dir(dir)?, name, holds: true };
+        let found =
+            self.0.requests.ask(context.deadline, &lookup, ("look up", name), |reply| match reply {
+                Reply::Held(node) => Some(Some(node)),
+                Reply::Found(None) => Some(None),
+                _ => None,
+            })?;
+        Ok(found.map(|node| {
+            lock(&self.0.nodes).held(&node, 1);
+            (node, NodeRef::counted(self, node.attributes()))
+        }))
+    }
+
     fn remove_entry(
         &self,
         context: &Context<'_>,
@@ -96,17 +116,30 @@ impl FileSystem for PoolFs {
     }
 
     fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
-        let lookup = Operation::Lookup { dir: self.dir(dir)?, name, holds: true };
-        let found =
-            self.0.requests.ask(context.deadline, &lookup, ("look up", name), |reply| match reply {
-                Reply::Held(node) => Some(Some(node)),
-                Reply::Found(None) => Some(None),
-                _ => None,
-            })?;
-        Ok(found.map(|node| {
-            lock(&self.0.nodes).held(&node, 1);
-            NodeRef::counted(self, node.attributes())
-        }))
+        Ok(self.look_up(context, dir, name)?.map(|(_, found)| found))
+    }
+
+    fn lookup_on_path(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        let id = FileId::from(dir);
+        // Before the look-up, so that a later change is noticed.
+        let version = self.0.requests.0.dirs_version();
+        let known = lock(&self.0.dirs).get(version, id, name);
+        if let Some(known) = known
+            // Another thread may have removed it from the cache, and its last use.
+            && lock(&self.0.nodes).use_again(NodeId(known.id.0)).is_ok()
+        {
+            self.0.check_deadline(context)?;
+            return Ok(Some(NodeRef::counted(self, known.attributes())));
+        }
+        let Some((node, found)) = self.look_up(context, dir, name)? else { return Ok(None) };
+        if node.kind == NodeKind::Dir {
+            lock(&self.0.nodes).use_again(found.node())?;
+            let dropped = lock(&self.0.dirs).insert(version, id, name, node);
+            for id in dropped {
+                self.0.release_later(id, 1)?;
+            }
+        }
+        Ok(Some(found))
     }
 
     fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {

@@ -9,6 +9,7 @@
 
 mod client;
 mod daemon;
+mod dir_cache;
 mod file;
 mod file_system;
 mod nodes;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quell_pool::PoolFs;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::FileSystem;
+use quell_vfs::{Change, Context, FileSystem, NewEntry, NodeId, Rename};
 
 use simulated::SimulatedPool;
 
@@ -55,4 +55,45 @@ fn random_histories_of_two_mounts_match_the_model() {
     on_pools(2, 1000, |implementation| histories::check(implementation, Shape::TWO_MOUNTS, 0..25));
     let dense = Shape { mounts: 2, ..Shape::DENSE };
     on_pools(5, 4096, |implementation| histories::check(implementation, dense, 0..25));
+}
+
+#[test]
+fn a_client_finds_directories_again_after_another_one_changes_them() {
+    let pool = SimulatedPool::start(3, 4096);
+    let mount = |member| PoolFs::new(Arc::new(pool.connect(member)), 4096);
+    let (reader, changer) = (mount(0), mount(1));
+    let context = Context::default();
+    let changes = changer.writable().unwrap();
+    let new = NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
+    let make_dir = |dir: NodeId, name: &[u8]| changes.make_dir(&context, dir, name, new).unwrap();
+    let is_found = |path: &[u8]| reader.attributes_of_path(&context, path).unwrap().is_some();
+    let root = changer.root();
+    // Of so many names, each member has some.
+    for turn in 0..20 {
+        let names = [b'a', b'b', b'c'].map(|letter| format!("{}{turn}", char::from(letter)).into_bytes());
+        let [a, b, c] = &names;
+        let path = |first: &[u8], second: &[u8]| [first, b"/", second, b"/d"].concat();
+        let upper = make_dir(root, a);
+        let lower = make_dir(upper.node(), b);
+        make_dir(lower.node(), b"d");
+        assert!(is_found(&path(a, b)) && is_found(&path(a, b)) && !is_found(&path(c, b)));
+        changes.rename(&context, root, a, root, c, Rename::Replace).unwrap();
+        assert!(!is_found(&path(a, b)) && is_found(&path(c, b)));
+        changes.rename(&context, upper.node(), b, root, a, Rename::Keep).unwrap();
+        assert!(!is_found(&path(c, b)) && is_found(&[a, &b"/d"[..]].concat()));
+        changes.rename(&context, root, a, root, c, Rename::Exchange).unwrap();
+        assert!(!is_found(&[a, &b"/d"[..]].concat()) && is_found(&[c, &b"/d"[..]].concat()));
+        changes.remove_dir(&context, lower.node(), b"d").unwrap();
+        changes.remove_dir(&context, root, c).unwrap();
+        make_dir(make_dir(root, c).node(), b"d");
+        assert!(is_found(&[c, &b"/d"[..]].concat()));
+        let permissions = || {
+            let found = reader.lookup_on_path(&context, reader.root(), a).unwrap().unwrap();
+            found.permissions & 0o777
+        };
+        assert_eq!(permissions(), 0o755);
+        let change = Change { permissions: Some(0o711), ..Change::default() };
+        changes.change(&context, upper.node(), &change).unwrap();
+        assert_eq!(permissions(), 0o711);
+    }
 }

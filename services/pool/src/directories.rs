@@ -74,8 +74,14 @@ impl Member {
         Ok(Reply::HasEntries(has_entries))
     }
 
+    pub(crate) fn forget_dirs(&self) -> Result<Reply<'static>> {
+        self.environment.clients.forget_dirs();
+        Ok(Reply::Done)
+    }
+
     pub(crate) fn open_dir(&self, dir: FileId, is_removed: bool) -> Result<Reply<'static>> {
         if is_removed {
+            self.environment.clients.forget_dirs();
             let mut batch = Batch::new();
             batch.put(&keys::removed_dir(dir), &[]);
             batch.delete(&keys::dir_group(dir));

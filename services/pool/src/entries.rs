@@ -106,9 +106,10 @@ impl Member {
         if let Some(size_bytes) = settings.size_bytes {
             self.set_size(id, size_bytes, settings.drops_set_id).await?;
         }
+        let access = |inode: &Inode| (inode.permissions, inode.uid, inode.gid);
         let group = |inode: &Inode| (inode.permissions & SET_GROUP_ID != 0).then_some(inode.gid);
         let mut inode = self.inode(id)?;
-        let passed_on = group(&inode);
+        let (known_access, passed_on) = (access(&inode), group(&inode));
         inode.permissions =
             settings.permissions.map_or(inode.permissions, |permissions| permissions & 0o7777);
         inode.uid = settings.uid.unwrap_or(inode.uid);
@@ -127,6 +128,9 @@ impl Member {
         self.put_inode(id, &inode)?;
         if inode.kind == NodeKind::Dir && group(&inode) != passed_on {
             self.tell_all(&PeerRequest::SetDirGroup { dir: id, gid: group(&inode) }).await?;
+        }
+        if inode.kind == NodeKind::Dir && access(&inode) != known_access {
+            self.tell_all(&PeerRequest::ForgetDirs).await?;
         }
         Ok(Reply::Node(inode.node(id)))
     }

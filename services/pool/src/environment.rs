@@ -23,6 +23,13 @@ pub trait Peers {
     ) -> LocalBoxFuture<'static, Result<Vec<u8>>>;
 }
 
+/// The clients of the node.
+pub trait Clients {
+    /// Makes the clients look directories up again. A client that begins to resolve a path after
+    /// this call uses no earlier result.
+    fn forget_dirs(&self);
+}
+
 /// The clock of the node.
 pub trait Clock {
     /// Returns the time of day.
@@ -37,6 +44,8 @@ pub struct Environment {
     pub chunks: Arc<dyn Chunks>,
     /// The other members.
     pub peers: Rc<dyn Peers>,
+    /// The clients of the node.
+    pub clients: Rc<dyn Clients>,
     /// A number that members share if and only if they run on one machine.
     pub machine: u64,
     /// The clock.

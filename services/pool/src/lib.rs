@@ -1,8 +1,8 @@
 //! The service of one member of a pool: a part of the name space in a key-value store, and a part
 //! of the chunks of all files (GekkoFS, section 2.3 of the BigStorage report).
 //!
-//! The service is a state machine on one thread. Storage, the other members and the clock are
-//! passed to it, so that many members can run in one process under a simulated network.
+//! The service is a state machine on one thread. Storage, the other members, the clients and the
+//! clock are passed to it, so that many members can run in one process under a simulated network.
 //! docs/formats/pool.md describes the keys, the identifiers and the messages.
 
 #![forbid(unsafe_code)]
@@ -29,7 +29,7 @@ mod replies;
 mod transactions;
 
 pub use chunks::{ChunkDir, Chunks, Space};
-pub use environment::{Clock, Environment, Peers};
+pub use environment::{Clients, Clock, Environment, Peers};
 pub use holds::ClientId;
 pub use map::{PARTITIONS_MAX, PoolMap};
 pub use member::Member;

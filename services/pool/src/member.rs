@@ -199,6 +199,7 @@ impl Member {
             PeerRequest::RemoveChunks { id } => self.remove_chunks(id),
             PeerRequest::SyncChunks { id } => self.sync_chunks(id),
             PeerRequest::Space => self.own_space(),
+            PeerRequest::ForgetDirs => self.forget_dirs(),
         }
     }
 

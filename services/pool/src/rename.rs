@@ -101,8 +101,15 @@ impl Member {
         {
             self.open_dir_everywhere(replaced.id, true).await?;
         }
+        let moves_dir =
+            [Some(moved), existing].into_iter().flatten().any(|entry| entry.kind == NodeKind::Dir);
+        let forgotten = match is_committed && moves_dir {
+            // Also if the other member was not told: the old name is gone.
+            true => self.tell_all(&PeerRequest::ForgetDirs).await,
+            false => Ok(()),
+        };
         decided?;
-        ended?;
+        ended.and(forgotten.map(|()| Reply::Done))?;
         let mut batch = Batch::new();
         batch.delete(&keys::committed(transaction));
         self.environment.store.commit(batch)?;

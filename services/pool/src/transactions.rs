@@ -123,7 +123,9 @@ impl Member {
             let ended = match self.call(transaction.coordinator, &PeerRequest::Outcome { transaction }).await
             {
                 Ok(Reply::Committed(is_committed)) => {
-                    self.end_transaction(transaction, is_committed).map(drop)
+                    // The coordinator has ended before it could do this.
+                    let forgotten = self.tell_all(&PeerRequest::ForgetDirs).await;
+                    self.end_transaction(transaction, is_committed).and(forgotten)
                 }
                 Ok(other) => Err(unexpected(&other)),
                 // It is being performed.

@@ -16,7 +16,7 @@ use futures_util::future::LocalBoxFuture;
 use futures_util::task::LocalSpawnExt;
 use quell_kv::MemoryStore;
 use quell_pool::Daemon;
-use quell_pool_service::{ChunkDir, ClientId, Clock, Environment, Member, Peers, PoolMap};
+use quell_pool_service::{ChunkDir, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap};
 use quell_testkit::MemoryStore as MemoryDirs;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{MemberId, Operation, Reply, Stamp};
@@ -33,6 +33,8 @@ enum Event {
 pub struct SimulatedPool {
     events: Option<mpsc::Sender<Event>>,
     clients: AtomicU64,
+    /// The number for directories of each member.
+    dirs_versions: Vec<Arc<AtomicU64>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -41,6 +43,7 @@ pub struct Connection {
     events: mpsc::Sender<Event>,
     member: MemberId,
     client: ClientId,
+    dirs_version: Arc<AtomicU64>,
 }
 
 type Members = Rc<RefCell<HashMap<MemberId, Rc<Member>>>>;
@@ -91,7 +94,16 @@ impl Clock for SystemClock {
     }
 }
 
-fn start_members(count: u16, chunk_bytes: u32) -> Members {
+/// The clients of one member, which share its number for directories.
+struct Forgetting(Arc<AtomicU64>);
+
+impl Clients for Forgetting {
+    fn forget_dirs(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn start_members(count: u16, chunk_bytes: u32, dirs_versions: &[Arc<AtomicU64>]) -> Members {
     let ids: Vec<MemberId> = (0..count).map(MemberId).collect();
     let map = PoolMap::new(PARTITIONS, &ids, chunk_bytes).unwrap();
     let members = Members::default();
@@ -101,6 +113,7 @@ fn start_members(count: u16, chunk_bytes: u32) -> Members {
             chunks: Arc::new(ChunkDir::new(MemoryDirs::new().root())),
             peers: Rc::new(Network { from: id, members: Rc::downgrade(&members) }),
             machine: u64::from(id.0),
+            clients: Rc::new(Forgetting(Arc::clone(&dirs_versions[usize::from(id.0)]))),
             clock: Rc::new(SystemClock),
         };
         let member = Member::start(id, map.clone(), environment, (1000, 1000)).unwrap();
@@ -109,8 +122,8 @@ fn start_members(count: u16, chunk_bytes: u32) -> Members {
     members
 }
 
-fn serve(events: &mpsc::Receiver<Event>, count: u16, chunk_bytes: u32) {
-    let members = start_members(count, chunk_bytes);
+fn serve(events: &mpsc::Receiver<Event>, count: u16, chunk_bytes: u32, dirs_versions: &[Arc<AtomicU64>]) {
+    let members = start_members(count, chunk_bytes, dirs_versions);
     let mut executor = LocalPool::new();
     let spawner = executor.spawner();
     while let Ok(event) = events.recv() {
@@ -143,15 +156,23 @@ impl SimulatedPool {
     /// Starts a pool of `count` members.
     pub fn start(count: u16, chunk_bytes: u32) -> SimulatedPool {
         let (sender, receiver) = mpsc::channel();
-        let thread = std::thread::spawn(move || serve(&receiver, count, chunk_bytes));
-        SimulatedPool { events: Some(sender), clients: AtomicU64::new(0), thread: Some(thread) }
+        let dirs_versions: Vec<_> = (0..count).map(|_| Arc::new(AtomicU64::new(0))).collect();
+        let shared = dirs_versions.clone();
+        let thread = std::thread::spawn(move || serve(&receiver, count, chunk_bytes, &shared));
+        SimulatedPool {
+            events: Some(sender),
+            clients: AtomicU64::new(0),
+            dirs_versions,
+            thread: Some(thread),
+        }
     }
 
     /// Connects a new client to a member.
     pub fn connect(&self, member: u16) -> Connection {
         let client = ClientId(self.clients.fetch_add(1, Ordering::Relaxed));
         let events = self.events.clone().expect("the pool is running");
-        Connection { events, member: MemberId(member), client }
+        let dirs_version = Arc::clone(&self.dirs_versions[usize::from(member)]);
+        Connection { events, member: MemberId(member), client, dirs_version }
     }
 }
 
@@ -180,6 +201,10 @@ impl Daemon for Connection {
         let bytes = receiver.recv().map_err(|_| unavailable())?;
         receive(decode(&bytes)?);
         Ok(())
+    }
+
+    fn dirs_version(&self) -> u64 {
+        self.dirs_version.load(Ordering::SeqCst)
     }
 }
 

@@ -156,6 +156,12 @@ impl LocalChannel {
         self.further.iter().map(std::os::fd::AsFd::as_fd)
     }
 
+    /// Returns a number that the daemon increases, without a request. What it stands for is agreed
+    /// between the daemon and its clients.
+    pub fn version(&self) -> u64 {
+        self.status.version()
+    }
+
     /// Returns whether calls can succeed: the connection belongs to this process, and this process
     /// has not noticed the end of the daemon.
     pub fn is_open(&self) -> bool {

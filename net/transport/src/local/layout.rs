@@ -14,6 +14,8 @@ pub(super) const PENDING: usize = 0;
 pub(super) const WATCHED: usize = 64;
 /// The offset of `awake` in the status page.
 pub(super) const AWAKE: usize = 0;
+/// The offset of `version` in the status page.
+pub(super) const VERSION: usize = 64;
 
 const PAYLOAD_OFFSET: usize = 64;
 const SLOT_BYTES: usize = PAGE_BYTES + PAYLOAD_BYTES_MAX;

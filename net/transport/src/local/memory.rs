@@ -16,8 +16,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::layout::{
-    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, WATCHED, payload, processor, reply_bytes,
-    request_bytes, state,
+    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, VERSION, WATCHED, payload, processor,
+    reply_bytes, request_bytes, state,
 };
 
 /// The seals without which a mapping could be cut by the other process, which is then fatal for the
@@ -217,6 +217,10 @@ impl StatusPage {
         self.0.word(AWAKE).store(daemon.encode(), Ordering::SeqCst);
     }
 
+    pub(super) fn increase_version(&self) {
+        self.0.long(VERSION).fetch_add(1, Ordering::SeqCst);
+    }
+
     pub(super) fn is_sleeping(&self) -> bool {
         Daemon::decode(self.0.word(AWAKE).load(Ordering::SeqCst)) == Daemon::Sleeping
     }
@@ -257,6 +261,10 @@ impl StatusView {
 
     pub(super) fn daemon(&self) -> Daemon {
         Daemon::decode(self.0.word(AWAKE).load(Ordering::SeqCst))
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.0.long(VERSION).load(Ordering::SeqCst)
     }
 }
 

@@ -48,11 +48,18 @@ pub(super) fn ring(eventfd: &OwnedFd) {
     while rustix::io::write(eventfd, &1_u64.to_ne_bytes()) == Err(rustix::io::Errno::INTR) {}
 }
 
-/// Wakes the service thread of a [`LocalServer`](super::LocalServer). Clones wake the same thread.
+/// Wakes the service thread of a [`LocalServer`](super::LocalServer), and increases the number that
+/// its clients read. Clones do so for the same server.
 #[derive(Debug, Clone)]
 pub struct Waker(pub(super) Arc<WakeState>);
 
 impl Waker {
+    /// Increases the number that [`LocalChannel::version`](super::LocalChannel::version) returns. A
+    /// client that reads it after this call gets the new number.
+    pub fn increase_version(&self) {
+        self.0.status.increase_version();
+    }
+
     /// Makes the current or the next [`wait`](super::LocalServer::wait) return. Several calls
     /// before it returns count once. What the caller wrote before this call is visible to the
     /// service thread after `wait`.

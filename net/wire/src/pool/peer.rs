@@ -138,4 +138,7 @@ pub enum PeerRequest<'a> {
         /// The file.
         id: FileId,
     },
+    /// Makes the clients of the member look directories up again, because one was renamed or its
+    /// permissions or owners were changed: `Reply::Done`.
+    ForgetDirs,
 }
