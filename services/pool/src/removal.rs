@@ -6,6 +6,7 @@ use quell_kv::Batch;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{FileId, Matching, MemberId, NodeKind, PeerRequest, Reply};
 
+use crate::inode::to_bytes;
 use crate::keys;
 use crate::lock_table::Lock;
 use crate::map::NameHash;
@@ -28,33 +29,47 @@ impl Member {
             (Matching::Dir, NodeKind::Dir) => self.close_empty_dir(entry.id, name).await?,
             (Matching::NotDir, _) => {}
         }
+        let home = self.map.home(entry.id)?;
+        let is_here = home == self.id && entry.kind != NodeKind::Dir;
         let mut batch = Batch::new();
         batch.delete(&keys::entry(dir, NameHash::new(dir, name), name));
+        let is_unused = is_here && self.take_name(entry.id, &mut batch)?;
         let removed = self.environment.store.commit(batch);
         if entry.kind == NodeKind::Dir {
             self.open_dir_everywhere(entry.id, removed.is_ok()).await?;
         }
         removed?;
         self.note_change_of(dir, self.now());
-        self.call(self.map.home(entry.id)?, &PeerRequest::LoseName { id: entry.id }).await?;
+        match is_here {
+            true if is_unused => self.remove_unused(entry.id).await?,
+            true => {}
+            false => drop(self.call(home, &PeerRequest::LoseName { id: entry.id }).await?),
+        }
         Ok(Reply::Done)
+    }
+
+    /// Adds to a batch that a node of this member has lost its name. Returns whether the node is to
+    /// be removed after the commit; one without references and without data is removed by it.
+    fn take_name(&self, id: FileId, batch: &mut Batch) -> Result<bool> {
+        let mut inode = self.inode(id)?;
+        let is_held = self.member_holds.borrow().is_held(id);
+        if !is_held && !inode.has_chunks {
+            batch.delete(&keys::inode(id));
+            return Ok(false);
+        }
+        inode.name = None;
+        inode.changed = self.now();
+        batch.put(&keys::inode(id), &to_bytes(&inode));
+        Ok(!is_held)
     }
 
     /// Records that a node of this member has lost its name, and removes it if it has no
     /// references.
     pub(crate) async fn lose_name(self: &Rc<Member>, id: FileId) -> Result<Reply<'static>> {
-        let mut inode = self.inode(id)?;
-        let is_held = self.member_holds.borrow().is_held(id);
-        if !is_held && !inode.has_chunks {
-            let mut batch = Batch::new();
-            batch.delete(&keys::inode(id));
-            self.environment.store.commit(batch)?;
-            return Ok(Reply::Done);
-        }
-        inode.name = None;
-        inode.changed = self.now();
-        self.put_inode(id, &inode)?;
-        if !is_held {
+        let mut batch = Batch::new();
+        let is_unused = self.take_name(id, &mut batch)?;
+        self.environment.store.commit(batch)?;
+        if is_unused {
             self.remove_unused(id).await?;
         }
         Ok(Reply::Done)
