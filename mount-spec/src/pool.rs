@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use quell_pool::{Daemon, PoolFs};
 use quell_transport::local::LocalChannel;
-use quell_vfs::Result;
+use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
-use quell_wire::pool::{Operation, Reply};
+use quell_wire::pool::{Mark, Operation, Reply};
 
 /// A connection of this process to a daemon, through shared memory.
 pub struct PoolConnection(LocalChannel);
@@ -41,6 +41,44 @@ impl PoolConnection {
             result = reply.map(drop).map_err(|failure| failure.into_error("send", b""));
         })?;
         result
+    }
+}
+
+/// The changes of all members of a pool at one time.
+#[derive(Debug)]
+pub struct PoolMarks(Vec<Mark>);
+
+impl PoolMarks {
+    /// Returns whether the pool has changes that were not part of a complete copy of it.
+    pub fn has_unsaved_changes(&self) -> bool {
+        self.0.iter().any(|mark| mark.saved != mark.changes)
+    }
+}
+
+impl PoolConnection {
+    /// Returns the marks of all members.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` and `TimedOut` if a member does not answer.
+    pub fn marks(&self) -> Result<PoolMarks> {
+        let mut result = Err(Error::new(ErrorKind::Damaged, "read the marks", ""));
+        self.call(None, &Operation::Marks, &mut |reply| match reply {
+            Ok(Reply::Marks(marks)) => result = Ok(PoolMarks(marks)),
+            Ok(_) => {}
+            Err(failure) => result = Err(failure.into_error("read the marks", b"")),
+        })?;
+        result
+    }
+
+    /// Records that all changes before `marks` were copied out of the pool.
+    ///
+    /// # Errors
+    ///
+    /// As [`marks`](Self::marks).
+    pub fn record_marks(&self, marks: &PoolMarks) -> Result<()> {
+        let marks = marks.0.iter().map(|mark| (mark.member, mark.changes)).collect();
+        self.send(&Operation::RecordMarks { marks })
     }
 }
 

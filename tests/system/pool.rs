@@ -163,7 +163,7 @@ fn a_pool_with_files_is_not_ended_by_accident_and_names_are_checked() {
     }
     let pool = Pool::start(1);
     pool.sh("touch file").expect(0);
-    pool.quell(&["pool", "down", "p"]).expect(1).says("--discard");
+    pool.quell(&["pool", "down", "p"]).expect(1).says("--discard").says("stage-out p:/ DIR");
     pool.quell(&["pool", "up", "p", "--local", "1"]).expect(2).says("exists");
     pool.quell(&["pool", "up", "../p", "--local", "1"]).expect(2).says("is not a name of a pool");
     pool.quell(&["pool", "status", "other"]).expect(2).says("there is no pool other");

@@ -12,9 +12,11 @@ use rustix::process::Signal;
 use crate::pool::{Pool, is_incomplete};
 use crate::skip;
 
-/// Returns the entries below a directory: kind and permissions, owner, size and time, and content
-/// or target.
-fn listing(root: &Path) -> BTreeMap<Vec<u8>, (u32, u32, i64, i64, Vec<u8>)> {
+/// Kind and permissions, owner, modification time, and content or target of an entry.
+type Entry = (u32, u32, i64, i64, Vec<u8>);
+
+/// Returns the entries below a directory.
+fn listing(root: &Path) -> BTreeMap<Vec<u8>, Entry> {
     let mut found = BTreeMap::new();
     let mut left: Vec<PathBuf> = vec![root.to_owned()];
     while let Some(dir) = left.pop() {
@@ -200,4 +202,59 @@ fn several_processes_copy_parts_of_a_tree() {
     };
     assert_eq!(content(&out.join("tree")), content(&tree));
     pool.expect_nothing_left();
+}
+
+#[test]
+fn a_pool_ends_without_discard_only_after_all_its_changes_were_copied() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(3);
+    let out = pool.stage.dir("out");
+    let out = out.to_str().unwrap();
+    let is_refused = || {
+        pool.quell(&["pool", "down", "p"]).expect(1).says("not copied out");
+    };
+    pool.sh("mkdir d && echo 1 >d/a && echo 2 >d/b").expect(0);
+    is_refused();
+    // Neither a copy of a part, nor one that failed, nor one of one of several processes.
+    pool.quell(&["pool", "stage-out", "p:/d", out]).expect(0);
+    is_refused();
+    fs::create_dir_all(pool.stage.path("blocked/d/a")).unwrap();
+    pool.quell(&["pool", "stage-out", "p:/", pool.stage.path("blocked").to_str().unwrap()]).expect(1);
+    is_refused();
+    pool.quell(&["pool", "stage-out", "p:/", out, "--part", "0/1"]).expect(0);
+    is_refused();
+    // Every kind of change after a complete copy.
+    let changes = [
+        "echo 3 >>d/a",
+        ": >d/b",
+        "chmod 600 d/b",
+        "touch d/c",
+        "ln -s x d/link",
+        "mv d/c d/e",
+        "mkdir d/sub",
+        "rm d/e",
+        "rmdir d/sub",
+    ];
+    for change in changes {
+        pool.quell(&["pool", "stage-out", "p:/", out]).expect(0);
+        pool.sh(change).expect(0);
+        is_refused();
+    }
+    // Reading is no change.
+    pool.quell(&["pool", "stage-out", "p:/", out]).expect(0);
+    pool.sh("ls -lR && cat d/a").expect(0);
+    pool.quell(&["pool", "down", "p"]).expect(0);
+    assert_eq!(fs::read(Path::new(out).join("d/a")).unwrap(), b"1\n3\n");
+    assert_eq!(pool.quell(&["pool", "ls"]).expect(0).text(), "");
+    // A pool without files.
+    let mut up = pool.stage.quell();
+    up.args(["pool", "up", "p", "--local", "1", "--dir"]).arg(pool.stage.path("data"));
+    pool.stage.run(&mut up).expect(0);
+    pool.sh("touch a && rm a").expect(0);
+    pool.quell(&["pool", "down", "p"]).expect(0);
+    // Removes the counters of programs that have ended.
+    pool.quell(&["stats", "--json", "/"]);
+    pool.stage.expect_nothing_left();
 }

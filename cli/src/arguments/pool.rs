@@ -195,17 +195,19 @@ fn staging_part(text: &str) -> Result<StagingPart, String> {
 
 /// End the daemons of a pool and remove their data.
 ///
-/// A pool that has files is ended only with --discard; otherwise the exit code is 1.
+/// A pool that has files is ended only after `quell pool stage-out NAME:/ DIR` has copied all of
+/// them and nothing was changed since, or with --discard; otherwise the exit code is 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  quell run --pool scratch=$HOME/scratch -- cp -r $HOME/scratch/results /shared/me
-  quell pool down scratch --discard")]
+  quell pool stage-out scratch:/ /shared/me/everything && quell pool down scratch
+  # or, if only a part is needed
+  quell pool stage-out scratch:/results /shared/me && quell pool down scratch --discard")]
 pub struct PoolDownArgs {
     /// The name of the pool.
     #[arg(default_value = "pool")]
     pub name: String,
-    /// End the pool even if it has files. They are lost.
+    /// End the pool even if it has files that were not copied. They are lost.
     #[arg(long)]
     pub discard: bool,
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_mount_spec::{VIEW_VARIABLE, View, open_pool};
+use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool};
 use quell_supervisor::{NewPool, Pool, find_pool, forget_incomplete_pool, pools, start_pool, stop_pool};
 use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
 use serde::Serialize;
@@ -146,12 +146,13 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let pool = find_pool(&args.name)?;
-    if !args.discard && has_files(&pool)? {
+    if !args.discard && has_unsaved_files(&pool)? {
+        let name = shown(Path::new(&pool.name));
         return Err(Failure::with_code(
             1,
             format!(
-                "the pool {} has files; copy those that you need, then end it with --discard",
-                shown(Path::new(&pool.name))
+                "the pool {name} has files or changes that were not copied out of it; copy all with \
+                 `quell pool stage-out {name}:/ DIR`, or end it with --discard, also after a copy of a part"
             ),
         ));
     }
@@ -159,8 +160,9 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns whether a pool has files. Without a daemon that answers it has none that can be saved.
-fn has_files(pool: &Pool) -> Result<bool, Failure> {
+/// Returns whether a pool has files, and changes that were not part of a complete copy of it.
+/// Without a daemon that answers it has none that can be saved.
+fn has_unsaved_files(pool: &Pool) -> Result<bool, Failure> {
     for member in &pool.members {
         let fs = match open_pool(&member.socket, pool.chunk_bytes) {
             Ok(fs) => fs,
@@ -174,7 +176,7 @@ fn has_files(pool: &Pool) -> Result<bool, Failure> {
             has_entries = true;
             false
         })?;
-        return Ok(has_entries);
+        return Ok(has_entries && PoolConnection::open(&member.socket)?.marks()?.has_unsaved_changes());
     }
     Ok(false)
 }

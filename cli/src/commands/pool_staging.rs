@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use quell_mount_spec::open_pool;
+use quell_mount_spec::{PoolConnection, open_pool};
 use quell_posix::{PosixDir, WritableDir};
 use quell_staging::{CopiedFile, Options, Part, Progress, Report, Source, TreeDir};
-use quell_supervisor::find_pool;
+use quell_supervisor::{Pool, find_pool};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, FileSystem};
 use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
@@ -36,7 +36,8 @@ const INTERRUPTED: &str =
 const NEW_DIRECTORY: u32 = 0o755;
 
 pub fn stage_in(args: &PoolStageInArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let (fs, path) = pool_and_path(&args.destination)?;
+    let (pool, path) = pool_and_path(&args.destination)?;
+    let fs = connect(&pool)?;
     let mut names = HashSet::new();
     let mut sources = Vec::new();
     for source in &args.sources {
@@ -52,12 +53,23 @@ pub fn stage_in(args: &PoolStageInArgs, quiet: bool) -> Result<ExitCode, Failure
     }
     let target = make_dirs(&fs, path)?;
     let title = format!("copying to {}", shown(&args.destination));
-    run(&title, &sources, &target, &args.staging, quiet, || Ok(()))
+    let is_complete = run(&title, &sources, &target, &args.staging, quiet, || Ok(()))?;
+    Ok(ExitCode::from(if is_complete { YES } else { NO }))
 }
 
 pub fn stage_out(args: &PoolStageOutArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let (fs, path) = pool_and_path(&args.source)?;
+    let (pool, path) = pool_and_path(&args.source)?;
+    let fs = connect(&pool)?;
     let (parent, name) = split(path);
+    // The marks are read before the first listing, so that later changes are not part of them.
+    let is_whole = args.staging.part.is_none() && is_root(path);
+    let marks = match is_whole {
+        true => {
+            let connection = PoolConnection::open(&first_socket(&pool)?)?;
+            Some((connection.marks()?, connection))
+        }
+        false => None,
+    };
     let dir = TreeDir::open(&fs, parent, owner())
         .map_err(|error| Failure::wrong_input(format!("{}: {error}", shown(&args.source))))?;
     let source = Source { dir: Arc::new(dir), name: name.map(<[u8]>::to_vec) };
@@ -69,14 +81,25 @@ pub fn stage_out(args: &PoolStageOutArgs, quiet: bool) -> Result<ExitCode, Failu
     }
     let target: Arc<dyn WritableDir> = Arc::new(PosixDir::open(&args.destination)?);
     let title = format!("copying from {}", shown(&args.source));
-    run(&title, &[source], &target, &args.staging, quiet, || {
+    let is_complete = run(&title, &[source], &target, &args.staging, quiet, || {
         let directory = File::open(&args.destination)?;
         Ok(rustix::fs::syncfs(directory)?)
-    })
+    })?;
+    if let Some((marks, connection)) = marks
+        && is_complete
+    {
+        connection.record_marks(&marks)?;
+    }
+    Ok(ExitCode::from(if is_complete { YES } else { NO }))
 }
 
-/// Parses `NAME:/PATH`, and connects to the pool.
-fn pool_and_path(text: &str) -> Result<(Arc<dyn FileSystem>, &[u8]), Failure> {
+/// Returns whether a path in a pool is that of its root.
+fn is_root(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').all(|name| matches!(name, b"" | b"."))
+}
+
+/// Parses `NAME:/PATH`, and finds the pool.
+fn pool_and_path(text: &str) -> Result<(Pool, &[u8]), Failure> {
     let Some((name, path)) =
         text.split_once(':').filter(|(_, path)| path.is_empty() || path.starts_with('/'))
     else {
@@ -85,9 +108,11 @@ fn pool_and_path(text: &str) -> Result<(Arc<dyn FileSystem>, &[u8]), Failure> {
             shown(text)
         )));
     };
-    let pool = find_pool(name)?;
-    let fs = open_pool(&first_socket(&pool)?, pool.chunk_bytes)?;
-    Ok((Arc::new(fs), path.as_bytes()))
+    Ok((find_pool(name)?, path.as_bytes()))
+}
+
+fn connect(pool: &Pool) -> Result<Arc<dyn FileSystem>, Failure> {
+    Ok(Arc::new(open_pool(&first_socket(pool)?, pool.chunk_bytes)?))
 }
 
 fn owner() -> (u32, u32) {
@@ -180,7 +205,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Copies with a progress line, until Ctrl-C. `sync` is called after a complete copy.
+/// Copies with a progress line, until Ctrl-C, and returns whether everything is complete. `sync` is
+/// called before that is reported.
 fn run(
     title: &str,
     sources: &[Source],
@@ -188,7 +214,7 @@ fn run(
     args: &StagingArgs,
     quiet: bool,
     sync: impl FnOnce() -> io::Result<()>,
-) -> Result<ExitCode, Failure> {
+) -> Result<bool, Failure> {
     // Each directory above the files that are being copied is open.
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum })
@@ -236,7 +262,7 @@ fn run(
                 "bytes": progress.bytes(), "failed": progress.failed() })
         );
     }
-    Ok(ExitCode::from(if is_complete { YES } else { NO }))
+    Ok(is_complete)
 }
 
 #[cfg(test)]

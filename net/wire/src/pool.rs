@@ -8,7 +8,7 @@ mod peer;
 mod start;
 
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
-pub use operation::{Entries, Entry, Matching, NewKind, Operation, RenameMode, Reply, Settings};
+pub use operation::{Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings};
 pub use peer::{PeerRequest, TransactionId};
 pub use start::{LINE_BYTES_MAX, Listening, MemberSettings, PoolSettings, Ready};
 

@@ -15,6 +15,7 @@ const PREPARED: u8 = 5;
 const COMMITTED: u8 = 6;
 const CHUNK: u8 = 7;
 const COUNTER: u8 = 8;
+const MARKS: u8 = 9;
 
 /// The number of bytes before the name in the key of an entry.
 pub const ENTRY_PREFIX_BYTES: usize = 17;
@@ -92,6 +93,11 @@ pub fn parse_chunk(key: &[u8]) -> Option<u64> {
 /// The key of the first number for a new node that this member has not reserved yet.
 pub fn counter() -> Vec<u8> {
     vec![COUNTER]
+}
+
+/// The key of the marks.
+pub fn marks() -> Vec<u8> {
+    vec![MARKS]
 }
 
 /// Returns the range of the keys from `first` on that are before `end`.

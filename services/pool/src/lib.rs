@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod changes;
 mod chunks;
 mod creation;
 mod data;
@@ -20,6 +21,7 @@ mod keys;
 mod listing;
 mod lock_table;
 mod map;
+mod marks;
 mod member;
 mod names;
 mod prepared;

@@ -15,6 +15,7 @@ use crate::environment::Environment;
 use crate::holds::{ClientHolds, ClientId, MemberHolds};
 use crate::lock_table::{Held, LockTable};
 use crate::map::{NameHash, PoolMap};
+use crate::marks::{Marks, is_change};
 use crate::prepared::Prepared;
 use crate::replies::into_owned;
 
@@ -48,6 +49,7 @@ pub struct Member {
     pub(crate) renames: RefCell<HashMap<MemberId, Held>>,
     /// Chunks whose records exist.
     pub(crate) known_chunks: RefCell<LruCache<(FileId, u64), ()>>,
+    pub(crate) marks: Marks,
     is_stopping: Cell<bool>,
     pub(crate) next_number: Cell<u64>,
     pub(crate) reserved_numbers: Cell<u64>,
@@ -87,6 +89,7 @@ impl Member {
             touched_dirs: RefCell::default(),
             renames: RefCell::default(),
             known_chunks: RefCell::new(LruCache::new(KNOWN_CHUNKS_MAX)),
+            marks: Marks::default(),
             is_stopping: Cell::new(false),
             next_number: Cell::new(0),
             reserved_numbers: Cell::new(0),
@@ -94,6 +97,7 @@ impl Member {
         member.load_directories()?;
         member.load_numbers()?;
         member.load_prepared()?;
+        member.load_marks()?;
         if member.map.home(FileId::ROOT)? == id {
             member.create_root(owner)?;
         }
@@ -127,6 +131,8 @@ impl Member {
             }
             Operation::List { dir, after } => self.list(dir, after).await?,
             Operation::Space => self.space().await?,
+            Operation::Marks => self.all_marks().await?,
+            Operation::RecordMarks { marks } => self.record_marks(marks).await?,
             Operation::Stop => {
                 self.is_stopping.set(true);
                 Reply::Done
@@ -200,11 +206,27 @@ impl Member {
             PeerRequest::SyncChunks { id } => self.sync_chunks(id),
             PeerRequest::Space => self.own_space(),
             PeerRequest::ForgetDirs => self.forget_dirs(),
+            PeerRequest::Mark => Ok(self.own_mark()),
+            PeerRequest::RecordMark { changes } => self.record_mark(changes),
         }
     }
 
     /// Performs an operation that concerns this member, for a client of the node of `origin`.
     async fn execute(
+        self: &Rc<Member>,
+        origin: MemberId,
+        operation: Operation<'_>,
+    ) -> Result<Reply<'static>> {
+        let is_change = is_change(&operation);
+        let result = self.execute_uncounted(origin, operation).await;
+        if is_change {
+            // Also after an error, because a part of the change may have been made.
+            self.count_change();
+        }
+        result
+    }
+
+    async fn execute_uncounted(
         self: &Rc<Member>,
         origin: MemberId,
         operation: Operation<'_>,
@@ -230,7 +252,12 @@ impl Member {
             Operation::Reserve { id, bytes } => self.reserve(id, bytes).await,
             Operation::Sync { id } => self.sync(id).await,
             // The daemon of the client's node performs these.
-            Operation::List { .. } | Operation::Release { .. } | Operation::Space | Operation::Stop => {
+            Operation::List { .. }
+            | Operation::Release { .. }
+            | Operation::Space
+            | Operation::Stop
+            | Operation::Marks
+            | Operation::RecordMarks { .. } => {
                 Err(Error::new(ErrorKind::InvalidInput, "perform for another member", ""))
             }
         }
@@ -255,9 +282,12 @@ impl Member {
             | Operation::Grow { id, .. }
             | Operation::Reserve { id, .. }
             | Operation::Sync { id } => self.map.home(*id),
-            Operation::List { .. } | Operation::Release { .. } | Operation::Space | Operation::Stop => {
-                Ok(self.id)
-            }
+            Operation::List { .. }
+            | Operation::Release { .. }
+            | Operation::Space
+            | Operation::Stop
+            | Operation::Marks
+            | Operation::RecordMarks { .. } => Ok(self.id),
         }
     }
 

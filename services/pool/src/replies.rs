@@ -24,6 +24,7 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::HasEntries(has_entries) => Reply::HasEntries(has_entries),
         Reply::Prepared(existing) => Reply::Prepared(existing),
         Reply::Committed(is_committed) => Reply::Committed(is_committed),
+        Reply::Marks(marks) => Reply::Marks(marks),
     }
 }
 

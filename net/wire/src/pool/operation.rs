@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{FileId, Node, NodeKind, Stamp};
+use super::entry::{FileId, MemberId, Node, NodeKind, Stamp};
 
 /// The kind of a new entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,6 +197,13 @@ pub enum Operation<'a> {
     Space,
     /// Ends the daemon: `Reply::Done`, after which it serves no more requests.
     Stop,
+    /// Returns the marks of all members: `Reply::Marks`.
+    Marks,
+    /// Records that a copy of the whole pool has the changes up to these marks: `Reply::Done`.
+    RecordMarks {
+        /// Members, each with its `changes` before the copy began.
+        marks: Vec<(MemberId, u64)>,
+    },
 }
 
 /// One entry of a listing.
@@ -234,6 +241,18 @@ impl Entries<'_> {
         };
         Entries { entries: self.entries.into_iter().map(own).collect(), has_more: self.has_more }
     }
+}
+
+/// The changes of one member, and those that a copy has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The member.
+    pub member: MemberId,
+    /// A number that grows with each change after this mark was read.
+    pub changes: u64,
+    /// The value of `changes` before the last complete copy of the pool began. If it is smaller
+    /// than `changes`, the member has later changes.
+    pub saved: u64,
 }
 
 /// The result of an operation.
@@ -281,4 +300,6 @@ pub enum Reply<'a> {
     Prepared(Option<(FileId, NodeKind)>),
     /// Whether a transaction was committed.
     Committed(bool),
+    /// Marks of members.
+    Marks(Vec<Mark>),
 }

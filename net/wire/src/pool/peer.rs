@@ -141,4 +141,11 @@ pub enum PeerRequest<'a> {
     /// Makes the clients of the member look directories up again, because one was renamed or its
     /// permissions or owners were changed: `Reply::Done`.
     ForgetDirs,
+    /// Returns the marks of the member: `Reply::Marks`.
+    Mark,
+    /// Records that a copy of the whole pool has the changes up to a number: `Reply::Done`.
+    RecordMark {
+        /// The number.
+        changes: u64,
+    },
 }

@@ -1,0 +1,47 @@
+//! The marks of a member, and the operations that change a pool. `changes` has the rules.
+
+use std::cell::Cell;
+
+use quell_wire::pool::Operation;
+use serde::{Deserialize, Serialize};
+
+/// The marks of a member.
+#[derive(Debug, Default)]
+pub struct Marks {
+    pub changes: Cell<u64>,
+    pub saved: Cell<u64>,
+    /// `changes` has grown since it was read, and was recorded.
+    pub is_counted: Cell<bool>,
+}
+
+/// The record of the marks.
+#[derive(Serialize, Deserialize)]
+pub struct MarksRecord {
+    pub changes: u64,
+    pub saved: u64,
+}
+
+/// Returns whether an operation changes names, attributes or data.
+pub fn is_change(operation: &Operation<'_>) -> bool {
+    match operation {
+        Operation::Create { .. }
+        | Operation::Remove { .. }
+        | Operation::Rename { .. }
+        | Operation::Change { .. }
+        | Operation::Write { .. }
+        | Operation::Grow { .. }
+        | Operation::Reserve { .. } => true,
+        Operation::Lookup { .. }
+        | Operation::Attributes { .. }
+        | Operation::Name { .. }
+        | Operation::ReadLink { .. }
+        | Operation::List { .. }
+        | Operation::Read { .. }
+        | Operation::Sync { .. }
+        | Operation::Release { .. }
+        | Operation::Space
+        | Operation::Stop
+        | Operation::Marks
+        | Operation::RecordMarks { .. } => false,
+    }
+}
