@@ -18,7 +18,7 @@ demo: ## run a real Python program directly, covered and with a boot image, and 
 test: ## run all tests; as root also those that need root
 	@scripts/test
 
-test-long: ## run 1,000 random histories of a log mount with each kind of failure
+test-long: ## run 1,000 random histories of a log mount and of a pool with each kind of failure
 	@scripts/test-long
 
 check: ## check without changing any file: format, clippy, dependency map, scripts, prose, dependencies, aarch64

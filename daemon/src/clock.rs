@@ -1,20 +1,33 @@
 //! The clock and the identity of the node.
 
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use quell_pool_service::Clock;
 use quell_wire::pool::Stamp;
 
 use crate::failure::Failure;
 
-/// The time of day of the system.
-pub struct SystemClock;
+/// The clocks of the system.
+pub struct SystemClock {
+    started: Instant,
+}
+
+impl SystemClock {
+    /// Returns the clocks of the system. The monotonic one begins now.
+    pub fn new() -> SystemClock {
+        SystemClock { started: Instant::now() }
+    }
+}
 
 impl Clock for SystemClock {
     fn now(&self) -> Stamp {
         // A clock before 1970 is set to a wrong time; the beginning of 1970 is used instead.
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         Stamp { seconds: since.as_secs().cast_signed(), nanoseconds: since.subsec_nanos() }
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.started.elapsed()
     }
 }
 

@@ -31,9 +31,9 @@ const SLEEP_MAX: Duration = Duration::from_millis(250);
 /// members.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often names that a rename has prepared, and whose coordinator has not answered, are looked
-/// for.
-const RECOVERY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the member does what is due without a request: ends transactions and long waits, and
+/// keeps references.
+const TENDING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the end of the daemon waits for requests of other members that were begun.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
@@ -128,7 +128,7 @@ impl Service {
             peers: Rc::new(Network::new(Rc::clone(&network), pool, server.waker())?),
             clients: Rc::new(LocalClients(server.waker())),
             machine: machine()?,
-            clock: Rc::new(SystemClock),
+            clock: Rc::new(SystemClock::new()),
         };
         let member = Member::start(id, map, environment, (pool.uid, pool.gid))?;
         let executor = LocalPool::new();
@@ -149,7 +149,7 @@ impl Service {
 
     /// Serves requests until `stop` is set.
     pub fn run(mut self, stop: &AtomicBool) -> Result<(), StartFailure> {
-        let (mut repeated, mut recovered) = (Instant::now(), Instant::now());
+        let (mut repeated, mut tended) = (Instant::now(), Instant::now());
         while !stop.load(Ordering::Relaxed) && !self.member.is_stopping() {
             self.take_requests();
             self.take_peer_requests();
@@ -159,9 +159,9 @@ impl Service {
                 if self.member.has_unsent_times() {
                     self.send_times();
                 }
-                if recovered.elapsed() >= RECOVERY_INTERVAL {
-                    recovered = Instant::now();
-                    self.end_prepared();
+                if tended.elapsed() >= TENDING_INTERVAL {
+                    tended = Instant::now();
+                    self.tend();
                 }
             }
             self.executor.run_until_stalled();
@@ -208,12 +208,7 @@ impl Service {
             .map(|(_, id)| id)
             .collect();
         for client in ended {
-            let member = Rc::clone(&self.member);
-            self.spawn(async move {
-                if let Err(error) = member.end_client(client).await {
-                    tracing::warn!(%error, "references of a client that has ended are not released");
-                }
-            });
+            self.spawn(Rc::clone(&self.member).end_client(client));
         }
     }
 
@@ -226,12 +221,14 @@ impl Service {
         });
     }
 
-    /// Ends renames whose coordinators know the decision.
-    fn end_prepared(&self) {
+    /// Lets the member do what is due without a request.
+    fn tend(&self) {
+        self.member.end_waits();
         let member = Rc::clone(&self.member);
         self.spawn(async move {
-            if let Err(error) = member.end_prepared().await {
-                tracing::warn!(%error, "a rename that was prepared has not ended");
+            if let Err(error) = member.tend().await {
+                // It is repeated. As long as a member cannot be reached, it fails each time.
+                tracing::debug!(%error, "work for other members remains to be done");
             }
         });
     }

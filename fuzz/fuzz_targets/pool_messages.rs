@@ -2,15 +2,15 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_wire::pool::{Operation, PeerRequest, Reply};
+use quell_wire::pool::{Operation, PeerMessage, Reply};
 use quell_wire::{Failure, decode, encode};
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(operation) = decode::<Operation<'_>>(data) {
         assert_eq!(decode::<Operation<'_>>(&encode(&operation)).unwrap(), operation);
     }
-    if let Ok(request) = decode::<PeerRequest<'_>>(data) {
-        assert_eq!(decode::<PeerRequest<'_>>(&encode(&request)).unwrap(), request);
+    if let Ok(request) = decode::<PeerMessage<'_>>(data) {
+        assert_eq!(decode::<PeerMessage<'_>>(&encode(&request)).unwrap(), request);
     }
     if let Ok(result) = decode::<Result<Reply<'_>, Failure>>(data) {
         assert_eq!(decode::<Result<Reply<'_>, Failure>>(&encode(&result)).unwrap(), result);

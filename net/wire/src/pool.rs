@@ -9,7 +9,7 @@ mod start;
 
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings};
-pub use peer::{PeerRequest, TransactionId};
+pub use peer::{PeerMessage, PeerRequest, TransactionId};
 pub use start::{LINE_BYTES_MAX, Listening, MemberSettings, PoolSettings, Ready};
 
 /// The largest number of bytes of file data in one message.

@@ -24,6 +24,10 @@ impl Member {
             self.marks.changes.set(changes);
             self.marks.saved.set(saved);
         }
+        if self.was_started {
+            // The member may have ended between a change and its count.
+            self.marks.changes.set(self.marks.changes.get() + 1);
+        }
         Ok(())
     }
 
@@ -80,7 +84,7 @@ impl Member {
         marks: Vec<(MemberId, u64)>,
     ) -> Result<Reply<'static>> {
         for (member, changes) in marks.into_iter().filter(|(member, _)| self.map.members().contains(member)) {
-            self.call(member, &PeerRequest::RecordMark { changes }).await?;
+            self.call(member, PeerRequest::RecordMark { changes }).await?;
         }
         Ok(Reply::Done)
     }

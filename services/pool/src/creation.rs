@@ -4,13 +4,14 @@ use std::rc::Rc;
 
 use quell_kv::Batch;
 use quell_vfs::{Error, ErrorKind, Result, check_name};
-use quell_wire::pool::{FileId, MemberId, NewKind, NodeKind, PeerRequest, Reply, TARGET_BYTES_MAX};
+use quell_wire::pool::{FileId, NewKind, NodeKind, PeerRequest, Reply, TARGET_BYTES_MAX};
 
 use crate::inode::{EntryRecord, Inode, to_bytes};
 use crate::keys;
 use crate::lock_table::Lock;
 use crate::map::NameHash;
 use crate::member::Member;
+use crate::sessions::Origin;
 
 /// The set-group-id bit of `st_mode`.
 pub(crate) const SET_GROUP_ID: u16 = 0o2000;
@@ -19,7 +20,7 @@ impl Member {
     /// Creates an entry, with a reference of `origin`.
     pub(crate) async fn create(
         self: &Rc<Member>,
-        origin: MemberId,
+        origin: Origin,
         dir: FileId,
         name: &[u8],
         kind: NewKind<'_>,
@@ -34,7 +35,7 @@ impl Member {
             }
             NewKind::Symlink(target) => (NodeKind::Symlink, target),
         };
-        let _name = self.locks.lock(Lock::Name(dir, name.to_vec())).await;
+        let _name = self.lock(Lock::Name(dir, name.to_vec())).await?;
         self.check_dir_is_open(dir, name)?;
         if self.entry(dir, name)?.is_some() {
             return Err(Error::new(ErrorKind::Exists, "create", name));
@@ -69,7 +70,7 @@ impl Member {
         batch.put(&keys::entry(dir, hash, name), &to_bytes(&EntryRecord { id, kind }));
         batch.put(&keys::inode(id), &to_bytes(&inode));
         self.environment.store.commit(batch)?;
-        self.member_holds.borrow_mut().add(id, origin);
+        self.add_hold(id, origin);
         self.note_change_of(dir, now);
         Ok(Reply::Held(inode.node(id)))
     }
@@ -80,7 +81,7 @@ impl Member {
         if self.removed_dirs.borrow().contains(&dir) {
             return Err(Error::new(ErrorKind::NotFound, "create in a removed directory", name));
         }
-        if self.closed_dirs.borrow().contains(&dir) {
+        if self.prepared.borrow().removes(dir) {
             return Err(Error::new(ErrorKind::Busy, "create", name));
         }
         Ok(())

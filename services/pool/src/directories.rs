@@ -4,14 +4,13 @@
 use std::rc::Rc;
 
 use quell_kv::{Batch, KeyRange};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{ErrorKind, Result};
 use quell_wire::pool::{FileId, PeerRequest, Reply, Stamp};
 
 use crate::inode::{from_bytes, to_bytes};
 use crate::keys;
 use crate::map::NameHash;
 use crate::member::Member;
-use crate::replies::unexpected;
 
 impl Member {
     /// Reads the state of directories from the store.
@@ -35,61 +34,20 @@ impl Member {
         damaged
     }
 
-    /// Lets no entry be created in a directory, on any member.
-    ///
-    /// # Errors
-    ///
-    /// `NotEmpty` if it has entries; then, and after other errors, entries may be created again.
-    pub(crate) async fn close_empty_dir(self: &Rc<Member>, dir: FileId, name: &[u8]) -> Result<()> {
-        let mut outcome = Ok(());
-        for reply in self.call_all(&PeerRequest::CloseDir { dir }).await {
-            outcome = outcome.and(match reply {
-                Ok(Reply::HasEntries(false)) => Ok(()),
-                Ok(Reply::HasEntries(true)) => Err(Error::new(ErrorKind::NotEmpty, "remove", name)),
-                Ok(other) => Err(unexpected(&other)),
-                Err(error) => Err(error),
-            });
-        }
-        if outcome.is_err() {
-            self.open_dir_everywhere(dir, false).await?;
-        }
-        outcome
-    }
-
-    /// Ends `close_empty_dir`: the directory was removed, or entries may be created again.
-    pub(crate) async fn open_dir_everywhere(self: &Rc<Member>, dir: FileId, is_removed: bool) -> Result<()> {
-        self.tell_all(&PeerRequest::OpenDir { dir, is_removed }).await
-    }
-
-    pub(crate) fn close_dir(&self, dir: FileId) -> Result<Reply<'static>> {
-        self.closed_dirs.borrow_mut().insert(dir);
-        let is_prepared = self.prepared.borrow().values().any(|prepared| prepared.record.dir == dir);
-        let mut has_entries = is_prepared;
+    /// Returns whether a directory has entries on this member.
+    pub(crate) fn has_entries(&self, dir: FileId) -> Result<bool> {
         let first = keys::entries_from(dir, NameHash(0));
         let end = keys::end_of(&first[..9]);
+        let mut has_entries = false;
         self.environment.store.scan(&keys::range(&first, &end), &mut |_, _| {
             has_entries = true;
             false
         })?;
-        Ok(Reply::HasEntries(has_entries))
+        Ok(has_entries)
     }
 
     pub(crate) fn forget_dirs(&self) -> Result<Reply<'static>> {
         self.environment.clients.forget_dirs();
-        Ok(Reply::Done)
-    }
-
-    pub(crate) fn open_dir(&self, dir: FileId, is_removed: bool) -> Result<Reply<'static>> {
-        if is_removed {
-            self.environment.clients.forget_dirs();
-            let mut batch = Batch::new();
-            batch.put(&keys::removed_dir(dir), &[]);
-            batch.delete(&keys::dir_group(dir));
-            self.environment.store.commit(batch)?;
-            self.removed_dirs.borrow_mut().insert(dir);
-            self.dir_groups.borrow_mut().remove(&dir);
-        }
-        self.closed_dirs.borrow_mut().remove(&dir);
         Ok(Reply::Done)
     }
 
@@ -128,7 +86,7 @@ impl Member {
         let touched = self.touched_dirs.take();
         let mut result = Ok(());
         for (dir, time) in touched {
-            let sent = self.call(self.map.home(dir)?, &PeerRequest::Touch { dir, time }).await;
+            let sent = self.call(self.map.home(dir)?, PeerRequest::Touch { dir, time }).await;
             result = result.and(sent.map(drop));
         }
         result

@@ -4,15 +4,18 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::rc::Rc;
 
+use quell_kv::Batch;
 use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
-use quell_wire::pool::{FILE_BYTES_MAX, FileId, MemberId, NodeKind, PeerRequest, Reply, Settings, Stamp};
+use quell_wire::pool::{FILE_BYTES_MAX, FileId, NodeKind, PeerRequest, Reply, Settings, Stamp};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::creation::SET_GROUP_ID;
-use crate::inode::Inode;
+use crate::inode::{Inode, to_bytes};
+use crate::keys;
 use crate::lock_table::Lock;
 use crate::member::Member;
 use crate::replies::{node_of, unexpected};
+use crate::sessions::Origin;
 
 const SET_USER_ID: u16 = 0o4000;
 const GROUP_EXECUTE: u16 = 0o010;
@@ -47,9 +50,12 @@ impl Inode {
 }
 
 impl Member {
+    /// Returns the attributes of an entry of this member, with a reference of `origin` if `holds`.
+    /// The node of an entry that was renamed may be at another member: then the reply is its
+    /// identifier.
     pub(crate) async fn lookup(
         self: &Rc<Member>,
-        origin: MemberId,
+        origin: Origin,
         dir: FileId,
         name: &[u8],
         holds: bool,
@@ -57,27 +63,36 @@ impl Member {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
         }
-        let _name = self.locks.lock(Lock::Name(dir, name.to_vec())).await;
+        let _name = self.lock(Lock::Name(dir, name.to_vec())).await?;
         let Some(entry) = self.entry(dir, name)? else { return Ok(Reply::Found(None)) };
-        let holder = holds.then_some(origin);
-        // The node of an entry that was renamed may be at another member.
-        let found = match self.map.home(entry.id)? {
-            home if home == self.id => self.hold(entry.id, holder)?,
-            home => self.call(home, &PeerRequest::Hold { id: entry.id, holder }).await?,
-        };
+        if self.map.home(entry.id)? != self.id {
+            return Ok(Reply::Elsewhere(entry.id));
+        }
+        let found = self.hold(entry.id, holds.then_some(origin))?;
         if holds { Ok(found) } else { Ok(Reply::Found(Some(node_of(&found)?))) }
     }
 
     /// Returns the attributes of a node, with a reference of `holder`.
-    pub(crate) fn hold(&self, id: FileId, holder: Option<MemberId>) -> Result<Reply<'static>> {
+    ///
+    /// # Errors
+    ///
+    /// `Stale` if there is no such node, or if it is being removed.
+    pub(crate) fn hold(&self, id: FileId, holder: Option<Origin>) -> Result<Reply<'static>> {
         let node = self.inode(id)?.node(id);
-        Ok(match holder {
-            Some(holder) => {
-                self.member_holds.borrow_mut().add(id, holder);
-                Reply::Held(node)
-            }
-            None => Reply::Node(node),
-        })
+        let Some(holder) = holder else { return Ok(Reply::Node(node)) };
+        if !node.is_named && !self.member_holds.borrow().is_held(id) && self.knows_references() {
+            return Err(Error::new(ErrorKind::Stale, "node", id.0.to_string()));
+        }
+        self.add_hold(id, holder);
+        Ok(Reply::Held(node))
+    }
+
+    /// Adds a reference, unless its sender has given up the request.
+    pub(crate) fn add_hold(&self, id: FileId, holder: Origin) {
+        if holder.member == self.id || self.sessions.borrow().is_waited_for(holder) {
+            self.member_holds.borrow_mut().add(id, holder.member, holder.number);
+            self.sessions.borrow_mut().lease(holder.member);
+        }
     }
 
     pub(crate) fn name(&self, id: FileId) -> Result<Reply<'static>> {
@@ -87,12 +102,12 @@ impl Member {
         }
     }
 
-    pub(crate) fn set_name(&self, id: FileId, dir: FileId, name: &[u8]) -> Result<Reply<'static>> {
-        let mut inode = self.inode(id)?;
-        inode.name = Some((dir, name.to_vec()));
-        inode.changed = self.now();
-        self.put_inode(id, &inode)?;
-        Ok(Reply::Done)
+    /// Returns the directory above a node, unless the node is being moved.
+    pub(crate) fn above(&self, id: FileId) -> Result<Reply<'static>> {
+        match self.prepared.borrow().moves(id) {
+            true => Err(Error::new(ErrorKind::Busy, "find the directory above", "")),
+            false => self.name(id),
+        }
     }
 
     pub(crate) fn read_link(&self, id: FileId) -> Result<Reply<'static>> {
@@ -140,9 +155,14 @@ impl Member {
         if size_bytes_min > FILE_BYTES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "write", ""));
         }
-        let _size = self.locks.lock(Lock::Size(id)).await;
+        let _size = self.lock(Lock::Size(id)).await?;
         let mut inode = self.inode(id)?;
         inode.check_is_file()?;
+        if inode.cutting_to_bytes.is_some() && size_bytes_min > inode.size_bytes {
+            // To finish the truncation now could remove the data that was written.
+            let source = Some("a truncation of the file waits for a member".into());
+            return Err(Error { source, ..Error::new(ErrorKind::Unavailable, "write", "") });
+        }
         inode.size_bytes = inode.size_bytes.max(size_bytes_min);
         inode.has_chunks = true;
         inode.write_at(self.now());
@@ -151,8 +171,9 @@ impl Member {
     }
 
     /// Extends a file at its end, for an append.
-    pub(crate) async fn reserve(&self, id: FileId, bytes: u64) -> Result<Reply<'static>> {
-        let _size = self.locks.lock(Lock::Size(id)).await;
+    pub(crate) async fn reserve(self: &Rc<Member>, id: FileId, bytes: u64) -> Result<Reply<'static>> {
+        let _size = self.lock(Lock::Size(id)).await?;
+        self.finish_cut(id).await?;
         let mut inode = self.inode(id)?;
         inode.check_is_file()?;
         let offset = inode.size_bytes;
@@ -178,31 +199,53 @@ impl Member {
 
     /// Sets the size of a file, and cuts its chunks.
     async fn set_size(self: &Rc<Member>, id: FileId, size_bytes: u64, drops_set_id: bool) -> Result<()> {
-        let _size = self.locks.lock(Lock::Size(id)).await;
+        let _size = self.lock(Lock::Size(id)).await?;
         let mut inode = self.inode(id)?;
         if inode.kind != NodeKind::File || size_bytes > FILE_BYTES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "set size", ""));
         }
+        if size_bytes > inode.size_bytes && inode.cutting_to_bytes.is_some() {
+            self.finish_cut(id).await?;
+            inode = self.inode(id)?;
+        }
         if drops_set_id {
             inode.drop_set_id();
         }
-        let cuts = inode.has_chunks && size_bytes < inode.size_bytes;
+        let cuts = inode.has_chunks && size_bytes < inode.size_bytes || inode.cutting_to_bytes.is_some();
         inode.size_bytes = size_bytes;
         inode.cutting_to_bytes = cuts.then_some(size_bytes);
         inode.write_at(self.now());
-        self.put_inode(id, &inode)?;
+        let mut batch = Batch::new();
+        batch.put(&keys::inode(id), &to_bytes(&inode));
         if cuts {
-            self.finish_cut(id, size_bytes).await?;
+            batch.put(&keys::unfinished(id), &[]);
+        }
+        self.environment.store.commit(batch)?;
+        if cuts {
+            self.unfinished.borrow_mut().insert(id);
+            self.finish_cut(id).await?;
         }
         Ok(())
     }
 
-    /// Cuts the chunks of a file whose record has the new size.
-    pub(crate) async fn finish_cut(self: &Rc<Member>, id: FileId, size_bytes: u64) -> Result<()> {
+    /// Cuts the chunks of a file whose record has the new size, if that was not done yet. The size
+    /// is locked.
+    pub(crate) async fn finish_cut(self: &Rc<Member>, id: FileId) -> Result<()> {
+        let Some(size_bytes) = self.inode(id)?.cutting_to_bytes else { return Ok(()) };
         self.tell_all(&PeerRequest::TruncateChunks { id, size_bytes }).await?;
         let mut inode = self.inode(id)?;
         inode.cutting_to_bytes = None;
-        self.put_inode(id, &inode)
+        let mut batch = Batch::new();
+        batch.put(&keys::inode(id), &to_bytes(&inode));
+        let is_finished = inode.name.is_some();
+        if is_finished {
+            batch.delete(&keys::unfinished(id));
+        }
+        self.environment.store.commit(batch)?;
+        if is_finished {
+            self.unfinished.borrow_mut().remove(&id);
+        }
+        Ok(())
     }
 
     pub(crate) fn own_space(&self) -> Result<Reply<'static>> {

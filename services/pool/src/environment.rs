@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use quell_kv::KeyValue;
@@ -34,6 +35,10 @@ pub trait Clients {
 pub trait Clock {
     /// Returns the time of day.
     fn now(&self) -> Stamp;
+
+    /// Returns the time since an arbitrary event before the start of the member. It never
+    /// decreases.
+    fn monotonic(&self) -> Duration;
 }
 
 /// The world of one member.

@@ -1,7 +1,8 @@
 //! References to nodes. A node without a name keeps its data as long as a client has references to
-//! it.
+//! it. Each reference is named by the number of the request that has made it, so that it is
+//! returned once even if the return is repeated.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use quell_wire::pool::{FileId, MemberId};
 
@@ -11,57 +12,156 @@ pub struct ClientId(pub u64);
 
 /// The references that members have to nodes of this member.
 #[derive(Debug, Default)]
-pub struct MemberHolds(HashMap<FileId, HashMap<MemberId, u64>>);
+pub struct MemberHolds(HashMap<FileId, Vec<(MemberId, u64)>>);
 
 impl MemberHolds {
-    pub fn add(&mut self, id: FileId, member: MemberId) {
-        *self.0.entry(id).or_default().entry(member).or_default() += 1;
+    /// Adds a reference. A repetition has no effect.
+    pub fn add(&mut self, id: FileId, member: MemberId, number: u64) {
+        let held = self.0.entry(id).or_default();
+        if !held.contains(&(member, number)) {
+            held.push((member, number));
+        }
     }
 
-    /// Removes references, and returns whether none is left.
-    pub fn release(&mut self, id: FileId, member: MemberId, count: u64) -> bool {
-        let Some(members) = self.0.get_mut(&id) else { return true };
-        if let Some(held) = members.get_mut(&member) {
-            *held = held.saturating_sub(count);
-            if *held == 0 {
-                members.remove(&member);
-            }
-        }
-        let is_free = members.is_empty();
+    /// Removes a reference, and returns whether none is left.
+    pub fn release(&mut self, id: FileId, member: MemberId, number: u64) -> bool {
+        let Some(held) = self.0.get_mut(&id) else { return true };
+        held.retain(|reference| *reference != (member, number));
+        let is_free = held.is_empty();
         if is_free {
             self.0.remove(&id);
         }
         is_free
     }
 
+    /// Removes the references of a member for which `is_lost` returns true, and returns the nodes
+    /// that have none left.
+    pub fn forget(&mut self, member: MemberId, is_lost: impl Fn(u64) -> bool) -> Vec<FileId> {
+        let mut free: Vec<FileId> = self
+            .0
+            .extract_if(|_, held| {
+                held.retain(|(holder, number)| *holder != member || !is_lost(*number));
+                held.is_empty()
+            })
+            .map(|(id, _)| id)
+            .collect();
+        free.sort_unstable();
+        free
+    }
+
     pub fn is_held(&self, id: FileId) -> bool {
         self.0.contains_key(&id)
     }
+
+    /// Returns whether there are no references.
+    #[cfg(test)]
+    pub fn is_free(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// One client of this member's node.
+#[derive(Debug, Default)]
+struct Client {
+    /// The numbers of its references.
+    holds: BTreeMap<FileId, Vec<u64>>,
+    /// Operations that are being performed.
+    operations: u64,
+    has_ended: bool,
 }
 
 /// The references that the clients of this member's node have.
 #[derive(Debug, Default)]
-pub struct ClientHolds(HashMap<ClientId, HashMap<FileId, u64>>);
+pub struct ClientHolds(HashMap<ClientId, Client>);
 
 impl ClientHolds {
-    pub fn add(&mut self, client: ClientId, id: FileId) {
-        *self.0.entry(client).or_default().entry(id).or_default() += 1;
+    /// Notes that an operation of a client has begun.
+    pub fn begin(&mut self, client: ClientId) {
+        self.0.entry(client).or_default().operations += 1;
     }
 
-    /// Removes references, and returns the number that the client had of them.
-    pub fn release(&mut self, client: ClientId, id: FileId, count: u64) -> u64 {
-        let Some(held) = self.0.get_mut(&client) else { return 0 };
-        let Some(had) = held.get_mut(&id) else { return 0 };
-        let released = count.min(*had);
-        *had -= released;
-        if *had == 0 {
-            held.remove(&id);
+    /// Notes the end of an operation. Returns the references of a client that has ended before its
+    /// last operation.
+    pub fn end(&mut self, client: ClientId) -> Vec<(FileId, u64)> {
+        let Some(found) = self.0.get_mut(&client) else { return Vec::new() };
+        found.operations -= 1;
+        if found.has_ended && found.operations == 0 { self.remove(client) } else { Vec::new() }
+    }
+
+    /// Notes the end of a client. Returns its references, unless an operation of it is being
+    /// performed: then `end` does.
+    pub fn end_client(&mut self, client: ClientId) -> Vec<(FileId, u64)> {
+        match self.0.get_mut(&client) {
+            Some(found) if found.operations > 0 => {
+                found.has_ended = true;
+                Vec::new()
+            }
+            _ => self.remove(client),
+        }
+    }
+
+    pub fn add(&mut self, client: ClientId, id: FileId, number: u64) {
+        self.0.entry(client).or_default().holds.entry(id).or_default().push(number);
+    }
+
+    /// Removes at most `count` references of a client to a node, and returns their numbers.
+    pub fn release(&mut self, client: ClientId, id: FileId, count: u32) -> Vec<u64> {
+        let Some(found) = self.0.get_mut(&client) else { return Vec::new() };
+        let Some(held) = found.holds.get_mut(&id) else { return Vec::new() };
+        let released = held.split_off(held.len().saturating_sub(count as usize));
+        if held.is_empty() {
+            found.holds.remove(&id);
         }
         released
     }
 
-    /// Removes and returns all references of a client.
-    pub fn release_all(&mut self, client: ClientId) -> HashMap<FileId, u64> {
-        self.0.remove(&client).unwrap_or_default()
+    /// Returns the references for whose nodes `is_wanted` returns true.
+    pub fn references(&self, is_wanted: impl Fn(FileId) -> bool) -> Vec<(FileId, u64)> {
+        let holds = self.0.values().flat_map(|client| &client.holds);
+        let wanted = holds.filter(|(id, _)| is_wanted(**id));
+        let all: BTreeSet<_> =
+            wanted.flat_map(|(id, numbers)| numbers.iter().map(|number| (*id, *number))).collect();
+        all.into_iter().collect()
+    }
+
+    /// Returns whether there are no references.
+    #[cfg(test)]
+    pub fn is_free(&self) -> bool {
+        self.0.values().all(|client| client.holds.is_empty())
+    }
+
+    fn remove(&mut self, client: ClientId) -> Vec<(FileId, u64)> {
+        let holds = self.0.remove(&client).map(|client| client.holds).unwrap_or_default();
+        let references = |(id, numbers): (FileId, Vec<u64>)| numbers.into_iter().map(move |n| (id, n));
+        holds.into_iter().flat_map(references).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_is_returned_once() {
+        let (mut holds, id, member) = (MemberHolds::default(), FileId(1), MemberId(2));
+        holds.add(id, member, 5);
+        holds.add(id, member, 5);
+        holds.add(id, member, 6);
+        assert!(!holds.release(id, member, 5));
+        assert!(!holds.release(id, member, 5));
+        assert!(holds.is_held(id));
+        assert_eq!(holds.forget(MemberId(3), |_| true), []);
+        assert_eq!(holds.forget(member, |number| number == 6), [id]);
+        assert!(!holds.is_held(id));
+    }
+
+    #[test]
+    fn a_client_that_ends_during_an_operation_returns_the_reference_that_it_gets() {
+        let (mut holds, client) = (ClientHolds::default(), ClientId(1));
+        holds.begin(client);
+        assert_eq!(holds.end_client(client), []);
+        holds.add(client, FileId(7), 1);
+        assert_eq!(holds.end(client), [(FileId(7), 1)]);
+        assert!(holds.0.is_empty());
     }
 }

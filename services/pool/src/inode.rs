@@ -50,13 +50,15 @@ pub struct EntryRecord {
     pub kind: NodeKind,
 }
 
-/// The record of a name that a transaction has prepared.
+/// A change that a transaction has prepared on this member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PreparedName {
-    pub dir: FileId,
-    pub name: Vec<u8>,
-    /// The entry that the name gets.
-    pub new: EntryRecord,
+pub enum PreparedChange {
+    /// A name gets an entry, or another one.
+    Entry { dir: FileId, name: Vec<u8>, new: EntryRecord },
+    /// A node gets another name and directory, or loses its name.
+    Node { id: FileId, kind: NodeKind, name: Option<(FileId, Vec<u8>)> },
+    /// A directory without entries is removed.
+    Removal { dir: FileId },
 }
 
 /// Returns the bytes of a record.

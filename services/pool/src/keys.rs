@@ -16,6 +16,7 @@ const COMMITTED: u8 = 6;
 const CHUNK: u8 = 7;
 const COUNTER: u8 = 8;
 const MARKS: u8 = 9;
+const UNFINISHED: u8 = 10;
 
 /// The number of bytes before the name in the key of an entry.
 pub const ENTRY_PREFIX_BYTES: usize = 17;
@@ -58,20 +59,30 @@ pub fn prepared(transaction: TransactionId) -> Vec<u8> {
     of_transaction(PREPARED, transaction)
 }
 
-/// The first key of all prepared names.
+/// The first key of all prepared changes.
 pub fn all_prepared() -> Vec<u8> {
     vec![PREPARED]
 }
 
-/// Returns the transaction in the key of a prepared name.
-pub fn parse_prepared(key: &[u8]) -> Option<TransactionId> {
-    let (coordinator, number) = key.strip_prefix(&[PREPARED])?.split_first_chunk()?;
+/// The first key of all decisions.
+pub fn all_committed() -> Vec<u8> {
+    vec![COMMITTED]
+}
+
+/// Returns the transaction in the key of a prepared change or of a decision.
+pub fn parse_transaction(key: &[u8]) -> Option<TransactionId> {
+    let (coordinator, number) = key.get(1..)?.split_first_chunk()?;
     let coordinator = MemberId(u16::from_be_bytes(*coordinator));
     Some(TransactionId { coordinator, number: u64::from_be_bytes(number.try_into().ok()?) })
 }
 
 pub fn committed(transaction: TransactionId) -> Vec<u8> {
     of_transaction(COMMITTED, transaction)
+}
+
+/// The key of a node whose chunks are to be cut or removed.
+pub fn unfinished(id: FileId) -> Vec<u8> {
+    numbered(UNFINISHED, id.0)
 }
 
 pub fn chunk(id: FileId, chunk: u64) -> Vec<u8> {

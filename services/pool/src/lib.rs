@@ -25,13 +25,19 @@ mod marks;
 mod member;
 mod names;
 mod prepared;
+mod references;
 mod removal;
 mod rename;
 mod replies;
+mod sessions;
+#[cfg(test)]
+mod simulation;
 mod transactions;
+mod waiting;
 
 pub use chunks::{ChunkDir, Chunks, Space};
 pub use environment::{Clients, Clock, Environment, Peers};
 pub use holds::ClientId;
 pub use map::{PARTITIONS_MAX, PoolMap};
 pub use member::Member;
+pub use sessions::LEASE;

@@ -13,8 +13,6 @@ use quell_wire::pool::FileId;
 /// the variants, and takes a second name only with [`LockTable::try_lock`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Lock {
-    /// The renames of directories from one directory to another, in the whole pool.
-    Renames,
     /// A name in a directory, whether an entry has it or not.
     Name(FileId, Vec<u8>),
     /// The size and the chunks of a file.
@@ -46,6 +44,12 @@ impl LockTable {
         let mutex = Arc::clone(self.0.borrow_mut().entry(lock.clone()).or_default());
         let guard = mutex.try_lock_owned()?;
         Some(self.held(lock, guard))
+    }
+
+    /// Returns whether no lock is held.
+    #[cfg(test)]
+    pub fn is_free(&self) -> bool {
+        self.0.borrow().is_empty()
     }
 
     fn held(&self, lock: Lock, guard: OwnedMutexGuard<()>) -> Held {

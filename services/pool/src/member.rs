@@ -2,22 +2,27 @@
 //! other members, and passes each to the member and the function that it concerns.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::rc::Rc;
+use std::task::Waker;
+use std::time::Duration;
 
+use futures_util::future::{join_all, join4};
 use lru::LruCache;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{FileId, MemberId, Operation, PeerRequest, Reply, Stamp, TransactionId};
+use quell_wire::pool::{FileId, MemberId, Operation, PeerMessage, PeerRequest, Reply, Stamp, TransactionId};
 use quell_wire::{Failure, decode, encode};
 
 use crate::environment::Environment;
 use crate::holds::{ClientHolds, ClientId, MemberHolds};
-use crate::lock_table::{Held, LockTable};
+use crate::inode::EntryRecord;
+use crate::lock_table::LockTable;
 use crate::map::{NameHash, PoolMap};
 use crate::marks::{Marks, is_change};
-use crate::prepared::Prepared;
+use crate::prepared::PreparedTransactions;
 use crate::replies::into_owned;
+use crate::sessions::{Met, Origin, Outgoing, Sessions, Waiting};
 
 /// The number of chunks whose records are known to exist.
 const KNOWN_CHUNKS_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
@@ -33,20 +38,35 @@ pub struct Member {
     pub(crate) environment: Environment,
     pub(crate) locks: LockTable,
     pub(crate) member_holds: RefCell<MemberHolds>,
-    client_holds: RefCell<ClientHolds>,
-    pub(crate) prepared: RefCell<HashMap<TransactionId, Prepared>>,
+    pub(crate) client_holds: RefCell<ClientHolds>,
+    /// The requests of other members.
+    pub(crate) sessions: RefCell<Sessions>,
+    /// The requests to other members.
+    pub(crate) outgoing: RefCell<BTreeMap<MemberId, Outgoing>>,
+    /// The number of this start of the member, larger than those of earlier starts.
+    pub(crate) session: u64,
+    last_request: Cell<u64>,
+    pub(crate) started: Duration,
+    /// Whether the member was started before on its storage.
+    pub(crate) was_started: bool,
+    /// Wakes operations that wait for locks, so that they notice the time.
+    pub(crate) lock_waiters: RefCell<Vec<Waker>>,
+    is_tending: Cell<bool>,
+    pub(crate) prepared: RefCell<PreparedTransactions>,
     /// Transactions of this member that have not ended.
     pub(crate) undecided: RefCell<HashSet<TransactionId>>,
-    /// Directories in which no entry may be created at the moment.
-    pub(crate) closed_dirs: RefCell<HashSet<FileId>>,
+    /// Committed transactions of this member, and the members that are to be told.
+    pub(crate) untold: RefCell<BTreeMap<TransactionId, BTreeSet<MemberId>>>,
+    /// Nodes whose chunks are to be cut, or that have lost their name.
+    pub(crate) unfinished: RefCell<BTreeSet<FileId>>,
+    /// Files that have got chunks on this member, of which their members may not know.
+    pub(crate) untold_chunks: RefCell<BTreeSet<FileId>>,
     /// Removed directories, in which no entry may be created ever after.
     pub(crate) removed_dirs: RefCell<HashSet<FileId>>,
     /// The groups that directories pass on to their entries.
     pub(crate) dir_groups: RefCell<HashMap<FileId, u32>>,
     /// Times of changes of directories that their members do not know yet.
-    pub(crate) touched_dirs: RefCell<HashMap<FileId, Stamp>>,
-    /// The lock of renames that another member holds, if this is the member of the root.
-    pub(crate) renames: RefCell<HashMap<MemberId, Held>>,
+    pub(crate) touched_dirs: RefCell<BTreeMap<FileId, Stamp>>,
     /// Chunks whose records exist.
     pub(crate) known_chunks: RefCell<LruCache<(FileId, u64), ()>>,
     pub(crate) marks: Marks,
@@ -74,20 +94,29 @@ impl Member {
         environment: Environment,
         owner: (u32, u32),
     ) -> Result<Rc<Member>> {
-        let member = Member {
+        let mut member = Member {
             id,
             map,
+            started: environment.clock.monotonic(),
             environment,
             locks: LockTable::default(),
             member_holds: RefCell::default(),
             client_holds: RefCell::default(),
+            sessions: RefCell::default(),
+            outgoing: RefCell::default(),
+            session: 0,
+            last_request: Cell::new(0),
+            was_started: false,
+            lock_waiters: RefCell::default(),
+            is_tending: Cell::new(false),
             prepared: RefCell::default(),
             undecided: RefCell::default(),
-            closed_dirs: RefCell::default(),
+            untold: RefCell::default(),
+            unfinished: RefCell::default(),
+            untold_chunks: RefCell::default(),
             removed_dirs: RefCell::default(),
             dir_groups: RefCell::default(),
             touched_dirs: RefCell::default(),
-            renames: RefCell::default(),
             known_chunks: RefCell::new(LruCache::new(KNOWN_CHUNKS_MAX)),
             marks: Marks::default(),
             is_stopping: Cell::new(false),
@@ -95,9 +124,13 @@ impl Member {
             reserved_numbers: Cell::new(0),
         };
         member.load_directories()?;
-        member.load_numbers()?;
+        member.was_started = member.load_numbers()?;
+        member.session = member.next_number()?;
+        member.load_decisions()?;
         member.load_prepared()?;
         member.load_marks()?;
+        member.load_unfinished()?;
+        member.load_chunks()?;
         if member.map.home(FileId::ROOT)? == id {
             member.create_root(owner)?;
         }
@@ -109,7 +142,10 @@ impl Member {
     ///
     /// The operation must be polled to its end, even if the client has ended meanwhile.
     pub async fn perform(self: Rc<Member>, client: ClientId, operation: Vec<u8>) -> Vec<u8> {
+        self.client_holds.borrow_mut().begin(client);
         let result = self.perform_decoded(client, &operation).await;
+        let released = self.client_holds.borrow_mut().end(client);
+        self.return_references(released).await;
         encode(&result.map_err(Failure::from))
     }
 
@@ -119,33 +155,83 @@ impl Member {
         operation: &[u8],
     ) -> Result<Reply<'static>> {
         let operation: Operation<'_> = decode(operation)?;
-        let reply = match operation {
+        match operation {
             Operation::Release { references } => {
                 let released = {
                     let mut holds = self.client_holds.borrow_mut();
-                    let release = |(id, count)| (id, holds.release(client, id, u64::from(count)));
-                    references.into_iter().map(release).collect()
+                    let release =
+                        |(id, count)| holds.release(client, id, count).into_iter().map(move |n| (id, n));
+                    references.into_iter().flat_map(release).collect()
                 };
-                self.return_references(released).await?;
-                Reply::Done
+                self.return_references(released).await;
+                Ok(Reply::Done)
             }
-            Operation::List { dir, after } => self.list(dir, after).await?,
-            Operation::Space => self.space().await?,
-            Operation::Marks => self.all_marks().await?,
-            Operation::RecordMarks { marks } => self.record_marks(marks).await?,
+            Operation::List { dir, after } => self.list(dir, after).await,
+            Operation::Space => self.space().await,
+            Operation::Marks => self.all_marks().await,
+            Operation::RecordMarks { marks } => self.record_marks(marks).await,
             Operation::Stop => {
                 self.is_stopping.set(true);
-                Reply::Done
+                Ok(Reply::Done)
             }
-            operation => match self.member_for(&operation)? {
-                owner if owner == self.id => self.execute(self.id, operation).await?,
-                owner => self.call(owner, &PeerRequest::Perform(operation)).await?,
-            },
-        };
-        if let Reply::Held(node) = &reply {
-            self.client_holds.borrow_mut().add(client, node.id);
+            Operation::Lookup { dir, name, holds } => {
+                let owner = self.map.owner_of_name(NameHash::new(dir, name));
+                self.lookup_node(client, owner, operation, holds).await
+            }
+            Operation::Create { .. } => {
+                let owner = self.member_for(&operation)?;
+                self.call_for_reference(client, owner, PeerRequest::Perform(operation)).await
+            }
+            operation => self.call(self.member_for(&operation)?, PeerRequest::Perform(operation)).await,
         }
-        Ok(reply)
+    }
+
+    /// Looks an entry up, and its node, which may be at another member.
+    async fn lookup_node(
+        self: &Rc<Member>,
+        client: ClientId,
+        owner: MemberId,
+        lookup: Operation<'_>,
+        holds: bool,
+    ) -> Result<Reply<'static>> {
+        let mut missing = None;
+        loop {
+            let request = PeerRequest::Perform(lookup.clone());
+            let id = match self.call_for_reference(client, owner, request).await? {
+                Reply::Elsewhere(id) => id,
+                reply => return Ok(reply),
+            };
+            let home = self.map.home(id)?;
+            match self.call_for_reference(client, home, PeerRequest::Hold { id, holds }).await {
+                Ok(Reply::Node(node)) => return Ok(Reply::Found(Some(node))),
+                // It was removed meanwhile, unless the name still has it.
+                Err(error) if error.kind == ErrorKind::Stale && missing != Some(id) => missing = Some(id),
+                result => return result,
+            }
+        }
+    }
+
+    /// Sends a request that may make a reference of a client.
+    async fn call_for_reference(
+        self: &Rc<Member>,
+        client: ClientId,
+        to: MemberId,
+        request: PeerRequest<'_>,
+    ) -> Result<Reply<'static>> {
+        let (result, number) = self.call_numbered(to, request).await;
+        match &result {
+            Ok(Reply::Held(node)) => {
+                self.client_holds.borrow_mut().add(client, node.id, number);
+                if to != self.id {
+                    self.outgoing.borrow_mut().entry(to).or_default().held += 1;
+                }
+            }
+            Err(error) if to != self.id && is_unknown(error) => {
+                self.outgoing.borrow_mut().entry(to).or_default().note_unanswered(number);
+            }
+            _ => {}
+        }
+        result
     }
 
     /// Returns whether a client has asked this member to end.
@@ -153,54 +239,65 @@ impl Member {
         self.is_stopping.get()
     }
 
-    /// Returns the references of a client that has ended.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` if a member could not be told.
-    pub async fn end_client(self: Rc<Member>, client: ClientId) -> Result<()> {
-        let released = self.client_holds.borrow_mut().release_all(client);
-        self.return_references(released.into_iter().collect()).await
+    /// Returns the references of a client that has ended. Members that cannot be reached are told
+    /// later.
+    pub async fn end_client(self: Rc<Member>, client: ClientId) {
+        let released = self.client_holds.borrow_mut().end_client(client);
+        self.return_references(released).await;
     }
 
     /// Performs a request of another member and returns the encoded result: `Result<Reply,
     /// Failure>`. It must be polled to its end.
-    pub async fn serve(self: Rc<Member>, from: MemberId, request: Vec<u8>) -> Vec<u8> {
-        let result = match decode(&request) {
-            Ok(request) => self.serve_decoded(from, request).await,
+    pub async fn serve(self: Rc<Member>, from: MemberId, message: Vec<u8>) -> Vec<u8> {
+        let result = match decode(&message) {
+            Ok(message) => self.serve_message(from, message).await,
             Err(error) => Err(error),
         };
         encode(&result.map_err(Failure::from))
     }
 
-    async fn serve_decoded(
+    async fn serve_message(
         self: &Rc<Member>,
         from: MemberId,
+        message: PeerMessage<'_>,
+    ) -> Result<Reply<'static>> {
+        let PeerMessage { session, number, first_waiting, abandoned, request } = message;
+        let origin = Origin { member: from, session, number };
+        let waiting = Waiting { first: first_waiting, abandoned };
+        let met = self.sessions.borrow_mut().admit(origin, &waiting, self.monotonic())?;
+        if met == Met::First {
+            self.forget_references(from).await;
+        }
+        self.serve_request(origin, request).await
+    }
+
+    async fn serve_request(
+        self: &Rc<Member>,
+        origin: Origin,
         request: PeerRequest<'_>,
     ) -> Result<Reply<'static>> {
         match request {
-            PeerRequest::Perform(operation) => self.execute(from, operation).await,
-            PeerRequest::Hold { id, holder } => self.hold(id, holder),
-            PeerRequest::Return { references } => self.take_back(from, references).await,
-            PeerRequest::LoseName { id } => self.lose_name(id).await,
-            PeerRequest::SetName { id, dir, name } => self.set_name(id, dir, name),
-            PeerRequest::ListPart { dir, after, count_max } => self.list_part(dir, after, count_max),
-            PeerRequest::CloseDir { dir } => self.close_dir(dir),
-            PeerRequest::OpenDir { dir, is_removed } => self.open_dir(dir, is_removed),
-            PeerRequest::PrepareName { transaction, dir, name, id, kind, mode } => {
-                self.prepare_name(transaction, dir, name, id, kind, mode)
+            PeerRequest::Perform(operation) => self.execute(origin, operation).await,
+            PeerRequest::Hold { id, holds } => self.hold(id, holds.then_some(origin)),
+            PeerRequest::Return { references, unanswered } => {
+                self.take_back(origin, references, unanswered).await
             }
+            PeerRequest::Above { id } => self.above(id),
+            PeerRequest::Declare { references } => self.take_declared(origin, references),
+            PeerRequest::Renew => Ok(self.sessions.borrow_mut().renew(origin.member, self.session)),
+            PeerRequest::ListPart { dir, after, count_max } => self.list_part(dir, after, count_max),
+            PeerRequest::PrepareRemoval { transaction, dir } => self.prepare_removal(transaction, dir),
+            PeerRequest::PrepareName { transaction, dir, name, id, kind, mode } => {
+                self.prepare_name(transaction, (dir, name), EntryRecord { id, kind }, mode)
+            }
+            PeerRequest::PrepareNode { transaction, id, name } => self.prepare_node(transaction, id, name),
             PeerRequest::EndTransaction { transaction, is_committed } => {
-                self.end_transaction(transaction, is_committed)
+                self.end_transaction(transaction, is_committed).await
             }
             PeerRequest::Outcome { transaction } => self.outcome(transaction),
             PeerRequest::SetDirGroup { dir, gid } => self.set_dir_group(dir, gid),
             PeerRequest::Touch { dir, time } => self.touch(dir, time),
-            PeerRequest::LockRenames => self.lock_renames(from).await,
-            PeerRequest::UnlockRenames => {
-                self.renames.borrow_mut().remove(&from);
-                Ok(Reply::Done)
-            }
+            PeerRequest::NoteChunks { files } => self.note_chunks(files),
             PeerRequest::TruncateChunks { id, size_bytes } => self.truncate_chunks(id, size_bytes),
             PeerRequest::RemoveChunks { id } => self.remove_chunks(id),
             PeerRequest::SyncChunks { id } => self.sync_chunks(id),
@@ -212,11 +309,7 @@ impl Member {
     }
 
     /// Performs an operation that concerns this member, for a client of the node of `origin`.
-    async fn execute(
-        self: &Rc<Member>,
-        origin: MemberId,
-        operation: Operation<'_>,
-    ) -> Result<Reply<'static>> {
+    async fn execute(self: &Rc<Member>, origin: Origin, operation: Operation<'_>) -> Result<Reply<'static>> {
         let is_change = is_change(&operation);
         let result = self.execute_uncounted(origin, operation).await;
         if is_change {
@@ -228,7 +321,7 @@ impl Member {
 
     async fn execute_uncounted(
         self: &Rc<Member>,
-        origin: MemberId,
+        origin: Origin,
         operation: Operation<'_>,
     ) -> Result<Reply<'static>> {
         match operation {
@@ -295,21 +388,43 @@ impl Member {
     pub(crate) async fn call(
         self: &Rc<Member>,
         to: MemberId,
-        request: &PeerRequest<'_>,
+        request: PeerRequest<'_>,
     ) -> Result<Reply<'static>> {
-        let reply_bytes_max = reply_bytes_max(request);
-        let request = encode(request);
-        let reply = if to == self.id {
+        self.call_numbered(to, request).await.0
+    }
+
+    /// Does the same, and returns the number of the request, too.
+    async fn call_numbered(
+        self: &Rc<Member>,
+        to: MemberId,
+        request: PeerRequest<'_>,
+    ) -> (Result<Reply<'static>>, u64) {
+        let number = self.last_request.get() + 1;
+        self.last_request.set(number);
+        if to == self.id {
+            let origin = Origin { member: self.id, session: self.session, number };
             // The future is boxed because requests to this member can be nested.
-            Box::pin(Rc::clone(self).serve(self.id, request)).await
-        } else {
-            self.environment.peers.call(to, request, reply_bytes_max).await?
-        };
-        let result: Result<Reply<'_>, Failure> = decode(&reply)?;
-        match result {
-            Ok(reply) => Ok(into_owned(reply)),
-            Err(failure) => Err(failure.into_error("ask member", to.0.to_string().as_bytes())),
+            return (Box::pin(self.serve_request(origin, request)).await, number);
         }
+        let reply_bytes_max = reply_bytes_max(&request);
+        let waiting = self.outgoing.borrow_mut().entry(to).or_default().begin(number);
+        let message = encode(&PeerMessage {
+            session: self.session,
+            number,
+            first_waiting: waiting.first,
+            abandoned: waiting.abandoned,
+            request,
+        });
+        let reply = self.environment.peers.call(to, message, reply_bytes_max).await;
+        self.outgoing.borrow_mut().entry(to).or_default().end(number, reply.is_ok());
+        let result = reply.and_then(|reply| {
+            let result: Result<Reply<'_>, Failure> = decode(&reply)?;
+            match result {
+                Ok(reply) => Ok(into_owned(reply)),
+                Err(failure) => Err(failure.into_error("ask member", to.0.to_string().as_bytes())),
+            }
+        });
+        (result, number)
     }
 
     /// Sends a request to all members, this one included, and returns their replies.
@@ -317,8 +432,8 @@ impl Member {
         self: &Rc<Member>,
         request: &PeerRequest<'_>,
     ) -> Vec<Result<Reply<'static>>> {
-        let calls = self.map.members().iter().map(|member| self.call(*member, request));
-        futures_util::future::join_all(calls).await
+        let calls = self.map.members().iter().map(|member| self.call(*member, request.clone()));
+        join_all(calls).await
     }
 
     /// Sends a request to all members. Errors: that of the first member that failed.
@@ -326,18 +441,53 @@ impl Member {
         self.call_all(request).await.into_iter().try_for_each(|reply| reply.map(drop))
     }
 
-    /// Returns references of clients of this node to the members of the nodes.
-    async fn return_references(self: &Rc<Member>, references: Vec<(FileId, u64)>) -> Result<()> {
-        let mut by_member: HashMap<MemberId, Vec<(FileId, u64)>> = HashMap::new();
-        for (id, count) in references.into_iter().filter(|(_, count)| *count > 0) {
-            by_member.entry(self.map.home(id)?).or_default().push((id, count));
-        }
-        let mut result = Ok(());
-        for (member, references) in by_member {
-            result = result.and(self.call(member, &PeerRequest::Return { references }).await.map(drop));
-        }
-        result
+    /// Returns what a member without clients, requests and faults must not have in memory.
+    #[cfg(test)]
+    pub(crate) fn remains(&self) -> Vec<String> {
+        let mut remains = Vec::new();
+        let mut check = |is_empty: bool, text: &str| {
+            if !is_empty {
+                remains.push(format!("member {} has {text}", self.id.0));
+            }
+        };
+        check(self.locks.is_free(), "a lock");
+        check(self.prepared.borrow().0.is_empty(), "a prepared transaction");
+        check(self.undecided.borrow().is_empty(), "an undecided transaction");
+        check(self.untold.borrow().is_empty(), "a decision that others do not know");
+        check(self.unfinished.borrow().is_empty(), "an unfinished node");
+        check(self.untold_chunks.borrow().is_empty(), "chunks of which their file's member does not know");
+        check(self.member_holds.borrow().is_free(), "references of members");
+        check(self.client_holds.borrow().is_free(), "references of clients");
+        let is_returned = |outgoing: &Outgoing| {
+            outgoing.held == 0 && outgoing.returned.is_empty() && outgoing.unanswered.is_empty()
+        };
+        check(self.outgoing.borrow().values().all(is_returned), "references to return");
+        remains
     }
+
+    /// Does what is due without a request: decides transactions, finishes nodes, keeps and ends
+    /// references. Called about once a second. A call during another one does nothing.
+    ///
+    /// # Errors
+    ///
+    /// The first error. What has failed is tried again by the next call.
+    pub async fn tend(self: Rc<Member>) -> Result<()> {
+        if self.is_tending.replace(true) {
+            return Ok(());
+        }
+        self.expire_references().await;
+        let (ended, told, referenced, noted) =
+            join4(self.end_prepared(), self.tell_decisions(), self.tend_references(), self.tell_chunks())
+                .await;
+        let finished = self.finish_nodes().await;
+        self.is_tending.set(false);
+        ended.and(told).and(referenced).and(noted).and(finished)
+    }
+}
+
+/// Returns whether it is not known whether a request with this error was performed.
+pub(crate) fn is_unknown(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
 }
 
 /// Returns the largest length of the reply to a request, in bytes.

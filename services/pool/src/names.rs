@@ -1,5 +1,7 @@
 //! Records of entries and nodes in this member's store, and the numbers of new nodes.
 
+use std::time::Duration;
+
 use quell_kv::Batch;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{FileId, NodeKind, Stamp};
@@ -15,6 +17,10 @@ const NUMBERS_RESERVED: u64 = 1 << 16;
 impl Member {
     pub(crate) fn now(&self) -> Stamp {
         self.environment.clock.now()
+    }
+
+    pub(crate) fn monotonic(&self) -> Duration {
+        self.environment.clock.monotonic()
     }
 
     /// Returns the record of an entry.
@@ -64,15 +70,18 @@ impl Member {
         Ok(number)
     }
 
-    pub(crate) fn load_numbers(&self) -> Result<()> {
-        // Number 0 of partition 0 and member 0 is the root.
-        let reserved = match self.environment.store.get(&keys::counter())? {
-            Some(bytes) => from_bytes(&bytes, "counter")?,
+    /// Reads the first number that is not reserved. Returns whether there is one: the member was
+    /// started before.
+    pub(crate) fn load_numbers(&self) -> Result<bool> {
+        let stored = self.environment.store.get(&keys::counter())?;
+        let reserved = match &stored {
+            Some(bytes) => from_bytes(bytes, "counter")?,
+            // Number 0 of partition 0 and member 0 is the root.
             None => 1,
         };
         self.next_number.set(reserved);
         self.reserved_numbers.set(reserved);
-        Ok(())
+        Ok(stored.is_some())
     }
 
     pub(crate) fn create_root(&self, (uid, gid): (u32, u32)) -> Result<()> {

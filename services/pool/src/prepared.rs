@@ -1,17 +1,55 @@
-//! A name that a rename has prepared on this member, which keeps it locked.
+//! The changes that transactions have prepared on this member, which keeps names locked for them.
 
-use crate::inode::PreparedName;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use quell_wire::pool::{FileId, NodeKind, TransactionId};
+
+use crate::inode::PreparedChange;
 use crate::lock_table::Held;
 
-/// A name that a transaction has prepared on this member.
+/// The changes that one transaction has prepared on this member.
+#[derive(Default)]
 pub struct Prepared {
-    pub record: PreparedName,
-    _name: Held,
+    pub changes: Vec<PreparedChange>,
+    /// The locks of the names.
+    pub names: Vec<Held>,
+    /// The time of the last preparation.
+    pub since: Duration,
 }
 
 impl Prepared {
-    /// Keeps the name locked until this is dropped.
-    pub fn new(record: PreparedName, name: Held) -> Prepared {
-        Prepared { record, _name: name }
+    /// Returns whether paths lead to other directories after the changes.
+    pub fn changes_dirs(&self) -> bool {
+        self.changes.iter().any(|change| match change {
+            PreparedChange::Entry { new, .. } => new.kind == NodeKind::Dir,
+            PreparedChange::Node { kind, .. } => *kind == NodeKind::Dir,
+            PreparedChange::Removal { .. } => true,
+        })
+    }
+}
+
+/// All transactions that have prepared changes on this member.
+#[derive(Default)]
+pub struct PreparedTransactions(pub BTreeMap<TransactionId, Prepared>);
+
+impl PreparedTransactions {
+    /// Returns whether the removal of a directory is prepared.
+    pub fn removes(&self, dir: FileId) -> bool {
+        self.changes().any(|change| matches!(change, PreparedChange::Removal { dir: of } if *of == dir))
+    }
+
+    /// Returns whether a directory is to get an entry.
+    pub fn adds_to(&self, dir: FileId) -> bool {
+        self.changes().any(|change| matches!(change, PreparedChange::Entry { dir: of, .. } if *of == dir))
+    }
+
+    /// Returns whether a new name of a node is prepared.
+    pub fn moves(&self, id: FileId) -> bool {
+        self.changes().any(|change| matches!(change, PreparedChange::Node { id: of, .. } if *of == id))
+    }
+
+    fn changes(&self) -> impl Iterator<Item = &PreparedChange> {
+        self.0.values().flat_map(|prepared| &prepared.changes)
     }
 }

@@ -2,15 +2,16 @@
 
 use std::rc::Rc;
 
-use quell_kv::Batch;
+use quell_kv::{Batch, KeyRange};
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{FileId, Matching, MemberId, NodeKind, PeerRequest, Reply};
+use quell_wire::pool::{FileId, Matching, NodeKind, PeerRequest, Reply};
 
 use crate::inode::to_bytes;
 use crate::keys;
 use crate::lock_table::Lock;
 use crate::map::NameHash;
 use crate::member::Member;
+use crate::sessions::{LEASE, Origin};
 
 impl Member {
     /// Removes an entry of this member.
@@ -20,93 +21,137 @@ impl Member {
         name: &[u8],
         matching: Matching,
     ) -> Result<Reply<'static>> {
-        let _name = self.locks.lock(Lock::Name(dir, name.to_vec())).await;
+        let name_lock = self.lock(Lock::Name(dir, name.to_vec())).await?;
         let refused = |kind| Err(Error::new(kind, "remove", name));
         let Some(entry) = self.entry(dir, name)? else { return refused(ErrorKind::NotFound) };
         match (matching, entry.kind) {
             (Matching::NotDir, NodeKind::Dir) => return refused(ErrorKind::IsADirectory),
             (Matching::Dir, NodeKind::File | NodeKind::Symlink) => return refused(ErrorKind::NotADirectory),
-            (Matching::Dir, NodeKind::Dir) => self.close_empty_dir(entry.id, name).await?,
-            (Matching::NotDir, _) => {}
+            _ => {}
         }
-        let home = self.map.home(entry.id)?;
-        let is_here = home == self.id && entry.kind != NodeKind::Dir;
         let mut batch = Batch::new();
         batch.delete(&keys::entry(dir, NameHash::new(dir, name), name));
-        let is_unused = is_here && self.take_name(entry.id, &mut batch)?;
-        let removed = self.environment.store.commit(batch);
-        if entry.kind == NodeKind::Dir {
-            self.open_dir_everywhere(entry.id, removed.is_ok()).await?;
+        if entry.kind != NodeKind::Dir && self.map.home(entry.id)? == self.id {
+            if self.prepared.borrow().moves(entry.id) {
+                return refused(ErrorKind::Busy);
+            }
+            let unused = self.take_name(entry.id, &mut batch)?;
+            self.environment.store.commit(batch)?;
+            self.note_change_of(dir, self.now());
+            drop(name_lock);
+            if let Some(id) = unused {
+                self.unfinished.borrow_mut().insert(id);
+                // Otherwise it is repeated by `finish_nodes`.
+                let _ = self.finish_node(id).await;
+            }
+            return Ok(Reply::Done);
         }
-        removed?;
+        let mut transaction = self.begin()?;
+        let mut prepared = self.prepare_name_of(&mut transaction, entry.id, None).await;
+        if prepared.is_ok() && entry.kind == NodeKind::Dir {
+            prepared = self.prepare_removal_of(&mut transaction, entry.id, name).await;
+        }
+        self.conclude(transaction, prepared.map(|()| batch)).await?;
         self.note_change_of(dir, self.now());
-        match is_here {
-            true if is_unused => self.remove_unused(entry.id).await?,
-            true => {}
-            false => drop(self.call(home, &PeerRequest::LoseName { id: entry.id }).await?),
-        }
         Ok(Reply::Done)
     }
 
-    /// Adds to a batch that a node of this member has lost its name. Returns whether the node is to
-    /// be removed after the commit; one without references and without data is removed by it.
-    fn take_name(&self, id: FileId, batch: &mut Batch) -> Result<bool> {
+    /// Adds the loss of a node's name to a batch. Returns the node if it remains after the batch,
+    /// for references or for its chunks: then it belongs to the unfinished nodes.
+    pub(crate) fn take_name(&self, id: FileId, batch: &mut Batch) -> Result<Option<FileId>> {
         let mut inode = self.inode(id)?;
-        let is_held = self.member_holds.borrow().is_held(id);
+        let is_held = self.member_holds.borrow().is_held(id) || !self.knows_references();
         if !is_held && !inode.has_chunks {
             batch.delete(&keys::inode(id));
-            return Ok(false);
+            return Ok(None);
         }
         inode.name = None;
         inode.changed = self.now();
         batch.put(&keys::inode(id), &to_bytes(&inode));
-        Ok(!is_held)
-    }
-
-    /// Records that a node of this member has lost its name, and removes it if it has no
-    /// references.
-    pub(crate) async fn lose_name(self: &Rc<Member>, id: FileId) -> Result<Reply<'static>> {
-        let mut batch = Batch::new();
-        let is_unused = self.take_name(id, &mut batch)?;
-        self.environment.store.commit(batch)?;
-        if is_unused {
-            self.remove_unused(id).await?;
-        }
-        Ok(Reply::Done)
+        batch.put(&keys::unfinished(id), &[]);
+        Ok(Some(id))
     }
 
     /// Takes references of a member back, and removes the nodes that are no longer needed.
     pub(crate) async fn take_back(
         self: &Rc<Member>,
-        from: MemberId,
+        origin: Origin,
         references: Vec<(FileId, u64)>,
+        unanswered: Vec<u64>,
     ) -> Result<Reply<'static>> {
-        let mut result = Ok(Reply::Done);
-        for (id, count) in references {
-            if self.member_holds.borrow_mut().release(id, from, count)
-                && let Err(error) = self.remove_unused(id).await
-            {
-                result = Err(error);
+        let mut free = match unanswered.is_empty() {
+            true => Vec::new(),
+            false => {
+                self.member_holds.borrow_mut().forget(origin.member, |number| unanswered.contains(&number))
+            }
+        };
+        for (id, number) in references {
+            if self.member_holds.borrow_mut().release(id, origin.member, number) {
+                free.push(id);
             }
         }
-        result
+        for id in free {
+            // Otherwise it is repeated by `finish_nodes`.
+            let _ = self.finish_node(id).await;
+        }
+        Ok(Reply::Done)
     }
 
-    /// Removes a node of this member that has no references, unless it has a name. The record is
-    /// removed last, so that a repetition removes the rest.
-    pub(crate) async fn remove_unused(self: &Rc<Member>, id: FileId) -> Result<()> {
-        let inode = match self.inode(id) {
-            Err(error) if error.kind == ErrorKind::Stale => return Ok(()),
-            found => found?,
-        };
-        if inode.name.is_some() {
+    /// Returns whether members that had references before this member was started have declared
+    /// them.
+    pub(crate) fn knows_references(&self) -> bool {
+        self.monotonic().saturating_sub(self.started) > LEASE || !self.was_started
+    }
+
+    /// Finishes what remains to be done for a node of this member: cuts its chunks, and removes it
+    /// if it has neither a name nor references. The record is removed last, so that a repetition
+    /// finishes the rest.
+    pub(crate) async fn finish_node(self: &Rc<Member>, id: FileId) -> Result<()> {
+        if !self.unfinished.borrow().contains(&id) {
             return Ok(());
         }
-        if inode.has_chunks {
-            self.tell_all(&PeerRequest::RemoveChunks { id }).await?;
+        let _size = self.lock(Lock::Size(id)).await?;
+        let inode = match self.inode(id) {
+            Err(error) if error.kind == ErrorKind::Stale => {
+                self.unfinished.borrow_mut().remove(&id);
+                return Ok(());
+            }
+            found => found?,
+        };
+        if inode.name.is_none() && !self.member_holds.borrow().is_held(id) && self.knows_references() {
+            if inode.has_chunks {
+                self.tell_all(&PeerRequest::RemoveChunks { id }).await?;
+            }
+            let mut batch = Batch::new();
+            batch.delete(&keys::inode(id));
+            batch.delete(&keys::unfinished(id));
+            self.environment.store.commit(batch)?;
+            self.unfinished.borrow_mut().remove(&id);
+            return Ok(());
         }
-        let mut batch = Batch::new();
-        batch.delete(&keys::inode(id));
-        self.environment.store.commit(batch)
+        if inode.cutting_to_bytes.is_some() {
+            self.finish_cut(id).await?;
+        }
+        Ok(())
+    }
+
+    /// Finishes all nodes that can be finished.
+    pub(crate) async fn finish_nodes(self: &Rc<Member>) -> Result<()> {
+        let unfinished: Vec<FileId> = self.unfinished.borrow().iter().copied().collect();
+        for id in unfinished {
+            // A member that cannot be reached is needed for the others, too.
+            self.finish_node(id).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the unfinished nodes from the store.
+    pub(crate) fn load_unfinished(&self) -> Result<()> {
+        let first = keys::unfinished(FileId(0));
+        self.environment.store.scan(&KeyRange::prefix(&first[..1]), &mut |key, _| {
+            let id = key.get(1..).and_then(|id| id.try_into().ok());
+            self.unfinished.borrow_mut().extend(id.map(|id| FileId(u64::from_be_bytes(id))));
+            true
+        })
     }
 }

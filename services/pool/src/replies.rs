@@ -12,6 +12,7 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::Done => Reply::Done,
         Reply::Found(found) => Reply::Found(found),
         Reply::Held(node) => Reply::Held(node),
+        Reply::Elsewhere(id) => Reply::Elsewhere(id),
         Reply::Node(node) => Reply::Node(node),
         Reply::Name { dir, name } => Reply::Name { dir, name: own(name) },
         Reply::Entries(entries) => Reply::Entries(entries.into_owned()),
@@ -22,9 +23,11 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
             Reply::Space { total_bytes, free_bytes, available_bytes, file_system }
         }
         Reply::HasEntries(has_entries) => Reply::HasEntries(has_entries),
+        Reply::Missing(files) => Reply::Missing(files),
         Reply::Prepared(existing) => Reply::Prepared(existing),
         Reply::Committed(is_committed) => Reply::Committed(is_committed),
         Reply::Marks(marks) => Reply::Marks(marks),
+        Reply::Lease { session, number } => Reply::Lease { session, number },
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_executor::LocalPool;
 use futures_util::FutureExt;
@@ -85,12 +85,16 @@ async fn yield_once() {
     .await;
 }
 
-struct SystemClock;
+struct SystemClock(Instant);
 
 impl Clock for SystemClock {
     fn now(&self) -> Stamp {
         let since = SystemTime::UNIX_EPOCH.elapsed().expect("the clock is after 1970");
         Stamp { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.0.elapsed()
     }
 }
 
@@ -114,7 +118,7 @@ fn start_members(count: u16, chunk_bytes: u32, dirs_versions: &[Arc<AtomicU64>])
             peers: Rc::new(Network { from: id, members: Rc::downgrade(&members) }),
             machine: u64::from(id.0),
             clients: Rc::new(Forgetting(Arc::clone(&dirs_versions[usize::from(id.0)]))),
-            clock: Rc::new(SystemClock),
+            clock: Rc::new(SystemClock(Instant::now())),
         };
         let member = Member::start(id, map.clone(), environment, (1000, 1000)).unwrap();
         members.borrow_mut().insert(id, member);
@@ -139,8 +143,7 @@ fn serve(events: &mpsc::Receiver<Event>, count: u16, chunk_bytes: u32, dirs_vers
                     spawner.spawn_local(answered).unwrap();
                 }
                 Event::ClientEnded { member, client } => {
-                    let ended = Rc::clone(&members[&member]).end_client(client);
-                    spawner.spawn_local(ended.map(|result| result.unwrap())).unwrap();
+                    spawner.spawn_local(Rc::clone(&members[&member]).end_client(client)).unwrap();
                 }
             }
         }

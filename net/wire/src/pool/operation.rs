@@ -266,6 +266,8 @@ pub enum Reply<'a> {
     Node(Node),
     /// The attributes of a node to which the receiver got a reference.
     Held(Node),
+    /// The node of a name, whose attributes another member has. Only members send it.
+    Elsewhere(FileId),
     /// A directory and the name in it.
     Name {
         /// The directory.
@@ -296,10 +298,20 @@ pub enum Reply<'a> {
     },
     /// Whether a directory has entries.
     HasEntries(bool),
+    /// Files that do not exist.
+    Missing(Vec<FileId>),
     /// The entry that had a prepared name.
     Prepared(Option<(FileId, NodeKind)>),
     /// Whether a transaction was committed.
     Committed(bool),
     /// Marks of members.
     Marks(Vec<Mark>),
+    /// The references of the receiver are kept. The two numbers are others after the sender has
+    /// forgotten references.
+    Lease {
+        /// The session of the sender.
+        session: u64,
+        /// How often it has forgotten references of the receiver in this session.
+        number: u64,
+    },
 }

@@ -14,42 +14,58 @@ pub struct TransactionId {
     pub number: u64,
 }
 
+/// A message of one member to another: a request, and the state of the sender's requests to the
+/// receiver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerMessage<'a> {
+    /// The session of the sender: larger after each start.
+    pub session: u64,
+    /// The number of the request, which the session does not reuse.
+    pub number: u64,
+    /// The sender waits for no reply to a request of a smaller number.
+    pub first_waiting: u64,
+    /// Larger numbers of requests whose replies the sender does not wait for any more.
+    pub abandoned: Vec<u64>,
+    /// The request.
+    #[serde(borrow)]
+    pub request: PeerRequest<'a>,
+}
+
 /// A request of one member to another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerRequest<'a> {
     /// Performs an operation for a client of the sender.
     Perform(#[serde(borrow)] Operation<'a>),
-    /// Returns the attributes of a node, and makes a reference of a member to it unless that is
-    /// `None`: `Reply::Node`.
+    /// Returns the attributes of a node: `Reply::Held` with a reference of the sender if `holds` is
+    /// true, otherwise `Reply::Node`. The number of the message names the reference.
     Hold {
         /// The node.
         id: FileId,
-        /// The member that gets the reference.
-        holder: Option<MemberId>,
+        /// Whether a reference is made.
+        holds: bool,
     },
     /// Returns references of the sender: `Reply::Done`.
     Return {
-        /// The nodes, each with the number of references.
+        /// The nodes, each with the number of one reference.
         references: Vec<(FileId, u64)>,
+        /// Numbers of requests without a reply, which may have made references.
+        unanswered: Vec<u64>,
+    },
+    /// Tells the receiver of references of the sender that it may have forgotten: `Reply::Done`.
+    Declare {
+        /// The nodes, each with the number of one reference.
+        references: Vec<(FileId, u64)>,
+    },
+    /// Asks the receiver to keep the references of the sender: `Reply::Lease`.
+    Renew,
+    /// Returns the directory that has a node: `Reply::Name`. Fails with `Busy` if the node is being
+    /// moved.
+    Above {
+        /// The node.
+        id: FileId,
     },
     /// Returns the space of the member: `Reply::Space`.
     Space,
-    /// Records that a node has lost its name: `Reply::Done`. The data is removed when the last
-    /// reference is returned.
-    LoseName {
-        /// The node.
-        id: FileId,
-    },
-    /// Records the new name of a node: `Reply::Done`.
-    SetName {
-        /// The node.
-        id: FileId,
-        /// The directory.
-        dir: FileId,
-        /// The name in it.
-        #[serde(borrow, with = "serde_bytes")]
-        name: &'a [u8],
-    },
     /// Returns the entries of a directory on this member: `Reply::Entries`.
     ListPart {
         /// The directory.
@@ -59,18 +75,25 @@ pub enum PeerRequest<'a> {
         /// The largest number of entries.
         count_max: u32,
     },
-    /// Lets no entry be created in a directory until `OpenDir`, and returns whether it has entries
-    /// on this member: `Reply::HasEntries`.
-    CloseDir {
+    /// Prepares the removal of a directory: `Reply::HasEntries` with whether it has entries on this
+    /// member. No entry can be created in it until the transaction has ended, and never after if it
+    /// was committed. Fails with `Busy` if another transaction has prepared the removal.
+    PrepareRemoval {
+        /// The transaction.
+        transaction: TransactionId,
         /// The directory.
         dir: FileId,
     },
-    /// Ends `CloseDir`: `Reply::Done`.
-    OpenDir {
-        /// The directory.
-        dir: FileId,
-        /// Whether the directory was removed; then no entry can be created in it ever after.
-        is_removed: bool,
+    /// Prepares the new name of a node: `Reply::Done`. Fails with `Busy` if another transaction has
+    /// prepared one.
+    PrepareNode {
+        /// The transaction.
+        transaction: TransactionId,
+        /// The node.
+        id: FileId,
+        /// The directory and the new name in it, or `None` if the node loses its name.
+        #[serde(borrow)]
+        name: Option<(FileId, &'a [u8])>,
     },
     /// Prepares the new name of a rename: `Reply::Prepared` with the entry that has the name. Fails
     /// with `Busy` if another transaction has prepared it.
@@ -116,11 +139,12 @@ pub enum PeerRequest<'a> {
         /// The time of the change.
         time: Stamp,
     },
-    /// Waits for all renames of directories that others have begun, and lets no other begin until
-    /// `UnlockRenames`: `Reply::Done`. Sent to the member of the root.
-    LockRenames,
-    /// Ends `LockRenames`: `Reply::Done`.
-    UnlockRenames,
+    /// Records that files have chunks, and returns those that do not exist: `Reply::Missing`. The
+    /// sender has chunks of them.
+    NoteChunks {
+        /// The files.
+        files: Vec<FileId>,
+    },
     /// Cuts the chunks of a file on this member: `Reply::Done`.
     TruncateChunks {
         /// The file.

@@ -1,0 +1,160 @@
+//! References of the clients of this node to nodes of other members, and of the other members to
+//! nodes of this one: returned, declared again to a member that has forgotten them, and ended with
+//! the member that has them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use quell_vfs::Result;
+use quell_wire::pool::{FileId, MemberId, PeerRequest, Reply};
+
+use crate::member::{Member, is_unknown};
+use crate::replies::unexpected;
+use crate::sessions::{Origin, RENEWAL_INTERVAL};
+
+/// The largest number of references in one message.
+const REFERENCES_MAX: usize = 4096;
+
+impl Member {
+    /// Returns references of clients of this node to the members of the nodes. Members that cannot
+    /// be reached are told later.
+    pub(crate) async fn return_references(self: &Rc<Member>, references: Vec<(FileId, u64)>) {
+        let mut by_member: BTreeMap<MemberId, Vec<(FileId, u64)>> = BTreeMap::new();
+        for (id, number) in references {
+            if let Ok(home) = self.map.home(id) {
+                by_member.entry(home).or_default().push((id, number));
+            }
+        }
+        if let Some(references) = by_member.remove(&self.id) {
+            let own = PeerRequest::Return { references, unanswered: Vec::new() };
+            // It cannot fail.
+            let _ = self.call(self.id, own).await;
+        }
+        let returned = by_member.into_iter().map(async |(member, references)| {
+            {
+                let mut outgoing = self.outgoing.borrow_mut();
+                let outgoing = outgoing.entry(member).or_default();
+                outgoing.held = outgoing.held.saturating_sub(references.len() as u64);
+                outgoing.returned.extend(references);
+            }
+            // Otherwise it is repeated by `tend_references`.
+            let _ = self.send_returned(member).await;
+        });
+        join_all(returned).await;
+    }
+
+    async fn send_returned(self: &Rc<Member>, member: MemberId) -> Result<()> {
+        loop {
+            let (references, unanswered) = {
+                let mut outgoing = self.outgoing.borrow_mut();
+                let Some(outgoing) = outgoing.get_mut(&member).filter(|outgoing| !outgoing.is_declaring)
+                else {
+                    return Ok(());
+                };
+                (take_some(&mut outgoing.returned), take_some(&mut outgoing.unanswered))
+            };
+            if references.is_empty() && unanswered.is_empty() {
+                return Ok(());
+            }
+            let request =
+                PeerRequest::Return { references: references.clone(), unanswered: unanswered.clone() };
+            if let Err(error) = self.call(member, request).await {
+                if is_unknown(&error) {
+                    let mut outgoing = self.outgoing.borrow_mut();
+                    let outgoing = outgoing.entry(member).or_default();
+                    outgoing.returned.extend(references);
+                    unanswered.into_iter().for_each(|number| outgoing.note_unanswered(number));
+                }
+                return Err(error);
+            }
+        }
+    }
+
+    /// Returns, renews and declares the references to nodes of all other members.
+    pub(crate) async fn tend_references(self: &Rc<Member>) -> Result<()> {
+        let members: Vec<MemberId> = self.outgoing.borrow().keys().copied().collect();
+        let tended = members.into_iter().map(async |member| {
+            self.send_returned(member).await?;
+            let now = self.monotonic();
+            let is_due = {
+                let outgoing = self.outgoing.borrow();
+                let outgoing = &outgoing[&member];
+                let is_old = outgoing.renewed.is_none_or(|renewed| now - renewed >= RENEWAL_INTERVAL);
+                outgoing.held > 0 && is_old
+            };
+            if is_due { self.renew(member).await } else { Ok(()) }
+        });
+        join_all(tended).await.into_iter().collect()
+    }
+
+    async fn renew(self: &Rc<Member>, member: MemberId) -> Result<()> {
+        let now = self.monotonic();
+        let lease = match self.call(member, PeerRequest::Renew).await? {
+            Reply::Lease { session, number } => Some((session, number)),
+            other => return Err(unexpected(&other)),
+        };
+        if self.outgoing.borrow()[&member].lease != lease {
+            self.with_outgoing(member, |outgoing| outgoing.is_declaring = true);
+            let declared = self.declare(member).await;
+            self.with_outgoing(member, |outgoing| outgoing.is_declaring = false);
+            declared?;
+        }
+        self.with_outgoing(member, |outgoing| {
+            outgoing.lease = lease;
+            outgoing.renewed = Some(now);
+        });
+        self.send_returned(member).await
+    }
+
+    /// Tells a member all references to its nodes.
+    async fn declare(self: &Rc<Member>, member: MemberId) -> Result<()> {
+        let is_there = |id| self.map.home(id).is_ok_and(|home| home == member);
+        let references = self.client_holds.borrow().references(is_there);
+        for part in references.chunks(REFERENCES_MAX) {
+            let request = PeerRequest::Declare { references: part.to_vec() };
+            self.call(member, request).await?;
+        }
+        Ok(())
+    }
+
+    fn with_outgoing(&self, member: MemberId, change: impl FnOnce(&mut crate::sessions::Outgoing)) {
+        change(self.outgoing.borrow_mut().entry(member).or_default());
+    }
+
+    /// Takes references that another member has declared.
+    pub(crate) fn take_declared(
+        &self,
+        origin: Origin,
+        references: Vec<(FileId, u64)>,
+    ) -> Result<Reply<'static>> {
+        for (id, number) in references {
+            if self.inode(id).is_ok() {
+                self.member_holds.borrow_mut().add(id, origin.member, number);
+                self.sessions.borrow_mut().lease(origin.member);
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Ends all references of a member.
+    pub(crate) async fn forget_references(self: &Rc<Member>, member: MemberId) {
+        let free = self.member_holds.borrow_mut().forget(member, |_| true);
+        for id in free {
+            // Otherwise it is repeated by `finish_nodes`.
+            let _ = self.finish_node(id).await;
+        }
+    }
+
+    /// Ends the references of members that have sent nothing for a long time.
+    pub(crate) async fn expire_references(self: &Rc<Member>) {
+        let expired = self.sessions.borrow_mut().expire(self.monotonic());
+        for member in expired {
+            self.forget_references(member).await;
+        }
+    }
+}
+
+fn take_some<T>(list: &mut Vec<T>) -> Vec<T> {
+    list.split_off(list.len().saturating_sub(REFERENCES_MAX))
+}

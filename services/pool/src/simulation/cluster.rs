@@ -1,0 +1,376 @@
+//! Members in one process, each with a disk that survives its end, and the network between them: it
+//! delays and reorders messages, loses requests and replies, and is cut between pairs.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use futures_util::FutureExt;
+use futures_util::future::{Either, LocalBoxFuture, select};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{MemberId, Operation, Reply, Stamp};
+use quell_wire::{Failure, decode, encode};
+
+use super::storage::{Disk, Life};
+use super::time::{Sleep, World};
+use crate::replies::into_owned;
+use crate::{ClientId, Clients, Clock, Environment, Member, Peers, PoolMap};
+
+pub const CHUNK_BYTES: u32 = 64;
+const PARTITIONS: u16 = 16;
+/// As for the connections between daemons.
+const REPLY_LIMIT: Duration = Duration::from_secs(30);
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
+/// How often something looks whether a member is alive or can be reached.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const TENDING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// One start of a member.
+pub struct Incarnation {
+    pub member: Rc<Member>,
+    pub life: Arc<Life>,
+    /// The process does nothing before this time.
+    stopped_until: Cell<Duration>,
+}
+
+struct Node {
+    disk: Disk,
+    clock_offset: Rc<Cell<i64>>,
+    running: RefCell<Option<Rc<Incarnation>>>,
+}
+
+/// The members of a pool.
+pub struct Cluster {
+    pub world: Rc<World>,
+    map: PoolMap,
+    nodes: Vec<Node>,
+    /// Pairs that cannot reach each other.
+    cut: RefCell<BTreeSet<(u16, u16)>>,
+    /// Whether messages are lost, or delayed for a long time.
+    pub loses: Cell<bool>,
+    next_client: Cell<u64>,
+}
+
+impl Cluster {
+    pub fn start(world: &Rc<World>, members: u16) -> Rc<Cluster> {
+        let ids: Vec<MemberId> = (0..members).map(MemberId).collect();
+        let node = |_| Node { disk: Disk::new(), clock_offset: Rc::default(), running: RefCell::default() };
+        let cluster = Rc::new(Cluster {
+            world: Rc::clone(world),
+            map: PoolMap::new(PARTITIONS, &ids, CHUNK_BYTES).unwrap(),
+            nodes: ids.iter().map(node).collect(),
+            cut: RefCell::default(),
+            loses: Cell::new(false),
+            next_client: Cell::new(0),
+        });
+        (0..members).for_each(|member| cluster.restart(member));
+        cluster
+    }
+
+    pub fn members(&self) -> u16 {
+        self.nodes.len() as u16
+    }
+
+    pub fn disk(&self, member: u16) -> &Disk {
+        &self.nodes[usize::from(member)].disk
+    }
+
+    /// Returns the running member, unless it was killed.
+    pub fn running(&self, member: u16) -> Option<Rc<Incarnation>> {
+        let running = self.nodes[usize::from(member)].running.borrow();
+        running.as_ref().filter(|running| running.life.is_alive()).map(Rc::clone)
+    }
+
+    /// Starts a member that was killed.
+    pub fn restart(self: &Rc<Cluster>, number: u16) {
+        if self.running(number).is_some() {
+            return;
+        }
+        let node = &self.nodes[usize::from(number)];
+        let life = Arc::<Life>::default();
+        let (store, chunks) = node.disk.open(&life);
+        let environment = Environment {
+            store,
+            chunks,
+            peers: Rc::new(Network { cluster: Rc::downgrade(self), from: number, life: Arc::clone(&life) }),
+            machine: u64::from(number),
+            clients: Rc::new(NoClients),
+            clock: Rc::new(SimulatedClock {
+                world: Rc::clone(&self.world),
+                offset: Rc::clone(&node.clock_offset),
+            }),
+        };
+        let Ok(member) = Member::start(MemberId(number), self.map.clone(), environment, (1000, 1000)) else {
+            // Its disk is full.
+            assert!(node.disk.is_full.load(std::sync::atomic::Ordering::Relaxed));
+            return;
+        };
+        let running = Rc::new(Incarnation { member, life, stopped_until: Cell::default() });
+        *node.running.borrow_mut() = Some(Rc::clone(&running));
+        let (world, tended) = (Rc::clone(&self.world), Rc::clone(&running));
+        let tend = async move {
+            loop {
+                world.sleep(TENDING_INTERVAL).await;
+                tended.member.end_waits();
+                // Errors are of members that cannot be reached.
+                let (member, sender) = (Rc::clone(&tended.member), Rc::clone(&tended.member));
+                tended.spawn(&world, member.tend().map(drop));
+                tended.spawn(&world, sender.send_times().map(drop));
+            }
+        };
+        running.spawn(&self.world, tend);
+    }
+
+    pub fn kill(&self, member: u16) {
+        if let Some(running) = self.running(member) {
+            running.life.end();
+        }
+    }
+
+    /// Stops a process for a while.
+    pub fn stop(&self, member: u16, duration: Duration) {
+        if let Some(running) = self.running(member) {
+            running.stopped_until.set(self.world.now() + duration);
+        }
+    }
+
+    pub fn move_clock(&self, member: u16, seconds: i64) {
+        let offset = &self.nodes[usize::from(member)].clock_offset;
+        offset.set(offset.get() + seconds);
+    }
+
+    pub fn cut(&self, one: u16, other: u16) {
+        self.cut.borrow_mut().insert((one.min(other), one.max(other)));
+    }
+
+    pub fn join(&self, one: u16, other: u16) {
+        self.cut.borrow_mut().remove(&(one.min(other), one.max(other)));
+    }
+
+    fn is_cut(&self, one: u16, other: u16) -> bool {
+        self.cut.borrow().contains(&(one.min(other), one.max(other)))
+    }
+
+    /// Ends all faults.
+    pub fn heal(self: &Rc<Cluster>) {
+        self.cut.borrow_mut().clear();
+        self.loses.set(false);
+        for member in 0..self.members() {
+            self.disk(member).set_full(false);
+            match self.running(member) {
+                Some(running) => {
+                    running.stopped_until.set(Duration::ZERO);
+                    running.life.end_after_commits(0);
+                }
+                None => self.restart(member),
+            }
+        }
+    }
+
+    fn delay(&self) -> Duration {
+        let world = &self.world;
+        match world.below(if self.loses.get() { 100 } else { 50 }) {
+            0 => world.below_time(Duration::from_millis(500)),
+            // A request can arrive after its sender has given up.
+            99 => world.below_time(Duration::from_secs(45)),
+            _ => world.below_time(Duration::from_micros(500)),
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.loses.get() && self.world.one_in(60)
+    }
+
+    /// Sends a request of one start of a member to another member.
+    async fn call(
+        self: Rc<Cluster>,
+        from: u16,
+        life: Arc<Life>,
+        to: u16,
+        request: Vec<u8>,
+    ) -> Result<Vec<u8>> {
+        let failed = |kind| Err(Error::new(kind, "call", to.to_string()));
+        let world = Rc::clone(&self.world);
+        let (given_up, unreachable) = (world.now() + REPLY_LIMIT, world.now() + UNREACHABLE_AFTER);
+        let receiver = loop {
+            if let Some(receiver) = self.running(to).filter(|_| !self.is_cut(from, to)) {
+                break receiver;
+            }
+            if world.now() >= unreachable {
+                return failed(ErrorKind::Unavailable);
+            }
+            world.sleep(LOOK_INTERVAL).await;
+        };
+        if !life.is_alive() {
+            return failed(ErrorKind::Unavailable);
+        }
+        let (sender, reply) = oneshot::channel();
+        let (cluster, served) = (Rc::clone(&self), Rc::clone(&receiver));
+        let world = Rc::clone(&self.world);
+        let answered = async move {
+            cluster.world.sleep(cluster.delay()).await;
+            if cluster.is_lost() || cluster.is_cut(from, to) && cluster.world.one_in(2) {
+                return;
+            }
+            let member = Rc::clone(&served.member);
+            let serve = async move {
+                let reply = member.serve(MemberId(from), request).await;
+                cluster.world.sleep(cluster.delay()).await;
+                if !cluster.is_lost() {
+                    // The sender may have given up.
+                    let _ = sender.send(reply);
+                }
+            };
+            served.spawn(&world, serve);
+        };
+        self.world.spawn(answered);
+        let world = &self.world;
+        let mut reply = reply;
+        loop {
+            match select(reply, world.sleep(LOOK_INTERVAL * 10)).await {
+                Either::Left((Ok(reply), _)) => return Ok(reply),
+                // The connection was lost.
+                Either::Left((Err(_), _)) => {
+                    world.sleep(world.below_time(UNREACHABLE_AFTER)).await;
+                    return failed(ErrorKind::Unavailable);
+                }
+                Either::Right((_, _)) if !receiver.life.is_alive() => return failed(ErrorKind::Unavailable),
+                Either::Right((_, _)) if world.now() >= given_up => return failed(ErrorKind::TimedOut),
+                Either::Right((_, waiting)) => reply = waiting,
+            }
+        }
+    }
+
+    /// Returns a client of a running member.
+    pub fn connect(self: &Rc<Cluster>, member: u16) -> Option<Client> {
+        let running = self.running(member)?;
+        self.next_client.set(self.next_client.get() + 1);
+        let client = ClientId(self.next_client.get());
+        Some(Client { cluster: Rc::clone(self), running, client })
+    }
+}
+
+impl Incarnation {
+    /// Lets the process perform a task: not before it continues after a stop, and not after its
+    /// end.
+    pub fn spawn(self: &Rc<Incarnation>, world: &Rc<World>, task: impl Future<Output = ()> + 'static) {
+        let process = Rc::clone(self);
+        let guarded = Guarded { world: Rc::clone(world), process, pause: None, task: Box::pin(task) };
+        world.spawn(guarded);
+    }
+}
+
+/// A task of a process.
+struct Guarded {
+    world: Rc<World>,
+    process: Rc<Incarnation>,
+    pause: Option<Sleep>,
+    task: LocalBoxFuture<'static, ()>,
+}
+
+impl Future for Guarded {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if !self.process.life.is_alive() {
+            return Poll::Ready(());
+        }
+        let until = self.process.stopped_until.get();
+        if self.world.now() < until {
+            let mut pause = self.world.sleep_until(until);
+            if Pin::new(&mut pause).poll(context).is_pending() {
+                self.pause = Some(pause);
+                return Poll::Pending;
+            }
+        }
+        self.pause = None;
+        self.task.as_mut().poll(context)
+    }
+}
+
+/// The connections of one start of a member.
+struct Network {
+    cluster: Weak<Cluster>,
+    from: u16,
+    life: Arc<Life>,
+}
+
+impl Peers for Network {
+    fn call(&self, to: MemberId, request: Vec<u8>, _: u32) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
+        let cluster = self.cluster.upgrade().expect("the simulation is running");
+        cluster.call(self.from, Arc::clone(&self.life), to.0, request).boxed_local()
+    }
+}
+
+/// Clients that remember no directories.
+struct NoClients;
+
+impl Clients for NoClients {
+    fn forget_dirs(&self) {}
+}
+
+struct SimulatedClock {
+    world: Rc<World>,
+    offset: Rc<Cell<i64>>,
+}
+
+impl Clock for SimulatedClock {
+    fn now(&self) -> Stamp {
+        let now = self.world.now();
+        Stamp { seconds: now.as_secs() as i64 + self.offset.get(), nanoseconds: now.subsec_nanos() }
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.world.now()
+    }
+}
+
+/// A client of one start of a member.
+pub struct Client {
+    cluster: Rc<Cluster>,
+    running: Rc<Incarnation>,
+    client: ClientId,
+}
+
+impl Client {
+    pub fn is_connected(&self) -> bool {
+        self.running.life.is_alive()
+    }
+
+    /// Performs an operation. `None` if the member has ended.
+    pub async fn perform(&self, operation: &Operation<'_>) -> Option<Result<Reply<'static>>> {
+        let world = &self.cluster.world;
+        let performed = Rc::clone(&self.running.member).perform(self.client, encode(operation));
+        let (sender, mut reply) = oneshot::channel();
+        let life = Arc::clone(&self.running.life);
+        let answered = performed.map(move |reply| {
+            if life.is_alive() {
+                // The client waits until the end of the member.
+                let _ = sender.send(reply);
+            }
+        });
+        self.running.spawn(world, answered);
+        loop {
+            match select(reply, world.sleep(LOOK_INTERVAL)).await {
+                Either::Left((Ok(reply), _)) => {
+                    let result: Result<Reply<'_>, Failure> = decode(&reply).unwrap();
+                    return Some(result.map(into_owned).map_err(|failure| failure.into_error("", b"")));
+                }
+                Either::Left((Err(_), _)) => return None,
+                Either::Right((_, _)) if !self.is_connected() => return None,
+                Either::Right((_, waiting)) => reply = waiting,
+            }
+        }
+    }
+
+    /// Ends the client, as the end of its process would.
+    pub fn end(self) {
+        let ended = Rc::clone(&self.running.member).end_client(self.client);
+        self.running.spawn(&self.cluster.world, ended);
+    }
+}

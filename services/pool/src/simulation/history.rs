@@ -1,0 +1,162 @@
+//! Checks recorded histories for linearizability with the algorithm of Wing and Gong. As Lowe
+//! proposed, each set of operations is examined once with each state that it leads to. An operation
+//! without a result may have taken effect at any time after its beginning, or never.
+
+use std::collections::HashSet;
+
+use super::names_model::{NameOperation, NameResult, Names};
+
+/// The largest number of operations of a history.
+const OPERATIONS_MAX: usize = 128;
+
+/// A recorded operation. Positions are those of events of the history, in the order of time.
+#[derive(Debug, Clone)]
+struct Recorded {
+    operation: NameOperation,
+    begin: usize,
+    /// The position of the end, and the result, unless it is not known.
+    end: Option<(usize, NameResult)>,
+}
+
+/// The operations of all clients.
+#[derive(Debug, Default)]
+pub struct History {
+    operations: Vec<Recorded>,
+    events: usize,
+}
+
+/// An operation of a history.
+#[derive(Debug, Clone, Copy)]
+pub struct Begun(usize);
+
+impl History {
+    /// Records the beginning of an operation.
+    pub fn begin(&mut self, operation: NameOperation) -> Begun {
+        self.events += 1;
+        self.operations.push(Recorded { operation, begin: self.events, end: None });
+        Begun(self.operations.len() - 1)
+    }
+
+    /// Records the end of an operation.
+    pub fn end(&mut self, begun: Begun, result: NameResult) {
+        self.events += 1;
+        self.operations[begun.0].end = Some((self.events, result));
+    }
+
+    /// Records that an operation had no effect, for a reason that is not in the specification: no
+    /// space, or other operations in its way.
+    pub fn refuse(&mut self, begun: Begun) {
+        // An operation without an effect and without a result explains nothing.
+        self.operations[begun.0].operation = NameOperation::Lookup((0, 0));
+    }
+
+    /// Returns the operations as text, in the order of their beginnings.
+    pub fn describe(&self) -> String {
+        let line = |recorded: &Recorded| {
+            let end = recorded.end.as_ref();
+            let end = end.map_or("?".to_owned(), |(end, result)| format!("{end} {result:?}"));
+            format!("  {}..{end}: {:?}", recorded.begin, recorded.operation)
+        };
+        self.operations.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Returns whether there is an order of the operations in which each result is possible, and
+    /// which has the order of operations that did not overlap.
+    pub fn is_linearizable(&self) -> bool {
+        assert!(self.operations.len() <= OPERATIONS_MAX, "the history is too long");
+        let mut examined = HashSet::new();
+        let mut waiting = vec![(0_u128, Names::new())];
+        while let Some((done, names)) = waiting.pop() {
+            let left = || self.operations.iter().enumerate().filter(|(number, _)| done & (1 << number) == 0);
+            let first_end =
+                left().filter_map(|(_, recorded)| recorded.end.as_ref()).map(|(end, _)| *end).min();
+            let Some(first_end) = first_end else { return true };
+            for (number, recorded) in left().filter(|(_, recorded)| recorded.begin < first_end) {
+                let mut after = names.clone();
+                let is_possible = match &recorded.end {
+                    Some((_, result)) => after.perform(&recorded.operation, result),
+                    None => after.perform_unknown(&recorded.operation, number as u64),
+                };
+                if is_possible && examined.insert((done | 1 << number, after.clone())) {
+                    waiting.push((done | 1 << number, after));
+                }
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_vfs::ErrorKind;
+    use quell_wire::pool::RenameMode;
+
+    use super::super::names_model::{Name, ROOT};
+    use super::*;
+
+    const A: Name = (ROOT, 0);
+    const B: Name = (ROOT, 1);
+    const CREATE: NameOperation = NameOperation::Create { name: A, is_dir: false };
+
+    fn perform(history: &mut History, operation: NameOperation, result: NameResult) {
+        let begun = history.begin(operation);
+        history.end(begun, result);
+    }
+
+    #[test]
+    fn a_created_name_is_found_afterwards() {
+        let mut history = History::default();
+        perform(&mut history, CREATE, NameResult::Created(7));
+        assert!(history.is_linearizable());
+        perform(&mut history, NameOperation::Lookup(A), NameResult::Found(None));
+        assert!(!history.is_linearizable());
+    }
+
+    #[test]
+    fn an_operation_without_a_result_happens_at_any_later_time_or_never() {
+        let mut history = History::default();
+        history.begin(CREATE);
+        for found in [None, Some(7), Some(7)] {
+            perform(&mut history, NameOperation::Lookup(A), NameResult::Found(found));
+            assert!(history.is_linearizable());
+        }
+        perform(&mut history, NameOperation::Lookup(A), NameResult::Found(Some(8)));
+        assert!(!history.is_linearizable());
+    }
+
+    #[test]
+    fn two_exclusive_creations_do_not_both_succeed() {
+        for (second, is_possible) in
+            [(NameResult::Created(2), false), (NameResult::Failed(ErrorKind::Exists), true)]
+        {
+            let mut history = History::default();
+            let begun = [history.begin(CREATE), history.begin(CREATE)];
+            history.end(begun[0], NameResult::Created(1));
+            history.end(begun[1], second);
+            assert_eq!(history.is_linearizable(), is_possible);
+        }
+    }
+
+    #[test]
+    fn a_rename_is_seen_under_both_names_at_once() {
+        let mut history = History::default();
+        perform(&mut history, CREATE, NameResult::Created(7));
+        history.begin(NameOperation::Rename { from: A, to: B, mode: RenameMode::Replace });
+        perform(&mut history, NameOperation::Lookup(B), NameResult::Found(Some(7)));
+        assert!(history.is_linearizable());
+        perform(&mut history, NameOperation::Lookup(A), NameResult::Found(Some(7)));
+        assert!(!history.is_linearizable());
+    }
+
+    #[test]
+    fn a_directory_is_not_moved_below_itself() {
+        let mut history = History::default();
+        perform(&mut history, NameOperation::Create { name: A, is_dir: true }, NameResult::Created(7));
+        perform(&mut history, NameOperation::Create { name: (7, 0), is_dir: true }, NameResult::Created(8));
+        let moved = NameOperation::Rename { from: A, to: (8, 0), mode: RenameMode::Replace };
+        perform(&mut history, moved.clone(), NameResult::Failed(ErrorKind::InvalidInput));
+        assert!(history.is_linearizable());
+        perform(&mut history, moved, NameResult::Done);
+        assert!(!history.is_linearizable());
+    }
+}

@@ -1,0 +1,149 @@
+//! The storage of a simulated member. It survives the end of the member, at any commit; it can be
+//! full.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
+use quell_testkit::MemoryStore as MemoryDirs;
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::FileId;
+
+use crate::chunks::{ChunkDir, Chunks, Space};
+
+/// The storage that remains when a member ends.
+pub struct Disk {
+    pub store: Arc<MemoryStore>,
+    pub chunks: MemoryDirs,
+    pub is_full: Arc<AtomicBool>,
+}
+
+/// The life of one start of a member. After its end, the process has no effect.
+#[derive(Default)]
+pub struct Life {
+    has_ended: AtomicBool,
+    /// Ends the life after this number of commits, if it is not 0.
+    commits_left: AtomicU64,
+}
+
+impl Life {
+    pub fn is_alive(&self) -> bool {
+        !self.has_ended.load(Ordering::Relaxed)
+    }
+
+    pub fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+    }
+
+    pub fn end_after_commits(&self, count: u64) {
+        self.commits_left.store(count, Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.is_alive() {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Unavailable, "use a disk", "killed")),
+        }
+    }
+}
+
+impl Disk {
+    pub fn new() -> Disk {
+        Disk { store: Arc::default(), chunks: MemoryDirs::new(), is_full: Arc::default() }
+    }
+
+    pub fn set_full(&self, is_full: bool) {
+        self.is_full.store(is_full, Ordering::Relaxed);
+        self.chunks.set_free_bytes(is_full.then_some(0));
+    }
+
+    /// Returns the storage as one start of the member uses it.
+    pub fn open(&self, life: &Arc<Life>) -> (Arc<dyn KeyValue>, Arc<dyn Chunks>) {
+        let store = LivingStore {
+            store: Arc::clone(&self.store),
+            life: Arc::clone(life),
+            is_full: Arc::clone(&self.is_full),
+            commits: AtomicU64::new(0),
+        };
+        let chunks = LivingChunks { chunks: ChunkDir::new(self.chunks.root()), life: Arc::clone(life) };
+        (Arc::new(store), Arc::new(chunks))
+    }
+}
+
+struct LivingStore {
+    store: Arc<MemoryStore>,
+    life: Arc<Life>,
+    is_full: Arc<AtomicBool>,
+    commits: AtomicU64,
+}
+
+impl KeyValue for LivingStore {
+    fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.store.get(key)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<()> {
+        self.life.check()?;
+        let number = self.commits.fetch_add(1, Ordering::Relaxed);
+        // Some batches fit: the reserve is for those that remove entries.
+        if self.is_full.load(Ordering::Relaxed) && !number.is_multiple_of(3) {
+            return Err(Error::new(ErrorKind::NoSpace, "commit", "simulated"));
+        }
+        self.store.commit(batch)?;
+        let left = self.life.commits_left.load(Ordering::Relaxed);
+        if left > 0 {
+            self.life.commits_left.store(left - 1, Ordering::Relaxed);
+            if left == 1 {
+                self.life.end();
+            }
+        }
+        Ok(())
+    }
+
+    fn scan(&self, range: &KeyRange<'_>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.store.scan(range, visit)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.life.check()
+    }
+
+    fn size_bytes(&self) -> Result<u64> {
+        self.store.size_bytes()
+    }
+}
+
+struct LivingChunks {
+    chunks: ChunkDir,
+    life: Arc<Life>,
+}
+
+impl Chunks for LivingChunks {
+    fn read(&self, id: FileId, chunk: u64, into: &mut [u8], offset: u32) -> Result<usize> {
+        self.chunks.read(id, chunk, into, offset)
+    }
+
+    fn write(&self, id: FileId, chunk: u64, from: &[u8], offset: u32) -> Result<()> {
+        self.life.check()?;
+        self.chunks.write(id, chunk, from, offset)
+    }
+
+    fn cut(&self, id: FileId, chunk: u64, bytes_max: u32) -> Result<()> {
+        self.life.check()?;
+        self.chunks.cut(id, chunk, bytes_max)
+    }
+
+    fn remove(&self, id: FileId, chunk: u64) -> Result<()> {
+        self.life.check()?;
+        self.chunks.remove(id, chunk)
+    }
+
+    fn sync(&self, id: FileId, chunk: u64) -> Result<()> {
+        self.life.check()?;
+        self.chunks.sync(id, chunk)
+    }
+
+    fn space(&self) -> Result<Space> {
+        self.chunks.space()
+    }
+}

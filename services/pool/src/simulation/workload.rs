@@ -1,0 +1,313 @@
+//! Clients that perform random operations on a few names, and record what they have done; and the
+//! faults that meet them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use quell_vfs::ErrorKind;
+use quell_wire::pool::{FileId, Matching, NewKind, NodeKind, Operation, RenameMode, Reply, Settings};
+
+use super::cluster::{CHUNK_BYTES, Client, Cluster};
+use super::history::History;
+use super::names_model::{Name, NameOperation, NameResult};
+use super::time::World;
+
+const NAMES: u8 = 3;
+/// Attempts of an operation that meets others in its way.
+const ATTEMPTS_MAX: u32 = 40;
+
+/// What clients share.
+#[derive(Default)]
+pub struct Shared {
+    pub history: RefCell<History>,
+    /// Directories that clients have seen.
+    dirs: RefCell<Vec<u64>>,
+    pub clients_running: Cell<usize>,
+    /// Files to which a client had a reference, and which were removed.
+    pub lost_files: Cell<usize>,
+    /// Whether most operations move directories.
+    moves_dirs: bool,
+}
+
+impl Shared {
+    pub fn new(moves_dirs: bool) -> Rc<Shared> {
+        let shared = Shared { moves_dirs, ..Shared::default() };
+        shared.dirs.borrow_mut().push(FileId::ROOT.0);
+        Rc::new(shared)
+    }
+
+    fn see(&self, id: u64, is_dir: bool) {
+        let mut dirs = self.dirs.borrow_mut();
+        if is_dir && dirs.len() < 5 && !dirs.contains(&id) {
+            dirs.push(id);
+        }
+    }
+}
+
+/// Performs `operations` random operations, as clients of one member after the other.
+pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: usize) {
+    let world = Rc::clone(&cluster.world);
+    let mut left = operations;
+    while left > 0 {
+        let member = world.below(usize::from(cluster.members())) as u16;
+        let Some(client) = cluster.connect(member) else {
+            world.sleep(world.below_time(Duration::from_secs(1))).await;
+            continue;
+        };
+        let mut process = Process { client, shared: &shared, held: Vec::new() };
+        while left > 0 {
+            left -= 1;
+            pause(&world).await;
+            let goes_on = match world.one_in(3) {
+                true => process.use_a_file(&cluster).await,
+                false => process.use_a_name(&cluster).await,
+            };
+            if !goes_on {
+                break;
+            }
+        }
+        process.client.end();
+    }
+    shared.clients_running.set(shared.clients_running.get() - 1);
+}
+
+/// Waits for a short time, or until the next second, so that operations of several clients and
+/// faults meet.
+async fn pause(world: &Rc<World>) {
+    if world.one_in(4) {
+        let next = Duration::from_secs(world.now().as_secs() + 1);
+        world.sleep_until(next).await;
+    }
+    world.sleep(world.below_time(Duration::from_millis(2))).await;
+}
+
+/// A client of one start of a member, between two operations without a result.
+struct Process<'a> {
+    client: Client,
+    shared: &'a Shared,
+    held: Vec<(FileId, NodeKind)>,
+}
+
+impl Process<'_> {
+    /// Performs an operation that is recorded. Returns false if there is no result.
+    async fn use_a_name(&mut self, cluster: &Rc<Cluster>) -> bool {
+        let world = &cluster.world;
+        let name =
+            || -> Name { (world.pick(&self.shared.dirs.borrow()), world.below(usize::from(NAMES)) as u8) };
+        let mode =
+            world.pick(&[RenameMode::Replace, RenameMode::Replace, RenameMode::Keep, RenameMode::Exchange]);
+        let moves_dirs = self.shared.moves_dirs;
+        let operation = match world.below(if moves_dirs { 14 } else { 9 }) {
+            0..3 => NameOperation::Lookup(name()),
+            3..6 => NameOperation::Create { name: name(), is_dir: moves_dirs || world.one_in(2) },
+            6 => NameOperation::Remove { name: name(), is_dir: world.one_in(2) },
+            7.. => NameOperation::Rename { from: name(), to: name(), mode },
+        };
+        let begun = self.shared.history.borrow_mut().begin(operation.clone());
+        for _ in 0..ATTEMPTS_MAX {
+            let request = request(&operation);
+            let Some(reply) = self.client.perform(&request.as_operation()).await else {
+                return false;
+            };
+            match self.note(&operation, reply) {
+                Ok(Some(result)) => {
+                    self.shared.history.borrow_mut().end(begun, result);
+                    return true;
+                }
+                Err(ErrorKind::NoSpace) => break,
+                Ok(None) => world.sleep(world.below_time(Duration::from_millis(200))).await,
+                Err(_) => return false,
+            }
+        }
+        self.shared.history.borrow_mut().refuse(begun);
+        true
+    }
+
+    /// Returns the result of a reply, or `None` if the operation is to be repeated. Errors:
+    /// `NoSpace` if the operation had no effect; others if the result is not known.
+    fn note(
+        &mut self,
+        operation: &NameOperation,
+        reply: quell_vfs::Result<Reply<'static>>,
+    ) -> Result<Option<NameResult>, ErrorKind> {
+        Ok(Some(match reply {
+            Ok(Reply::Held(node)) => {
+                self.held.push((node.id, node.kind));
+                self.shared.see(node.id.0, node.kind == NodeKind::Dir);
+                match operation {
+                    NameOperation::Lookup(_) => NameResult::Found(Some(node.id.0)),
+                    _ => NameResult::Created(node.id.0),
+                }
+            }
+            Ok(Reply::Found(None)) => NameResult::Found(None),
+            Ok(Reply::Done) => NameResult::Done,
+            Ok(reply) => panic!("{operation:?}: {reply:?}"),
+            Err(error) => match error.kind {
+                ErrorKind::Busy => return Ok(None),
+                kind @ (ErrorKind::NoSpace | ErrorKind::Unavailable | ErrorKind::TimedOut) => {
+                    return Err(kind);
+                }
+                kind => NameResult::Failed(kind),
+            },
+        }))
+    }
+
+    /// Writes to a file, truncates it or returns a reference. Returns false if there is no result.
+    async fn use_a_file(&mut self, cluster: &Rc<Cluster>) -> bool {
+        let world = &cluster.world;
+        if self.held.is_empty() {
+            return true;
+        }
+        let position = world.below(self.held.len());
+        let (id, kind) = self.held[position];
+        if kind != NodeKind::File || world.one_in(3) {
+            self.held.swap_remove(position);
+            let release = Operation::Release { references: vec![(id, 1)] };
+            return self.client.perform(&release).await.is_some();
+        }
+        let size_bytes = world.below(4 * CHUNK_BYTES as usize) as u64;
+        if world.one_in(3) {
+            let settings = Settings { size_bytes: Some(size_bytes), ..Settings::default() };
+            let changed = self.client.perform(&Operation::Change { id, settings }).await;
+            if let Some(Err(error)) = &changed
+                && error.kind == ErrorKind::Stale
+            {
+                self.shared.lost_files.set(self.shared.lost_files.get() + 1);
+            }
+            return changed.is_some();
+        }
+        let (chunk, data) = (size_bytes / u64::from(CHUNK_BYTES), [1; 8]);
+        let size_bytes_min = chunk * u64::from(CHUNK_BYTES) + data.len() as u64;
+        let write = Operation::Write { id, chunk, offset: 0, data: &data, size_bytes_min };
+        match self.client.perform(&write).await {
+            Some(Ok(Reply::Written(false))) => {
+                self.client.perform(&Operation::Grow { id, size_bytes_min }).await.is_some()
+            }
+            Some(_) => true,
+            None => false,
+        }
+    }
+}
+
+/// An operation with the bytes of its names.
+struct Request {
+    operation: NameOperation,
+    names: [[u8; 1]; 2],
+}
+
+fn request(operation: &NameOperation) -> Request {
+    let bytes = |name: &Name| [b'a' + name.1];
+    let names = match operation {
+        NameOperation::Lookup(name)
+        | NameOperation::Create { name, .. }
+        | NameOperation::Remove { name, .. } => [bytes(name), bytes(name)],
+        NameOperation::Rename { from, to, .. } => [bytes(from), bytes(to)],
+    };
+    Request { operation: operation.clone(), names }
+}
+
+impl Request {
+    fn as_operation(&self) -> Operation<'_> {
+        let name = &self.names[0];
+        match &self.operation {
+            NameOperation::Lookup((dir, _)) => Operation::Lookup { dir: FileId(*dir), name, holds: true },
+            NameOperation::Create { name: (dir, _), is_dir } => Operation::Create {
+                dir: FileId(*dir),
+                name,
+                kind: if *is_dir { NewKind::Dir } else { NewKind::File },
+                permissions: 0o700,
+                uid: 1000,
+                gid: 1000,
+            },
+            NameOperation::Remove { name: (dir, _), is_dir } => Operation::Remove {
+                dir: FileId(*dir),
+                name,
+                matching: if *is_dir { Matching::Dir } else { Matching::NotDir },
+            },
+            NameOperation::Rename { from, to, mode } => Operation::Rename {
+                from_dir: FileId(from.0),
+                from: name,
+                to_dir: FileId(to.0),
+                to: &self.names[1],
+                mode: *mode,
+            },
+        }
+    }
+}
+
+/// The kinds of faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Members are killed, at any commit, and started again.
+    Kill,
+    /// Processes are stopped and continued.
+    Stop,
+    /// Pairs of members cannot reach each other.
+    Cut,
+    /// Messages are lost or arrive late.
+    Loss,
+    /// Disks are full.
+    Full,
+    /// Clocks are moved.
+    Clock,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 6] =
+        [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Loss, Fault::Full, Fault::Clock];
+}
+
+/// Causes faults of these kinds, until `end`.
+pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) {
+    let world = Rc::clone(&cluster.world);
+    cluster.loses.set(kinds.contains(&Fault::Loss));
+    let kinds: Vec<Fault> = kinds.into_iter().filter(|kind| *kind != Fault::Loss).collect();
+    while !kinds.is_empty() {
+        world.sleep(world.below_time(Duration::from_secs(3))).await;
+        pause(&world).await;
+        if world.now() >= end {
+            return;
+        }
+        let member = world.below(usize::from(cluster.members())) as u16;
+        match world.pick(&kinds) {
+            Fault::Kill => {
+                match cluster.running(member) {
+                    Some(running) if world.one_in(2) => {
+                        running.life.end_after_commits(1 + world.below(6) as u64);
+                    }
+                    _ => cluster.kill(member),
+                }
+                let cluster = Rc::clone(&cluster);
+                let later = Rc::clone(&world);
+                world.spawn(async move {
+                    later.sleep(later.below_time(Duration::from_secs(8))).await;
+                    cluster.restart(member);
+                });
+            }
+            Fault::Stop => cluster.stop(member, world.below_time(Duration::from_secs(40))),
+            Fault::Cut => {
+                let other = world.below(usize::from(cluster.members())) as u16;
+                cluster.cut(member, other);
+                let cluster = Rc::clone(&cluster);
+                let later = Rc::clone(&world);
+                let duration = if world.one_in(8) { 90 } else { 15 };
+                world.spawn(async move {
+                    later.sleep(later.below_time(Duration::from_secs(duration))).await;
+                    cluster.join(member, other);
+                });
+            }
+            Fault::Full => {
+                cluster.disk(member).set_full(true);
+                let cluster = Rc::clone(&cluster);
+                let later = Rc::clone(&world);
+                world.spawn(async move {
+                    later.sleep(later.below_time(Duration::from_secs(5))).await;
+                    cluster.disk(member).set_full(false);
+                });
+            }
+            Fault::Clock => cluster.move_clock(member, world.below(20_000) as i64 - 10_000),
+            Fault::Loss => {}
+        }
+    }
+}

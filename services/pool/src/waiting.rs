@@ -1,0 +1,45 @@
+//! Bounded waits for locks.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::lock_table::{Held, Lock};
+use crate::member::Member;
+
+/// How long an operation waits for a lock.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+impl Member {
+    /// Waits until a lock is free and takes it.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` after 30 seconds, for example if a member that is needed for a decision cannot be
+    /// reached.
+    pub(crate) async fn lock(&self, lock: Lock) -> Result<Held> {
+        let mut locked = pin!(self.locks.lock(lock));
+        let mut until = None;
+        poll_fn(|context| {
+            if let Poll::Ready(held) = locked.as_mut().poll(context) {
+                return Poll::Ready(Ok(held));
+            }
+            let now = self.monotonic();
+            if now >= *until.get_or_insert(now + WAIT_MAX) {
+                return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "wait for another operation", "")));
+            }
+            self.lock_waiters.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Ends the waits that have become too long. Called about once a second.
+    pub fn end_waits(&self) {
+        let waiters = self.lock_waiters.take();
+        waiters.into_iter().for_each(|waiter| waiter.wake());
+    }
+}
