@@ -18,7 +18,7 @@ pub use log::{
 };
 pub use pool::{
     PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStageInArgs, PoolStageOutArgs, PoolStatusArgs,
-    PoolUpArgs, StagingArgs,
+    PoolUpArgs, StagingArgs, StagingPart,
 };
 
 const AFTER: &str = "\

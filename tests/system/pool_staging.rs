@@ -150,7 +150,7 @@ fn a_command_that_was_interrupted_or_killed_is_continued() {
     }
     let pool = Pool::start(2);
     let tree = pool.stage.dir("tree");
-    for number in 0..3000 {
+    for number in 0..600 {
         fs::write(tree.join(number.to_string()), vec![1; 5000]).unwrap();
     }
     let name = tree.to_str().unwrap();
@@ -190,9 +190,11 @@ fn several_processes_copy_parts_of_a_tree() {
     for (verb, from, to) in
         [("stage-in", tree.to_str().unwrap(), "p:/"), ("stage-out", "p:/tree", out.to_str().unwrap())]
     {
-        let start =
-            |part: &str| pool.stage.start(pool.stage.quell().args(["pool", verb, from, to, "--part", part]));
-        let running: Vec<_> = ["0/3", "1/3", "2/3"].map(start).into_iter().collect();
+        let mut command = pool.stage.quell();
+        command.args(["pool", verb, from, to, "--part", "auto"]);
+        pool.stage.run(&mut command).expect(2).says("mpirun");
+        let mut start = |rank: &str| pool.stage.start(command.env("PMI_RANK", rank).env("PMI_SIZE", "3"));
+        let running = ["0", "1", "2"].map(&mut start);
         for process in running {
             process.wait().expect(0);
         }
@@ -257,4 +259,25 @@ fn a_pool_ends_without_discard_only_after_all_its_changes_were_copied() {
     // Removes the counters of programs that have ended.
     pool.quell(&["stats", "--json", "/"]);
     pool.stage.expect_nothing_left();
+}
+
+#[test]
+fn files_of_a_daemon_that_has_ended_are_listed() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(3);
+    let tree = pool.stage.dir("tree");
+    make_tree(&tree);
+    let tree = tree.to_str().unwrap();
+    pool.quell(&["pool", "stage-in", tree, "p:/"]).expect(0);
+    // Neither the one to which programs connect, nor that of the root directory.
+    crate::stage::send(pool.daemons()[1], Signal::KILL);
+    let out = pool.stage.path("out");
+    let copied = pool.quell(&["pool", "stage-out", "p:/tree", out.to_str().unwrap()]).expect(1);
+    assert!(copied.err.lines().all(|line| line.starts_with("quell: ")), "{}", copied.err);
+    let staged = pool.quell(&["pool", "stage-in", tree, "p:/", "--json"]).expect(1);
+    assert!(staged.text().contains("\"error\""), "{}", staged.text());
+    pool.quell(&["pool", "down", "p"]).expect(1).says("cannot be found out").says("--discard");
+    pool.expect_nothing_left();
 }

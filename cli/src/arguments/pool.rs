@@ -117,8 +117,7 @@ Example:
   quell pool stage-in /shared/me/input scratch:/
   quell pool stage-in /shared/me/input/. scratch:/input --manifest input.jsonl
   # four processes, each of which copies a part
-  srun -n 4 sh -c \
-    'quell pool stage-in /shared/me/input scratch:/ --part $SLURM_PROCID/4'")]
+  srun -n 4 quell pool stage-in /shared/me/input scratch:/ --part auto")]
 pub struct PoolStageInArgs {
     /// Files and directories to copy.
     #[arg(value_name = "SRC", required = true, num_args = 1..)]
@@ -169,7 +168,8 @@ pub struct StagingArgs {
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
     /// Copy only part I of N of the files, counted from 0. Several processes, on any nodes, copy
-    /// the N parts at once.
+    /// the N parts at once. `auto`: the rank and the number of ranks that mpirun or srun have set
+    /// in the environment.
     #[arg(long, value_name = "I/N", value_parser = staging_part)]
     pub part: Option<StagingPart>,
     /// Print a line of JSON for each entry that was not copied, and one with the totals.
@@ -177,20 +177,25 @@ pub struct StagingArgs {
     pub json: bool,
 }
 
-/// Part `index` of `count`.
+/// The part of the files that a process copies.
 #[derive(Debug, Clone, Copy)]
-pub struct StagingPart {
-    pub index: u32,
-    pub count: u32,
+pub enum StagingPart {
+    /// That of the rank of the process.
+    Auto,
+    /// Part `index` of `count`, with `index` less than `count`.
+    Of { index: u32, count: u32 },
 }
 
 fn staging_part(text: &str) -> Result<StagingPart, String> {
-    let parsed = text.split_once('/').and_then(|(index, count)| {
-        Some(StagingPart { index: index.parse().ok()?, count: count.parse().ok()? })
-    });
-    parsed
-        .filter(|part| part.index < part.count)
-        .ok_or_else(|| "a part has the form I/N, with I from 0 to N - 1".into())
+    if text == "auto" {
+        return Ok(StagingPart::Auto);
+    }
+    let parsed =
+        text.split_once('/').and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
+    match parsed.filter(|(index, count)| index < count) {
+        Some((index, count)) => Ok(StagingPart::Of { index, count }),
+        None => Err("a part is `auto`, or has the form I/N with I from 0 to N - 1".into()),
+    }
 }
 
 /// End the daemons of a pool and remove their data.

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::pool_staging;
 use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs, PoolUpArgs};
-use crate::failure::Failure;
+use crate::failure::{Failure, NO};
 use crate::inputs::{real_path, shown};
 use crate::installed::{PRELOAD_LIBRARY, daemon, library};
 use crate::output::{errln, outln};
@@ -146,15 +146,23 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let pool = find_pool(&args.name)?;
-    if !args.discard && has_unsaved_files(&pool)? {
-        let name = shown(Path::new(&pool.name));
-        return Err(Failure::with_code(
-            1,
-            format!(
+    let name = shown(Path::new(&pool.name));
+    let refused = match args.discard {
+        true => None,
+        false => match has_unsaved_files(&pool) {
+            Ok(false) => None,
+            Ok(true) => Some(format!(
                 "the pool {name} has files or changes that were not copied out of it; copy all with \
                  `quell pool stage-out {name}:/ DIR`, or end it with --discard, also after a copy of a part"
-            ),
-        ));
+            )),
+            Err(error) => Some(format!(
+                "it cannot be found out whether all files of the pool {name} were copied out of it: {error}; \
+                 copy those that can be read, then end it with --discard"
+            )),
+        },
+    };
+    if let Some(reason) = refused {
+        return Err(Failure::with_code(NO, reason));
     }
     stop_pool(&pool)?;
     Ok(ExitCode::SUCCESS)

@@ -22,7 +22,7 @@ use quell_vfs::{Error, ErrorKind, FileSystem};
 use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
 use serde_json::json;
 
-use crate::arguments::{PoolStageInArgs, PoolStageOutArgs, StagingArgs};
+use crate::arguments::{PoolStageInArgs, PoolStageOutArgs, StagingArgs, StagingPart};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{counted, errln, outln};
@@ -205,6 +205,32 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The variables in which launchers pass the rank of a process and the number of ranks.
+/// SLURM_NTASKS is not among them, because batch scripts have it, too, which are not one of several
+/// processes.
+const RANKS: [(&str, &str); 4] = [
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+];
+
+fn part_of_process(part: StagingPart) -> Result<Part, Failure> {
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+    let found = match part {
+        StagingPart::Of { index, count } => Part::new(index, count),
+        StagingPart::Auto => RANKS
+            .iter()
+            .find_map(|(index, count)| Some((number(index)?, number(count)?)))
+            .and_then(|(index, count)| Part::new(index, count)),
+    };
+    found.ok_or_else(|| {
+        Failure::wrong_input(
+            "--part auto: mpirun and srun have not set the rank of this process; start it with one of them, or use --part I/N",
+        )
+    })
+}
+
 /// Copies with a progress line, until Ctrl-C, and returns whether everything is complete. `sync` is
 /// called before that is reported.
 fn run(
@@ -226,7 +252,7 @@ fn run(
         verifies: !args.no_verify,
         compares_content: args.checksum || args.manifest.is_some(),
         keeps_owners: geteuid().is_root(),
-        part: args.part.and_then(|part| Part::new(part.index, part.count)),
+        part: args.part.map(part_of_process).transpose()?,
     };
     let progress = Progress::default();
     let is_interrupted = progress::interruption();
