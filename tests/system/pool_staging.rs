@@ -97,6 +97,10 @@ fn a_tree_is_the_same_after_stage_in_and_stage_out() {
         };
         assert_eq!(lines("in.jsonl"), lines("out.jsonl"));
         assert_eq!(lines("in.jsonl").len(), 35, "34 files, and the end");
+        // Files that exist are part of the manifest, too.
+        let arguments = ["pool", "stage-in", &path("tree"), "p:/in/put", "--manifest", &path("again.jsonl")];
+        pool.quell(&arguments).expect(0);
+        assert_eq!(lines("again.jsonl"), lines("in.jsonl"));
         // The entries of the root, and files that exist already.
         pool.quell(&["pool", "stage-out", "p:/", &path("all")]).expect(0);
         assert_eq!(listing(&pool.stage.path("all/in/put/tree")), listing(&tree));

@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -147,6 +147,7 @@ fn make_dirs(fs: &Arc<dyn FileSystem>, path: &[u8]) -> Result<Arc<dyn WritableDi
 /// Receives the results. The first error of the manifest is kept.
 struct Output {
     json: bool,
+    complete_files: AtomicU64,
     manifest: Mutex<Option<BufWriter<File>>>,
     manifest_error: Mutex<Option<io::Error>>,
 }
@@ -159,7 +160,8 @@ impl Output {
             )),
             None => None,
         };
-        Ok(Output { json: args.json, manifest: Mutex::new(manifest), manifest_error: Mutex::default() })
+        let (complete_files, manifest_error) = Default::default();
+        Ok(Output { json: args.json, complete_files, manifest: Mutex::new(manifest), manifest_error })
     }
 
     fn write_line(&self, line: impl FnOnce() -> String) {
@@ -180,6 +182,7 @@ impl Output {
 
 impl Report for Output {
     fn copied(&self, file: &CopiedFile<'_>) {
+        self.complete_files.fetch_add(1, Ordering::Relaxed);
         self.write_line(|| {
             // A path that is not UTF-8 has no other form in JSON.
             let (key, path) = match std::str::from_utf8(file.path) {
@@ -275,9 +278,8 @@ fn run(
     let is_complete = progress.failed() == 0;
     if is_complete {
         sync().map_err(|e| Failure::with_code(NO, format!("cannot pass the copies to the storage: {e}")))?;
-        output.write_line(|| {
-            json!({ "complete": true, "files": progress.files() + progress.unchanged() }).to_string()
-        });
+        let files = output.complete_files.load(Ordering::Relaxed);
+        output.write_line(|| json!({ "complete": true, "files": files }).to_string());
     }
     output.finish().map_err(|e| Failure::with_code(NO, format!("cannot write the manifest: {e}")))?;
     if args.json {
