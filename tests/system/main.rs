@@ -41,6 +41,7 @@ mod mpi_libraries;
 mod mpiio;
 mod outputs;
 mod pool;
+mod pool_faults;
 mod pool_staging;
 mod preload_calls;
 mod preload_functions;
