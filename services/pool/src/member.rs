@@ -266,7 +266,7 @@ impl Member {
         let waiting = Waiting { first: first_waiting, abandoned };
         let met = self.sessions.borrow_mut().admit(origin, &waiting, self.monotonic())?;
         if met == Met::First {
-            self.forget_references(from).await;
+            self.forget_references(from);
         }
         self.serve_request(origin, request).await
     }
@@ -475,7 +475,7 @@ impl Member {
         if self.is_tending.replace(true) {
             return Ok(());
         }
-        self.expire_references().await;
+        self.expire_references();
         let (ended, told, referenced, noted) =
             join4(self.end_prepared(), self.tell_decisions(), self.tend_references(), self.tell_chunks())
                 .await;

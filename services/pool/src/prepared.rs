@@ -49,6 +49,16 @@ impl PreparedTransactions {
         self.changes().any(|change| matches!(change, PreparedChange::Node { id: of, .. } if *of == id))
     }
 
+    /// Returns the transaction that has prepared a name.
+    pub fn of_name(&self, dir: FileId, name: &[u8]) -> Option<(TransactionId, &Prepared)> {
+        let is_entry = |change: &PreparedChange| match change {
+            PreparedChange::Entry { dir: of, name: other, .. } => *of == dir && other == name,
+            _ => false,
+        };
+        let found = self.0.iter().find(|(_, prepared)| prepared.changes.iter().any(is_entry));
+        found.map(|(transaction, prepared)| (*transaction, prepared))
+    }
+
     fn changes(&self) -> impl Iterator<Item = &PreparedChange> {
         self.0.values().flat_map(|prepared| &prepared.changes)
     }

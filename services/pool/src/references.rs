@@ -137,21 +137,16 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Ends all references of a member.
-    pub(crate) async fn forget_references(self: &Rc<Member>, member: MemberId) {
-        let free = self.member_holds.borrow_mut().forget(member, |_| true);
-        for id in free {
-            // Otherwise it is repeated by `finish_nodes`.
-            let _ = self.finish_node(id).await;
-        }
+    /// Ends all references of a member. `finish_nodes` removes the nodes that are not needed any
+    /// more.
+    pub(crate) fn forget_references(&self, member: MemberId) {
+        self.member_holds.borrow_mut().forget(member, |_| true);
     }
 
     /// Ends the references of members that have sent nothing for a long time.
-    pub(crate) async fn expire_references(self: &Rc<Member>) {
+    pub(crate) fn expire_references(&self) {
         let expired = self.sessions.borrow_mut().expire(self.monotonic());
-        for member in expired {
-            self.forget_references(member).await;
-        }
+        expired.into_iter().for_each(|member| self.forget_references(member));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::inode::to_bytes;
 use crate::keys;
 use crate::lock_table::Lock;
 use crate::map::NameHash;
-use crate::member::Member;
+use crate::member::{Member, is_unknown};
 use crate::sessions::{LEASE, Origin};
 
 impl Member {
@@ -135,14 +135,20 @@ impl Member {
         Ok(())
     }
 
-    /// Finishes all nodes that can be finished.
+    /// Finishes all nodes that can be finished. Errors: the first one.
     pub(crate) async fn finish_nodes(self: &Rc<Member>) -> Result<()> {
         let unfinished: Vec<FileId> = self.unfinished.borrow().iter().copied().collect();
+        let mut result = Ok(());
         for id in unfinished {
-            // A member that cannot be reached is needed for the others, too.
-            self.finish_node(id).await?;
+            let finished = self.finish_node(id).await;
+            let is_unreachable = finished.as_ref().is_err_and(is_unknown);
+            result = result.and(finished);
+            if is_unreachable {
+                // The member that cannot be reached is needed for the other nodes, too.
+                break;
+            }
         }
-        Ok(())
+        result
     }
 
     /// Reads the unfinished nodes from the store.

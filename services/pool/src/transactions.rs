@@ -358,7 +358,7 @@ impl Member {
                         _ => None,
                     };
                     let names = changes.iter().filter_map(lock).collect();
-                    let prepared = Prepared { changes, names, since: Duration::ZERO };
+                    let prepared = Prepared { changes, names, since: self.started };
                     self.prepared.borrow_mut().0.insert(transaction, prepared);
                 }
                 (_, Err(error)) => loaded = Err(error),

@@ -6,6 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{FileId, MemberId};
 
 use crate::lock_table::{Held, Lock};
 use crate::member::Member;
@@ -18,9 +19,15 @@ impl Member {
     ///
     /// # Errors
     ///
-    /// `TimedOut` after 30 seconds, for example if a member that is needed for a decision cannot be
-    /// reached.
+    /// `TimedOut` after 30 seconds. `Unavailable` at once if a rename to the name has waited for
+    /// 30 seconds for the decision of a member.
     pub(crate) async fn lock(&self, lock: Lock) -> Result<Held> {
+        if let Lock::Name(dir, name) = &lock
+            && let Some(coordinator) = self.late_coordinator_of(*dir, name)
+        {
+            let source = Some(format!("a rename waits for the decision of member {}", coordinator.0).into());
+            return Err(Error { source, ..Error::new(ErrorKind::Unavailable, "use the name", name) });
+        }
         let mut locked = pin!(self.locks.lock(lock));
         let mut until = None;
         poll_fn(|context| {
@@ -35,6 +42,14 @@ impl Member {
             Poll::Pending
         })
         .await
+    }
+
+    /// Returns the member that has not decided a rename to a name for a long time.
+    fn late_coordinator_of(&self, dir: FileId, name: &[u8]) -> Option<MemberId> {
+        let prepared = self.prepared.borrow();
+        let (transaction, prepared) = prepared.of_name(dir, name)?;
+        let age = self.monotonic().saturating_sub(prepared.since);
+        (age >= WAIT_MAX).then_some(transaction.coordinator)
     }
 
     /// Ends the waits that have become too long. Called about once a second.
