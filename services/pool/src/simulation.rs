@@ -18,10 +18,10 @@ use futures_executor::LocalPool;
 use time::World;
 use workload::{Fault, Shared, run_client, run_faults};
 
-/// The end of the faults.
-const FAULTS_END: Duration = Duration::from_secs(30);
 /// The end of clients that wait for members. No operation waits longer than this.
 const CLIENTS_END: Duration = Duration::from_secs(400);
+/// The longest time of an operation.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 /// The time in which members finish everything after the last operation.
 const QUIET: Duration = Duration::from_secs(180);
 
@@ -33,22 +33,25 @@ struct Shape {
     operations: usize,
     /// Whether most operations move directories.
     moves_dirs: bool,
+    /// The time of the end of the faults, in seconds.
+    faults_end_s: u64,
 }
 
-const SHAPE: Shape = Shape { members: 3, clients: 4, operations: 24, moves_dirs: false };
+const SHAPE: Shape = Shape { members: 3, clients: 4, operations: 24, moves_dirs: false, faults_end_s: 30 };
 
 /// Runs the simulation of a seed, and returns what is wrong with it.
 fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Vec<String> {
     let mut executor = LocalPool::new();
     let world = World::new(seed, &executor);
     let cluster = Cluster::start(&world, shape.members);
+    let faults_end = Duration::from_secs(shape.faults_end_s);
     let shared = Shared::new(shape.moves_dirs);
     shared.clients_running.set(shape.clients);
     for _ in 0..shape.clients {
         world.spawn(run_client(Rc::clone(&cluster), Rc::clone(&shared), shape.operations));
     }
-    world.spawn(run_faults(Rc::clone(&cluster), kinds.to_vec(), FAULTS_END));
-    world.run(&mut executor, FAULTS_END, || false);
+    world.spawn(run_faults(Rc::clone(&cluster), kinds.to_vec(), faults_end));
+    world.run(&mut executor, faults_end, || false);
     cluster.heal();
     world.run(&mut executor, CLIENTS_END, || shared.clients_running.get() == 0);
     let mut wrong = Vec::new();
@@ -63,6 +66,10 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Vec<String> {
     let keeps_references = !kinds.iter().any(|kind| matches!(kind, Fault::Loss | Fault::Stop | Fault::Cut));
     if keeps_references && shared.lost_files.get() > 0 {
         wrong.push(format!("{} files with references were removed", shared.lost_files.get()));
+    }
+    // The process that performs an operation can be stopped, too.
+    if !kinds.contains(&Fault::Stop) && shared.longest.get() > WAIT_MAX {
+        wrong.push(format!("an operation took {:?}", shared.longest.get()));
     }
     wrong.extend(invariants::violations(&cluster));
     let history = shared.history.borrow();
@@ -98,6 +105,11 @@ fn names_are_linearizable_without_faults() {
 #[test]
 fn names_are_linearizable_when_members_are_killed_and_started_again() {
     check_seeds(20, SHAPE, &[Fault::Kill]);
+}
+
+#[test]
+fn operations_end_when_a_member_is_gone() {
+    check_seeds(20, Shape { faults_end_s: 150, ..SHAPE }, &[Fault::Gone]);
 }
 
 #[test]

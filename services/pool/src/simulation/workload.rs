@@ -26,6 +26,8 @@ pub struct Shared {
     pub clients_running: Cell<usize>,
     /// Files to which a client had a reference, and which were removed.
     pub lost_files: Cell<usize>,
+    /// The longest time of an operation.
+    pub longest: Cell<Duration>,
     /// Whether most operations move directories.
     moves_dirs: bool,
 }
@@ -107,9 +109,11 @@ impl Process<'_> {
         let begun = self.shared.history.borrow_mut().begin(operation.clone());
         for _ in 0..ATTEMPTS_MAX {
             let request = request(&operation);
+            let began = world.now();
             let Some(reply) = self.client.perform(&request.as_operation()).await else {
                 return false;
             };
+            self.shared.longest.set(self.shared.longest.get().max(world.now() - began));
             match self.note(&operation, reply) {
                 Ok(Some(result)) => {
                     self.shared.history.borrow_mut().end(begun, result);
@@ -241,6 +245,8 @@ impl Request {
 pub enum Fault {
     /// Members are killed, at any commit, and started again.
     Kill,
+    /// A member is killed, and started again only when the faults end.
+    Gone,
     /// Processes are stopped and continued.
     Stop,
     /// Pairs of members cannot reach each other.
@@ -271,6 +277,12 @@ pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) 
         }
         let member = world.below(usize::from(cluster.members())) as u16;
         match world.pick(&kinds) {
+            Fault::Gone => {
+                let is_any_gone = (0..cluster.members()).any(|member| cluster.running(member).is_none());
+                if !is_any_gone {
+                    cluster.kill(member);
+                }
+            }
             Fault::Kill => {
                 match cluster.running(member) {
                     Some(running) if world.one_in(2) => {
