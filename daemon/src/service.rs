@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use futures_executor::{LocalPool, LocalSpawner};
 use futures_util::FutureExt;
 use futures_util::task::LocalSpawnExt;
-use quell_pool_service::{ClientId, Clients, Environment, Member, PoolMap};
+use quell_kv::KeyValue;
+use quell_pool_service::{Chunks, ClientId, Clients, Environment, Member, PoolMap};
 use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
 use quell_transport::peer::{Handler, PeerNetwork, PoolId, PoolKey, Protection, Reply, Request, Settings};
 use quell_vfs::{Error, ErrorKind, errno};
@@ -67,7 +68,8 @@ impl Clients for LocalClients {
 
 /// A member that listens for clients and other members, and does not know the others yet.
 pub struct Listening {
-    storage: Storage,
+    store: Arc<dyn KeyValue>,
+    chunks: Arc<dyn Chunks>,
     server: LocalServer,
     network: PeerNetwork,
     requests: mpsc::Receiver<(Request, Reply)>,
@@ -82,14 +84,16 @@ impl Listening {
         })?;
         // A daemon that was killed has left its socket. The store is locked by this one.
         let _ = std::fs::remove_file(&settings.socket);
-        let server = LocalServer::bind(&settings.socket, ServerOptions::default())?;
+        let Storage { store, chunks, chunk_dir } = storage;
+        let options = ServerOptions { descriptors: vec![chunk_dir], ..ServerOptions::default() };
+        let server = LocalServer::bind(&settings.socket, options)?;
         let (sender, requests) = mpsc::channel();
         let inbox = Arc::new(Inbox { requests: sender, waker: server.waker() });
         let (pool, key) = (PoolId(settings.pool.to_le_bytes()), PoolKey(settings.key));
         let network = Settings::new(pool, key, number(settings.member), listen);
         let protection = if settings.encrypts { Protection::Encryption } else { Protection::Integrity };
         let network = PeerNetwork::start(Settings { protection, ..network }, inbox)?;
-        Ok(Listening { storage, server, network, requests, socket: settings.socket.clone() })
+        Ok(Listening { store, chunks, server, network, requests, socket: settings.socket.clone() })
     }
 
     /// Returns the address at which other members reach this one.
@@ -120,11 +124,11 @@ impl Service {
         map: PoolMap,
         listening: Listening,
     ) -> Result<Service, StartFailure> {
-        let Listening { storage, server, network, requests, socket } = listening;
+        let Listening { store, chunks, server, network, requests, socket } = listening;
         let network = Rc::new(network);
         let environment = Environment {
-            store: storage.store,
-            chunks: storage.chunks,
+            store,
+            chunks,
             peers: Rc::new(Network::new(Rc::clone(&network), pool, server.waker())?),
             clients: Rc::new(LocalClients(server.waker())),
             machine: machine()?,

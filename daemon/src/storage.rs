@@ -1,6 +1,7 @@
 //! The directory of a member: its store and its chunks.
 
 use std::fs::DirBuilder;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 pub struct Storage {
     pub store: Arc<dyn KeyValue>,
     pub chunks: Arc<dyn Chunks>,
+    /// The directory of the chunks, for clients.
+    pub chunk_dir: OwnedFd,
 }
 
 /// Opens the storage in `directory`, which is created if it does not exist. It must belong to this
@@ -35,8 +38,10 @@ pub fn open(directory: &Path) -> Result<Storage> {
     // The store is locked by the daemon that has it open.
     let store: Arc<dyn KeyValue> = Arc::new(DiskStore::open(&store, &DiskOptions::default())?);
     make_private(&chunks)?;
-    let chunks = ChunkDir::new(Arc::new(PosixDir::open(&chunks)?));
-    Ok(Storage { store, chunks: Arc::new(chunks) })
+    let opened = PosixDir::open(&chunks)?;
+    let chunk_dir = opened.as_fd().try_clone_to_owned();
+    let chunk_dir = chunk_dir.map_err(|e| Error::from_io(e, "open", subject))?;
+    Ok(Storage { store, chunks: Arc::new(ChunkDir::new(Arc::new(opened))), chunk_dir })
 }
 
 fn make_private(directory: &Path) -> Result<()> {

@@ -4,14 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use quell_pool::{Daemon, PoolFs};
+use quell_pool::{Daemon, LocalData, PoolFs};
+use quell_posix::PosixDir;
 use quell_transport::local::LocalChannel;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
 use quell_wire::pool::{Mark, Operation, Reply};
 
 /// A connection of this process to a daemon, through shared memory.
-pub struct PoolConnection(LocalChannel);
+pub struct PoolConnection {
+    channel: LocalChannel,
+    data: Option<LocalData>,
+}
 
 impl std::fmt::Debug for PoolConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -27,7 +31,31 @@ impl PoolConnection {
     /// `NotFound` and `Unavailable` if no daemon serves there, `PermissionDenied` if it belongs to
     /// another user.
     pub fn open(socket: &Path) -> Result<PoolConnection> {
-        LocalChannel::connect_with(socket, quell_posix::moved).map(PoolConnection)
+        let channel = LocalChannel::connect_with(socket, quell_posix::moved)?;
+        Ok(PoolConnection { channel, data: None })
+    }
+
+    /// Opens the data of the daemon's member, so that reading and writing it needs no requests.
+    ///
+    /// # Errors
+    ///
+    /// Those of a lost connection, and `Damaged` for an invalid reply.
+    pub fn with_data(mut self) -> Result<PoolConnection> {
+        let Some(dir) = self.channel.descriptors().next().map(|dir| dir.try_clone_to_owned()) else {
+            return Ok(self);
+        };
+        let dir = dir.map_err(|e| Error::from_io(e, "open", "the data of a pool"))?;
+        let mut partitions = None;
+        self.call(None, &Operation::OwnPartitions, &mut |reply| {
+            partitions = match reply {
+                Ok(Reply::Partitions(own)) => Some(own),
+                _ => None,
+            };
+        })?;
+        let invalid = || Error::new(ErrorKind::Damaged, "open", "the data of a pool");
+        let dir = Arc::new(PosixDir::of_descriptor(dir));
+        self.data = Some(LocalData { dir, partitions: partitions.ok_or_else(invalid)? });
+        Ok(self)
     }
 
     /// Sends an operation whose reply has no content.
@@ -90,11 +118,15 @@ impl Daemon for PoolConnection {
         receive: &mut dyn FnMut(Result<Reply<'_>, Failure>),
     ) -> Result<()> {
         let encode = |into: &mut [u8]| quell_wire::encode_into(operation, into);
-        self.0.call(deadline, encode, |reply| quell_wire::decode(reply).map(receive))?
+        self.channel.call(deadline, encode, |reply| quell_wire::decode(reply).map(receive))?
     }
 
     fn dirs_version(&self) -> u64 {
-        self.0.version()
+        self.channel.version()
+    }
+
+    fn local_data(&self) -> Option<&LocalData> {
+        self.data.as_ref()
     }
 }
 
@@ -104,5 +136,5 @@ impl Daemon for PoolConnection {
 ///
 /// As [`PoolConnection::open`].
 pub fn open_pool(socket: &Path, chunk_bytes: u32) -> Result<PoolFs> {
-    Ok(PoolFs::new(Arc::new(PoolConnection::open(socket)?), chunk_bytes))
+    Ok(PoolFs::new(Arc::new(PoolConnection::open(socket)?.with_data()?), chunk_bytes))
 }

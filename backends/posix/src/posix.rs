@@ -77,6 +77,11 @@ impl PosixDir {
         PosixDir::named(path, OFlags::PATH, true)
     }
 
+    /// Returns the open directory of a descriptor, as `open` does.
+    pub fn of_descriptor(fd: OwnedFd) -> PosixDir {
+        PosixDir::new(fd, false)
+    }
+
     fn named(path: &Path, access: OFlags, is_shared: bool) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use quell_posix::WritableDir;
 use quell_vfs::{Context, Error, ErrorKind, Result};
 use quell_wire::Failure;
-use quell_wire::pool::{FileId, Node, Operation, Reply};
+use quell_wire::pool::{FileId, Node, Operation, Partitions, Reply};
 
 /// The first pause before an operation is repeated, which doubles up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
@@ -29,6 +30,24 @@ pub trait Daemon: Send + Sync {
     /// Returns a number that differs from earlier ones after a directory of the pool was renamed or
     /// removed, or its permissions or owners were changed. Sends no request.
     fn dirs_version(&self) -> u64;
+
+    /// Returns the data of the daemon's member, which clients on its node use without requests, or
+    /// `None` if it cannot be reached.
+    fn local_data(&self) -> Option<&LocalData>;
+}
+
+impl std::fmt::Debug for LocalData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalData").field("partitions", &self.partitions).finish_non_exhaustive()
+    }
+}
+
+/// The chunks of one member.
+pub struct LocalData {
+    /// The directory with one local file for the chunks of each file (docs/formats/pool.md).
+    pub dir: Arc<dyn WritableDir>,
+    /// The partitions whose chunks the member has.
+    pub partitions: Partitions,
 }
 
 /// The daemon, with functions that read the replies.

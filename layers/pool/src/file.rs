@@ -1,7 +1,7 @@
 //! An open file of a pool.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use quell_vfs::{Attributes, Error, ErrorKind, File, OpenMode, ReadAt, Result, WritableFile, errno};
 use quell_wire::pool::{FILE_BYTES_MAX, Operation, Reply, Settings};
@@ -20,32 +20,53 @@ pub struct PoolFile {
     has_dropped_set_id: AtomicBool,
     /// They are to be removed again, because another client may have set them since.
     must_drop_set_id: AtomicBool,
+    /// The member of the attributes knows that the file may have data.
+    has_noted_data: AtomicBool,
+    /// The local file with the chunks of this node, once it was needed.
+    local: OnceLock<Box<dyn quell_posix::WritableFile>>,
 }
 
-/// A range of bytes within one chunk.
+/// A part of a range of a file.
 #[derive(Debug, PartialEq, Eq)]
-struct Piece {
-    chunk: u64,
-    offset_in_chunk: u32,
-    bytes: usize,
-    /// The offset in the caller's buffer.
-    at: usize,
+enum Part {
+    /// Chunks of this node, without a hole between them.
+    Local { offset: u64, bytes: usize },
+    /// A range within one chunk of another node.
+    Remote { chunk: u64, offset_in_chunk: u32, bytes: usize },
 }
 
-/// Divides a range of a file at the borders of its chunks.
-fn pieces(offset: u64, bytes: usize, chunk_bytes: u32) -> impl Iterator<Item = Piece> {
-    let mut at = 0;
+impl Part {
+    fn bytes(&self) -> usize {
+        match self {
+            Part::Local { bytes, .. } | Part::Remote { bytes, .. } => *bytes,
+        }
+    }
+}
+
+/// Divides a range of a file at the borders of its chunks, except between chunks of this node.
+fn parts(
+    offset: u64,
+    bytes: usize,
+    chunk_bytes: u32,
+    is_local: impl Fn(u64) -> bool,
+) -> impl Iterator<Item = Part> {
+    let end = offset + bytes as u64;
+    let end_of = move |chunk: u64| (chunk + 1).saturating_mul(chunk_bytes.into()).min(end);
+    let mut at = offset;
     std::iter::from_fn(move || {
-        if at == bytes {
+        if at == end {
             return None;
         }
-        let from = offset + at as u64;
-        let offset_in_chunk = (from % u64::from(chunk_bytes)) as u32;
-        let room = (chunk_bytes - offset_in_chunk) as usize;
-        let chunk = from / u64::from(chunk_bytes);
-        let piece = Piece { chunk, offset_in_chunk, bytes: room.min(bytes - at), at };
-        at += piece.bytes;
-        Some(piece)
+        let (start, first) = (at, at / u64::from(chunk_bytes));
+        at = end_of(first);
+        if !is_local(first) {
+            let offset_in_chunk = (start % u64::from(chunk_bytes)) as u32;
+            return Some(Part::Remote { chunk: first, offset_in_chunk, bytes: (at - start) as usize });
+        }
+        while at < end && is_local(at / u64::from(chunk_bytes)) {
+            at = end_of(at / u64::from(chunk_bytes));
+        }
+        Some(Part::Local { offset: start, bytes: (at - start) as usize })
     })
 }
 
@@ -59,6 +80,8 @@ impl PoolFile {
             is_closed: AtomicBool::new(false),
             has_dropped_set_id: AtomicBool::new(false),
             must_drop_set_id: AtomicBool::new(false),
+            has_noted_data: AtomicBool::new(false),
+            local: OnceLock::new(),
         }
     }
 
@@ -102,25 +125,91 @@ impl PoolFile {
         Ok(node.size_bytes)
     }
 
-    /// Writes the pieces of a range. Returns whether the size was recorded with each of them.
-    fn write_pieces_of(&self, from: &[u8], offset: u64) -> Result<bool> {
-        let mut is_recorded = true;
-        for Piece { chunk, offset_in_chunk, bytes, at } in pieces(offset, from.len(), self.client.chunk_bytes)
-        {
-            let operation = Operation::Write {
-                id: self.node.id,
-                chunk,
-                offset: offset_in_chunk,
-                data: &from[at..at + bytes],
-                size_bytes_min: offset + (at + bytes) as u64,
+    fn parts(&self, offset: u64, bytes: usize) -> impl Iterator<Item = Part> + '_ {
+        let data = self.client.requests.0.local_data();
+        parts(offset, bytes, self.client.chunk_bytes, move |chunk| {
+            data.is_some_and(|data| data.partitions.has_chunk(self.node.id, chunk))
+        })
+    }
+
+    /// Returns the local file, or `None` if there is none and `creates` is false.
+    fn local(&self, creates: bool) -> Result<Option<&dyn quell_posix::WritableFile>> {
+        let Some(data) = self.client.requests.0.local_data() else { return Ok(None) };
+        let name = self.node.id.data_name();
+        while self.local.get().is_none() {
+            let opened = match data.dir.open_writable_file(&name) {
+                Err(error) if error.kind == ErrorKind::NotFound && !creates => return Ok(None),
+                Err(error) if error.kind == ErrorKind::NotFound => data.dir.create_file(&name, 0o600),
+                opened => opened,
             };
-            let written = |reply: Reply<'_>| match reply {
-                Reply::Written(is_recorded) => Some(is_recorded),
-                _ => None,
-            };
-            is_recorded &= self.client.requests.ask(None, &operation, ("write", b""), written)?;
+            match opened {
+                Ok(file) => drop(self.local.set(file)),
+                // The daemon or another client has created it.
+                Err(error) if error.kind == ErrorKind::Exists => {}
+                Err(error) => return Err(error),
+            }
         }
-        Ok(is_recorded)
+        Ok(self.local.get().map(|file| &**file))
+    }
+
+    /// Lets the member of the attributes know that the file may have data.
+    fn note_data(&self) -> Result<()> {
+        if !self.has_noted_data.load(Ordering::Relaxed) {
+            let note = Operation::NoteData { id: self.node.id };
+            self.client.requests.ask(None, &note, ("write", b""), done)?;
+            self.has_noted_data.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Writes a range. Returns whether the member of the attributes knows of all of it.
+    fn write_range(&self, from: &[u8], offset: u64) -> Result<bool> {
+        self.note_data()?;
+        let (mut is_known, mut rest) = (true, from);
+        for part in self.parts(offset, from.len()) {
+            let (data, after) = rest.split_at(part.bytes());
+            rest = after;
+            is_known &= match part {
+                Part::Local { offset, .. } => self.write_locally(data, offset)?,
+                Part::Remote { chunk, offset_in_chunk, .. } => {
+                    let operation =
+                        Operation::Write { id: self.node.id, chunk, offset: offset_in_chunk, data };
+                    self.client.requests.ask(None, &operation, ("write", b""), |reply| match reply {
+                        Reply::Written(is_known) => Some(is_known),
+                        _ => None,
+                    })?
+                }
+            };
+        }
+        Ok(is_known)
+    }
+
+    fn write_locally(&self, data: &[u8], offset: u64) -> Result<bool> {
+        let missing = || Error::new(ErrorKind::Unavailable, "write", "");
+        self.local(true)?.ok_or_else(missing)?.write_at(data, offset)?;
+        let data = self.client.requests.0.local_data();
+        Ok(data.is_some_and(|data| data.partitions.has(self.node.id.partition())))
+    }
+
+    /// Reads a part of a range. Returns fewer bytes if the data ends before, or if a hole follows.
+    fn read_part(&self, part: &Part, into: &mut [u8]) -> Result<usize> {
+        match *part {
+            Part::Local { offset, .. } => match self.local(false)? {
+                Some(file) => file.read_at(into, offset),
+                None => Ok(0),
+            },
+            Part::Remote { chunk, offset_in_chunk, bytes } => {
+                let operation =
+                    Operation::Read { id: self.node.id, chunk, offset: offset_in_chunk, bytes: bytes as u32 };
+                self.client.requests.ask(None, &operation, ("read", b""), |reply| match reply {
+                    Reply::Bytes(data) if data.len() <= into.len() => {
+                        into[..data.len()].copy_from_slice(&data);
+                        Some(data.len())
+                    }
+                    _ => None,
+                })
+            }
+        }
     }
 }
 
@@ -131,25 +220,19 @@ impl ReadAt for PoolFile {
         if offset.checked_add(wanted as u64).is_none_or(|end| end > self.node.known_bytes()) {
             wanted = (self.size_bytes()?.saturating_sub(offset)).min(wanted as u64) as usize;
         }
-        for Piece { chunk, offset_in_chunk, bytes, at } in pieces(offset, wanted, self.client.chunk_bytes) {
-            let into = &mut into[at..at + bytes];
-            let operation =
-                Operation::Read { id: self.node.id, chunk, offset: offset_in_chunk, bytes: bytes as u32 };
-            let found = self.client.requests.ask(None, &operation, ("read", b""), |reply| match reply {
-                Reply::Bytes(data) if data.len() <= into.len() => {
-                    into[..data.len()].copy_from_slice(&data);
-                    Some(data.len())
-                }
-                _ => None,
-            })?;
-            if found < bytes {
+        let mut at = 0;
+        for part in self.parts(offset, wanted) {
+            let end = at + part.bytes();
+            let found = self.read_part(&part, &mut into[at..end])?;
+            if at + found < end {
                 // The rest is a hole, or the file was truncated.
-                let end = self.size_bytes()?.saturating_sub(offset).min(wanted as u64) as usize;
-                into[found..].fill(0);
-                if end < at + bytes {
-                    return Ok(end.max(at));
+                into[at + found..end].fill(0);
+                let size_bytes = self.size_bytes()?.saturating_sub(offset).min(wanted as u64) as usize;
+                if size_bytes < end {
+                    return Ok(size_bytes.max(at));
                 }
             }
+            at = end;
         }
         Ok(wanted)
     }
@@ -185,7 +268,7 @@ impl WritableFile for PoolFile {
         if from.is_empty() {
             return Ok(());
         }
-        if !self.write_pieces_of(from, offset)? {
+        if !self.write_range(from, offset)? {
             let grow = Operation::Grow { id: self.node.id, size_bytes_min: end };
             self.client.requests.ask(None, &grow, ("write", b""), done)?;
         }
@@ -200,7 +283,7 @@ impl WritableFile for PoolFile {
             Reply::Offset(offset) => Some(offset),
             _ => None,
         })?;
-        self.write_pieces_of(from, offset)?;
+        self.write_range(from, offset)?;
         self.node.has_written_to(offset + from.len() as u64);
         Ok(offset)
     }
@@ -214,6 +297,10 @@ impl WritableFile for PoolFile {
     fn sync(&self) -> Result<()> {
         self.check_open()?;
         self.drop_set_id_of_later_writes()?;
+        // The kernel reports the error of an earlier write to the descriptor of that write.
+        if let Some(local) = self.local.get() {
+            local.sync()?;
+        }
         self.client.requests.ask(None, &Operation::Sync { id: self.node.id }, ("sync", b""), done)
     }
 
@@ -241,12 +328,26 @@ impl Drop for PoolFile {
 mod tests {
     use super::*;
 
+    fn local(offset: u64, bytes: usize) -> Part {
+        Part::Local { offset, bytes }
+    }
+
+    fn remote(chunk: u64, offset_in_chunk: u32, bytes: usize) -> Part {
+        Part::Remote { chunk, offset_in_chunk, bytes }
+    }
+
     #[test]
-    fn a_range_is_divided_at_the_borders_of_chunks() {
-        let found: Vec<(u64, u32, usize, usize)> = pieces(95, 30, 10)
-            .map(|piece| (piece.chunk, piece.offset_in_chunk, piece.bytes, piece.at))
-            .collect();
-        assert_eq!(found, [(9, 5, 5, 0), (10, 0, 10, 5), (11, 0, 10, 15), (12, 0, 5, 25)]);
-        assert_eq!(pieces(7, 0, 10).next(), None);
+    fn a_range_is_divided_at_the_borders_of_chunks_of_other_nodes() {
+        let found = |is_local: fn(u64) -> bool| parts(95, 30, 10, is_local).collect::<Vec<_>>();
+        assert_eq!(
+            found(|_| false),
+            [remote(9, 5, 5), remote(10, 0, 10), remote(11, 0, 10), remote(12, 0, 5)]
+        );
+        assert_eq!(found(|_| true), [local(95, 30)]);
+        assert_eq!(found(|chunk| chunk > 10), [remote(9, 5, 5), remote(10, 0, 10), local(110, 15)]);
+        assert_eq!(found(|chunk| chunk != 11), [local(95, 15), remote(11, 0, 10), local(120, 5)]);
+        assert_eq!(parts(7, 0, 10, |_| false).next(), None);
+        let last = u64::MAX / 10 * 10;
+        assert_eq!(parts(last, 3, 10, |_| false).collect::<Vec<_>>(), [remote(last / 10, 0, 3)]);
     }
 }

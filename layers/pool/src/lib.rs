@@ -1,6 +1,6 @@
 //! Pool layer: the file system of a job, on the local storage of its nodes (GekkoFS, section 2 of
-//! the BigStorage report). This crate is the client: it sends operations to the daemon of its node
-//! and keeps no data.
+//! the BigStorage report). This crate is the client: it sends operations to the daemon of its node,
+//! and reads and writes the chunks of its node itself.
 //!
 //! A write is visible in the whole pool when it returns. docs/semantics.md has the details.
 
@@ -14,5 +14,5 @@ mod file;
 mod file_system;
 mod nodes;
 
-pub use daemon::Daemon;
+pub use daemon::{Daemon, LocalData};
 pub use file_system::PoolFs;

@@ -2,7 +2,10 @@
 
 mod simulated;
 
-use quell_pool::Daemon;
+use std::sync::Arc;
+
+use quell_pool::{Daemon, PoolFs};
+use quell_vfs::{Context, FileSystem, NewEntry, OpenMode};
 use quell_wire::pool::{FileId, Mark, MemberId, NewKind, Operation, Reply};
 
 use simulated::{Connection, SimulatedPool};
@@ -68,4 +71,29 @@ fn a_change_after_the_begin_of_a_copy_is_not_part_of_it() {
     record(&client, &latest);
     record(&client, &before);
     assert_eq!(changed(&client), []);
+}
+
+#[test]
+fn data_that_is_written_without_requests_counts_as_a_change() {
+    let sum = |client: &Connection| marks(client).iter().map(|mark| mark.changes).sum::<u64>();
+    // The first client can reach the chunks of its member.
+    let pool = SimulatedPool::start(1, 4096);
+    let (fs, other) = (PoolFs::new(Arc::new(pool.connect(0)), 4096), pool.connect(0));
+    let new = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };
+    let context = Context::default();
+    let (_entry, file) =
+        fs.writable().unwrap().create(&context, fs.root(), b"file", new, OpenMode::READ_WRITE).unwrap();
+    file.write_at(b"first", 0).unwrap();
+    let first = sum(&other);
+    assert_eq!(sum(&other), first);
+    file.write_at(b"second", 0).unwrap();
+    let second = sum(&other);
+    assert!(second > first);
+    assert_eq!(sum(&other), second);
+    file.write_at(b"third", 0).unwrap();
+    file.close().unwrap();
+    drop((file, _entry));
+    let third = sum(&other);
+    assert!(third > second);
+    assert_eq!(sum(&other), third);
 }

@@ -4,11 +4,13 @@
 
 mod entry;
 mod operation;
+mod partitions;
 mod peer;
 mod start;
 
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings};
+pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};
 pub use start::{LINE_BYTES_MAX, Listening, MemberSettings, PoolSettings, Ready};
 

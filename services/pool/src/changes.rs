@@ -3,12 +3,16 @@
 //! begins, and records them after it has ended; a larger number is a later change.
 //!
 //! The number grows, and is written to the store, only with the first change after it was read.
+//!
+//! Clients write the chunks of their node without requests. The files that they may be writing are
+//! those with a `NoteData` and with references. Their data is compared when the number is read, and
+//! when the last reference is returned.
 
 use std::rc::Rc;
 
 use quell_kv::Batch;
 use quell_vfs::Result;
-use quell_wire::pool::{Mark, MemberId, PeerRequest, Reply};
+use quell_wire::pool::{FileId, Mark, MemberId, PeerRequest, Reply};
 
 use crate::inode::{from_bytes, to_bytes};
 use crate::keys;
@@ -23,6 +27,37 @@ impl Member {
             let MarksRecord { changes, saved } = from_bytes(&bytes, "mark")?;
             self.marks.changes.set(changes);
             self.marks.saved.set(saved);
+            // Data may have been written that was not compared before the end of the daemon.
+            self.count_change();
+        }
+        Ok(())
+    }
+
+    /// Records that a client may write a file of this member without requests.
+    pub(crate) fn begin_writing(&self, id: FileId) -> Result<()> {
+        let state = self.environment.chunks.state(id)?;
+        self.marks.written.borrow_mut().entry(id).or_insert(state);
+        Ok(())
+    }
+
+    /// Counts the changes of a file that clients do not use any more.
+    pub(crate) fn end_writing(&self, id: FileId) {
+        let known = self.marks.written.borrow_mut().remove(&id);
+        if known.is_some_and(|known| self.environment.chunks.state(id).ok() != Some(known)) {
+            self.count_change();
+        }
+    }
+
+    /// Counts the changes of files that clients may be writing.
+    fn count_writes(&self) -> Result<()> {
+        let mut has_changed = false;
+        for (id, known) in self.marks.written.borrow_mut().iter_mut() {
+            let state = self.environment.chunks.state(*id)?;
+            has_changed |= state != *known;
+            *known = state;
+        }
+        if has_changed {
+            self.count_change();
         }
         if self.was_started {
             // The member may have ended between a change and its count.
@@ -50,10 +85,11 @@ impl Member {
     }
 
     /// Returns the marks of this member.
-    pub(crate) fn own_mark(&self) -> Reply<'static> {
+    pub(crate) fn own_mark(&self) -> Result<Reply<'static>> {
+        self.count_writes()?;
         self.marks.is_counted.set(false);
         let (changes, saved) = (self.marks.changes.get(), self.marks.saved.get());
-        Reply::Marks(vec![Mark { member: self.id, changes, saved }])
+        Ok(Reply::Marks(vec![Mark { member: self.id, changes, saved }]))
     }
 
     /// Records that a copy has the changes up to a number.

@@ -1,4 +1,4 @@
-//! The chunks of a member: one file of a local directory for each chunk.
+//! The chunks of a member: one local file for the chunks of each file of the pool.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use lru::LruCache;
 use quell_posix::{WritableDir, WritableFile};
 use quell_threads::lock;
-use quell_vfs::{ErrorKind, Result};
-use quell_wire::pool::FileId;
+use quell_vfs::{Change, ErrorKind, Result};
+use quell_wire::pool::{FileId, Stamp};
 
-/// The number of chunks whose files are kept open.
-const OPEN_CHUNKS_MAX: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+/// The number of local files that are kept open.
+const OPEN_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// The space of one member, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,33 +25,54 @@ pub struct Space {
     pub device: u64,
 }
 
-/// The storage of chunks. Any number of threads may use it.
+/// The state of the chunks of a file on one member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkState {
+    /// The offset in the file after the last chunk's data, in bytes.
+    pub end: u64,
+    /// The time of the last write.
+    pub modified: Stamp,
+    /// The time of the last change.
+    pub changed: Stamp,
+}
+
+/// The storage of chunks. Any number of threads may use it. Offsets are those in the file of the
+/// pool, in bytes.
 pub trait Chunks: Send + Sync {
-    /// Reads from a chunk and returns the number of bytes, which is less than asked for at the end
-    /// of the chunk's data, and 0 for a chunk that does not exist.
-    fn read(&self, id: FileId, chunk: u64, into: &mut [u8], offset: u32) -> Result<usize>;
+    /// Reads from the chunks of a file and returns the number of bytes, which is less than asked
+    /// for only at the end of the data. Ranges before it that were not written contain zeros.
+    fn read(&self, id: FileId, into: &mut [u8], offset: u64) -> Result<usize>;
 
-    /// Writes to a chunk, which is created if it does not exist.
-    fn write(&self, id: FileId, chunk: u64, from: &[u8], offset: u32) -> Result<()>;
+    /// Writes to the chunks of a file.
+    fn write(&self, id: FileId, from: &[u8], offset: u64) -> Result<()>;
 
-    /// Cuts a chunk to at most this size, if it exists.
-    fn cut(&self, id: FileId, chunk: u64, bytes_max: u32) -> Result<()>;
+    /// Removes the data from `end` on.
+    fn cut(&self, id: FileId, end: u64) -> Result<()>;
 
-    /// Removes a chunk, if it exists.
-    fn remove(&self, id: FileId, chunk: u64) -> Result<()>;
+    /// Removes the chunks of a file, if there are any.
+    fn remove(&self, id: FileId) -> Result<()>;
 
-    /// Makes a chunk survive a power failure, if it exists.
-    fn sync(&self, id: FileId, chunk: u64) -> Result<()>;
+    /// Calls `visit` for each file that has chunks here.
+    fn files(&self, visit: &mut dyn FnMut(FileId)) -> Result<()>;
+
+    /// Makes the chunks of a file survive a power failure.
+    fn sync(&self, id: FileId) -> Result<()>;
+
+    /// Returns the state of the chunks of a file; `None` if there are none.
+    fn state(&self, id: FileId) -> Result<Option<ChunkState>>;
+
+    /// Sets the time of the last write, if there are chunks of the file.
+    fn set_modified(&self, id: FileId, time: Stamp) -> Result<()>;
 
     /// Returns the space of the storage.
     fn space(&self) -> Result<Space>;
 }
 
-/// Chunks as files of one directory. The name of a file is the identifier of its file and the
-/// number of the chunk, both hexadecimal, with a dot between them.
+/// Chunks in the files of one directory. The name of a local file is the identifier of the file of
+/// the pool. Ranges of other members are holes in it.
 pub struct ChunkDir {
     dir: Arc<dyn WritableDir>,
-    open: Mutex<LruCache<(FileId, u64), Arc<dyn WritableFile>>>,
+    open: Mutex<LruCache<FileId, Arc<dyn WritableFile>>>,
 }
 
 impl std::fmt::Debug for ChunkDir {
@@ -63,38 +84,38 @@ impl std::fmt::Debug for ChunkDir {
 impl ChunkDir {
     /// Returns the chunks in this directory, which must contain nothing else.
     pub fn new(dir: Arc<dyn WritableDir>) -> ChunkDir {
-        ChunkDir { dir, open: Mutex::new(LruCache::new(OPEN_CHUNKS_MAX)) }
+        ChunkDir { dir, open: Mutex::new(LruCache::new(OPEN_FILES_MAX)) }
     }
 
-    /// Returns the open file of a chunk, or `None` if there is no such chunk.
-    fn opened(&self, id: FileId, chunk: u64) -> Result<Option<Arc<dyn WritableFile>>> {
-        if let Some(known) = lock(&self.open).get(&(id, chunk)) {
+    /// Returns the open local file, or `None` if there is none.
+    fn opened(&self, id: FileId) -> Result<Option<Arc<dyn WritableFile>>> {
+        if let Some(known) = lock(&self.open).get(&id) {
             return Ok(Some(Arc::clone(known)));
         }
-        match self.dir.open_writable_file(&name(id, chunk)) {
-            Ok(file) => Ok(Some(self.keep(id, chunk, file))),
+        match self.dir.open_writable_file(&id.data_name()) {
+            Ok(file) => Ok(Some(self.keep(id, file))),
             Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn created(&self, id: FileId, chunk: u64) -> Result<Arc<dyn WritableFile>> {
+    fn created(&self, id: FileId) -> Result<Arc<dyn WritableFile>> {
         loop {
-            if let Some(file) = self.opened(id, chunk)? {
+            if let Some(file) = self.opened(id)? {
                 return Ok(file);
             }
-            match self.dir.create_file(&name(id, chunk), 0o600) {
-                Ok(file) => return Ok(self.keep(id, chunk, file)),
-                // Another thread has created it.
+            match self.dir.create_file(&id.data_name(), 0o600) {
+                Ok(file) => return Ok(self.keep(id, file)),
+                // A client or another thread has created it.
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    fn keep(&self, id: FileId, chunk: u64, file: Box<dyn WritableFile>) -> Arc<dyn WritableFile> {
+    fn keep(&self, id: FileId, file: Box<dyn WritableFile>) -> Arc<dyn WritableFile> {
         let file: Arc<dyn WritableFile> = Arc::from(file);
-        let evicted = lock(&self.open).push((id, chunk), Arc::clone(&file));
+        let evicted = lock(&self.open).push(id, Arc::clone(&file));
         // A file is closed after the lock is released.
         drop(evicted);
         file
@@ -102,37 +123,57 @@ impl ChunkDir {
 }
 
 impl Chunks for ChunkDir {
-    fn read(&self, id: FileId, chunk: u64, into: &mut [u8], offset: u32) -> Result<usize> {
-        match self.opened(id, chunk)? {
-            Some(file) => file.read_at(into, u64::from(offset)),
+    fn read(&self, id: FileId, into: &mut [u8], offset: u64) -> Result<usize> {
+        match self.opened(id)? {
+            Some(file) => file.read_at(into, offset),
             None => Ok(0),
         }
     }
 
-    fn write(&self, id: FileId, chunk: u64, from: &[u8], offset: u32) -> Result<()> {
-        self.created(id, chunk)?.write_at(from, u64::from(offset))
+    fn write(&self, id: FileId, from: &[u8], offset: u64) -> Result<()> {
+        self.created(id)?.write_at(from, offset)
     }
 
-    fn cut(&self, id: FileId, chunk: u64, bytes_max: u32) -> Result<()> {
-        let Some(file) = self.opened(id, chunk)? else { return Ok(()) };
-        match file.stat()?.size_bytes > u64::from(bytes_max) {
-            true => file.set_size(u64::from(bytes_max)),
+    fn cut(&self, id: FileId, end: u64) -> Result<()> {
+        let Some(file) = self.opened(id)? else { return Ok(()) };
+        match file.stat()?.size_bytes > end {
+            true => file.set_size(end),
             false => Ok(()),
         }
     }
 
-    fn remove(&self, id: FileId, chunk: u64) -> Result<()> {
-        let evicted = lock(&self.open).pop(&(id, chunk));
+    fn remove(&self, id: FileId) -> Result<()> {
+        let evicted = lock(&self.open).pop(&id);
         drop(evicted);
-        match self.dir.remove(&name(id, chunk)) {
+        match self.dir.remove(&id.data_name()) {
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             removed => removed,
         }
     }
 
-    fn sync(&self, id: FileId, chunk: u64) -> Result<()> {
-        match self.opened(id, chunk)? {
+    fn files(&self, visit: &mut dyn FnMut(FileId)) -> Result<()> {
+        let ids = self.dir.names()?.into_iter().filter_map(|name| FileId::from_data_name(&name));
+        ids.for_each(visit);
+        Ok(())
+    }
+
+    fn sync(&self, id: FileId) -> Result<()> {
+        match self.opened(id)? {
             Some(file) => file.sync(),
+            None => Ok(()),
+        }
+    }
+
+    fn state(&self, id: FileId) -> Result<Option<ChunkState>> {
+        let Some(file) = self.opened(id)? else { return Ok(None) };
+        let found = file.stat()?;
+        let (modified, changed) = (found.modified.into(), found.changed.into());
+        Ok(Some(ChunkState { end: found.size_bytes, modified, changed }))
+    }
+
+    fn set_modified(&self, id: FileId, time: Stamp) -> Result<()> {
+        match self.opened(id)? {
+            Some(file) => file.change(&Change { modified: Some(time.into()), ..Change::default() }),
             None => Ok(()),
         }
     }
@@ -146,8 +187,4 @@ impl Chunks for ChunkDir {
             device: self.dir.stat_self()?.identity().device,
         })
     }
-}
-
-fn name(id: FileId, chunk: u64) -> Vec<u8> {
-    format!("{:x}.{chunk:x}", id.0).into_bytes()
 }

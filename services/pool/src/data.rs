@@ -1,5 +1,8 @@
-//! Data of files, in chunks. A record in the store names each chunk that this member has, so that
-//! the chunks of a file are found without listing a directory.
+//! Data of files, in chunks. The chunks of a file on one member are one local file, in which each
+//! chunk has the offset that it has in the file. Clients of the node use this file without the
+//! member (layers/pool/src/file.rs). The local file on the member of the attributes is therefore
+//! part of the attributes: it may be longer than the recorded size, and may have been written
+//! later.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,7 +11,7 @@ use std::rc::Rc;
 use futures_util::future::join_all;
 use quell_kv::Batch;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{FileId, MemberId, PeerRequest, Reply};
+use quell_wire::pool::{FILE_BYTES_MAX, FileId, MemberId, NodeKind, PeerRequest, Reply};
 
 use crate::inode::{Inode, to_bytes};
 use crate::keys;
@@ -20,69 +23,60 @@ const FILES_MAX: usize = 512;
 
 impl Member {
     pub(crate) fn read(&self, id: FileId, chunk: u64, offset: u32, bytes: u32) -> Result<Reply<'static>> {
-        self.check_range(offset, bytes as usize)?;
+        let start = self.start_in_file(chunk, offset, bytes as usize)?;
         let mut data = vec![0; bytes as usize];
-        let read = self.environment.chunks.read(id, chunk, &mut data, offset)?;
+        let read = self.environment.chunks.read(id, &mut data, start)?;
         data.truncate(read);
         Ok(Reply::Bytes(Cow::Owned(data)))
     }
 
-    /// Writes to a chunk of this member. If this is also the member of the file, the size is
-    /// recorded with the same request.
-    pub(crate) async fn write(
-        self: &Rc<Member>,
-        id: FileId,
-        chunk: u64,
-        offset: u32,
-        data: &[u8],
-        size_bytes_min: u64,
-    ) -> Result<Reply<'static>> {
-        self.check_range(offset, data.len())?;
-        let key = keys::chunk(id, chunk);
-        if !self.known_chunks.borrow().contains(&(id, chunk)) {
-            if self.environment.store.get(&key)?.is_none() {
-                // The record exists before the chunk, so that no chunk is ever without one.
-                let mut batch = Batch::new();
-                batch.put(&key, &[]);
-                self.environment.store.commit(batch)?;
-                // The member of the file may never learn of the chunk otherwise: the client can
-                // end before it records the size, and the write can be later than the removal.
-                self.untold_chunks.borrow_mut().insert(id);
-            }
-            self.known_chunks.borrow_mut().put((id, chunk), ());
-        }
-        self.environment.chunks.write(id, chunk, data, offset)?;
+    /// Writes to a chunk of this member. If this is also the member of the attributes, they have
+    /// changed with it.
+    pub(crate) fn write(&self, id: FileId, chunk: u64, offset: u32, data: &[u8]) -> Result<Reply<'static>> {
+        let start = self.start_in_file(chunk, offset, data.len())?;
         let is_home = self.map.home(id)? == self.id;
         if is_home {
-            self.grow(id, size_bytes_min).await?;
-            self.untold_chunks.borrow_mut().remove(&id);
+            self.note_data(id)?;
+        } else if self.environment.chunks.state(id)?.is_none() {
+            // The member of the file may never learn of the chunk otherwise: the client can end
+            // before it records the size, and the write can be later than the removal.
+            self.untold_chunks.borrow_mut().insert(id);
         }
+        self.environment.chunks.write(id, data, start)?;
         Ok(Reply::Written(is_home))
     }
 
-    fn check_range(&self, offset: u32, bytes: usize) -> Result<()> {
-        match usize::try_from(self.map.chunk_bytes() - offset.min(self.map.chunk_bytes())) {
-            Ok(room) if bytes <= room => Ok(()),
-            _ => Err(Error::new(ErrorKind::InvalidInput, "use a chunk beyond its end", "")),
-        }
+    /// Returns the offset in the file of a range of a chunk.
+    fn start_in_file(&self, chunk: u64, offset: u32, bytes: usize) -> Result<u64> {
+        let chunk_bytes = self.map.chunk_bytes();
+        let fits = bytes <= chunk_bytes.saturating_sub(offset) as usize;
+        let start = chunk.checked_mul(chunk_bytes.into()).and_then(|start| start.checked_add(offset.into()));
+        let is_valid =
+            |start: &u64| fits && start.checked_add(bytes as u64).is_some_and(|end| end <= FILE_BYTES_MAX);
+        start
+            .filter(is_valid)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "use a chunk beyond its end", ""))
     }
 
-    /// Notes the files of all chunks, of which their members may not know. Called at each start.
+    /// Records that a file of this member may have data, on any member.
+    pub(crate) fn note_data(&self, id: FileId) -> Result<Reply<'static>> {
+        if self.files_with_data.borrow_mut().get(&id).is_none() {
+            let mut inode = self.inode(id)?;
+            inode.check_is_file()?;
+            if !inode.has_chunks {
+                inode.has_chunks = true;
+                self.put_inode(id, &inode)?;
+            }
+            self.files_with_data.borrow_mut().put(id, ());
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Notes all files with chunks on this member, of which their members may not know. Called at
+    /// each start.
     pub(crate) fn load_chunks(&self) -> Result<()> {
         let mut untold = self.untold_chunks.borrow_mut();
-        let mut first = keys::chunks_of(FileId(0));
-        let end = keys::end_of(&first[..1]);
-        loop {
-            let mut found = None;
-            self.environment.store.scan(&keys::range(&first, &end), &mut |key, _| {
-                found = key.get(1..9).and_then(|id| id.try_into().ok()).map(u64::from_be_bytes);
-                false
-            })?;
-            let Some(id) = found else { return Ok(()) };
-            untold.insert(FileId(id));
-            // No file has the largest identifier.
-            first = keys::chunks_of(FileId(id + 1));
-        }
+        self.environment.chunks.files(&mut |id| untold.extend([id]))
     }
 
     /// Tells the members of files that this member has chunks of them, and removes the chunks of
@@ -128,43 +122,41 @@ impl Member {
         Ok(Reply::Missing(missing))
     }
 
-    /// Returns the numbers of the chunks of a file on this member, from `first` on.
-    fn chunks_from(&self, id: FileId, first: u64) -> Result<Vec<u64>> {
-        let mut numbers = Vec::new();
-        let end = keys::end_of(&keys::chunks_of(id));
-        self.environment.store.scan(&keys::range(&keys::chunk(id, first), &end), &mut |key, _| {
-            numbers.extend(keys::parse_chunk(key));
-            true
-        })?;
-        Ok(numbers)
+    /// Does the same as `note_data`, for a client that may write without requests afterwards.
+    pub(crate) fn note_data_for_client(&self, id: FileId) -> Result<Reply<'static>> {
+        let reply = self.note_data(id)?;
+        self.begin_writing(id)?;
+        Ok(reply)
     }
 
-    /// Cuts the chunks beyond a size. They keep their files, which clients may have open.
-    pub(crate) fn truncate_chunks(&self, id: FileId, size_bytes: u64) -> Result<Reply<'static>> {
-        let chunk_bytes = u64::from(self.map.chunk_bytes());
-        let first = size_bytes / chunk_bytes;
-        for chunk in self.chunks_from(id, first)? {
-            let rest = if chunk == first { size_bytes % chunk_bytes } else { 0 };
-            self.environment.chunks.cut(id, chunk, rest as u32)?;
+    /// Adds the changes that clients have made to the data on this member, which is that of the
+    /// attributes.
+    pub(crate) fn add_changes_of_data(&self, id: FileId, inode: &mut Inode) -> Result<()> {
+        if inode.kind != NodeKind::File || !inode.has_chunks {
+            return Ok(());
         }
+        if let Some(data) = self.environment.chunks.state(id)? {
+            inode.size_bytes = inode.size_bytes.max(data.end);
+            inode.modified = inode.modified.max(data.modified);
+            inode.changed = inode.changed.max(data.changed);
+        }
+        Ok(())
+    }
+
+    /// Cuts the chunks beyond a size. They keep their local file, which clients may have open.
+    pub(crate) fn truncate_chunks(&self, id: FileId, size_bytes: u64) -> Result<Reply<'static>> {
+        self.environment.chunks.cut(id, size_bytes)?;
         Ok(Reply::Done)
     }
 
     pub(crate) fn remove_chunks(&self, id: FileId) -> Result<Reply<'static>> {
-        let mut batch = Batch::new();
-        for chunk in self.chunks_from(id, 0)? {
-            self.environment.chunks.remove(id, chunk)?;
-            self.known_chunks.borrow_mut().pop(&(id, chunk));
-            batch.delete(&keys::chunk(id, chunk));
-        }
-        self.environment.store.commit(batch)?;
+        self.files_with_data.borrow_mut().pop(&id);
+        self.environment.chunks.remove(id)?;
         Ok(Reply::Done)
     }
 
     pub(crate) fn sync_chunks(&self, id: FileId) -> Result<Reply<'static>> {
-        for chunk in self.chunks_from(id, 0)? {
-            self.environment.chunks.sync(id, chunk)?;
-        }
+        self.environment.chunks.sync(id)?;
         self.environment.store.sync()?;
         Ok(Reply::Done)
     }

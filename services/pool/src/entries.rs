@@ -121,6 +121,11 @@ impl Member {
         if let Some(size_bytes) = settings.size_bytes {
             self.set_size(id, size_bytes, settings.drops_set_id).await?;
         }
+        if let Some(modified) = settings.modified {
+            self.inode(id)?;
+            // The time of the data on this member is part of the attributes.
+            self.environment.chunks.set_modified(id, modified)?;
+        }
         let access = |inode: &Inode| (inode.permissions, inode.uid, inode.gid);
         let group = |inode: &Inode| (inode.permissions & SET_GROUP_ID != 0).then_some(inode.gid);
         let mut inode = self.inode(id)?;
@@ -132,7 +137,7 @@ impl Member {
         if settings.drops_set_id && settings.size_bytes.is_none() {
             inode.drop_set_id();
         }
-        inode.changed = self.now();
+        inode.changed = self.now().max(inode.changed);
         if let Some(modified) = settings.modified {
             inode.modified = modified;
         }
@@ -223,6 +228,7 @@ impl Member {
         self.environment.store.commit(batch)?;
         if cuts {
             self.unfinished.borrow_mut().insert(id);
+            self.uncut.borrow_mut().insert(id);
             self.finish_cut(id).await?;
         }
         Ok(())
@@ -232,7 +238,8 @@ impl Member {
     /// is locked.
     pub(crate) async fn finish_cut(self: &Rc<Member>, id: FileId) -> Result<()> {
         let Some(size_bytes) = self.inode(id)?.cutting_to_bytes else { return Ok(()) };
-        self.tell_all(&PeerRequest::TruncateChunks { id, size_bytes }).await?;
+        self.cut_own(id, size_bytes)?;
+        self.tell_others(&PeerRequest::TruncateChunks { id, size_bytes }).await?;
         let mut inode = self.inode(id)?;
         inode.cutting_to_bytes = None;
         let mut batch = Batch::new();
@@ -244,6 +251,31 @@ impl Member {
         self.environment.store.commit(batch)?;
         if is_finished {
             self.unfinished.borrow_mut().remove(&id);
+        }
+        Ok(())
+    }
+
+    /// Cuts the chunks of this member, once: clients may write behind the new end afterwards. The
+    /// end of the chunks is part of the size, so this is done before other operations.
+    fn cut_own(&self, id: FileId, size_bytes: u64) -> Result<()> {
+        if self.uncut.borrow().contains(&id) {
+            self.environment.chunks.cut(id, size_bytes)?;
+            self.uncut.borrow_mut().remove(&id);
+        }
+        Ok(())
+    }
+
+    /// Cuts the chunks of this member for the truncations that the end of the daemon interrupted.
+    pub(crate) fn load_cuts(&self) -> Result<()> {
+        let unfinished: Vec<FileId> = self.unfinished.borrow().iter().copied().collect();
+        for id in unfinished {
+            match self.inode(id) {
+                Ok(Inode { cutting_to_bytes: Some(size_bytes), .. }) => {
+                    self.environment.chunks.cut(id, size_bytes)?;
+                }
+                Err(error) if error.kind != ErrorKind::Stale => return Err(error),
+                _ => {}
+            }
         }
         Ok(())
     }

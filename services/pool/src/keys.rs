@@ -13,7 +13,6 @@ const REMOVED_DIR: u8 = 3;
 const DIR_GROUP: u8 = 4;
 const PREPARED: u8 = 5;
 const COMMITTED: u8 = 6;
-const CHUNK: u8 = 7;
 const COUNTER: u8 = 8;
 const MARKS: u8 = 9;
 const UNFINISHED: u8 = 10;
@@ -83,22 +82,6 @@ pub fn committed(transaction: TransactionId) -> Vec<u8> {
 /// The key of a node whose chunks are to be cut or removed.
 pub fn unfinished(id: FileId) -> Vec<u8> {
     numbered(UNFINISHED, id.0)
-}
-
-pub fn chunk(id: FileId, chunk: u64) -> Vec<u8> {
-    let mut key = chunks_of(id);
-    key.extend(chunk.to_be_bytes());
-    key
-}
-
-/// The first key of the chunks of a file.
-pub fn chunks_of(id: FileId) -> Vec<u8> {
-    numbered(CHUNK, id.0)
-}
-
-/// Returns the number of the chunk in its key.
-pub fn parse_chunk(key: &[u8]) -> Option<u64> {
-    key.get(9..)?.try_into().ok().map(u64::from_be_bytes)
 }
 
 /// The key of the first number for a new node that this member has not reserved yet.

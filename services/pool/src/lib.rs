@@ -35,9 +35,9 @@ mod simulation;
 mod transactions;
 mod waiting;
 
-pub use chunks::{ChunkDir, Chunks, Space};
+pub use chunks::{ChunkDir, ChunkState, Chunks, Space};
 pub use environment::{Clients, Clock, Environment, Peers};
 pub use holds::ClientId;
-pub use map::{PARTITIONS_MAX, PoolMap};
+pub use map::PoolMap;
 pub use member::Member;
 pub use sessions::LEASE;

@@ -5,11 +5,10 @@
 //! partition moves.
 
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{FileId, MemberId};
+use quell_wire::pool::{FileId, MemberId, PARTITIONS_MAX, Partitions};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The largest number of partitions of a pool.
-pub const PARTITIONS_MAX: u16 = 1 << PARTITION_BITS;
+const _: () = assert!(PARTITIONS_MAX == 1 << PARTITION_BITS);
 /// The largest number of members, because an identifier has 12 bits for its member.
 const MEMBERS_MAX: u16 = 1 << MEMBER_BITS;
 
@@ -101,8 +100,7 @@ impl PoolMap {
     ///
     /// `InvalidInput` for an identifier that the pool cannot have given.
     pub(crate) fn home(&self, id: FileId) -> Result<MemberId> {
-        let partition = id.0 >> (MEMBER_BITS + COUNTER_BITS);
-        match self.owners.get(partition as usize) {
+        match self.owners.get(usize::from(id.partition())) {
             Some(owner) => Ok(*owner),
             None => Err(Error::new(ErrorKind::InvalidInput, "find node", id.0.to_string())),
         }
@@ -110,8 +108,13 @@ impl PoolMap {
 
     /// Returns the member that has a chunk of a file.
     pub(crate) fn owner_of_chunk(&self, id: FileId, chunk: u64) -> MemberId {
-        let hash = xxh3_64_with_seed(&chunk.to_le_bytes(), id.0);
-        self.owners[(hash % self.owners.len() as u64) as usize]
+        self.owner(Partition(id.partition_of_chunk(chunk, self.owners.len() as u16)))
+    }
+
+    /// Returns the partitions of a member.
+    pub(crate) fn partitions_of(&self, member: MemberId) -> Partitions {
+        let is_own = |partition| self.owner(Partition(partition)) == member;
+        Partitions::new(self.owners.len() as u16, is_own)
     }
 
     fn owner(&self, partition: Partition) -> MemberId {

@@ -1,9 +1,12 @@
 //! The marks of a member, and the operations that change a pool. `changes` has the rules.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
-use quell_wire::pool::Operation;
+use quell_wire::pool::{FileId, Operation};
 use serde::{Deserialize, Serialize};
+
+use crate::chunks::ChunkState;
 
 /// The marks of a member.
 #[derive(Debug, Default)]
@@ -12,6 +15,9 @@ pub struct Marks {
     pub saved: Cell<u64>,
     /// `changes` has grown since it was read, and was recorded.
     pub is_counted: Cell<bool>,
+    /// The files of this member that clients may be writing without requests, with the state of
+    /// their data when it was last compared.
+    pub written: RefCell<HashMap<FileId, Option<ChunkState>>>,
 }
 
 /// The record of the marks.
@@ -29,6 +35,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Rename { .. }
         | Operation::Change { .. }
         | Operation::Write { .. }
+        | Operation::NoteData { .. }
         | Operation::Grow { .. }
         | Operation::Reserve { .. } => true,
         Operation::Lookup { .. }
@@ -40,6 +47,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Sync { .. }
         | Operation::Release { .. }
         | Operation::Space
+        | Operation::OwnPartitions
         | Operation::Stop
         | Operation::Marks
         | Operation::RecordMarks { .. } => false,

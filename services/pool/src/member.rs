@@ -24,8 +24,8 @@ use crate::prepared::PreparedTransactions;
 use crate::replies::into_owned;
 use crate::sessions::{Met, Origin, Outgoing, Sessions, Waiting};
 
-/// The number of chunks whose records are known to exist.
-const KNOWN_CHUNKS_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+/// The number of files of which is known that their records name data.
+const FILES_WITH_DATA_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// The largest part of a listing that one member returns, in bytes: much more than entries with the
 /// longest names need.
@@ -67,8 +67,10 @@ pub struct Member {
     pub(crate) dir_groups: RefCell<HashMap<FileId, u32>>,
     /// Times of changes of directories that their members do not know yet.
     pub(crate) touched_dirs: RefCell<BTreeMap<FileId, Stamp>>,
-    /// Chunks whose records exist.
-    pub(crate) known_chunks: RefCell<LruCache<(FileId, u64), ()>>,
+    /// Files of this member whose records name data.
+    pub(crate) files_with_data: RefCell<LruCache<FileId, ()>>,
+    /// Files of this member that were truncated, and whose chunks on it are to be cut.
+    pub(crate) uncut: RefCell<BTreeSet<FileId>>,
     pub(crate) marks: Marks,
     is_stopping: Cell<bool>,
     pub(crate) next_number: Cell<u64>,
@@ -117,7 +119,8 @@ impl Member {
             removed_dirs: RefCell::default(),
             dir_groups: RefCell::default(),
             touched_dirs: RefCell::default(),
-            known_chunks: RefCell::new(LruCache::new(KNOWN_CHUNKS_MAX)),
+            files_with_data: RefCell::new(LruCache::new(FILES_WITH_DATA_MAX)),
+            uncut: RefCell::default(),
             marks: Marks::default(),
             is_stopping: Cell::new(false),
             next_number: Cell::new(0),
@@ -130,6 +133,7 @@ impl Member {
         member.load_prepared()?;
         member.load_marks()?;
         member.load_unfinished()?;
+        member.load_cuts()?;
         member.load_chunks()?;
         if member.map.home(FileId::ROOT)? == id {
             member.create_root(owner)?;
@@ -168,6 +172,7 @@ impl Member {
             }
             Operation::List { dir, after } => self.list(dir, after).await,
             Operation::Space => self.space().await,
+            Operation::OwnPartitions => Ok(Reply::Partitions(self.map.partitions_of(self.id))),
             Operation::Marks => self.all_marks().await,
             Operation::RecordMarks { marks } => self.record_marks(marks).await,
             Operation::Stop => {
@@ -303,7 +308,7 @@ impl Member {
             PeerRequest::SyncChunks { id } => self.sync_chunks(id),
             PeerRequest::Space => self.own_space(),
             PeerRequest::ForgetDirs => self.forget_dirs(),
-            PeerRequest::Mark => Ok(self.own_mark()),
+            PeerRequest::Mark => self.own_mark(),
             PeerRequest::RecordMark { changes } => self.record_mark(changes),
         }
     }
@@ -338,9 +343,8 @@ impl Member {
             Operation::Change { id, settings } => self.change(id, settings).await,
             Operation::ReadLink { id } => self.read_link(id),
             Operation::Read { id, chunk, offset, bytes } => self.read(id, chunk, offset, bytes),
-            Operation::Write { id, chunk, offset, data, size_bytes_min } => {
-                self.write(id, chunk, offset, data, size_bytes_min).await
-            }
+            Operation::Write { id, chunk, offset, data } => self.write(id, chunk, offset, data),
+            Operation::NoteData { id } => self.note_data_for_client(id),
             Operation::Grow { id, size_bytes_min } => self.grow(id, size_bytes_min).await,
             Operation::Reserve { id, bytes } => self.reserve(id, bytes).await,
             Operation::Sync { id } => self.sync(id).await,
@@ -348,6 +352,7 @@ impl Member {
             Operation::List { .. }
             | Operation::Release { .. }
             | Operation::Space
+            | Operation::OwnPartitions
             | Operation::Stop
             | Operation::Marks
             | Operation::RecordMarks { .. } => {
@@ -372,12 +377,14 @@ impl Member {
             | Operation::Name { id }
             | Operation::Change { id, .. }
             | Operation::ReadLink { id }
+            | Operation::NoteData { id }
             | Operation::Grow { id, .. }
             | Operation::Reserve { id, .. }
             | Operation::Sync { id } => self.map.home(*id),
             Operation::List { .. }
             | Operation::Release { .. }
             | Operation::Space
+            | Operation::OwnPartitions
             | Operation::Stop
             | Operation::Marks
             | Operation::RecordMarks { .. } => Ok(self.id),
@@ -439,6 +446,13 @@ impl Member {
     /// Sends a request to all members. Errors: that of the first member that failed.
     pub(crate) async fn tell_all(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
         self.call_all(request).await.into_iter().try_for_each(|reply| reply.map(drop))
+    }
+
+    /// Sends a request to all other members. Errors: that of the first member that failed.
+    pub(crate) async fn tell_others(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
+        let others = self.map.members().iter().filter(|member| **member != self.id);
+        let told = others.map(|member| self.call(*member, request.clone()));
+        join_all(told).await.into_iter().try_for_each(|reply| reply.map(drop))
     }
 
     /// Returns what a member without clients, requests and faults must not have in memory.

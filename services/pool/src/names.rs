@@ -39,6 +39,7 @@ impl Member {
         {
             inode.touch(*touched);
         }
+        self.add_changes_of_data(id, &mut inode)?;
         Ok(inode)
     }
 

@@ -140,7 +140,8 @@ impl Member {
     /// Ends all references of a member. `finish_nodes` removes the nodes that are not needed any
     /// more.
     pub(crate) fn forget_references(&self, member: MemberId) {
-        self.member_holds.borrow_mut().forget(member, |_| true);
+        let free = self.member_holds.borrow_mut().forget(member, |_| true);
+        free.into_iter().for_each(|id| self.end_writing(id));
     }
 
     /// Ends the references of members that have sent nothing for a long time.

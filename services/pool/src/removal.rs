@@ -91,6 +91,7 @@ impl Member {
             }
         }
         for id in free {
+            self.end_writing(id);
             // Otherwise it is repeated by `finish_nodes`.
             let _ = self.finish_node(id).await;
         }

@@ -25,6 +25,7 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::HasEntries(has_entries) => Reply::HasEntries(has_entries),
         Reply::Missing(files) => Reply::Missing(files),
         Reply::Prepared(existing) => Reply::Prepared(existing),
+        Reply::Partitions(partitions) => Reply::Partitions(partitions),
         Reply::Committed(is_committed) => Reply::Committed(is_committed),
         Reply::Marks(marks) => Reply::Marks(marks),
         Reply::Lease { session, number } => Reply::Lease { session, number },

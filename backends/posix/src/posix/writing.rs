@@ -204,7 +204,10 @@ impl WritableDir for PosixDir {
         let _span = entry_span("open_file", name);
         check_name(name)?;
         if !self.is_guarded() {
-            return Ok(Box::new(self.regular_file(name, OFlags::RDWR)?));
+            let PosixFile { fd, may_change } = self.regular_file(name, OFlags::RDWR)?;
+            // A file that is shared was moved.
+            let fd = if self.is_shared { fd } else { moved(fd) };
+            return Ok(Box::new(PosixFile { fd, may_change }));
         }
         let fail = |e| failed(e, "open", name);
         let child = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;

@@ -15,11 +15,12 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::task::LocalSpawnExt;
 use quell_kv::MemoryStore;
-use quell_pool::Daemon;
+use quell_pool::{Daemon, LocalData};
 use quell_pool_service::{ChunkDir, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap};
+use quell_posix::WritableDir;
 use quell_testkit::MemoryStore as MemoryDirs;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{MemberId, Operation, Reply, Stamp};
+use quell_wire::pool::{MemberId, Operation, Partitions, Reply, Stamp};
 use quell_wire::{Failure, decode, encode};
 
 const PARTITIONS: u16 = 64;
@@ -33,8 +34,8 @@ enum Event {
 pub struct SimulatedPool {
     events: Option<mpsc::Sender<Event>>,
     clients: AtomicU64,
-    /// The number for directories of each member.
-    dirs_versions: Vec<Arc<AtomicU64>>,
+    /// For each member.
+    shared: Vec<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -44,6 +45,7 @@ pub struct Connection {
     member: MemberId,
     client: ClientId,
     dirs_version: Arc<AtomicU64>,
+    data: Option<LocalData>,
 }
 
 type Members = Rc<RefCell<HashMap<MemberId, Rc<Member>>>>;
@@ -107,17 +109,24 @@ impl Clients for Forgetting {
     }
 }
 
-fn start_members(count: u16, chunk_bytes: u32, dirs_versions: &[Arc<AtomicU64>]) -> Members {
-    let ids: Vec<MemberId> = (0..count).map(MemberId).collect();
+/// The parts of a member that it shares with the clients of its node.
+#[derive(Clone)]
+struct Shared {
+    dirs_version: Arc<AtomicU64>,
+    chunk_dir: Arc<dyn WritableDir>,
+}
+
+fn start_members(chunk_bytes: u32, shared: &[Shared]) -> Members {
+    let ids: Vec<MemberId> = (0..shared.len() as u16).map(MemberId).collect();
     let map = PoolMap::new(PARTITIONS, &ids, chunk_bytes).unwrap();
     let members = Members::default();
-    for id in ids {
+    for (id, shared) in ids.into_iter().zip(shared) {
         let environment = Environment {
             store: Arc::new(MemoryStore::new()),
-            chunks: Arc::new(ChunkDir::new(MemoryDirs::new().root())),
+            chunks: Arc::new(ChunkDir::new(Arc::clone(&shared.chunk_dir))),
             peers: Rc::new(Network { from: id, members: Rc::downgrade(&members) }),
             machine: u64::from(id.0),
-            clients: Rc::new(Forgetting(Arc::clone(&dirs_versions[usize::from(id.0)]))),
+            clients: Rc::new(Forgetting(Arc::clone(&shared.dirs_version))),
             clock: Rc::new(SystemClock(Instant::now())),
         };
         let member = Member::start(id, map.clone(), environment, (1000, 1000)).unwrap();
@@ -126,8 +135,8 @@ fn start_members(count: u16, chunk_bytes: u32, dirs_versions: &[Arc<AtomicU64>])
     members
 }
 
-fn serve(events: &mpsc::Receiver<Event>, count: u16, chunk_bytes: u32, dirs_versions: &[Arc<AtomicU64>]) {
-    let members = start_members(count, chunk_bytes, dirs_versions);
+fn serve(events: &mpsc::Receiver<Event>, chunk_bytes: u32, shared: &[Shared]) {
+    let members = start_members(chunk_bytes, shared);
     let mut executor = LocalPool::new();
     let spawner = executor.spawner();
     while let Ok(event) = events.recv() {
@@ -159,23 +168,31 @@ impl SimulatedPool {
     /// Starts a pool of `count` members.
     pub fn start(count: u16, chunk_bytes: u32) -> SimulatedPool {
         let (sender, receiver) = mpsc::channel();
-        let dirs_versions: Vec<_> = (0..count).map(|_| Arc::new(AtomicU64::new(0))).collect();
-        let shared = dirs_versions.clone();
-        let thread = std::thread::spawn(move || serve(&receiver, count, chunk_bytes, &shared));
-        SimulatedPool {
-            events: Some(sender),
-            clients: AtomicU64::new(0),
-            dirs_versions,
-            thread: Some(thread),
-        }
+        let new = |_| Shared { dirs_version: Arc::default(), chunk_dir: MemoryDirs::new().root() };
+        let shared: Vec<Shared> = (0..count).map(new).collect();
+        let passed = shared.clone();
+        let thread = std::thread::spawn(move || serve(&receiver, chunk_bytes, &passed));
+        SimulatedPool { events: Some(sender), clients: AtomicU64::new(0), shared, thread: Some(thread) }
     }
 
-    /// Connects a new client to a member.
+    /// Connects a new client to a member. Every second client sends requests for all data, as if it
+    /// could not reach the chunks of the member.
     pub fn connect(&self, member: u16) -> Connection {
-        let client = ClientId(self.clients.fetch_add(1, Ordering::Relaxed));
+        let number = self.clients.fetch_add(1, Ordering::Relaxed);
         let events = self.events.clone().expect("the pool is running");
-        let dirs_version = Arc::clone(&self.dirs_versions[usize::from(member)]);
-        Connection { events, member: MemberId(member), client, dirs_version }
+        let Shared { dirs_version, chunk_dir } = self.shared[usize::from(member)].clone();
+        let (member, client) = (MemberId(member), ClientId(number));
+        let mut connection = Connection { events, member, client, dirs_version, data: None };
+        if number.is_multiple_of(2) {
+            let mut own = Partitions::default();
+            let receive = |reply: Result<Reply<'_>, Failure>| match reply {
+                Ok(Reply::Partitions(partitions)) => own = partitions,
+                other => panic!("{other:?}"),
+            };
+            connection.call(None, &Operation::OwnPartitions, &mut { receive }).unwrap();
+            connection.data = Some(LocalData { dir: chunk_dir, partitions: own });
+        }
+        connection
     }
 }
 
@@ -208,6 +225,10 @@ impl Daemon for Connection {
 
     fn dirs_version(&self) -> u64 {
         self.dirs_version.load(Ordering::SeqCst)
+    }
+
+    fn local_data(&self) -> Option<&LocalData> {
+        self.data.as_ref()
     }
 }
 

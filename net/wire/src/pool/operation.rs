@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::entry::{FileId, MemberId, Node, NodeKind, Stamp};
+use super::partitions::Partitions;
 
 /// The kind of a new entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,9 +167,15 @@ pub enum Operation<'a> {
         /// The data.
         #[serde(borrow, with = "serde_bytes")]
         data: &'a [u8],
-        /// The size that the file has at least after the write.
-        size_bytes_min: u64,
     },
+    /// Records that a file may have data: `Reply::Done`. A client sends it before its first write
+    /// to an open file.
+    NoteData {
+        /// The file.
+        id: FileId,
+    },
+    /// Returns the partitions of the daemon's member: `Reply::Partitions`.
+    OwnPartitions,
     /// Records that a file was written and has at least this size: `Reply::Done`.
     Grow {
         /// The file.
@@ -296,6 +303,8 @@ pub enum Reply<'a> {
         /// machine may share a file system.
         file_system: u64,
     },
+    /// The partitions of a member.
+    Partitions(Partitions),
     /// Whether a directory has entries.
     HasEntries(bool),
     /// Files that do not exist.

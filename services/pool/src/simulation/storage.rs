@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::MemoryStore as MemoryDirs;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::FileId;
+use quell_wire::pool::{FileId, Stamp};
 
-use crate::chunks::{ChunkDir, Chunks, Space};
+use crate::chunks::{ChunkDir, ChunkState, Chunks, Space};
 
 /// The storage that remains when a member ends.
 pub struct Disk {
@@ -119,28 +119,41 @@ struct LivingChunks {
 }
 
 impl Chunks for LivingChunks {
-    fn read(&self, id: FileId, chunk: u64, into: &mut [u8], offset: u32) -> Result<usize> {
-        self.chunks.read(id, chunk, into, offset)
+    fn read(&self, id: FileId, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.chunks.read(id, into, offset)
     }
 
-    fn write(&self, id: FileId, chunk: u64, from: &[u8], offset: u32) -> Result<()> {
+    fn write(&self, id: FileId, from: &[u8], offset: u64) -> Result<()> {
         self.life.check()?;
-        self.chunks.write(id, chunk, from, offset)
+        self.chunks.write(id, from, offset)
     }
 
-    fn cut(&self, id: FileId, chunk: u64, bytes_max: u32) -> Result<()> {
+    fn cut(&self, id: FileId, end: u64) -> Result<()> {
         self.life.check()?;
-        self.chunks.cut(id, chunk, bytes_max)
+        self.chunks.cut(id, end)
     }
 
-    fn remove(&self, id: FileId, chunk: u64) -> Result<()> {
+    fn remove(&self, id: FileId) -> Result<()> {
         self.life.check()?;
-        self.chunks.remove(id, chunk)
+        self.chunks.remove(id)
     }
 
-    fn sync(&self, id: FileId, chunk: u64) -> Result<()> {
+    fn files(&self, visit: &mut dyn FnMut(FileId)) -> Result<()> {
+        self.chunks.files(visit)
+    }
+
+    fn sync(&self, id: FileId) -> Result<()> {
         self.life.check()?;
-        self.chunks.sync(id, chunk)
+        self.chunks.sync(id)
+    }
+
+    fn state(&self, id: FileId) -> Result<Option<ChunkState>> {
+        self.chunks.state(id)
+    }
+
+    fn set_modified(&self, id: FileId, time: Stamp) -> Result<()> {
+        self.life.check()?;
+        self.chunks.set_modified(id, time)
     }
 
     fn space(&self) -> Result<Space> {

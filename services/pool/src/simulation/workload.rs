@@ -183,7 +183,10 @@ impl Process<'_> {
         }
         let (chunk, data) = (size_bytes / u64::from(CHUNK_BYTES), [1; 8]);
         let size_bytes_min = chunk * u64::from(CHUNK_BYTES) + data.len() as u64;
-        let write = Operation::Write { id, chunk, offset: 0, data: &data, size_bytes_min };
+        if !matches!(self.client.perform(&Operation::NoteData { id }).await, Some(Ok(_))) {
+            return true;
+        }
+        let write = Operation::Write { id, chunk, offset: 0, data: &data };
         match self.client.perform(&write).await {
             Some(Ok(Reply::Written(false))) => {
                 self.client.perform(&Operation::Grow { id, size_bytes_min }).await.is_some()
