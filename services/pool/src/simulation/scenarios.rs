@@ -1,0 +1,137 @@
+//! Single cases, each with its own order of events: what a member keeps for clients of others.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_executor::LocalPool;
+use quell_kv::{KeyRange, KeyValue};
+use quell_wire::pool::{FileId, Matching, NewKind, Operation, Reply};
+
+use super::cluster::{Client, Cluster};
+use super::invariants;
+use super::time::World;
+use crate::LEASE;
+
+/// Names of which each member has some.
+const NAMES: &[u8] = b"abcdefghijklmnop";
+
+/// Runs a case on a pool of three members, and checks that nothing is left afterwards.
+fn check<F: Future<Output = ()> + 'static>(case: impl FnOnce(Rc<Cluster>) -> F) {
+    let mut executor = LocalPool::new();
+    let world = World::new(0, &executor);
+    let cluster = Cluster::start(&world, 3);
+    let has_ended = Rc::new(Cell::new(false));
+    let (case, ends) = (case(Rc::clone(&cluster)), Rc::clone(&has_ended));
+    world.spawn(async move {
+        case.await;
+        ends.set(true);
+    });
+    world.run(&mut executor, Duration::from_secs(1000), || has_ended.get());
+    assert!(has_ended.get(), "an operation waits for ever");
+    world.run(&mut executor, world.now() + LEASE * 2, || false);
+    let wrong = invariants::violations(&cluster);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+async fn perform(client: &Client, operation: Operation<'_>) -> Reply<'static> {
+    client.perform(&operation).await.expect("the member is running").unwrap()
+}
+
+/// Creates files, each with a chunk, and returns them. The client keeps references.
+async fn create_files(client: &Client) -> Vec<FileId> {
+    let mut files = Vec::new();
+    for name in NAMES.chunks(1) {
+        let create = Operation::Create {
+            dir: FileId::ROOT,
+            name,
+            kind: NewKind::File,
+            permissions: 0o600,
+            uid: 1000,
+            gid: 1000,
+        };
+        let Reply::Held(node) = perform(client, create).await else { panic!("no reference") };
+        let (id, data) = (node.id, &[1; 8]);
+        perform(client, Operation::Write { id, chunk: 0, offset: 0, data, size_bytes_min: 8 }).await;
+        perform(client, Operation::Grow { id, size_bytes_min: 8 }).await;
+        files.push(id);
+    }
+    files
+}
+
+async fn remove_files(client: &Client) {
+    for name in NAMES.chunks(1) {
+        perform(client, Operation::Remove { dir: FileId::ROOT, name, matching: Matching::NotDir }).await;
+    }
+}
+
+/// Returns the number of files and directories on a member.
+fn count_nodes(cluster: &Cluster, member: u16) -> usize {
+    let mut count = 0;
+    let first = crate::keys::inode(FileId(0));
+    let scan = &mut |_: &[u8], _: &[u8]| {
+        count += 1;
+        true
+    };
+    cluster.disk(member).store.scan(&KeyRange::prefix(&first[..1]), scan).unwrap();
+    count
+}
+
+#[test]
+fn a_chunk_is_removed_although_its_size_was_never_recorded() {
+    // The file is removed before or after its member is told of the chunk.
+    for delay_s in [0, 3] {
+        check(|cluster| async move {
+            let client = cluster.connect(0).unwrap();
+            for name in NAMES.chunks(1) {
+                let (dir, kind) = (FileId::ROOT, NewKind::File);
+                let create = Operation::Create { dir, name, kind, permissions: 0o600, uid: 1000, gid: 1000 };
+                let Reply::Held(node) = perform(&client, create).await else { panic!("no reference") };
+                let (id, data) = (node.id, &[1; 8]);
+                perform(&client, Operation::Write { id, chunk: 0, offset: 0, data, size_bytes_min: 8 }).await;
+            }
+            client.end();
+            cluster.world.sleep(Duration::from_secs(delay_s)).await;
+            remove_files(&cluster.connect(1).unwrap()).await;
+        });
+    }
+}
+
+#[test]
+fn the_references_of_a_member_that_is_gone_end() {
+    check(|cluster| async move {
+        let client = cluster.connect(1).unwrap();
+        create_files(&client).await;
+        remove_files(&client).await;
+        let nodes = |member| count_nodes(&cluster, member);
+        assert!(nodes(0) + nodes(2) > 1, "open files are kept");
+        cluster.kill(1);
+        cluster.world.sleep(LEASE / 2).await;
+        assert!(nodes(0) + nodes(2) > 1, "the member may continue");
+        cluster.world.sleep(LEASE).await;
+        // All members are needed to remove the chunks.
+        cluster.restart(1);
+        cluster.world.sleep(Duration::from_secs(5)).await;
+        assert_eq!(nodes(0) + nodes(2), 1, "the root directory");
+    });
+}
+
+#[test]
+fn open_files_without_a_name_survive_the_start_of_their_member() {
+    check(|cluster| async move {
+        let client = cluster.connect(0).unwrap();
+        let files = create_files(&client).await;
+        remove_files(&client).await;
+        for member in [1, 2] {
+            cluster.kill(member);
+            cluster.restart(member);
+        }
+        cluster.world.sleep(LEASE * 2).await;
+        for id in files {
+            assert!(matches!(perform(&client, Operation::Attributes { id }).await, Reply::Node(_)));
+            let read = Operation::Read { id, chunk: 0, offset: 0, bytes: 8 };
+            assert_eq!(perform(&client, read).await, Reply::Bytes(vec![1; 8].into()));
+        }
+        client.end();
+    });
+}
