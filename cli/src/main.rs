@@ -64,6 +64,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => commands::profile::run(args, quiet),
         Command::Calibrate(args) => Ok(tracer::calibrate(args.calls)),
         Command::Generate(args) => commands::generate::run(args),
+        Command::PoolKeeper => commands::pool_keeper::run(),
         Command::Holder(args) => commands::holder::run(args, quiet),
     };
     exit_code(result)

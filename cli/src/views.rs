@@ -3,7 +3,8 @@
 use std::path::{Component, Path, PathBuf};
 
 use quell_mount_spec::{ViewLog, ViewPool};
-use quell_supervisor::{LogOptions, Pool, find_pool, log_plan};
+use quell_runtime::{Pool, Registry};
+use quell_supervisor::{LogOptions, find_pool, log_plan};
 
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
@@ -54,7 +55,10 @@ pub fn pool_of_argument(text: &str) -> Result<ViewPool, Failure> {
         None => (text, None),
     };
     let pool = find_pool(name)?;
-    let named = directory.map_or_else(|| pool.files_directory(), |named| Ok(named.to_owned()))?;
+    let named = match directory {
+        Some(directory) => directory.to_owned(),
+        None => Registry::of_user()?.files_directory(&pool.name)?,
+    };
     let path = real_path(&named)?;
     if !path.is_dir() {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
@@ -63,11 +67,11 @@ pub fn pool_of_argument(text: &str) -> Result<ViewPool, Failure> {
     Ok(ViewPool { aliases: aliases(&named, &path), path, socket, chunk_bytes: pool.chunk_bytes })
 }
 
-/// Returns the socket of a daemon of a pool on this node.
+/// Returns the socket of the first daemon of a pool on this node.
 pub fn first_socket(pool: &Pool) -> Result<PathBuf, Failure> {
-    match pool.members.first() {
+    match pool.own_members().next() {
         Some(daemon) => Ok(daemon.socket.clone()),
-        None => Err(Failure::cannot(format!("the pool {} has no daemon", shown(&pool.name)))),
+        None => Err(Failure::cannot(format!("the pool {} has no daemon on this node", shown(&pool.name)))),
     }
 }
 

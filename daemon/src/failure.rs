@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use quell_runtime::Refusal;
 use quell_vfs::{Error, ErrorKind};
 
 /// The exit code for wrong input.
@@ -44,5 +45,14 @@ impl From<Error> for Failure {
         let is_refused = error.kind == ErrorKind::InvalidInput && !error.is_refused_argument();
         let code = if is_refused { WRONG_INPUT } else { CANNOT };
         Failure { code, message: error.to_string() }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        match refusal {
+            Refusal::WrongInput(message) => Failure::wrong_input(message),
+            Refusal::Cannot(message) => Failure::cannot(message),
+        }
     }
 }

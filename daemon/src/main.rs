@@ -4,8 +4,11 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod address;
 mod clock;
 mod failure;
+mod input;
+mod node_files;
 mod peers;
 mod service;
 mod start;

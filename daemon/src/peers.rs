@@ -30,11 +30,11 @@ impl Network {
     /// Connects the members of a pool. `waker` wakes the thread of the service.
     pub fn new(network: Rc<PeerNetwork>, pool: &PoolSettings, waker: Waker) -> Result<Network, Failure> {
         let mut members = HashMap::new();
-        for (member, address) in &pool.members {
-            let address: SocketAddr = address
-                .parse()
-                .map_err(|_| Failure::wrong_input(format!("{address} is not an address with a port")))?;
-            members.insert(number(*member), address);
+        for member in &pool.members {
+            let refused =
+                || Failure::wrong_input(format!("{} is not an address with a port", member.address));
+            let address: SocketAddr = member.address.parse().map_err(|_| refused())?;
+            members.insert(number(member.id), address);
         }
         network.set_members(&members)?;
         Ok(Network { network, waker })

@@ -4,9 +4,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -42,6 +41,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// Replies that wait to be copied to their clients.
 type Outbox = Rc<RefCell<Vec<(Ticket, Vec<u8>)>>>;
 
+/// Replies to other members that are sent when the files of this one are removed.
+type Kept = Rc<RefCell<Vec<(Reply, Vec<u8>)>>>;
+
 /// Passes requests of other members to the thread of the service.
 struct Inbox {
     requests: mpsc::Sender<(Request, Reply)>,
@@ -73,27 +75,29 @@ pub struct Listening {
     server: LocalServer,
     network: PeerNetwork,
     requests: mpsc::Receiver<(Request, Reply)>,
-    socket: PathBuf,
 }
 
 impl Listening {
-    /// Begins to listen.
-    pub fn start(settings: &MemberSettings, storage: Storage) -> Result<Listening, StartFailure> {
-        let listen: SocketAddr = settings.listen.parse().map_err(|_| {
-            StartFailure::wrong_input(format!("{} is not an address with a port", settings.listen))
-        })?;
+    /// Begins to listen for other members on the address, and for clients at the socket, whose
+    /// directory is new or has other daemons of the same pool.
+    pub fn start(
+        settings: &MemberSettings,
+        listen: SocketAddr,
+        socket: &Path,
+        storage: Storage,
+    ) -> Result<Listening, StartFailure> {
         // A daemon that was killed has left its socket. The store is locked by this one.
-        let _ = std::fs::remove_file(&settings.socket);
+        let _ = std::fs::remove_file(socket);
         let Storage { store, chunks, chunk_dir } = storage;
         let options = ServerOptions { descriptors: vec![chunk_dir], ..ServerOptions::default() };
-        let server = LocalServer::bind(&settings.socket, options)?;
+        let server = LocalServer::bind(socket, options)?;
         let (sender, requests) = mpsc::channel();
         let inbox = Arc::new(Inbox { requests: sender, waker: server.waker() });
         let (pool, key) = (PoolId(settings.pool.to_le_bytes()), PoolKey(settings.key));
         let network = Settings::new(pool, key, number(settings.member), listen);
         let protection = if settings.encrypts { Protection::Encryption } else { Protection::Integrity };
         let network = PeerNetwork::start(Settings { protection, ..network }, inbox)?;
-        Ok(Listening { store, chunks, server, network, requests, socket: settings.socket.clone() })
+        Ok(Listening { store, chunks, server, network, requests })
     }
 
     /// Returns the address at which other members reach this one.
@@ -113,7 +117,7 @@ pub struct Service {
     outbox: Outbox,
     clients: HashMap<local::ClientId, ClientId>,
     next_client: u64,
-    socket: PathBuf,
+    kept: Kept,
 }
 
 impl Service {
@@ -124,7 +128,7 @@ impl Service {
         map: PoolMap,
         listening: Listening,
     ) -> Result<Service, StartFailure> {
-        let Listening { store, chunks, server, network, requests, socket } = listening;
+        let Listening { store, chunks, server, network, requests } = listening;
         let network = Rc::new(network);
         let environment = Environment {
             store,
@@ -147,14 +151,20 @@ impl Service {
             outbox: Outbox::default(),
             clients: HashMap::new(),
             next_client: 0,
-            socket,
+            kept: Kept::default(),
         })
     }
 
-    /// Serves requests until `stop` is set.
-    pub fn run(mut self, stop: &AtomicBool) -> Result<(), StartFailure> {
+    /// Serves requests until `is_stopped` returns true, which is called at least four times each
+    /// second, or a client ends the member. Then `remove` removes the files of the member, before
+    /// those who have asked for its end get their replies.
+    pub fn run(
+        mut self,
+        is_stopped: &dyn Fn() -> bool,
+        remove: impl FnOnce() -> Result<(), StartFailure>,
+    ) -> Result<(), StartFailure> {
         let (mut repeated, mut tended) = (Instant::now(), Instant::now());
-        while !stop.load(Ordering::Relaxed) && !self.member.is_stopping() {
+        while !is_stopped() && !self.member.is_stopping() {
             self.take_requests();
             self.take_peer_requests();
             if repeated.elapsed() >= INTERVAL {
@@ -169,14 +179,36 @@ impl Service {
                 }
             }
             self.executor.run_until_stalled();
+            if self.member.is_stopping() {
+                break;
+            }
             if !self.send_replies() {
                 let has_changes = self.member.has_unsent_times();
                 self.server.wait(Some(if has_changes { INTERVAL } else { SLEEP_MAX }))?;
             }
         }
-        self.network.stop(STOP_LIMIT);
-        let removed = std::fs::remove_file(&self.socket);
-        removed.map_err(|e| StartFailure::cannot(format!("cannot remove the socket: {e}")))
+        self.end(remove)
+    }
+
+    fn end(self, remove: impl FnOnce() -> Result<(), StartFailure>) -> Result<(), StartFailure> {
+        let Service { member, mut server, network, executor, outbox, kept, .. } = self;
+        // Requests that have not ended have references to the member, which has the store open.
+        drop(executor);
+        drop(member);
+        let removed = remove();
+        let failure = removed.as_ref().err().map(|failure| {
+            let error = Error::new(ErrorKind::Os(errno::EIO), "remove the files of a daemon", "");
+            let error = Error { source: Some(failure.to_string().into()), ..error };
+            quell_wire::encode(&Err::<pool::Reply<'_>, Failure>(Failure::from(error)))
+        });
+        for (reply, bytes) in kept.take() {
+            reply.send(failure.clone().unwrap_or(bytes));
+        }
+        for (ticket, bytes) in outbox.take() {
+            server.reply_bytes(ticket, failure.as_ref().unwrap_or(&bytes));
+        }
+        network.stop(STOP_LIMIT);
+        removed
     }
 
     fn take_requests(&mut self) {
@@ -198,7 +230,11 @@ impl Service {
             // The numbers of members are those that this daemon has passed to the connections.
             let Ok(from) = u16::try_from(request.from.0) else { continue };
             let served = Rc::clone(&self.member).serve(MemberId(from), request.bytes);
-            let answered = served.map(move |bytes| reply.send(bytes));
+            let (member, kept) = (Rc::clone(&self.member), Rc::clone(&self.kept));
+            let answered = served.map(move |bytes| match member.is_stopping() {
+                true => kept.borrow_mut().push((reply, bytes)),
+                false => reply.send(bytes),
+            });
             self.spawner.spawn_local(answered).expect("the executor runs until the end of the thread");
         }
     }

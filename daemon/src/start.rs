@@ -1,41 +1,91 @@
 //! The start of the daemon: it receives its settings through standard input, reports its address
-//! and its socket through standard output, and then detaches from the program that has started it.
+//! through standard output, and serves until the event that its settings name, a signal, or the
+//! command of a client ends it. A clean end removes all its files.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_pool_service::PoolMap;
-use quell_wire::pool::{LINE_BYTES_MAX, Listening, MemberId, MemberSettings, PoolSettings, Ready};
-use rustix::stdio::{dup2_stdin, dup2_stdout};
+use quell_wire::pool::{
+    Complete, Lifetime, Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
+};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::address;
+use crate::clock::machine;
 use crate::failure::Failure;
+use crate::input::Input;
+use crate::node_files::NodeFiles;
 use crate::service::{self, Service};
 use crate::storage;
 
-/// Runs the daemon until it is told to end.
+/// Runs the daemon until its end.
 pub fn run() -> Result<(), Failure> {
     trace()?;
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|e| Failure::cannot(format!("cannot handle signals: {e}")))?;
     }
-    let mut input = BufReader::new(std::io::stdin());
-    let member: MemberSettings = read_line(&mut input)?;
-    let storage = storage::open(&member.directory)?;
-    let listening = service::Listening::start(&member, storage)?;
-    write_line(&Listening::At(listening.address().to_string()))?;
-    let pool: PoolSettings = read_line(&mut input)?;
-    let ids: Vec<MemberId> = pool.members.iter().map(|(id, _)| *id).collect();
+    // The daemon must not keep a directory busy.
+    std::env::set_current_dir("/").map_err(|e| Failure::cannot(format!("/: {e}")))?;
+    let input = Input::start()?;
+    let settings: MemberSettings = input.receive(&stop)?;
+    let files = NodeFiles::create(&settings, machine()?)?;
+    let served = serve(&settings, &files, &input, &stop);
+    // The service has removed the files, unless its start has failed.
+    let removed = files.remove();
+    served.and(removed)
+}
+
+fn serve(
+    settings: &MemberSettings,
+    files: &NodeFiles,
+    input: &Input,
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
+    let listen = address::choose(&settings.listen)?;
+    let storage = storage::open(files.base(), &files.data())?;
+    let listening = service::Listening::start(settings, listen, &files.socket(), storage)?;
+    write_line(&Listening::At(PoolMember {
+        id: settings.member,
+        host: settings.host.clone(),
+        node: files.node().to_owned(),
+        pid: std::process::id(),
+        directory: files.data(),
+        socket: files.socket(),
+        address: listening.address().to_string(),
+    }))?;
+    let pool: PoolSettings = input.receive(stop)?;
+    let ids: Vec<MemberId> = pool.members.iter().map(|member| member.id).collect();
     let map = PoolMap::new(pool.partitions, &ids, pool.chunk_bytes)?;
-    let service = Service::start(member.member, &pool, map, listening)?;
-    write_line(&Ready::At(member.socket))?;
-    detach()?;
-    service.run(&stop)
+    let service = Service::start(settings.member, &pool, map, listening)?;
+    files.register(&pool)?;
+    // The messages of the start go to the starting program, later ones to a file on the node.
+    let log = std::fs::File::create(files.log());
+    let log = log.map_err(|e| Failure::cannot(format!("{}: {e}", files.log().display())))?;
+    write_line(&Ready::Serving)?;
+    let Complete = input.receive(stop)?;
+    let failed = |e: rustix::io::Errno| Failure::cannot(format!("cannot leave the starting program: {e}"));
+    dup2_stderr(&log).map_err(failed)?;
+    if settings.lifetime == Lifetime::Unlimited {
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null");
+        let null = null.map_err(|e| Failure::cannot(format!("/dev/null: {e}")))?;
+        dup2_stdin(&null).map_err(failed)?;
+        dup2_stdout(&null).map_err(failed)?;
+        // The process leads its group already if a shell has started it.
+        match rustix::process::setsid() {
+            Ok(_) | Err(rustix::io::Errno::PERM) => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    // Otherwise the end of the output tells the starting program that the daemon has ended.
+    let ends_with_input = settings.lifetime == Lifetime::Input;
+    let is_stopped = || stop.load(Ordering::Relaxed) || (ends_with_input && input.is_ended());
+    service.run(&is_stopped, || files.remove())
 }
 
 /// Writes events to standard error, which the starting program has opened: warnings, or the events
@@ -53,22 +103,8 @@ fn trace() -> Result<(), Failure> {
 /// Reports a failed start to the program that has started the daemon, which is told the same by the
 /// exit code if it does not read any more.
 pub fn report(failure: &Failure) {
-    tracing::error!(%failure, "the daemon has ended");
-    let _ = write_line(&Listening::Failed(failure.to_string()));
-}
-
-fn read_line<T: DeserializeOwned>(input: &mut impl BufRead) -> Result<T, Failure> {
-    let mut line = String::new();
-    input
-        .take(LINE_BYTES_MAX)
-        .read_line(&mut line)
-        .map_err(|e| Failure::wrong_input(format!("cannot read the settings: {e}")))?;
-    if line.is_empty() {
-        return Err(Failure::wrong_input(
-            "quelld is started by `quell pool up`, which passes its settings through standard input",
-        ));
-    }
-    serde_json::from_str(&line).map_err(|e| Failure::wrong_input(format!("damaged settings: {e}")))
+    let message = failure.to_string();
+    let _ = write_line(&Listening::Failed { code: failure.code(), message });
 }
 
 fn write_line(message: &impl Serialize) -> Result<(), Failure> {
@@ -77,18 +113,4 @@ fn write_line(message: &impl Serialize) -> Result<(), Failure> {
     let mut output = std::io::stdout().lock();
     let written = output.write_all(&line).and_then(|()| output.flush());
     written.map_err(|e| Failure::cannot(format!("cannot report the start: {e}")))
-}
-
-/// Begins a session of its own, and closes the connection to the starting program.
-fn detach() -> Result<(), Failure> {
-    let failed = |e: rustix::io::Errno| Failure::cannot(format!("cannot detach: {e}"));
-    // The process leads its group already if a shell has started it.
-    match rustix::process::setsid() {
-        Ok(_) | Err(rustix::io::Errno::PERM) => {}
-        Err(e) => return Err(failed(e)),
-    }
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null");
-    let null = null.map_err(|e| Failure::cannot(format!("/dev/null: {e}")))?;
-    dup2_stdin(&null).map_err(failed)?;
-    dup2_stdout(&null).map_err(failed)
 }

@@ -19,28 +19,24 @@ pub struct Storage {
     pub chunk_dir: OwnedFd,
 }
 
-/// Opens the storage in `directory`, which is created if it does not exist. It must belong to this
-/// user, and no other user may have access to it.
+/// Opens the storage in `directory`, which is created if it does not exist. It and the directory
+/// `base` above it must belong to this user, and no other user may have access to them.
 ///
 /// # Errors
 ///
 /// `PermissionDenied` if others have access; `Busy` if another daemon uses it.
-pub fn open(directory: &Path) -> Result<Storage> {
-    let subject = directory.as_os_str().as_encoded_bytes();
+pub fn open(base: &Path, directory: &Path) -> Result<Storage> {
+    check_private(base)?;
     make_private(directory)?;
-    let found = std::fs::symlink_metadata(directory).map_err(|e| Error::from_io(e, "open", subject))?;
-    let uid = rustix::process::geteuid().as_raw();
-    if !found.is_dir() || found.uid() != uid || found.mode() & 0o077 != 0 {
-        let source = Some("it is not a directory of this user with mode 700".into());
-        return Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "use", subject) });
-    }
+    check_private(directory)?;
     let (store, chunks) = (directory.join("store"), directory.join("chunks"));
     // The store is locked by the daemon that has it open.
     let store: Arc<dyn KeyValue> = Arc::new(DiskStore::open(&store, &DiskOptions::default())?);
     make_private(&chunks)?;
     let opened = PosixDir::open(&chunks)?;
     let chunk_dir = opened.as_fd().try_clone_to_owned();
-    let chunk_dir = chunk_dir.map_err(|e| Error::from_io(e, "open", subject))?;
+    let chunk_dir =
+        chunk_dir.map_err(|e| Error::from_io(e, "open", chunks.as_os_str().as_encoded_bytes()))?;
     Ok(Storage { store, chunks: Arc::new(ChunkDir::new(Arc::new(opened))), chunk_dir })
 }
 
@@ -51,4 +47,15 @@ fn make_private(directory: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+fn check_private(directory: &Path) -> Result<()> {
+    let subject = directory.as_os_str().as_encoded_bytes();
+    let found = std::fs::symlink_metadata(directory).map_err(|e| Error::from_io(e, "open", subject))?;
+    let uid = rustix::process::geteuid().as_raw();
+    if !found.is_dir() || found.uid() != uid || found.mode() & 0o077 != 0 {
+        let source = Some("it is not a directory of this user with mode 700".into());
+        return Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "use", subject) });
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use quell_runtime::Refusal;
 use quell_vfs::{Error, ErrorKind};
 
 /// An exit code, and the message to print.
@@ -88,6 +89,15 @@ impl From<Error> for Failure {
             _ => Failure::CANNOT,
         };
         Failure { is_damage: error.kind == ErrorKind::Damaged, ..Failure::with_code(code, error.to_string()) }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        match refusal {
+            Refusal::WrongInput(message) => Failure::wrong_input(message),
+            Refusal::Cannot(message) => Failure::cannot(message),
+        }
     }
 }
 

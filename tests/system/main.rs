@@ -42,6 +42,7 @@ mod mpiio;
 mod outputs;
 mod pool;
 mod pool_faults;
+mod pool_nodes;
 mod pool_staging;
 mod preload_calls;
 mod preload_functions;

@@ -17,8 +17,11 @@ Example:
   quell pool stage-out scratch:/results /shared/me
   quell pool down scratch --discard
 
-All daemons of a pool run on one machine. Pools on several machines, copies of
-data and mounts of pools are not supported.")]
+In a job, `quell pool up` starts a daemon on each node, and programs on all of
+them see the same files:
+  quell pool up
+  srun quell run --pool pool -- ./program
+  quell pool down --discard")]
 pub enum PoolCommand {
     Up(PoolUpArgs),
     Ls(PoolLsArgs),
@@ -29,24 +32,61 @@ pub enum PoolCommand {
     Down(PoolDownArgs),
 }
 
-/// Start a pool on this machine.
+/// Start a pool: a daemon on each node of a job, or several on this node.
 ///
-/// Returns when all daemons serve. They run until `quell pool down`, which also removes their data.
-/// If a daemon cannot be started, the others are ended, and the exit code is 3.
+/// Returns when all daemons serve. If one cannot be started, the others are ended, the message
+/// names its node, and the exit code is 2 or 3.
+///
+/// The nodes are those of the Slurm, PBS or Flux job of this command, or those of --hosts. The
+/// daemons end with `quell pool down` on any of the nodes, and when the job ends: a process of this
+/// command, which stays in its session, keeps the connections to them. Daemons of --local run until
+/// `quell pool down`. All daemons remove their data when they end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   quell pool up --local 1
-  quell pool up scratch --local 3 --dir /mnt/ssd")]
+  quell pool up scratch --local 3 --dir /mnt/ssd
+  # in a job: on all of its nodes
+  quell pool up scratch --dir /local
+  # with ssh, on the nodes of a file
+  quell pool up scratch --hosts nodes.txt --interface ib0
+
+The program quelld has the same path on all nodes. The environment variable
+QUELL_RUNTIME_DIR of this command is used on all nodes.")]
 pub struct PoolUpArgs {
     /// The name of the new pool: at most 64 letters, digits, '-', '_' and '.'.
     #[arg(default_value = "pool")]
     pub name: String,
-    /// Start N daemons on this machine, 1 to 256.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub local: u16,
-    /// An existing directory of a local file system. The data of the daemons is in a new directory
-    /// below it, to which other users have no access [default: $TMPDIR, or /tmp].
+    /// Start N daemons on this node, 1 to 256.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256),
+        conflicts_with_all = ["hosts", "nodes", "launcher", "interface", "network"])]
+    pub local: Option<u16>,
+    /// Start a daemon on each node of FILE, which has one name in each line. The rest of a line
+    /// after '#' is a comment.
+    #[arg(long, value_name = "FILE")]
+    pub hosts: Option<PathBuf>,
+    /// Use only the first N nodes, 1 to 1024.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub nodes: Option<u16>,
+    /// The program that starts the daemons: ssh, srun, flux, mpirun, or a command in which {host}
+    /// stands for the name of a node, to which the path of quelld is added. It must pass its
+    /// standard input to the daemon and return the daemon's output [default: srun in Slurm, flux in
+    /// Flux, otherwise ssh].
+    #[arg(long, value_name = "COMMAND")]
+    pub launcher: Option<String>,
+    /// The network interface of each node on which its daemon listens [default: that with the
+    /// address of the node's name].
+    #[arg(long, value_name = "NAME", conflicts_with = "network")]
+    pub interface: Option<String>,
+    /// The network on which the daemons listen, such as 10.1.0.0/16.
+    #[arg(long, value_name = "ADDRESS/BITS")]
+    pub network: Option<String>,
+    /// The time limit of the start, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub timeout: u32,
+    /// An existing directory of a local file system on each node. The data of the daemons is in a
+    /// new directory below it, to which other users have no access [default: $TMPDIR of the node,
+    /// or /tmp].
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// The size of the chunks into which files are divided, in KiB, 4 to 512.
@@ -72,8 +112,8 @@ pub struct PoolLsArgs {
 
 /// Print the space and the daemons of a pool.
 ///
-/// The space is the sum of the file systems of all daemons: daemons on one disk count it once each.
-/// The exit code is 1 if a daemon does not answer.
+/// All daemons are asked. The space of the pool is the sum of their file systems; a file system
+/// that several daemons use counts once. The exit code is 1 if a daemon does not answer.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -82,6 +122,9 @@ pub struct PoolStatusArgs {
     /// The name of the pool.
     #[arg(default_value = "pool")]
     pub name: String,
+    /// How long each daemon may take to answer, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    pub wait_ms: u32,
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
@@ -198,10 +241,11 @@ fn staging_part(text: &str) -> Result<StagingPart, String> {
     }
 }
 
-/// End the daemons of a pool and remove their data.
+/// End the daemons of a pool, on all nodes, and remove their data.
 ///
-/// A pool that has files is ended only after `quell pool stage-out NAME:/ DIR` has copied all of
-/// them and nothing was changed since, or with --discard; otherwise the exit code is 1.
+/// It can be used on each node with a daemon of the pool. A pool that has files is ended only after
+/// `quell pool stage-out NAME:/ DIR` has copied all of them and nothing was changed since, or with
+/// --discard; otherwise the exit code is 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -2,27 +2,26 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use indicatif::HumanBytes;
 use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool};
-use quell_supervisor::{NewPool, Pool, find_pool, forget_incomplete_pool, pools, start_pool, stop_pool};
+use quell_runtime::{Pool, Registry};
+use quell_supervisor::{MemberState, find_pool, member_states, pools, stop_pool};
 use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
 use serde::Serialize;
 
-use super::pool_staging;
-use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs, PoolUpArgs};
+use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs};
+use crate::commands::{pool_staging, pool_up};
 use crate::failure::{Failure, NO};
-use crate::inputs::{real_path, shown};
-use crate::installed::{PRELOAD_LIBRARY, daemon, library};
+use crate::inputs::shown;
+use crate::installed::{PRELOAD_LIBRARY, library};
 use crate::output::{errln, outln};
-use crate::views::{POOL_DIRECTORY_VARIABLE, pool_of_argument};
-
-/// The number of partitions of a pool: enough for an even distribution on all daemons.
-const PARTITIONS: u16 = 4096;
+use crate::views::{POOL_DIRECTORY_VARIABLE, first_socket, pool_of_argument};
 
 pub fn run(command: PoolCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
-        PoolCommand::Up(args) => up(args),
+        PoolCommand::Up(args) => pool_up::run(args, quiet),
         PoolCommand::Ls(args) => list(&args),
         PoolCommand::Status(args) => status(&args),
         PoolCommand::Env(args) => environment(&args),
@@ -30,20 +29,6 @@ pub fn run(command: PoolCommand, quiet: bool) -> Result<ExitCode, Failure> {
         PoolCommand::StageOut(args) => pool_staging::stage_out(&args, quiet),
         PoolCommand::Down(args) => down(&args),
     }
-}
-
-fn up(args: PoolUpArgs) -> Result<ExitCode, Failure> {
-    let directory = real_path(&args.dir.unwrap_or_else(std::env::temp_dir))?;
-    start_pool(&NewPool {
-        name: args.name,
-        members: args.local,
-        directory,
-        chunk_bytes: args.chunk_kib << 10,
-        partitions: PARTITIONS,
-        encrypts: args.encrypt,
-        daemon: daemon()?,
-    })?;
-    Ok(ExitCode::SUCCESS)
 }
 
 #[derive(Serialize)]
@@ -77,31 +62,25 @@ struct PoolStatus {
 #[derive(Serialize)]
 struct DaemonStatus {
     number: u16,
+    host: String,
     pid: u32,
     directory: PathBuf,
     address: String,
+    /// The space of the file system with its data.
+    total_bytes: Option<u64>,
+    available_bytes: Option<u64>,
+    /// The time until the answer or the error.
+    milliseconds: u64,
     /// The reason why the daemon does not answer.
     error: Option<String>,
 }
 
 fn status(args: &PoolStatusArgs) -> Result<ExitCode, Failure> {
     let pool = find_pool(&args.name)?;
-    let mut space: Option<Space> = None;
-    let mut daemons = Vec::new();
-    for member in &pool.members {
-        let found = open_pool(&member.socket, pool.chunk_bytes)
-            .and_then(|fs| fs.attributes(&Context::OWN, fs.root()).and_then(|_| fs.space()));
-        let error = found.as_ref().err().map(ToString::to_string);
-        space = space.or(found.ok());
-        daemons.push(DaemonStatus {
-            number: member.id.0,
-            pid: member.pid,
-            directory: member.directory.clone(),
-            address: member.address.clone(),
-            error,
-        });
-    }
+    let limit = Duration::from_millis(u64::from(args.wait_ms));
+    let daemons: Vec<DaemonStatus> = member_states(&pool, limit).into_iter().map(daemon_status).collect();
     let is_complete = daemons.iter().all(|daemon| daemon.error.is_none());
+    let space = if is_complete { Some(space_of(&pool)?) } else { None };
     let status = PoolStatus {
         name: pool.name,
         chunk_bytes: pool.chunk_bytes,
@@ -111,6 +90,26 @@ fn status(args: &PoolStatusArgs) -> Result<ExitCode, Failure> {
     };
     print_status(&status, args.json);
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn daemon_status(state: MemberState) -> DaemonStatus {
+    let MemberState { member, space, elapsed } = state;
+    DaemonStatus {
+        number: member.id.0,
+        host: member.host,
+        pid: member.pid,
+        directory: member.directory,
+        address: member.address,
+        total_bytes: space.as_ref().ok().map(|space| space.total_bytes),
+        available_bytes: space.as_ref().ok().map(|space| space.available_bytes),
+        milliseconds: elapsed.as_millis() as u64,
+        error: space.err().map(|error| error.to_string()),
+    }
+}
+
+/// Returns the space of the pool, in which a file system that several daemons use counts once.
+fn space_of(pool: &Pool) -> Result<Space, Failure> {
+    Ok(open_pool(&first_socket(pool)?, pool.chunk_bytes)?.space()?)
 }
 
 fn print_status(status: &PoolStatus, as_json: bool) {
@@ -123,9 +122,16 @@ fn print_status(status: &PoolStatus, as_json: bool) {
         outln!("space: {} available of {}", HumanBytes(available), HumanBytes(total));
     }
     for daemon in &status.daemons {
-        let DaemonStatus { number, pid, directory, address, error } = daemon;
-        let state = error.as_deref().unwrap_or("serves");
-        outln!("daemon {number}  process {pid}  {address}  {}  {state}", shown(directory));
+        let DaemonStatus { number, host, pid, directory, address, .. } = daemon;
+        let state = match (&daemon.error, daemon.available_bytes) {
+            (None, Some(available)) => format!("up, {} available", HumanBytes(available)),
+            (error, _) => format!(
+                "not reached in {} ms: {}",
+                daemon.milliseconds,
+                error.as_deref().unwrap_or("no answer")
+            ),
+        };
+        outln!("daemon {number}  {host}  process {pid}  {address}  {}  {state}", shown(directory));
     }
 }
 
@@ -142,7 +148,7 @@ fn environment(args: &PoolEnvArgs) -> Result<ExitCode, Failure> {
 }
 
 fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
-    if forget_incomplete_pool(&args.name)? {
+    if Registry::of_user()?.forget_incomplete(&args.name)? {
         return Ok(ExitCode::SUCCESS);
     }
     let pool = find_pool(&args.name)?;
@@ -171,7 +177,7 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
 /// Returns whether a pool has files, and changes that were not part of a complete copy of it.
 /// Without a daemon that answers it has none that can be saved.
 fn has_unsaved_files(pool: &Pool) -> Result<bool, Failure> {
-    for member in &pool.members {
+    for member in pool.own_members() {
         let fs = match open_pool(&member.socket, pool.chunk_bytes) {
             Ok(fs) => fs,
             Err(error) => {

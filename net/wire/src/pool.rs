@@ -12,7 +12,9 @@ pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings};
 pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};
-pub use start::{LINE_BYTES_MAX, Listening, MemberSettings, PoolSettings, Ready};
+pub use start::{
+    Complete, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberSettings, PoolMember, PoolSettings, Ready,
+};
 
 /// The largest number of bytes of file data in one message.
 pub const DATA_BYTES_MAX: usize = 512 << 10;

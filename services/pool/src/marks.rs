@@ -48,7 +48,8 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Release { .. }
         | Operation::Space
         | Operation::OwnPartitions
-        | Operation::Stop
+        | Operation::MemberSpace { .. }
+        | Operation::StopMember { .. }
         | Operation::Marks
         | Operation::RecordMarks { .. } => false,
     }

@@ -175,10 +175,6 @@ impl Member {
             Operation::OwnPartitions => Ok(Reply::Partitions(self.map.partitions_of(self.id))),
             Operation::Marks => self.all_marks().await,
             Operation::RecordMarks { marks } => self.record_marks(marks).await,
-            Operation::Stop => {
-                self.is_stopping.set(true);
-                Ok(Reply::Done)
-            }
             Operation::Lookup { dir, name, holds } => {
                 let owner = self.map.owner_of_name(NameHash::new(dir, name));
                 self.lookup_node(client, owner, operation, holds).await
@@ -348,12 +344,16 @@ impl Member {
             Operation::Grow { id, size_bytes_min } => self.grow(id, size_bytes_min).await,
             Operation::Reserve { id, bytes } => self.reserve(id, bytes).await,
             Operation::Sync { id } => self.sync(id).await,
+            Operation::MemberSpace { .. } => self.own_space(),
+            Operation::StopMember { .. } => {
+                self.is_stopping.set(true);
+                Ok(Reply::Done)
+            }
             // The daemon of the client's node performs these.
             Operation::List { .. }
             | Operation::Release { .. }
             | Operation::Space
             | Operation::OwnPartitions
-            | Operation::Stop
             | Operation::Marks
             | Operation::RecordMarks { .. } => {
                 Err(Error::new(ErrorKind::InvalidInput, "perform for another member", ""))
@@ -381,11 +381,16 @@ impl Member {
             | Operation::Grow { id, .. }
             | Operation::Reserve { id, .. }
             | Operation::Sync { id } => self.map.home(*id),
+            Operation::MemberSpace { member } | Operation::StopMember { member } => {
+                match self.map.members().contains(member) {
+                    true => Ok(*member),
+                    false => Err(Error::new(ErrorKind::InvalidInput, "ask member", member.0.to_string())),
+                }
+            }
             Operation::List { .. }
             | Operation::Release { .. }
             | Operation::Space
             | Operation::OwnPartitions
-            | Operation::Stop
             | Operation::Marks
             | Operation::RecordMarks { .. } => Ok(self.id),
         }

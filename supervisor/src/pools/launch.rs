@@ -1,229 +1,436 @@
-//! Starting and stopping the daemons of a pool.
+//! The start of the daemons of a pool: a launcher program for each, whose standard input and output
+//! carry the messages of `quell_wire::pool`.
 
-use std::fs::{self, DirBuilder};
+use std::collections::VecDeque;
+use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use quell_mount_spec::PoolConnection;
-use quell_vfs::ErrorKind;
-use quell_wire::pool::{LINE_BYTES_MAX, Listening, MemberId, MemberSettings, Operation, PoolSettings, Ready};
+use quell_wire::pool::{
+    Complete, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberId, MemberSettings, PoolMember,
+    PoolSettings, Ready,
+};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::mount_point::END_TIMEOUT;
-use crate::pools::registry::{Pool, PoolMember, pool_directory};
 
-/// How often a daemon that is to end is looked for.
-const END_INTERVAL: Duration = Duration::from_millis(5);
+/// How often a start looks whether it is cancelled.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long launchers may take to end after the end of their input, and again after SIGTERM.
+const GRACE: Duration = Duration::from_secs(3);
+/// The lines of a launcher's standard error that are kept for the message of a failure.
+const KEPT_LINES: usize = 8;
+/// The longest of these lines, in bytes.
+const KEPT_LINE_BYTES_MAX: u64 = 1000;
 
-/// The settings of a pool that is to be started on this node.
-#[derive(Debug)]
+/// The settings of a pool that is to be started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NewPool {
     /// The name.
     pub name: String,
-    /// The number of daemons.
-    pub members: u16,
-    /// The directory below which the daemons keep their data; it exists.
-    pub directory: PathBuf,
+    /// The daemons.
+    pub members: Vec<NewMember>,
+    /// The directory on each node below which the daemons keep their data: absolute. Without one,
+    /// it is `$TMPDIR` or `/tmp` of the node.
+    pub directory: Option<PathBuf>,
+    /// The runtime directory on each node: absolute. Without one, it depends on the user only.
+    pub runtime: Option<PathBuf>,
     /// The size of chunks, in bytes.
     pub chunk_bytes: u32,
     /// The number of partitions.
     pub partitions: u16,
     /// Whether the data that daemons send to each other is encrypted.
     pub encrypts: bool,
-    /// The daemon's program.
-    pub daemon: PathBuf,
+    /// The event that ends the daemons.
+    pub lifetime: Lifetime,
+    /// The time limit of the start, in milliseconds.
+    pub timeout_ms: u64,
 }
 
-/// A daemon that is being started. Its process is killed if the start is given up.
-struct Starting {
+/// A daemon that is to be started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewMember {
+    /// The name of its node in messages.
+    pub host: String,
+    /// The command line that starts it.
+    pub command: Vec<String>,
+    /// The address on which it listens.
+    pub listen: Listen,
+}
+
+/// The launchers of the daemons of a pool.
+pub struct Launched {
+    members: Vec<Launch>,
+    events: Receiver<(usize, Event)>,
+}
+
+/// A launcher that runs.
+struct Launch {
+    host: String,
+    program: String,
     child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    id: MemberId,
-    directory: PathBuf,
+    /// Messages for its standard input, which ends when this is dropped.
+    input: Option<Sender<Vec<u8>>>,
+    writer: Option<JoinHandle<()>>,
+    messages: Arc<Mutex<VecDeque<String>>>,
+    reader: Option<JoinHandle<()>>,
+    is_ended: bool,
 }
 
-/// Starts the daemons of a pool and returns the pool when all of them serve.
+/// An event of one launcher.
+enum Event {
+    Line(String),
+    /// Its standard output has ended, which is the end of the daemon.
+    Ended,
+}
+
+/// Starts the daemons of a pool, and returns their launchers when all of them serve. `is_cancelled`
+/// is called at least 20 times each second.
 ///
 /// # Errors
 ///
-/// Wrong input if the pool exists. If a daemon cannot be started, the others are ended and their
-/// directories are removed.
-pub fn start_pool(new: &NewPool) -> Result<Pool, Failure> {
-    let registered = pool_directory(&new.name)?;
-    make_registered(&new.name, &registered)?;
-    let started = start_registered(new, &registered);
-    if started.is_err() {
-        // The failure of the start is the one that the user must know.
-        let _ = fs::remove_dir_all(&registered);
-        let _ = fs::remove_dir(registered.parent().expect("it is below the directory of all pools"));
-    }
-    started
-}
-
-/// Creates the directory of a pool.
-fn make_registered(name: &str, registered: &Path) -> Result<(), Failure> {
-    let make = |path: &Path| DirBuilder::new().mode(0o700).create(path);
-    let failed = |path: &Path, e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(path)));
-    let pools = registered.parent().expect("it is below the directory of all pools");
-    loop {
-        match make(pools) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(pools, e)),
-            _ => {}
+/// The failure of the first daemon that cannot be started, which names its node; the time limit;
+/// and interruption. The daemons that were started have ended then, unless their nodes do not
+/// answer.
+pub fn start_pool(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> Result<Launched, Failure> {
+    for path in [&new.directory, &new.runtime].into_iter().flatten() {
+        if path.to_str().is_none() {
+            return Err(Failure::wrong_input(format!("{} is not valid UTF-8", shown(path))));
         }
-        match make(registered) {
-            Ok(()) => return Ok(()),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                let name = shown(name);
-                return Err(Failure::wrong_input(format!(
-                    "the pool {name} exists; choose another name, or end it with `quell pool down {name}`"
-                )));
+    }
+    let deadline = Instant::now() + Duration::from_millis(new.timeout_ms);
+    let (sender, events) = channel();
+    let mut launched = Launched { members: Vec::new(), events };
+    let mut started = Ok(());
+    for member in &new.members {
+        match Launch::start(member, launched.members.len(), &sender) {
+            Ok(launch) => launched.members.push(launch),
+            Err(failure) => {
+                started = Err(failure);
+                break;
             }
-            // The end of the last pool has removed the directory of all pools.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(failed(registered, e)),
+        }
+    }
+    drop(sender);
+    match started.and_then(|()| launched.introduce(new, deadline, is_cancelled)) {
+        Ok(()) => Ok(launched),
+        Err(failure) => {
+            launched.end();
+            Err(failure)
         }
     }
 }
 
-fn start_registered(new: &NewPool, registered: &Path) -> Result<Pool, Failure> {
-    let files = registered.join("files");
-    DirBuilder::new()
-        .mode(0o700)
-        .create(&files)
-        .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&files))))?;
-    let mut directories = Vec::new();
-    let mut starting = Vec::new();
-    let result = start_members(new, registered, &mut directories, &mut starting);
-    if result.is_err() {
-        for mut member in starting {
-            // It may have ended by itself.
-            let _ = member.child.kill();
-            let _ = member.child.wait();
-        }
-        for directory in directories {
-            let _ = fs::remove_dir_all(directory);
-        }
+impl fmt::Debug for Launched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts = self.members.iter().map(|launch| &launch.host);
+        f.debug_list().entries(hosts).finish()
     }
-    result
 }
 
-fn start_members(
-    new: &NewPool,
-    registered: &Path,
-    directories: &mut Vec<PathBuf>,
-    starting: &mut Vec<Starting>,
-) -> Result<Pool, Failure> {
-    let (mut key, mut number) = ([0; 32], [0; 16]);
-    random(&mut key)?;
-    random(&mut number)?;
-    // The directory of a pool is not that of an earlier pool of the same name.
-    let unique =
-        format!("quell-pool-{}-{}-{:08x}", new.name, std::process::id(), u128::from_le_bytes(number) as u32);
-    let base = new.directory.join(unique);
-    DirBuilder::new()
-        .mode(0o700)
-        .create(&base)
-        .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&base))))?;
-    directories.push(base.clone());
-    for id in (0..new.members).map(MemberId) {
-        starting.push(launch(new, registered, id, base.join(id.0.to_string()))?);
-    }
-    let mut addresses = Vec::new();
-    for member in &mut *starting {
-        let settings = MemberSettings {
-            pool: u128::from_le_bytes(number),
-            key,
-            member: member.id,
-            directory: member.directory.clone(),
-            socket: registered.join(member.id.0.to_string()),
-            listen: "127.0.0.1:0".into(),
-            encrypts: new.encrypts,
+impl Launched {
+    fn introduce(
+        &mut self,
+        new: &NewPool,
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let (mut key, mut number) = ([0; 32], [0; 16]);
+        random(&mut key)?;
+        random(&mut number)?;
+        for (id, (launch, member)) in (0..).zip(self.members.iter().zip(&new.members)) {
+            launch.send(&MemberSettings {
+                name: new.name.clone(),
+                pool: u128::from_le_bytes(number),
+                key,
+                member: MemberId(id),
+                host: member.host.clone(),
+                directory: new.directory.clone(),
+                runtime: new.runtime.clone(),
+                listen: member.listen.clone(),
+                encrypts: new.encrypts,
+                lifetime: new.lifetime,
+            });
+        }
+        let mut members: Vec<PoolMember> = Vec::new();
+        self.receive(deadline, is_cancelled, &mut |launch, answer| match answer {
+            Listening::At(member) => {
+                members.push(member);
+                Ok(())
+            }
+            Listening::Failed { code, message } => Err(launch.refused(code, &message)),
+        })?;
+        members.sort_by_key(|member| member.id);
+        if !members.iter().map(|member| member.id.0).eq(0..new.members.len() as u16) {
+            return Err(Failure::cannot("the daemons have given wrong numbers"));
+        }
+        let settings = PoolSettings {
+            members,
+            partitions: new.partitions,
+            chunk_bytes: new.chunk_bytes,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
         };
-        member.send(&settings)?;
-    }
-    for member in &mut *starting {
-        match member.receive()? {
-            Listening::At(address) => addresses.push((member.id, address)),
-            Listening::Failed(reason) => return Err(member.failed(&reason)),
-        }
-    }
-    let settings = PoolSettings {
-        members: addresses.clone(),
-        partitions: new.partitions,
-        chunk_bytes: new.chunk_bytes,
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-    };
-    for member in &mut *starting {
-        member.send(&settings)?;
-    }
-    let mut members = Vec::new();
-    for (member, (_, address)) in starting.iter_mut().zip(addresses) {
-        match member.receive()? {
-            Ready::At(socket) => members.push(PoolMember {
-                id: member.id,
-                pid: member.child.id(),
-                directory: member.directory.clone(),
-                socket,
-                address,
-            }),
-            Ready::Failed(reason) => return Err(member.failed(&reason)),
-        }
-    }
-    let pool = Pool { name: new.name.clone(), chunk_bytes: new.chunk_bytes, members };
-    pool.save()?;
-    Ok(pool)
-}
-
-/// Starts the process of a daemon. Its messages go to a file in the directory of the pool.
-fn launch(new: &NewPool, registered: &Path, id: MemberId, directory: PathBuf) -> Result<Starting, Failure> {
-    let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&new.daemon)));
-    let messages = registered.join(format!("{}.log", id.0));
-    let messages =
-        fs::File::create(&messages).map_err(|e| Failure::cannot(format!("{}: {e}", shown(&messages))))?;
-    let mut command = Command::new(&new.daemon);
-    // The daemon must not keep a directory busy.
-    command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(messages);
-    let mut child = command.spawn().map_err(failed)?;
-    let input = child.stdin.take().expect("it is piped");
-    let output = BufReader::new(child.stdout.take().expect("it is piped"));
-    Ok(Starting { child, input, output, id, directory })
-}
-
-impl Starting {
-    fn failed(&self, reason: &str) -> Failure {
-        Failure::cannot(format!("the daemon {} in {}: {reason}", self.id.0, shown(&self.directory)))
+        self.members.iter().for_each(|launch| launch.send(&settings));
+        self.receive(deadline, is_cancelled, &mut |launch, answer| match answer {
+            Ready::Serving => Ok(()),
+            Ready::Failed { code, message } => Err(launch.refused(code, &message)),
+        })?;
+        self.members.iter().for_each(|launch| launch.send(&Complete));
+        Ok(())
     }
 
-    fn send(&mut self, message: &impl Serialize) -> Result<(), Failure> {
-        let mut line = serde_json::to_vec(message)
-            .map_err(|e| self.failed(&format!("cannot write its settings: {e}")))?;
-        line.push(b'\n');
-        // A daemon that has failed has reported the reason, and does not read any more.
-        match self.input.write_all(&line).and_then(|()| self.input.flush()) {
-            Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(self.failed(&e.to_string())),
-            _ => Ok(()),
-        }
-    }
-
-    fn receive<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
-        let mut line = String::new();
-        let read = (&mut self.output).take(LINE_BYTES_MAX).read_line(&mut line);
-        match read {
-            Ok(0) => Err(self.failed("it has ended without a message")),
-            Ok(_) => {
-                serde_json::from_str(&line).map_err(|e| self.failed(&format!("its answer is damaged: {e}")))
+    /// Receives one message of each daemon.
+    fn receive<T: DeserializeOwned>(
+        &mut self,
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+        take: &mut dyn FnMut(&Launch, T) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut waiting: Vec<bool> = self.members.iter().map(|_| true).collect();
+        while waiting.contains(&true) {
+            match self.events.recv_timeout(CANCEL_INTERVAL) {
+                Ok((number, Event::Line(line))) if waiting[number] => {
+                    let launch = &mut self.members[number];
+                    match serde_json::from_str(&line) {
+                        Ok(message) => take(launch, message)?,
+                        Err(error) => {
+                            let shown: String = line.trim_end().chars().take(200).collect();
+                            let shown = quell_vfs::printable(shown.as_bytes());
+                            return Err(launch.failed(&format!("it has answered {shown}: {error}")));
+                        }
+                    }
+                    waiting[number] = false;
+                }
+                Ok((number, Event::Line(_))) => {
+                    return Err(self.members[number].failed("it has sent a message too much"));
+                }
+                Ok((number, Event::Ended)) => return Err(self.members[number].ended()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::cannot("all daemons have ended"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            Err(e) => Err(self.failed(&e.to_string())),
+            if is_cancelled() {
+                return Err(Failure::interrupted("the start was interrupted"));
+            }
+            if Instant::now() > deadline {
+                return Err(self.too_slow(&waiting));
+            }
         }
+        Ok(())
+    }
+
+    /// Returns the failure of a start that took too long.
+    fn too_slow(&mut self, waiting: &[bool]) -> Failure {
+        let silent: Vec<usize> = (0..waiting.len()).filter(|number| waiting[*number]).collect();
+        let hosts: Vec<&str> = silent.iter().map(|number| self.members[*number].host.as_str()).collect();
+        let mut message = format!("no answer of the daemons on {} within the time limit", hosts.join(", "));
+        for number in silent {
+            let launch = &self.members[number];
+            let messages = launch.messages.lock().unwrap_or_else(PoisonError::into_inner);
+            message.extend(messages.iter().map(|line| format!("\n  {}: {line}", launch.host)));
+        }
+        Failure::cannot(message)
+    }
+
+    /// Lets the daemons run without this process. They must have the lifetime `Unlimited`.
+    pub fn release(mut self) {
+        for launch in &mut self.members {
+            launch.input = None;
+            // A writer that panicked has not written, and the daemon ends.
+            let _ = launch.writer.take().map(JoinHandle::join);
+        }
+    }
+
+    /// Waits until all daemons have ended, or until `is_cancelled` returns true, which is called at
+    /// least once each `interval`.
+    pub fn wait(&mut self, interval: Duration, is_cancelled: &dyn Fn() -> bool) {
+        while !self.members.iter().all(|launch| launch.is_ended) && !is_cancelled() {
+            match self.events.recv_timeout(interval) {
+                Ok((number, Event::Ended)) => {
+                    let launch = &mut self.members[number];
+                    launch.is_ended = true;
+                    launch.input = None;
+                    // The launcher ends with the daemon; `end` waits for one that does not.
+                    let _ = launch.child.try_wait();
+                }
+                Ok((_, Event::Line(_))) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Ends the daemons: by the end of their input, which removes their files; launchers that do
+    /// not end then are killed.
+    pub fn end(mut self) {
+        for launch in &mut self.members {
+            launch.input = None;
+        }
+        self.wait_for_launchers();
+        self.signal(Signal::TERM);
+        self.wait_for_launchers();
+        self.signal(Signal::KILL);
+        for launch in &mut self.members {
+            // It was killed.
+            let _ = launch.child.wait();
+        }
+    }
+
+    fn wait_for_launchers(&mut self) {
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline
+            && !self.members.iter_mut().all(|launch| matches!(launch.child.try_wait(), Ok(Some(_)) | Err(_)))
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Signals the launchers that have not ended.
+    fn signal(&mut self, signal: Signal) {
+        for launch in &mut self.members {
+            // A child that was not waited for keeps its process id.
+            if let Ok(None) = launch.child.try_wait() {
+                // It may have ended meanwhile.
+                let _ = kill_process(Pid::from_child(&launch.child), signal);
+            }
+        }
+    }
+}
+
+impl Launch {
+    fn start(member: &NewMember, number: usize, events: &Sender<(usize, Event)>) -> Result<Launch, Failure> {
+        let [program, arguments @ ..] = member.command.as_slice() else {
+            return Err(Failure::wrong_input(format!("{}: the launcher has no program", member.host)));
+        };
+        let failed = |e: std::io::Error| {
+            Failure::cannot(format!("cannot start the daemon on {}: {program}: {e}", member.host))
+        };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (input, output) = (input.expect("it is piped"), output.expect("it is piped"));
+        let errors = child.stderr.take().expect("it is piped");
+        let (sender, lines) = channel();
+        let messages = Arc::new(Mutex::new(VecDeque::new()));
+        let kept = Arc::clone(&messages);
+        let events = events.clone();
+        let mut launch = Launch {
+            host: member.host.clone(),
+            program: program.clone(),
+            child,
+            input: Some(sender),
+            writer: None,
+            messages,
+            reader: None,
+            is_ended: false,
+        };
+        let started = (|| {
+            launch.writer = Some(thread(move || write_lines(input, &lines))?);
+            launch.reader = Some(thread(move || keep_lines(errors, &kept))?);
+            thread(move || read_lines(output, number, &events)).map(drop)
+        })();
+        if let Err(error) = started {
+            // The failure of the start is the one that the user must know.
+            let _ = launch.child.kill();
+            let _ = launch.child.wait();
+            return Err(failed(error));
+        }
+        Ok(launch)
+    }
+
+    /// Sends a message. A daemon that has ended does not read it; the end of its output is noticed.
+    fn send(&self, message: &impl Serialize) {
+        let mut line = serde_json::to_vec(message).expect("the messages have no maps, and valid paths");
+        line.push(b'\n');
+        if let Some(input) = &self.input {
+            let _ = input.send(line);
+        }
+    }
+
+    /// Returns the failure that the daemon has reported.
+    fn refused(&self, code: u8, message: &str) -> Failure {
+        let message: String = message.chars().take(2000).collect();
+        let message = format!("the daemon on {}: {}", self.host, quell_vfs::printable(message.as_bytes()));
+        Failure::with_code(if code == Failure::WRONG_INPUT { code } else { Failure::CANNOT }, message)
+    }
+
+    fn failed(&self, reason: &str) -> Failure {
+        Failure::cannot(format!("cannot start the daemon on {}: {reason}", self.host))
+    }
+
+    /// Returns the failure of a launcher that has ended without a message of the daemon.
+    fn ended(&mut self) -> Failure {
+        // Its standard error ends with it, unless another process has it open.
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while Instant::now() < deadline && self.reader.as_ref().is_some_and(|reader| !reader.is_finished()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let status = match self.child.try_wait() {
+            Ok(Some(status)) => format!("ended with {status}"),
+            _ => "closed the connection".into(),
+        };
+        let messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines: String = messages.iter().map(|line| format!("\n  {line}")).collect();
+        self.failed(&format!("{} {status}{lines}", self.program))
+    }
+}
+
+fn thread(run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("quell-launcher".into()).stack_size(128 << 10).spawn(run)
+}
+
+fn write_lines(mut input: ChildStdin, lines: &Receiver<Vec<u8>>) {
+    for line in lines {
+        // A daemon that has failed has reported the reason, and does not read any more.
+        if input.write_all(&line).and_then(|()| input.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+fn read_lines(output: ChildStdout, number: usize, events: &Sender<(usize, Event)>) {
+    let mut output = BufReader::new(output);
+    loop {
+        let mut line = String::new();
+        let event = match (&mut output).take(LINE_BYTES_MAX).read_line(&mut line) {
+            Ok(0) | Err(_) => Event::Ended,
+            Ok(_) => Event::Line(line),
+        };
+        let is_last = matches!(event, Event::Ended);
+        if events.send((number, event)).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// Reads the messages of a launcher until its end, and keeps the last ones.
+fn keep_lines(errors: ChildStderr, kept: &Mutex<VecDeque<String>>) {
+    let mut errors = BufReader::new(errors);
+    loop {
+        let mut line = Vec::new();
+        match (&mut errors).take(KEPT_LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let text = quell_vfs::printable(line.trim_ascii_end());
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT_LINES {
+            kept.pop_front();
+        }
+        kept.push_back(text);
     }
 }
 
@@ -235,49 +442,60 @@ fn random(bytes: &mut [u8]) -> Result<(), Failure> {
     }
 }
 
-/// Ends the daemons of a pool and removes its files. Daemons that have ended before are no error.
-///
-/// # Errors
-///
-/// The exit code for "cannot" if a daemon does not answer.
-pub fn stop_pool(pool: &Pool) -> Result<(), Failure> {
-    for member in &pool.members {
-        match PoolConnection::open(&member.socket).and_then(|daemon| daemon.send(&Operation::Stop)) {
-            Ok(()) => {}
-            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    for member in &pool.members {
-        wait_for_end(member)?;
-        match fs::remove_dir_all(&member.directory) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Failure::cannot(format!("{}: {e}", shown(&member.directory))));
-            }
-            _ => {}
-        }
-    }
-    // The directory of all members, if no other file is in it.
-    if let Some(base) = pool.members.first().and_then(|member| member.directory.parent()) {
-        let _ = fs::remove_dir(base);
-    }
-    pool.forget()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Waits until no process has the store of a member open.
-fn wait_for_end(member: &PoolMember) -> Result<(), Failure> {
-    let deadline = Instant::now() + END_TIMEOUT;
-    while member.socket.exists() {
-        match PoolConnection::open(&member.socket) {
-            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => return Ok(()),
-            _ if Instant::now() > deadline => {
-                return Err(Failure::cannot(format!(
-                    "the daemon {} (process {}) does not end",
-                    member.id.0, member.pid
-                )));
-            }
-            _ => std::thread::sleep(END_INTERVAL),
+    fn new_pool(scripts: &[&str]) -> NewPool {
+        let member = |(number, script): (usize, &&str)| NewMember {
+            host: format!("n{number}"),
+            command: ["sh", "-c", script].map(str::to_owned).into(),
+            listen: Listen::Loopback,
+        };
+        NewPool {
+            name: "p".into(),
+            members: scripts.iter().enumerate().map(member).collect(),
+            directory: None,
+            runtime: None,
+            chunk_bytes: 4096,
+            partitions: 16,
+            encrypts: false,
+            lifetime: Lifetime::Input,
+            timeout_ms: 60_000,
         }
     }
-    Ok(())
+
+    /// A daemon that never answers, and ends with its input.
+    const SILENT: &str = "cat >/dev/null";
+
+    fn failure(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> String {
+        start_pool(new, is_cancelled).expect_err("no daemon answers").to_string()
+    }
+
+    #[test]
+    fn a_failure_names_the_node_and_has_the_last_messages_of_its_launcher() {
+        let refusing = "for i in 1 2 3 4 5 6 7 8 9; do echo line $i >&2; done; exit 7";
+        let message = failure(&new_pool(&[SILENT, refusing]), &|| false);
+        assert!(
+            message.starts_with("cannot start the daemon on n1: sh ended with exit status: 7"),
+            "{message}"
+        );
+        assert!(message.ends_with("line 9") && !message.contains("line 1\n"), "{message}");
+        let message =
+            failure(&new_pool(&["echo '{\"Failed\":{\"code\":3,\"message\":\"no\"}}'; cat"]), &|| false);
+        assert_eq!(message, "the daemon on n0: no");
+        let message = failure(&new_pool(&["echo nonsense; cat"]), &|| false);
+        assert!(message.contains("n0") && message.contains("nonsense"), "{message}");
+        let mut none = new_pool(&[SILENT]);
+        none.members[0].command = vec!["/nonexistent/ssh".into()];
+        assert!(failure(&none, &|| false).contains("/nonexistent/ssh"));
+    }
+
+    #[test]
+    fn a_start_ends_at_its_time_limit_and_when_it_is_cancelled() {
+        let mut new = new_pool(&[SILENT, SILENT]);
+        assert!(failure(&new, &|| true).contains("interrupted"));
+        new.timeout_ms = 100;
+        assert!(failure(&new, &|| false).contains("n0, n1"));
+    }
 }

@@ -1,7 +1,30 @@
-//! Pools: starting and stopping their daemons, and finding them by name.
+//! Pools: starting and ending their daemons on one or several nodes, and finding them by name.
 
+mod keeper;
 mod launch;
-mod registry;
+mod launcher;
+mod members;
+mod node;
+mod nodes;
 
-pub use launch::{NewPool, start_pool, stop_pool};
-pub use registry::{Pool, PoolMember, find_pool, forget_incomplete_pool, pools};
+use quell_runtime::{Pool, Registry};
+pub use quell_wire::pool::{Lifetime, Listen};
+
+pub use keeper::{run_pool_keeper, signals, start_kept_pool};
+pub use launch::{Launched, NewMember, NewPool, start_pool};
+pub use launcher::Launcher;
+pub use members::{MemberState, member_states, stop_pool};
+pub use node::{Node, host_of};
+pub use nodes::{JobNodes, NODES_MAX, nodes_of_file, nodes_of_job};
+
+use crate::failure::Failure;
+
+/// Returns the pool of this name on this node.
+pub fn find_pool(name: &str) -> Result<Pool, Failure> {
+    Ok(Registry::of_user()?.find(name)?)
+}
+
+/// Returns all pools of this user on this node, sorted by name.
+pub fn pools() -> Result<Vec<Pool>, Failure> {
+    Ok(Registry::of_user()?.pools()?)
+}

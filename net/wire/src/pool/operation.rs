@@ -202,8 +202,16 @@ pub enum Operation<'a> {
     },
     /// Returns the space of the pool: `Reply::Space`.
     Space,
-    /// Ends the daemon: `Reply::Done`, after which it serves no more requests.
-    Stop,
+    /// Returns the space of one member: `Reply::Space`.
+    MemberSpace {
+        /// The member.
+        member: MemberId,
+    },
+    /// Ends one member, which removes its files: `Reply::Done`, when they are removed.
+    StopMember {
+        /// The member.
+        member: MemberId,
+    },
     /// Returns the marks of all members: `Reply::Marks`.
     Marks,
     /// Records that a copy of the whole pool has the changes up to these marks: `Reply::Done`.

@@ -2,6 +2,7 @@
 //! input and the standard output of the daemon, so that a remote shell can carry them. Each message
 //! is one line of JSON.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -15,39 +16,103 @@ pub const LINE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberSettings {
+    /// The name of the pool.
+    pub name: String,
     /// The number of the pool, which is random.
     pub pool: u128,
     /// The key by which the members prove to each other that they belong to the pool.
     pub key: [u8; 32],
     /// The number of the member.
     pub member: MemberId,
-    /// The directory of the member on its node: absolute.
-    pub directory: PathBuf,
-    /// The socket for the clients of its node, in a directory to which only this user has access:
-    /// absolute, at most 107 bytes.
-    pub socket: PathBuf,
-    /// The address on which the member listens for others, `ADDRESS:PORT`. With port 0 the system
-    /// chooses one.
-    pub listen: String,
+    /// The name of its node in messages.
+    pub host: String,
+    /// The existing directory of its node below which it keeps its data: absolute. Without one, it
+    /// is `$TMPDIR` or `/tmp`.
+    pub directory: Option<PathBuf>,
+    /// The runtime directory, in which pools are registered: absolute. Without one, it depends on
+    /// the user only.
+    pub runtime: Option<PathBuf>,
+    /// The address on which the member listens for others.
+    pub listen: Listen,
     /// Whether the data that members send to each other is encrypted.
     pub encrypts: bool,
+    /// The event that ends the daemon.
+    pub lifetime: Lifetime,
+}
+
+/// The address on which a member listens for others. The system chooses the port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Listen {
+    /// 127.0.0.1: all members are on one node.
+    Loopback,
+    /// The first address of the node among these, then among those to which its own system resolves
+    /// `name`, or else its only address that is not a loopback address.
+    Host {
+        /// The name by which the starting program reaches the node.
+        name: String,
+        /// The addresses of the name on the node of the starting program.
+        addresses: Vec<IpAddr>,
+    },
+    /// The address of this network interface.
+    Interface(String),
+    /// The address of the node in this network.
+    Network {
+        /// An address of the network.
+        address: IpAddr,
+        /// The number of leading bits that the addresses of the network have in common.
+        prefix_bits: u8,
+    },
+}
+
+/// The event that ends a daemon, besides a signal and the end of the pool by a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lifetime {
+    /// None: it runs in a session of its own.
+    Unlimited,
+    /// The end of its standard input: of the starting program, or of the connection to it.
+    Input,
+}
+
+/// A member of a pool, as all nodes know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolMember {
+    /// Its number.
+    pub id: MemberId,
+    /// The name of its node in messages.
+    pub host: String,
+    /// Identifies its node: members with the same value have the same runtime directory.
+    pub node: String,
+    /// Its process id on its node.
+    pub pid: u32,
+    /// The directory with its data, on its node.
+    pub directory: PathBuf,
+    /// The socket for the clients of its node, at most 107 bytes.
+    pub socket: PathBuf,
+    /// The address at which other members reach it, `ADDRESS:PORT`.
+    pub address: String,
 }
 
 /// Answer to [`MemberSettings`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listening {
-    /// The daemon listens on this address, `ADDRESS:PORT`.
-    At(String),
-    /// The daemon has ended because of this error.
-    Failed(String),
+    /// The daemon listens for other members.
+    At(PoolMember),
+    /// The daemon has ended because of an error.
+    Failed {
+        /// The exit code of the daemon.
+        code: u8,
+        /// The error.
+        message: String,
+    },
 }
 
 /// The settings of the pool. Second message of the starting program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolSettings {
-    /// The members and their addresses, `ADDRESS:PORT`.
-    pub members: Vec<(MemberId, String)>,
+    /// The members.
+    pub members: Vec<PoolMember>,
     /// The number of partitions: a power of two, at most 32,768.
     pub partitions: u16,
     /// The size of chunks, in bytes.
@@ -61,8 +126,18 @@ pub struct PoolSettings {
 /// Answer to [`PoolSettings`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ready {
-    /// The daemon serves clients at this socket.
-    At(PathBuf),
-    /// The daemon has ended because of this error.
-    Failed(String),
+    /// The daemon is registered on its node, and serves clients.
+    Serving,
+    /// The daemon has ended because of an error.
+    Failed {
+        /// The exit code of the daemon.
+        code: u8,
+        /// The error.
+        message: String,
+    },
 }
+
+/// All daemons serve. Third message of the starting program. A daemon whose input ends without it
+/// ends and removes everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Complete;

@@ -1,0 +1,96 @@
+//! The files of a daemon on its node: the entry in the registry of pools, and the directory with
+//! its data. A clean end removes all of them.
+
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use quell_runtime::{Joined, Pool, Registry};
+use quell_wire::pool::{MemberId, MemberSettings, PoolMember, PoolSettings};
+
+use crate::failure::Failure;
+
+/// The files of a daemon.
+pub struct NodeFiles {
+    registry: Registry,
+    joined: Joined,
+    name: String,
+    member: MemberId,
+    /// The directory of the pool's daemons on this node, which has the data of each.
+    base: PathBuf,
+}
+
+impl NodeFiles {
+    /// Registers the daemon, and creates the directory above its data.
+    ///
+    /// # Errors
+    ///
+    /// Wrong input if another pool has the name; then nothing is changed.
+    pub fn create(settings: &MemberSettings, boot: u64) -> Result<NodeFiles, Failure> {
+        let registry = Registry::within(settings.runtime.clone())?;
+        let parent = settings.directory.clone().unwrap_or_else(std::env::temp_dir);
+        let parent = fs::canonicalize(&parent)
+            .map_err(|e| Failure::wrong_input(format!("{}: {e}", parent.display())))?;
+        let joined = registry.join(&settings.name, settings.pool, boot)?;
+        // The directory of a pool is not that of an earlier pool of the same name.
+        let base = parent.join(format!("quell-pool-{}-{:016x}", settings.name, settings.pool as u64));
+        let files =
+            NodeFiles { registry, joined, name: settings.name.clone(), member: settings.member, base };
+        match DirBuilder::new().mode(0o700).create(&files.base) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                let failure = Failure::cannot(format!("{}: {e}", files.base.display()));
+                let removed = files.remove();
+                Err(removed.err().unwrap_or(failure))
+            }
+            // Storage checks that no other user has access to it.
+            _ => Ok(files),
+        }
+    }
+
+    /// Returns the path of the socket.
+    pub fn socket(&self) -> PathBuf {
+        self.joined.socket(self.member)
+    }
+
+    /// Returns the directory above the data, to which other users must have no access.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// Returns the directory with the data.
+    pub fn data(&self) -> PathBuf {
+        self.base.join(self.member.0.to_string())
+    }
+
+    /// Returns the path of the file with the messages.
+    pub fn log(&self) -> PathBuf {
+        self.joined.log(self.member)
+    }
+
+    /// Returns the identifier of the node.
+    pub fn node(&self) -> &str {
+        &self.joined.node
+    }
+
+    /// Makes the pool known to the programs of this node.
+    pub fn register(&self, pool: &PoolSettings) -> Result<(), Failure> {
+        let members: Vec<PoolMember> = pool.members.clone();
+        let (name, node) = (self.name.clone(), self.joined.node.clone());
+        let pool = Pool { name, chunk_bytes: pool.chunk_bytes, node, members };
+        Ok(self.registry.save(&pool, self.member)?)
+    }
+
+    /// Removes the data, and then the entry in the registry.
+    pub fn remove(&self) -> Result<(), Failure> {
+        let data = self.data();
+        let removed = match fs::remove_dir_all(&data) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Failure::cannot(format!("cannot remove {}: {e}", data.display())))
+            }
+            _ => Ok(()),
+        };
+        // Other daemons of the pool may have their data in it.
+        let _ = fs::remove_dir(&self.base);
+        removed.and(self.registry.leave(&self.joined, self.member).map_err(Failure::from))
+    }
+}

@@ -1,0 +1,13 @@
+//! The runtime directory of a user on one node, and the pools that are registered in it. Commands
+//! find pools here; daemons register and remove them. docs/formats/pool.md draws the directory.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod directory;
+mod refusal;
+mod registry;
+
+pub use directory::{named_directory, runtime_directory};
+pub use refusal::Refusal;
+pub use registry::{Joined, NAME_BYTES_MAX, Pool, Registry, check_pool_name};

@@ -1,0 +1,350 @@
+//! The pools of this user on one node: a directory in the runtime directory for each. The daemons
+//! of the node create the directory, write the description, and remove both.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::Read;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use quell_wire::pool::{MemberId, PoolMember};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::directory::{is_private, make_private, named_directory, pool_runtime_directory};
+use crate::refusal::{Refusal, shown};
+
+/// The description of a pool in its directory.
+const DESCRIPTION: &str = "pool.json";
+/// The file with the number of the pool and the boot of the node. It exists as long as the
+/// directory.
+const IDENTITY: &str = "identity";
+/// The empty directory at which programs see the files of the pool, unless they name another one.
+const FILES: &str = "files";
+/// The largest description that is read, in bytes.
+const DESCRIPTION_BYTES_MAX: u64 = 4 << 20;
+/// The largest identity that is read, in bytes.
+const IDENTITY_BYTES_MAX: u64 = 256;
+/// The longest name of a pool, in bytes.
+pub const NAME_BYTES_MAX: usize = 64;
+/// How often the creation of a directory is tried, which other processes remove meanwhile.
+const ATTEMPTS_MAX: u32 = 100;
+
+/// A running pool, as the daemons of one node have described it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its name, unique among the pools of this user on this node.
+    pub name: String,
+    /// The size of its chunks, in bytes.
+    pub chunk_bytes: u32,
+    /// The node of this description, as `PoolMember::node`.
+    pub node: String,
+    /// The daemons, on all nodes.
+    pub members: Vec<PoolMember>,
+}
+
+impl Pool {
+    /// Returns the daemons on this node, whose sockets the programs of this node can use.
+    pub fn own_members(&self) -> impl Iterator<Item = &PoolMember> {
+        self.members.iter().filter(|member| member.node == self.node)
+    }
+}
+
+/// The directory of all pools of a user on this node.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    pools: PathBuf,
+}
+
+/// The membership of a daemon in the directory of its pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Joined {
+    /// The directory of the pool on this node.
+    pub directory: PathBuf,
+    /// Identifies the node: daemons with the same value have the same runtime directory.
+    pub node: String,
+    identity: String,
+}
+
+/// Refuses a name that is not one plain component of a path.
+pub fn check_pool_name(name: &str) -> Result<(), Refusal> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_refused = name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || !name.chars().all(is_plain)
+        || name.starts_with(['.', '-']);
+    match is_refused {
+        false => Ok(()),
+        true => Err(Refusal::WrongInput(format!(
+            "{} is not a name of a pool: use at most {NAME_BYTES_MAX} letters, digits, '-', '_' and '.'",
+            shown(name)
+        ))),
+    }
+}
+
+impl Registry {
+    /// Returns the registry of this user: in `$QUELL_RUNTIME_DIR`, or in a directory that depends
+    /// on the user only.
+    pub fn of_user() -> Result<Registry, Refusal> {
+        Registry::within(named_directory())
+    }
+
+    /// Returns the registry in a runtime directory. Without one, it is in a directory that depends
+    /// on the user only.
+    pub fn within(runtime: Option<PathBuf>) -> Result<Registry, Refusal> {
+        Ok(Registry { pools: pool_runtime_directory(runtime)?.join("pools") })
+    }
+
+    /// Returns the directory of the pool of this name, whether it exists or not.
+    pub fn directory(&self, name: &str) -> Result<PathBuf, Refusal> {
+        check_pool_name(name)?;
+        Ok(self.pools.join(name))
+    }
+
+    /// Returns the directory at which programs see the files of a pool, unless they name another
+    /// one.
+    pub fn files_directory(&self, name: &str) -> Result<PathBuf, Refusal> {
+        Ok(self.directory(name)?.join(FILES))
+    }
+
+    /// Creates the directory of a pool, or finds the one that another daemon of the same pool has
+    /// created on this node. `number` is the number of the pool, `boot` that of the node's boot.
+    ///
+    /// # Errors
+    ///
+    /// Wrong input if another pool has the name.
+    pub fn join(&self, name: &str, number: u128, boot: u64) -> Result<Joined, Refusal> {
+        let directory = self.directory(name)?;
+        let identity = format!("{number:032x} {boot:016x}\n");
+        for attempt in 0..ATTEMPTS_MAX {
+            if self.create(&directory, &identity, attempt)? {
+                return joined(directory, boot, identity);
+            }
+            let Some(found) = read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)? else {
+                // The last daemon of another pool removes it, or a command.
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                continue;
+            };
+            if found == identity {
+                return joined(directory, boot, identity);
+            }
+            let is_same_pool = found.get(..32) == identity.get(..32);
+            return Err(match is_same_pool {
+                true => Refusal::Cannot(format!(
+                    "{} is shared by several nodes; set QUELL_RUNTIME_DIR to a directory of each node",
+                    shown(&self.pools)
+                )),
+                false => Refusal::WrongInput(format!(
+                    "the pool {name} exists; choose another name, or end it with `quell pool down {name}`"
+                )),
+            });
+        }
+        Err(Refusal::Cannot(format!("{} is damaged; remove it", shown(&directory))))
+    }
+
+    /// Creates the directory with its identity. Returns whether it did not exist.
+    fn create(&self, directory: &Path, identity: &str, attempt: u32) -> Result<bool, Refusal> {
+        let failed = |path: &Path, e: &std::io::Error| Refusal::from_io(path, e);
+        make_private(&self.pools).map_err(|e| failed(&self.pools, &e))?;
+        if !is_private(&self.pools, rustix::process::geteuid().as_raw()) {
+            return Err(Refusal::Cannot(format!("others have access to {}", shown(&self.pools))));
+        }
+        let new = self.pools.join(format!(".new-{}-{attempt}", std::process::id()));
+        let made = DirBuilder::new().mode(0o700).create(&new);
+        let made = made.and_then(|()| fs::write(new.join(IDENTITY), identity));
+        let made = made.and_then(|()| DirBuilder::new().mode(0o700).create(new.join(FILES)));
+        // A directory that is not empty is not replaced.
+        let renamed = made.and_then(|()| fs::rename(&new, directory));
+        match renamed {
+            Ok(()) => Ok(true),
+            Err(e) => {
+                // It is of no use to others.
+                let _ = fs::remove_dir_all(&new);
+                use std::io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotFound};
+                match e.kind() {
+                    // The end of the last pool has removed the directory of all pools.
+                    AlreadyExists | DirectoryNotEmpty | NotFound => Ok(false),
+                    _ => Err(failed(directory, &e)),
+                }
+            }
+        }
+    }
+
+    /// Writes the description, which makes the pool known on this node.
+    pub fn save(&self, pool: &Pool, writer: MemberId) -> Result<(), Refusal> {
+        let directory = self.directory(&pool.name)?;
+        let failed = |e: std::io::Error| Refusal::from_io(&directory, &e);
+        let text = serde_json::to_vec_pretty(pool)
+            .map_err(|e| Refusal::Cannot(format!("the description of the pool: {e}")))?;
+        let new = directory.join(format!("pool.json.{}", writer.0));
+        fs::write(&new, text).map_err(failed)?;
+        fs::rename(&new, directory.join(DESCRIPTION)).map_err(failed)
+    }
+
+    /// Removes the socket and the messages of a daemon that ends, and the directory of the pool
+    /// with the last daemon of this node. Has no effect if the directory belongs to another pool.
+    pub fn leave(&self, joined: &Joined, member: MemberId) -> Result<(), Refusal> {
+        let directory = &joined.directory;
+        // Without a lock, the directory of a new pool of the same name could be removed.
+        let lock = match File::open(&self.pools) {
+            Ok(lock) => lock,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(Refusal::from_io(&self.pools, &e)),
+        };
+        flock(&lock, FlockOperation::LockExclusive).map_err(|e| Refusal::from_io(&self.pools, &e.into()))?;
+        if read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)?.as_ref() != Some(&joined.identity) {
+            return Ok(());
+        }
+        for path in [joined.socket(member), joined.log(member)] {
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Refusal::from_io(&path, &e));
+                }
+                _ => {}
+            }
+        }
+        for other in fs::read_dir(directory).map_err(|e| Refusal::from_io(directory, &e))? {
+            let other = other.map_err(|e| Refusal::from_io(directory, &e))?;
+            if other.file_name().to_string_lossy().parse::<u16>().is_ok() {
+                return Ok(());
+            }
+        }
+        self.remove(directory)
+    }
+
+    /// Removes the directory of a pool. It is no error if it does not exist.
+    pub fn forget(&self, name: &str) -> Result<(), Refusal> {
+        self.remove(&self.directory(name)?)
+    }
+
+    fn remove(&self, directory: &Path) -> Result<(), Refusal> {
+        match fs::remove_dir_all(directory) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Refusal::from_io(directory, &e));
+            }
+            _ => {}
+        }
+        // Other pools may exist.
+        let _ = fs::remove_dir(&self.pools);
+        Ok(())
+    }
+
+    /// Removes the directory of a pool whose start was interrupted, so that its name is free.
+    /// Returns whether there was one.
+    pub fn forget_incomplete(&self, name: &str) -> Result<bool, Refusal> {
+        let directory = self.directory(name)?;
+        if directory.join(DESCRIPTION).exists() || !directory.exists() {
+            return Ok(false);
+        }
+        self.forget(name).map(|()| true)
+    }
+
+    /// Returns the pool of this name on this node.
+    pub fn find(&self, name: &str) -> Result<Pool, Refusal> {
+        match read(&self.directory(name)?)? {
+            Some(pool) => Ok(pool),
+            None => Err(Refusal::WrongInput(format!(
+                "there is no pool {name} on this node; `quell pool ls` lists the pools, and `quell pool up {name}` starts it"
+            ))),
+        }
+    }
+
+    /// Returns all pools on this node, sorted by name.
+    pub fn pools(&self) -> Result<Vec<Pool>, Refusal> {
+        let entries = match fs::read_dir(&self.pools) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Refusal::from_io(&self.pools, &e)),
+        };
+        let mut pools = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| Refusal::from_io(&self.pools, &e))?;
+            pools.extend(read(&entry.path())?);
+        }
+        pools.sort_by(|a: &Pool, b: &Pool| a.name.cmp(&b.name));
+        Ok(pools)
+    }
+}
+
+impl Joined {
+    /// Returns the path of the socket of a daemon.
+    pub fn socket(&self, member: MemberId) -> PathBuf {
+        self.directory.join(socket_name(member))
+    }
+
+    /// Returns the path of the file with the messages of a daemon.
+    pub fn log(&self, member: MemberId) -> PathBuf {
+        self.directory.join(log_name(member))
+    }
+}
+
+fn socket_name(member: MemberId) -> String {
+    member.0.to_string()
+}
+
+fn log_name(member: MemberId) -> String {
+    format!("{}.log", member.0)
+}
+
+fn joined(directory: PathBuf, boot: u64, identity: String) -> Result<Joined, Refusal> {
+    let found = fs::symlink_metadata(&directory).map_err(|e| Refusal::from_io(&directory, &e))?;
+    let node = format!("{boot:016x}-{:x}-{:x}", found.dev(), found.ino());
+    Ok(Joined { directory, node, identity })
+}
+
+fn read(directory: &Path) -> Result<Option<Pool>, Refusal> {
+    let path = directory.join(DESCRIPTION);
+    let Some(text) = read_text(&path, DESCRIPTION_BYTES_MAX)? else { return Ok(None) };
+    let pool = serde_json::from_str(&text);
+    pool.map(Some).map_err(|e| Refusal::WrongInput(format!("{} is damaged: {e}", shown(&path))))
+}
+
+/// Reads a file. `None` if it does not exist.
+fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, Refusal> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Refusal::from_io(path, &e)),
+    };
+    let mut text = String::new();
+    file.take(bytes_max).read_to_string(&mut text).map_err(|e| Refusal::from_io(path, &e))?;
+    Ok(Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_plain_component() {
+        for bad in ["", ".", "..", "-p", "a/b", "a b", "\u{e4}", &"x".repeat(65)] {
+            assert!(check_pool_name(bad).is_err(), "{bad}");
+        }
+        check_pool_name("job-17_a.b").unwrap();
+    }
+
+    #[test]
+    fn the_daemons_of_a_pool_share_its_directory_and_the_last_one_removes_it() {
+        let runtime = tempfile::tempdir().unwrap();
+        fs::set_permissions(runtime.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let registry = Registry::within(Some(runtime.path().to_owned())).unwrap();
+        let first = registry.join("p", 7, 1).unwrap();
+        assert_eq!(registry.join("p", 7, 1).unwrap(), first);
+        for member in [MemberId(0), MemberId(1)] {
+            fs::write(first.socket(member), "").unwrap();
+        }
+        assert!(matches!(registry.join("p", 8, 1), Err(Refusal::WrongInput(_))), "another pool");
+        assert!(matches!(registry.join("p", 7, 2), Err(Refusal::Cannot(_))), "another node");
+        let pool =
+            Pool { name: "p".into(), chunk_bytes: 4096, node: first.node.clone(), members: Vec::new() };
+        registry.save(&pool, MemberId(1)).unwrap();
+        assert_eq!(registry.find("p").unwrap(), pool);
+        registry.leave(&first, MemberId(0)).unwrap();
+        assert_eq!(registry.pools().unwrap(), [pool]);
+        registry.leave(&first, MemberId(1)).unwrap();
+        registry.leave(&first, MemberId(1)).unwrap();
+        assert_eq!(fs::read_dir(runtime.path()).unwrap().count(), 0);
+        registry.join("p", 8, 1).unwrap();
+        registry.leave(&first, MemberId(1)).unwrap();
+        assert!(registry.directory("p").unwrap().exists(), "it is that of another pool");
+    }
+}

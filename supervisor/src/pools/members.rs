@@ -1,0 +1,167 @@
+//! Requests of commands to each daemon of a running pool: its state, and its end.
+
+use std::fs;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use quell_mount_spec::PoolConnection;
+use quell_pool::Daemon;
+use quell_runtime::{Pool, Registry};
+use quell_vfs::{Error, ErrorKind, Result, Space};
+use quell_wire::pool::{Operation, PoolMember, Reply};
+
+use crate::display::shown;
+use crate::failure::Failure;
+
+/// Requests to daemons at a time: fewer than one connection carries.
+const PARALLEL_REQUESTS_MAX: usize = 12;
+/// How long a daemon may take to remove its files.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// The answer of a daemon.
+#[derive(Debug)]
+pub struct MemberState {
+    /// The daemon.
+    pub member: PoolMember,
+    /// The space of the file system with its data, or the reason why it does not answer.
+    pub space: Result<Space>,
+    /// The time until the answer or the error.
+    pub elapsed: Duration,
+}
+
+/// Asks all daemons of a pool for their state, each for at most `limit`: those of this node
+/// directly, the others through them. The answers are in the order of the daemons' numbers.
+pub fn member_states(pool: &Pool, limit: Duration) -> Vec<MemberState> {
+    let gateway = gateway(pool);
+    for_each_member(pool.members.iter().collect(), &|member| {
+        let begun = Instant::now();
+        let mut space = Err(Error::new(ErrorKind::Unavailable, "ask daemon", member.id.0.to_string()));
+        let asked = connect(pool, member, gateway.as_ref(), &mut |connection| {
+            let operation = Operation::MemberSpace { member: member.id };
+            connection.call(Some(Instant::now() + limit), &operation, &mut |reply| {
+                space = match reply {
+                    Ok(Reply::Space { total_bytes, free_bytes, available_bytes, .. }) => {
+                        Ok(Space { total_bytes, free_bytes, available_bytes, ..Space::default() })
+                    }
+                    Ok(_) => Err(Error::new(ErrorKind::Damaged, "ask daemon", member.id.0.to_string())),
+                    Err(failure) => Err(failure.into_error("ask daemon", member.id.0.to_string().as_bytes())),
+                };
+            })
+        });
+        MemberState { member: member.clone(), space: asked.and(space), elapsed: begun.elapsed() }
+    })
+}
+
+/// Ends the daemons of a pool, which remove their files, and removes the files of the daemons of
+/// this node that have ended before.
+///
+/// # Errors
+///
+/// "Cannot" if a daemon of this node does not answer, or one of another node is not reached. The
+/// others have ended then.
+pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
+    let gateway = gateway(pool);
+    let (own, others): (Vec<&PoolMember>, Vec<&PoolMember>) =
+        pool.members.iter().partition(|member| member.node == pool.node);
+    let stop = |member: &PoolMember| {
+        let operation = Operation::StopMember { member: member.id };
+        let mut ended = Ok(());
+        let sent = connect(pool, member, gateway.as_ref(), &mut |connection| {
+            connection.call(Some(Instant::now() + END_LIMIT), &operation, &mut |reply| {
+                ended = reply.map(drop).map_err(|failure| failure.into_error("end", b""));
+            })
+        });
+        (member.clone(), sent.and(ended))
+    };
+    let mut left = Vec::new();
+    for (member, ended) in for_each_member(others, &stop) {
+        if let Err(error) = ended {
+            let PoolMember { id, host, directory, .. } = member;
+            left.push(format!("the daemon {} on {host}: {error}; its data is in {}", id.0, shown(directory)));
+        }
+    }
+    // Those of this node are the last ones, because the requests to the others pass through them.
+    for (member, ended) in for_each_member(own, &stop) {
+        match ended {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => {
+                remove_files_of(&member)?;
+            }
+            Err(error) => {
+                let PoolMember { id, pid, .. } = member;
+                left.push(format!("the daemon {} (process {pid}): {error}", id.0));
+            }
+        }
+    }
+    if left.is_empty() {
+        // The last daemon of the node has done it, unless it was killed.
+        return Ok(Registry::of_user()?.forget(&pool.name)?);
+    }
+    Err(Failure::cannot(format!("the pool {} has not ended completely:\n  {}", pool.name, left.join("\n  "))))
+}
+
+/// Returns a connection to a daemon of this node, through which those of other nodes are reached.
+fn gateway(pool: &Pool) -> Option<PoolConnection> {
+    let has_others = pool.members.iter().any(|member| member.node != pool.node);
+    let mut own = pool.own_members().filter(|_| has_others);
+    own.find_map(|member| PoolConnection::open(&member.socket).ok())
+}
+
+/// Passes a connection by which a member is reached to `use_it`.
+fn connect(
+    pool: &Pool,
+    member: &PoolMember,
+    gateway: Option<&PoolConnection>,
+    use_it: &mut dyn FnMut(&PoolConnection) -> Result<()>,
+) -> Result<()> {
+    if member.node == pool.node {
+        return use_it(&PoolConnection::open(&member.socket)?);
+    }
+    match gateway {
+        Some(connection) => use_it(connection),
+        None => {
+            let source = Some("no daemon of this node answers".into());
+            let error = Error::new(ErrorKind::Unavailable, "ask daemon", member.id.0.to_string());
+            Err(Error { source, ..error })
+        }
+    }
+}
+
+/// Calls a function for each member, several at a time, and returns the results in order.
+fn for_each_member<T: Send>(members: Vec<&PoolMember>, ask: &(dyn Fn(&PoolMember) -> T + Sync)) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..members.len().min(PARALLEL_REQUESTS_MAX) {
+            scope.spawn(|| {
+                while let Some((number, member)) = {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    members.get(number).map(|member| (number, *member))
+                } {
+                    let result = ask(member);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(number, _)| *number);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Removes the files of a daemon of this node that was killed.
+fn remove_files_of(member: &PoolMember) -> std::result::Result<(), Failure> {
+    match fs::remove_dir_all(&member.directory) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Failure::cannot(format!("{}: {e}", shown(&member.directory))));
+        }
+        _ => {}
+    }
+    // The directory of all daemons of the node, if no other file is in it.
+    if let Some(base) = member.directory.parent() {
+        let _ = fs::remove_dir(base);
+    }
+    Ok(())
+}
