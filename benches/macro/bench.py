@@ -31,11 +31,13 @@ from log import Logs
 from machines import Machines
 from measure import Failed, Testbed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 from mpi import Mpi
+from pool import Pool
 from preload import Preload
 
 NODES = 4
 LOG_MOUNTS = "none, log mounts"
 NO_VIEW = "none, preload"
+POOLS = "none, pools"
 MPI_IO = "none, MPI-IO"
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
@@ -55,7 +57,7 @@ class Row:
     def cost(self):
         """Return the ratio of costs; for rates it is inverted."""
         ratio = self.ratio()
-        return 1 / ratio if ratio and self.unit.endswith("B/s") else ratio
+        return 1 / ratio if ratio and self.unit.endswith("/s") else ratio
 
     def as_dict(self):
         return {**vars(self), "ratio": self.ratio()}
@@ -66,6 +68,8 @@ def number(value, unit):
         return "-"
     if unit == "s":
         return f"{value:.3f} s"
+    if unit == "ops/s":
+        return f"{value:,.0f}/s"
     if unit in ("ops", "entries"):
         return f"{value:,.0f}"
     return f"{value:,.1f} {unit}"
@@ -525,7 +529,7 @@ def set_up(testbed, options):
                 [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
-        kept = {"boot": 1, "log": 0, "mpi": 0, "preload": 0, "start": 1}[options.only]
+        kept = {"boot": 1, "log": 0, "mpi": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
         commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
@@ -550,7 +554,7 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["boot", "log", "mpi", "preload", "start"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["boot", "log", "mpi", "pool", "preload", "start"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
@@ -573,7 +577,7 @@ def main():
         run(["cc", "-O2", "-Wall", "-o", paths, TOP / "benches/micro/paths.c"])
         with Testbed(scratch / "moosefs", NODES).up() as testbed:
             set_up(testbed, options)
-            if options.only not in ("log", "mpi", "preload"):
+            if options.only not in ("log", "mpi", "pool", "preload"):
                 run([testbed.path(1, "env/bin/python"), PROGRAM])  # creates matplotlib's font list once
             trees = "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items())
             facts = {
@@ -586,7 +590,7 @@ def main():
             }
             print("\n".join(f"{name}: {value}" for name, value in facts.items()))
             results = {}
-            for view in [] if options.only in ("log", "mpi", "preload") else options.view or [None]:
+            for view in [] if options.only in ("log", "mpi", "pool", "preload") else options.view or [None]:
                 bench = Bench(testbed, quell, scratch, view, options)
                 print(f"\nview: {view or 'automatic'}", flush=True)
                 if options.only:
@@ -610,15 +614,17 @@ def main():
                 bench.profile()
             if not options.only:  # benches/macro/machines.py measures these alone; they have one view
                 bench.machines()
-            if options.only in ("log", "mpi", "preload"):
+            if options.only in ("log", "mpi", "pool", "preload"):
                 bench = Bench(testbed, quell, scratch, None, options)
-                results[{"log": LOG_MOUNTS, "mpi": MPI_IO, "preload": NO_VIEW}[options.only]] = bench.rows
+                results[{"log": LOG_MOUNTS, "mpi": MPI_IO, "pool": POOLS, "preload": NO_VIEW}[options.only]] = bench.rows
             if options.only in (None, "preload"):
                 Preload(bench).rows(local)
             if options.only == "preload":
                 bench.logs_locally(local)
             if options.only in (None, "mpi"):
                 Mpi(bench).rows(local)
+            if options.only in (None, "pool"):
+                Pool(bench).rows(local)
             first_log_row = len(bench.rows)
             if options.only in (None, "log"):
                 bench.logs(local)
