@@ -52,7 +52,7 @@ async fn create_files(client: &Client) -> Vec<FileId> {
         };
         let Reply::Held(node) = perform(client, create).await else { panic!("no reference") };
         let (id, data) = (node.id, &[1; 8]);
-        perform(client, Operation::Write { id, chunk: 0, offset: 0, data, size_bytes_min: 8 }).await;
+        perform(client, Operation::Write { id, chunk: 0, offset: 0, data }).await;
         perform(client, Operation::Grow { id, size_bytes_min: 8 }).await;
         files.push(id);
     }
@@ -88,7 +88,7 @@ fn a_chunk_is_removed_although_its_size_was_never_recorded() {
                 let create = Operation::Create { dir, name, kind, permissions: 0o600, uid: 1000, gid: 1000 };
                 let Reply::Held(node) = perform(&client, create).await else { panic!("no reference") };
                 let (id, data) = (node.id, &[1; 8]);
-                perform(&client, Operation::Write { id, chunk: 0, offset: 0, data, size_bytes_min: 8 }).await;
+                perform(&client, Operation::Write { id, chunk: 0, offset: 0, data }).await;
             }
             client.end();
             cluster.world.sleep(Duration::from_secs(delay_s)).await;
