@@ -4,6 +4,8 @@
  *       One process for each DIR, which lead to the same directory on different nodes. Each process
  *       creates COUNT empty files, then all processes stat(2) the files of the next rank, then they
  *       remove their own. Files created, examined and removed per second.
+ *   pool_work create COUNT DIR...
+ *       The first step of `names` alone: the files remain.
  *   pool_work data BYTES MIB SHARED DIR...
  *       Each process writes MIB with pwrite(2) of BYTES each, then reads the data of the next rank,
  *       and compares the first and the last byte of each read. SHARED: 1 for one file in which the
@@ -63,10 +65,10 @@ static void meet(int step, int ranks) {
         usleep(100);
 }
 
-static void names(int rank, int ranks, long count, const char *dir) {
+static void names(int rank, int ranks, int steps, long count, const char *dir) {
     char path[PATH_BYTES];
     struct stat found;
-    for (int step = 0; step < 3; step++) {
+    for (int step = 0; step < steps; step++) {
         meet(step, ranks);
         int owner = step == 1 ? (rank + 1) % ranks : rank;
         for (long i = 0; i < count; i++) {
@@ -80,7 +82,7 @@ static void names(int rank, int ranks, long count, const char *dir) {
             }
         }
     }
-    meet(3, ranks);
+    meet(steps, ranks);
 }
 
 static void data(int rank, int ranks, long bytes, long mib, int is_shared, const char *dir) {
@@ -165,8 +167,10 @@ int main(int count, char **arguments) {
         return 0;
     }
     int is_data = count > 5 && !strcmp(arguments[1], "data");
-    if (!is_data && !(count > 3 && !strcmp(arguments[1], "names"))) {
-        fputs("usage: pool_work names COUNT DIR... | data BYTES MIB SHARED DIR... | roundtrip\n", stderr);
+    int creates = count > 3 && !strcmp(arguments[1], "create");
+    int steps = is_data ? 2 : creates ? 1 : 3;
+    if (!is_data && !creates && !(count > 3 && !strcmp(arguments[1], "names"))) {
+        fputs("usage: pool_work names|create COUNT DIR... | data BYTES MIB SHARED DIR... | roundtrip\n", stderr);
         return 2;
     }
     char **dirs = arguments + (is_data ? 5 : 3);
@@ -183,7 +187,7 @@ int main(int count, char **arguments) {
             if (is_data)
                 data(rank, ranks, atol(arguments[2]), atol(arguments[3]), atoi(arguments[4]), dirs[rank]);
             else
-                names(rank, ranks, atol(arguments[2]), dirs[rank]);
+                names(rank, ranks, steps, atol(arguments[2]), dirs[rank]);
             exit(0);
         }
     }
@@ -194,7 +198,7 @@ int main(int count, char **arguments) {
     getrusage(RUSAGE_CHILDREN, &used);
     double work = is_data ? (double)ranks * atol(arguments[3]) : (double)ranks * atol(arguments[2]);
     printf("{\"rates\": [");
-    for (int step = 0; step < (is_data ? 2 : 3); step++)
+    for (int step = 0; step < steps; step++)
         printf("%s%.1f", step ? ", " : "", work / (shared->ended[step] - shared->begun[step]));
     printf("], \"processor_s\": %.4f}\n", used.ru_utime.tv_sec + used.ru_stime.tv_sec +
                                               (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6);
