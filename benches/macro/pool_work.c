@@ -1,4 +1,4 @@
-/* The work of mdtest and of IOR that the rows of pools need, without MPI. pool.py runs this program.
+/* The work of mdtest and of IOR that the rows of pools need, without MPI. pool.py runs it.
  *
  *   pool_work names COUNT DIR...
  *       One process for each DIR, which lead to the same directory on different nodes. Each process
