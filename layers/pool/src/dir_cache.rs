@@ -1,5 +1,5 @@
 //! The directories on the paths that a client uses, which it finds again without a request (section
-//! "Directory ids" of docs/techniques/pool.md).
+//! "Cached directories" of docs/techniques/pool.md).
 
 use std::collections::HashMap;
 
