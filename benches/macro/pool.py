@@ -1,6 +1,6 @@
 """Measures pools: names as mdtest does, data as IOR does (pool_work.c), beside the local disk and a
-MooseFS. The reference is GekkoFS 0.9.3 on a machine with 2 processors that its daemon and the ranks
-shared, with the better one of its transports."""
+MooseFS. The reference values are those of GekkoFS 0.9.3 on a machine with 2 processors, which its
+daemon and the ranks shared, with the faster one of its two transports."""
 import json
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ NAMES = (
     (4, 1, (9300, 20500, 15500), (46000, 100000, 75000)),
     (4, 2, (3200, 7300, 7500), (16000, 36000, 37000)),
 )
-PROCESSOR_US = (147, 29.4)  # the least of GekkoFS, and a fifth of it
+PROCESSOR_US = (147, 29.4)  # the smallest value of GekkoFS, and a fifth of it
 # Bytes of a transfer, the rates of GekkoFS in MiB/s (write, read), and the targets.
 DATA = ((8 << 10, (27, 57), (270, 570)), (64 << 10, (179, 331), (895, 1655)), (1 << 20, (730, 1800), (1460, 3600)))
 NO_LIBRARY = "SKIPPED: there is no libquell_preload.so beside the binary: make build"
@@ -48,9 +48,9 @@ class Pool:
 
     def roundtrip(self):
         found = self.work("roundtrip")
-        self.add("calibration: 64 bytes there and back, one processor", "us", None, found["one_us"], note="6 us on the reference machine")
+        self.add("calibration: exchange of 64 bytes, one processor", "us", None, found["one_us"], note="6 us on the reference machine")
         if "across_us" in found:
-            self.add("calibration: the same, two processors", "us", None, found["across_us"], note="51 us on the reference machine")
+            self.add("calibration: exchange of 64 bytes, two processors", "us", None, found["across_us"], note="51 us on the reference machine")
 
     def up(self, local, daemons):
         run([self.quell, "pool", "up", "bench", "--quiet", "--local", daemons, "--dir", local])

@@ -1,9 +1,10 @@
 /* The work of mdtest and of IOR that the rows of pools need, without MPI. pool.py runs it.
  *
  *   pool_work names COUNT DIR...
- *       One process for each DIR, which lead to the same directory on different nodes. Each process
- *       creates COUNT empty files, then all processes stat(2) the files of the next rank, then they
- *       remove their own. Files created, examined and removed per second.
+ *       One process for each DIR. All DIRs lead to the same directory, for example on different
+ *       nodes. Each process creates COUNT empty files, then all processes stat(2) the files of the
+ *       next rank, then they remove their own. The result: files created, examined and removed per
+ *       second.
  *   pool_work create COUNT DIR...
  *       The first step of `names` alone: the files remain.
  *   pool_work data BYTES MIB SHARED DIR...
@@ -11,8 +12,8 @@
  *       and compares the first and the last byte of each read. SHARED: 1 for one file in which the
  *       ranks' parts take turns, 0 for one file each. MiB/s of all processes.
  *   pool_work roundtrip
- *       Microseconds of an exchange of 64 bytes by two pipes between two processes: on one
- *       processor, and on two.
+ *       The time of an exchange of 64 bytes through two pipes between two processes, in
+ *       microseconds: on one processor, and on two.
  *
  * All processes wait for each other between the steps. The result is one JSON object, with the
  * processor time of the processes in seconds. Exit code 1: a call failed or bytes are wrong.

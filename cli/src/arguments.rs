@@ -72,7 +72,8 @@ pub enum Command {
     Generate(GenerateArgs),
     #[command(hide = true)]
     Holder(HolderArgs),
-    /// Keep the daemons of a pool; started by `pool up`, with a plan on standard input.
+    /// Start the daemons of a pool and wait for them; started by `pool up`, with a plan on standard
+    /// input.
     #[command(hide = true)]
     PoolKeeper,
     #[command(hide = true)]

@@ -18,8 +18,7 @@ struct OwnAddress {
 /// Returns the address to listen on, with port 0.
 ///
 /// # Errors
-///
-/// "Cannot" if the node has no address, or several and none was chosen.
+/// "Cannot" if the node has no suitable address, or several of which none was selected.
 pub fn choose(listen: &Listen) -> Result<SocketAddr, Failure> {
     let address = match listen {
         Listen::Loopback => Ipv4Addr::LOCALHOST.into(),
@@ -40,7 +39,7 @@ pub fn choose(listen: &Listen) -> Result<SocketAddr, Failure> {
 }
 
 fn of_host(name: &str, addresses: &[IpAddr]) -> Result<IpAddr, Failure> {
-    // A name that the starting node resolves to a loopback address is that node itself.
+    // A name that resolves to a loopback address on the starting node means that node itself.
     if let Some(found) = addresses.iter().find(|address| !address.is_loopback() && is_own(**address)) {
         return Ok(*found);
     }
@@ -54,9 +53,9 @@ fn of_host(name: &str, addresses: &[IpAddr]) -> Result<IpAddr, Failure> {
     interfaces.dedup();
     match (preferred(others.iter().copied()), interfaces.as_slice()) {
         (Some(address), [_]) => Ok(address),
-        (None, _) => Err(Failure::cannot("this node has no address that other nodes reach")),
+        (None, _) => Err(Failure::cannot("this node has no address that other nodes can reach")),
         (Some(_), interfaces) => Err(Failure::cannot(format!(
-            "{name} is no address of this node, which has several; choose one with --interface ({}) or --network",
+            "{name} is not an address of this node, which has several interfaces; select one with --interface ({}) or --network",
             interfaces.join(", ")
         ))),
     }
@@ -74,8 +73,8 @@ fn is_own(address: IpAddr) -> bool {
     !address.is_unspecified() && !address.is_multicast() && TcpListener::bind((address, 0)).is_ok()
 }
 
-/// Returns the addresses of all interfaces that are up, except link-local ones, which are no
-/// complete addresses in IPv6.
+/// Returns the addresses of all interfaces that are up, except link-local IPv6 addresses, which are
+/// incomplete without an interface.
 fn own_addresses() -> Result<Vec<OwnAddress>, Failure> {
     let interfaces = getifaddrs().map_err(|e| Failure::cannot(format!("cannot list the interfaces: {e}")))?;
     let mut own = Vec::new();

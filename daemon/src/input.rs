@@ -1,5 +1,5 @@
 //! The messages of the starting program. A thread reads them from standard input, so that a signal
-//! ends the daemon while it waits for one, and the end of the input is noticed afterwards.
+//! can end the daemon while it waits for a message, and the end of the input is noticed later.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::failure::Failure;
 
-/// How often the daemon looks whether a signal has arrived while it waits for a message.
+/// How often the daemon checks for a signal while it waits for a message.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The standard input.
@@ -55,7 +55,7 @@ impl Input {
                 }
                 Ok(Err(e)) => return Err(Failure::cannot(format!("cannot read the settings: {e}"))),
                 Err(RecvTimeoutError::Timeout) if stop.load(Ordering::SeqCst) => {
-                    return Err(Failure::cannot("a signal has ended the start"));
+                    return Err(Failure::cannot("the start was interrupted by a signal"));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -68,14 +68,15 @@ impl Input {
     }
 }
 
-/// Reads lines until the input ends. A line that is too long is cut off, which damages it.
+/// Reads lines until the input ends. A line that is too long is truncated, and is then refused as
+/// damaged.
 fn read_lines(lines: &Sender<std::io::Result<String>>) {
     let mut input = BufReader::new(std::io::stdin());
     loop {
         let mut line = String::new();
         match (&mut input).take(LINE_BYTES_MAX).read_line(&mut line) {
             Ok(0) => return,
-            // The receiver does not read after the start, and ends with the process.
+            // After the start, the receiver reads no lines. It ends with the process.
             Ok(_) if lines.send(Ok(line)).is_err() => return,
             Ok(_) => {}
             Err(e) => {

@@ -1,5 +1,5 @@
 //! The files of a daemon on its node: the entry in the registry of pools, and the directory with
-//! its data. A clean end removes all of them.
+//! its data. They are removed when the daemon ends without being killed.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -16,7 +16,7 @@ pub struct NodeFiles {
     joined: Joined,
     name: String,
     member: MemberId,
-    /// The directory of the pool's daemons on this node, which has the data of each.
+    /// The directory with the data of all of the pool's daemons on this node.
     base: PathBuf,
 }
 
@@ -32,7 +32,7 @@ impl NodeFiles {
         let parent = fs::canonicalize(&parent)
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", parent.display())))?;
         let joined = registry.join(&settings.name, settings.pool, boot)?;
-        // The directory of a pool is not that of an earlier pool of the same name.
+        // The number distinguishes the directory from that of an earlier pool of the same name.
         let base = parent.join(format!("quell-pool-{}-{:016x}", settings.name, settings.pool as u64));
         let files =
             NodeFiles { registry, joined, name: settings.name.clone(), member: settings.member, base };
@@ -42,7 +42,7 @@ impl NodeFiles {
                 let removed = files.remove();
                 Err(removed.err().unwrap_or(failure))
             }
-            // Storage checks that no other user has access to it.
+            // `Storage` checks that other users have no access to it.
             _ => Ok(files),
         }
     }

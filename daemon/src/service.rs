@@ -31,8 +31,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(250);
 /// members.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often the member does what is due without a request: ends transactions and long waits, and
-/// keeps references.
+/// How often the member performs the work that no request causes: completes transactions, ends long
+/// waits, and renews references.
 const TENDING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the end of the daemon waits for requests of other members that were begun.
@@ -41,7 +41,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// Replies that wait to be copied to their clients.
 type Outbox = Rc<RefCell<Vec<(Ticket, Vec<u8>)>>>;
 
-/// Replies to other members that are sent when the files of this one are removed.
+/// Replies to other members that are sent after the files of this member were removed.
 type Kept = Rc<RefCell<Vec<(Reply, Vec<u8>)>>>;
 
 /// Passes requests of other members to the thread of the service.
@@ -58,7 +58,7 @@ impl Handler for Inbox {
     }
 }
 
-/// The clients of this daemon. Their number for directories is in the memory that they share with
+/// The clients of this daemon. The version of the directories is in the memory that they share with
 /// it.
 struct LocalClients(Waker);
 
@@ -78,8 +78,8 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Begins to listen for other members on the address, and for clients at the socket, whose
-    /// directory is new or has other daemons of the same pool.
+    /// Begins to listen for other members on the address, and for clients at the socket. The
+    /// directory of the socket is new, or contains sockets of other daemons of the same pool.
     pub fn start(
         settings: &MemberSettings,
         listen: SocketAddr,
@@ -156,8 +156,8 @@ impl Service {
     }
 
     /// Serves requests until `is_stopped` returns true, which is called at least four times each
-    /// second, or a client ends the member. Then `remove` removes the files of the member, before
-    /// those who have asked for its end get their replies.
+    /// second, or until a client ends the member. Then `remove` removes the files of the member,
+    /// and after that the clients and members that have requested the end get their replies.
     pub fn run(
         mut self,
         is_stopped: &dyn Fn() -> bool,
@@ -261,14 +261,14 @@ impl Service {
         });
     }
 
-    /// Lets the member do what is due without a request.
+    /// Lets the member perform the work that no request causes.
     fn tend(&self) {
         self.member.end_waits();
         let member = Rc::clone(&self.member);
         self.spawn(async move {
             if let Err(error) = member.tend().await {
-                // It is repeated. As long as a member cannot be reached, it fails each time.
-                tracing::debug!(%error, "work for other members remains to be done");
+                // The next call repeats the work. It fails as long as a member cannot be reached.
+                tracing::debug!(%error, "work that concerns other members is not complete");
             }
         });
     }

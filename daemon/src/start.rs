@@ -30,7 +30,7 @@ pub fn run() -> Result<(), Failure> {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|e| Failure::cannot(format!("cannot handle signals: {e}")))?;
     }
-    // The daemon must not keep a directory busy.
+    // A working directory could not be unmounted.
     std::env::set_current_dir("/").map_err(|e| Failure::cannot(format!("/: {e}")))?;
     let input = Input::start()?;
     let settings: MemberSettings = input.receive(&stop)?;
@@ -69,20 +69,22 @@ fn serve(
     let log = log.map_err(|e| Failure::cannot(format!("{}: {e}", files.log().display())))?;
     write_line(&Ready::Serving)?;
     let Complete = input.receive(stop)?;
-    let failed = |e: rustix::io::Errno| Failure::cannot(format!("cannot leave the starting program: {e}"));
+    let failed =
+        |e: rustix::io::Errno| Failure::cannot(format!("cannot detach from the starting program: {e}"));
     dup2_stderr(&log).map_err(failed)?;
     if settings.lifetime == Lifetime::Unlimited {
         let null = std::fs::File::options().read(true).write(true).open("/dev/null");
         let null = null.map_err(|e| Failure::cannot(format!("/dev/null: {e}")))?;
         dup2_stdin(&null).map_err(failed)?;
         dup2_stdout(&null).map_err(failed)?;
-        // The process leads its group already if a shell has started it.
+        // EPERM: the process is the leader of its group already, because a shell has started it.
         match rustix::process::setsid() {
             Ok(_) | Err(rustix::io::Errno::PERM) => {}
             Err(e) => return Err(failed(e)),
         }
     }
-    // Otherwise the end of the output tells the starting program that the daemon has ended.
+    // Otherwise standard output stays open; its end informs the starting program that the daemon
+    // has ended.
     let ends_with_input = settings.lifetime == Lifetime::Input;
     let is_stopped = || stop.load(Ordering::Relaxed) || (ends_with_input && input.is_ended());
     service.run(&is_stopped, || files.remove())

@@ -35,7 +35,7 @@ impl PoolConnection {
         Ok(PoolConnection { channel, data: None })
     }
 
-    /// Opens the data of the daemon's member, so that reading and writing it needs no requests.
+    /// Opens the data of the daemon's member, so that reads and writes of it need no requests.
     ///
     /// # Errors
     ///

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::refusal::{Refusal, shown};
 
-/// Number of directories in /tmp that are tried: another user may have created some of them.
+/// The number of directories in /tmp that are tried, because another user may have created some of
+/// them.
 const SHARED_DIRECTORIES_MAX: u32 = 16;
 
 /// Returns a directory that only this user can access: `$QUELL_RUNTIME_DIR`, or
@@ -25,8 +26,9 @@ pub fn runtime_directory() -> Result<PathBuf, Refusal> {
 }
 
 /// Returns the runtime directory of pools. Unlike that of holders it does not depend on
-/// `$XDG_RUNTIME_DIR`, because a remote login has this variable and a task of a job may not have
-/// it: `named`, or without it the first of the other directories of [`runtime_directory`].
+/// `$XDG_RUNTIME_DIR`, because this variable is set after a remote login, but may not be set in a
+/// task of a job. It is `named`, or without `named` the first of the other directories of
+/// [`runtime_directory`].
 pub fn pool_runtime_directory(named: Option<PathBuf>) -> Result<PathBuf, Refusal> {
     match named {
         Some(path) => private_directory(path),
@@ -43,7 +45,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Creates the directory, or checks that others have no access to it.
+/// Creates the directory if it does not exist, and checks that other users have no access to it.
 fn private_directory(path: PathBuf) -> Result<PathBuf, Refusal> {
     make_private(&path).map_err(|e| {
         Refusal::Cannot(format!(

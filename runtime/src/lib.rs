@@ -1,5 +1,5 @@
 //! The runtime directory of a user on one node, and the pools that are registered in it. Commands
-//! find pools here; daemons register and remove them. docs/formats/pool.md draws the directory.
+//! find pools here; daemons register and remove them. docs/formats/pool.md describes the directory.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -9,12 +9,12 @@ use std::path::Path;
 pub enum Refusal {
     /// The input names something that does not exist, exists already, or is damaged.
     WrongInput(String),
-    /// The node does not allow it.
+    /// The system does not allow the operation.
     Cannot(String),
 }
 
 impl Refusal {
-    /// Returns the failure of an operation of the system on a path.
+    /// Returns the error for a failed system call on a path.
     pub(crate) fn from_io(path: &Path, error: &std::io::Error) -> Refusal {
         Refusal::Cannot(format!("{}: {error}", shown(path)))
     }

@@ -15,10 +15,11 @@ use crate::refusal::{Refusal, shown};
 
 /// The description of a pool in its directory.
 const DESCRIPTION: &str = "pool.json";
-/// The file with the number of the pool and the boot of the node. It exists as long as the
+/// The file with the number of the pool and the boot id of the node. It exists as long as the
 /// directory.
 const IDENTITY: &str = "identity";
-/// The empty directory at which programs see the files of the pool, unless they name another one.
+/// The empty directory in which programs see the files of the pool, unless the user names another
+/// one.
 const FILES: &str = "files";
 /// The largest description that is read, in bytes.
 const DESCRIPTION_BYTES_MAX: u64 = 4 << 20;
@@ -26,7 +27,7 @@ const DESCRIPTION_BYTES_MAX: u64 = 4 << 20;
 const IDENTITY_BYTES_MAX: u64 = 256;
 /// The longest name of a pool, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
-/// How often the creation of a directory is tried, which other processes remove meanwhile.
+/// The number of attempts to create a directory that other processes may remove meanwhile.
 const ATTEMPTS_MAX: u32 = 100;
 
 /// A running pool, as the daemons of one node have described it.
@@ -55,7 +56,7 @@ pub struct Registry {
     pools: PathBuf,
 }
 
-/// The membership of a daemon in the directory of its pool.
+/// The registration of a daemon in the directory of its pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Joined {
     /// The directory of the pool on this node.
@@ -65,7 +66,7 @@ pub struct Joined {
     identity: String,
 }
 
-/// Refuses a name that is not one plain component of a path.
+/// Checks that a name is valid as a component of a path.
 pub fn check_pool_name(name: &str) -> Result<(), Refusal> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let is_refused = name.is_empty()
@@ -75,7 +76,7 @@ pub fn check_pool_name(name: &str) -> Result<(), Refusal> {
     match is_refused {
         false => Ok(()),
         true => Err(Refusal::WrongInput(format!(
-            "{} is not a name of a pool: use at most {NAME_BYTES_MAX} letters, digits, '-', '_' and '.'",
+            "{} is not a valid name for a pool: use at most {NAME_BYTES_MAX} letters, digits, '-', '_' and '.', not beginning with '-' or '.'",
             shown(name)
         ))),
     }
@@ -100,8 +101,8 @@ impl Registry {
         Ok(self.pools.join(name))
     }
 
-    /// Returns the directory at which programs see the files of a pool, unless they name another
-    /// one.
+    /// Returns the directory in which programs see the files of a pool, unless the user names
+    /// another one.
     pub fn files_directory(&self, name: &str) -> Result<PathBuf, Refusal> {
         Ok(self.directory(name)?.join(FILES))
     }
@@ -120,7 +121,7 @@ impl Registry {
                 return joined(directory, boot, identity);
             }
             let Some(found) = read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)? else {
-                // The last daemon of another pool removes it, or a command.
+                // The last daemon of another pool, or a command, is removing the directory.
                 std::thread::sleep(std::time::Duration::from_millis(10));
                 continue;
             };
@@ -146,7 +147,7 @@ impl Registry {
         let failed = |path: &Path, e: &std::io::Error| Refusal::from_io(path, e);
         make_private(&self.pools).map_err(|e| failed(&self.pools, &e))?;
         if !is_private(&self.pools, rustix::process::geteuid().as_raw()) {
-            return Err(Refusal::Cannot(format!("others have access to {}", shown(&self.pools))));
+            return Err(Refusal::Cannot(format!("other users have access to {}", shown(&self.pools))));
         }
         let new = self.pools.join(format!(".new-{}-{attempt}", std::process::id()));
         let made = DirBuilder::new().mode(0o700).create(&new);
@@ -157,11 +158,11 @@ impl Registry {
         match renamed {
             Ok(()) => Ok(true),
             Err(e) => {
-                // It is of no use to others.
+                // Other processes do not use it.
                 let _ = fs::remove_dir_all(&new);
                 use std::io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotFound};
                 match e.kind() {
-                    // The end of the last pool has removed the directory of all pools.
+                    // The last daemon of the last pool has removed the directory of all pools.
                     AlreadyExists | DirectoryNotEmpty | NotFound => Ok(false),
                     _ => Err(failed(directory, &e)),
                 }
@@ -180,8 +181,8 @@ impl Registry {
         fs::rename(&new, directory.join(DESCRIPTION)).map_err(failed)
     }
 
-    /// Removes the socket and the messages of a daemon that ends, and the directory of the pool
-    /// with the last daemon of this node. Has no effect if the directory belongs to another pool.
+    /// Removes the socket and the messages of a daemon that ends. The last daemon of this node also
+    /// removes the directory of the pool. Has no effect if the directory belongs to another pool.
     pub fn leave(&self, joined: &Joined, member: MemberId) -> Result<(), Refusal> {
         let directory = &joined.directory;
         // Without a lock, the directory of a new pool of the same name could be removed.
@@ -243,7 +244,7 @@ impl Registry {
         match read(&self.directory(name)?)? {
             Some(pool) => Ok(pool),
             None => Err(Refusal::WrongInput(format!(
-                "there is no pool {name} on this node; `quell pool ls` lists the pools, and `quell pool up {name}` starts it"
+                "there is no pool {name} on this node; `quell pool ls` lists the pools, and `quell pool up {name}` starts one"
             ))),
         }
     }

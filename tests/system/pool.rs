@@ -165,7 +165,7 @@ fn a_pool_with_files_is_not_ended_by_accident_and_names_are_checked() {
     pool.sh("touch file").expect(0);
     pool.quell(&["pool", "down", "p"]).expect(1).says("--discard").says("stage-out p:/ DIR");
     pool.quell(&["pool", "up", "p", "--local", "1"]).expect(2).says("exists");
-    pool.quell(&["pool", "up", "../p", "--local", "1"]).expect(2).says("is not a name of a pool");
+    pool.quell(&["pool", "up", "../p", "--local", "1"]).expect(2).says("is not a valid name for a pool");
     pool.quell(&["pool", "status", "other"]).expect(2).says("there is no pool other");
     pool.quell(&["run", "--pool", "other", "--", "true"]).expect(2).says("there is no pool other");
     pool.quell(&["pool", "up", "q", "--local", "1", "--dir", "/nonexistent"]).expect(2);

@@ -1,5 +1,5 @@
 //! Daemons of a pool that are killed or stopped while programs use it: requests that need them fail
-//! within a bound, others go on, and nothing remains.
+//! within a time limit, other requests succeed, and no files or processes remain.
 
 use std::time::{Duration, Instant};
 
@@ -37,8 +37,8 @@ fn programs_go_on_without_a_daemon_that_is_killed_meanwhile() {
     let (good, bad) = create_files(&pool, &format!("kill -KILL {killed}"));
     // Name and data of a file are on the other daemons with a probability of 4/9.
     assert!(good > 130 && bad > 40, "{good} of {} files were created", good + bad);
-    // A file that was created before, and whose name and data are elsewhere, is still there; it can
-    // be renamed and removed.
+    // A file that was created before, and whose name and data are on other daemons, still exists,
+    // and can be renamed and removed.
     let used = pool.sh("found=0; moved=0; removed=0; i=0
         while [ $i -lt 100 ]; do
             [ \"$(cat f$i 2>/dev/null)\" = $i ] && found=$((found + 1))

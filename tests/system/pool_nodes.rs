@@ -11,8 +11,8 @@ use rustix::process::Signal;
 use crate::skip;
 use crate::stage::{Ended, Running, Stage, eventually, has, is_root, quell, send};
 
-/// Runs a command as `ssh` does, and records its arguments. A host without a file is not reached,
-/// and the host `silent` never answers.
+/// Runs a command as `ssh` does, and records its arguments. A host without a file in `nodes` cannot
+/// be reached, and the host `silent` never answers.
 const SSH: &str = "#!/bin/sh
 echo \"$*\" >>\"$(dirname \"$0\")/ssh.log\"
 while [ \"$1\" != -- ]; do shift; done
@@ -37,7 +37,7 @@ exec sleep 3600";
 
 /// Nodes that are connected by a bridge. Their namespaces end with their processes.
 struct Cluster {
-    // Before the stage, whose end checks that no process is left.
+    // Declared before the stage, because the end of the stage checks that no process is left.
     nodes: Vec<Running>,
     _network: Running,
     stage: Stage,
@@ -126,7 +126,7 @@ impl Cluster {
         lines.filter(is_of_pool).collect()
     }
 
-    /// Returns the process ids of the keepers.
+    /// Returns the process id of the keeper.
     fn keeper(&self) -> i32 {
         let found: Vec<String> = self.pool_processes();
         let keepers: Vec<&String> = found.iter().filter(|line| line.contains("pool-keeper")).collect();
@@ -198,7 +198,7 @@ fn programs_on_all_nodes_see_the_files_and_any_node_ends_the_pool() {
     let command = quell().with_file_name("quelld");
     assert!(log.lines().all(|line| line.ends_with(command.to_str().unwrap())), "{log}");
 
-    // A daemon that is stopped does not answer; the others do.
+    // A stopped daemon does not answer; the other daemons do.
     let stopped = i32::try_from(daemons[2]["pid"].as_i64().unwrap()).unwrap();
     send(stopped, Signal::STOP);
     let status = cluster.quell(1, &["pool", "status", "p", "--wait-ms", "300", "--json"]).expect(1).json();
@@ -278,7 +278,7 @@ fn a_failed_start_names_the_node_and_leaves_nothing() {
     cluster.expect_nothing_left();
     // A node that does not answer.
     let slow = cluster.stage.run(&mut cluster.up("n1\nsilent\n", &["--timeout", "1"])).expect(3);
-    slow.says("no answer of the daemons on silent");
+    slow.says("no answer from the daemons on silent");
     cluster.expect_nothing_left();
     let mut up = cluster.stage.start(&mut cluster.up("n1\nsilent\nn2\n", &[]));
     let begun = || cluster.pool_processes().iter().any(|line| line.contains("sleep 600"));
@@ -361,7 +361,7 @@ fn the_nodes_of_a_job_are_those_of_its_system() {
     let refused = |arguments: &[&str], words: &str| {
         stage.run(stage.quell().args(["pool", "up", "p"]).args(arguments)).expect(2).says(words);
     };
-    refused(&[], "no job");
+    refused(&[], "not run in a job");
     stage.file("bad", "n1\n-oProxyCommand=touch$IFS/tmp/x\n");
     refused(&["--hosts", stage.path("bad").to_str().unwrap()], "is not the name of a node");
     refused(&["--hosts", stage.path("pbs").to_str().unwrap(), "--nodes", "3"], "there are only 2 nodes");

@@ -1,5 +1,5 @@
-//! `quell pool stage-in` and `stage-out`: trees are the same after both, what is not copied is
-//! listed, and an interrupted command is continued.
+//! `quell pool stage-in` and `stage-out`: trees are equal after both, entries that are not copied
+//! are listed, and an interrupted command is continued.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -88,7 +88,7 @@ fn a_tree_is_the_same_after_stage_in_and_stage_out() {
         assert_eq!(listing(&pool.stage.path("out/tree")), listing(&tree));
         let sparse = fs::metadata(pool.stage.path("out/tree/sub/sparse")).unwrap();
         assert!(sparse.blocks() < 100, "{} blocks", sparse.blocks());
-        // Both manifests name the same content, in any order.
+        // Both manifests contain the same lines, in any order.
         let lines = |name: &str| {
             let text = fs::read_to_string(pool.stage.path(name)).unwrap();
             let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -134,7 +134,7 @@ fn what_is_not_copied_is_listed_and_the_exit_code_is_1() {
     assert_eq!(paths, ["nonexistent", "tree/soc\nket"]);
     assert_eq!((&lines[2]["failed"], &lines[2]["unchanged"]), (&2.into(), &1.into()));
     drop(bound);
-    // A file of the pool stands in the way of a directory.
+    // The pool has a file in the place of a directory.
     pool.sh("rm -r tree && echo >tree").expect(0);
     pool.quell(&["pool", "stage-in", name, "p:/"]).expect(1).says("another file of this name");
     // Wrong usage.
@@ -223,7 +223,7 @@ fn a_pool_ends_without_discard_only_after_all_its_changes_were_copied() {
     };
     pool.sh("mkdir d && echo 1 >d/a && echo 2 >d/b").expect(0);
     is_refused();
-    // Neither a copy of a part, nor one that failed, nor one of one of several processes.
+    // A copy of a part, a copy that failed, and a copy with --part do not count.
     pool.quell(&["pool", "stage-out", "p:/d", out]).expect(0);
     is_refused();
     fs::create_dir_all(pool.stage.path("blocked/d/a")).unwrap();
@@ -248,7 +248,7 @@ fn a_pool_ends_without_discard_only_after_all_its_changes_were_copied() {
         pool.sh(change).expect(0);
         is_refused();
     }
-    // Reading is no change.
+    // Reading is not a change.
     pool.quell(&["pool", "stage-out", "p:/", out]).expect(0);
     pool.sh("ls -lR && cat d/a").expect(0);
     pool.quell(&["pool", "down", "p"]).expect(0);
@@ -275,13 +275,14 @@ fn files_of_a_daemon_that_has_ended_are_listed() {
     make_tree(&tree);
     let tree = tree.to_str().unwrap();
     pool.quell(&["pool", "stage-in", tree, "p:/"]).expect(0);
-    // Neither the one to which programs connect, nor that of the root directory.
+    // The killed daemon is neither the one to which programs connect, nor the one with the root
+    // directory.
     crate::stage::send(pool.daemons()[1], Signal::KILL);
     let out = pool.stage.path("out");
     let copied = pool.quell(&["pool", "stage-out", "p:/tree", out.to_str().unwrap()]).expect(1);
     assert!(copied.err.lines().all(|line| line.starts_with("quell: ")), "{}", copied.err);
     let staged = pool.quell(&["pool", "stage-in", tree, "p:/", "--json"]).expect(1);
     assert!(staged.text().contains("\"error\""), "{}", staged.text());
-    pool.quell(&["pool", "down", "p"]).expect(1).says("cannot be found out").says("--discard");
+    pool.quell(&["pool", "down", "p"]).expect(1).says("cannot be determined").says("--discard");
     pool.expect_nothing_left();
 }

@@ -67,8 +67,8 @@ pub trait FileSystem: Send + Sync {
     fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>>;
 
     /// Does the same as `lookup`, for a name in a path after which other names follow. The size and
-    /// the times of a directory may be those of an earlier state; all else is as current as in
-    /// `lookup`.
+    /// the times of a directory may be those of an earlier state; everything else is as current as
+    /// in `lookup`.
     fn lookup_on_path(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         self.lookup(context, dir, name)
     }
@@ -318,7 +318,7 @@ pub fn resolve_parent<'a, 'p, F: FileSystem + ?Sized>(
     }
 }
 
-/// `is_followed`: another name follows the last component.
+/// `is_followed`: whether another name follows the last component.
 fn resolve_components<'a, 'p, F: FileSystem + ?Sized>(
     fs: &'a F,
     context: &Context<'_>,

@@ -68,9 +68,9 @@ pub trait Dir: Send + Sync {
         Ok(self.names()?.into_iter().map(|name| (name, None)).collect())
     }
 
-    /// Passes each name as [`names_and_kinds`](Self::names_and_kinds) returns it to `visit`, until
-    /// that returns `false`. The memory does not grow with the number of names. Another listing of
-    /// this open directory waits until this one has ended.
+    /// Calls `visit` with each name, as [`names_and_kinds`](Self::names_and_kinds) returns it,
+    /// until `visit` returns `false`. The memory use does not grow with the number of names.
+    /// Another listing of this open directory waits until this one has ended.
     fn visit(&self, visit: &mut dyn FnMut(&[u8], Option<Kind>) -> bool) -> Result<()> {
         for (name, kind) in self.names_and_kinds()? {
             if !visit(&name, kind) {

@@ -32,15 +32,15 @@ pub enum PoolCommand {
     Down(PoolDownArgs),
 }
 
-/// Start a pool: a daemon on each node of a job, or several on this node.
-///
-/// Returns when all daemons serve. If one cannot be started, the others are ended, the message
-/// names its node, and the exit code is 2 or 3.
+/// Start a pool: a daemon on each node of a job, or several on this node. Returns when all daemons
+/// serve. If a daemon cannot be started, the other daemons are ended, the error message names the
+/// node, and the exit code is 2 or 3.
 ///
 /// The nodes are those of the Slurm, PBS or Flux job of this command, or those of --hosts. The
-/// daemons end with `quell pool down` on any of the nodes, and when the job ends: a process of this
-/// command, which stays in its session, keeps the connections to them. Daemons of --local run until
-/// `quell pool down`. All daemons remove their data when they end.
+/// daemons end with `quell pool down` on any of the nodes, or when the job ends: a background
+/// process of this command, which stays in its session, keeps the connections to them. Daemons that
+/// were started with --local run until `quell pool down`. All daemons remove their data when they
+/// end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -51,8 +51,8 @@ Example:
   # with ssh, on the nodes of a file
   quell pool up scratch --hosts nodes.txt --interface ib0
 
-The program quelld has the same path on all nodes. The environment variable
-QUELL_RUNTIME_DIR of this command is used on all nodes.")]
+The program quelld must have the same path on all nodes. The value of
+QUELL_RUNTIME_DIR in the environment of this command is used on all nodes.")]
 pub struct PoolUpArgs {
     /// The name of the new pool: at most 64 letters, digits, '-', '_' and '.'.
     #[arg(default_value = "pool")]
@@ -61,8 +61,8 @@ pub struct PoolUpArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256),
         conflicts_with_all = ["hosts", "nodes", "launcher", "interface", "network"])]
     pub local: Option<u16>,
-    /// Start a daemon on each node of FILE, which has one name in each line. The rest of a line
-    /// after '#' is a comment.
+    /// Start a daemon on each node that is listed in FILE, with one name in each line. The rest of
+    /// a line after '#' is a comment.
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
     /// Use only the first N nodes, 1 to 1024.
@@ -70,12 +70,12 @@ pub struct PoolUpArgs {
     pub nodes: Option<u16>,
     /// The program that starts the daemons: ssh, srun, flux, mpirun, or a command in which {host}
     /// stands for the name of a node, to which the path of quelld is added. It must pass its
-    /// standard input to the daemon and return the daemon's output [default: srun in Slurm, flux in
-    /// Flux, otherwise ssh].
+    /// standard input to the daemon, and the daemon's output to its own [default: srun in Slurm,
+    /// flux in Flux, otherwise ssh].
     #[arg(long, value_name = "COMMAND")]
     pub launcher: Option<String>,
-    /// The network interface of each node on which its daemon listens [default: that with the
-    /// address of the node's name].
+    /// The network interface of each node on which its daemon listens [default: the interface with
+    /// the address to which the node's name resolves].
     #[arg(long, value_name = "NAME", conflicts_with = "network")]
     pub interface: Option<String>,
     /// The network on which the daemons listen, such as 10.1.0.0/16.
@@ -84,7 +84,7 @@ pub struct PoolUpArgs {
     /// The time limit of the start, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub timeout: u32,
-    /// An existing directory of a local file system on each node. The data of the daemons is in a
+    /// An existing directory of a local file system on each node. The daemons keep their data in a
     /// new directory below it, to which other users have no access [default: $TMPDIR of the node,
     /// or /tmp].
     #[arg(long, value_name = "DIR")]
@@ -122,7 +122,7 @@ pub struct PoolStatusArgs {
     /// The name of the pool.
     #[arg(default_value = "pool")]
     pub name: String,
-    /// How long each daemon may take to answer, in milliseconds.
+    /// The time limit for the answer of each daemon, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     pub wait_ms: u32,
     /// Print the result as JSON.
@@ -130,9 +130,8 @@ pub struct PoolStatusArgs {
     pub json: bool,
 }
 
-/// Print the environment variables with which a program sees a pool without `quell run`.
-///
-/// The variables are QUELL_VIEW and LD_PRELOAD, one in each line.
+/// Print the environment variables with which a program sees a pool without `quell run`. The
+/// variables are QUELL_VIEW, LD_PRELOAD and QUELL_POOL_DIR, one in each line.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -140,20 +139,18 @@ Example:
   ./program")]
 pub struct PoolEnvArgs {
     /// The name of the pool, and the existing directory in which programs see its files. Without
-    /// DIR, it is a directory that belongs to the pool; QUELL_VIEW contains its path.
+    /// DIR, it is a directory that belongs to the pool; QUELL_POOL_DIR contains its path.
     #[arg(value_name = "NAME[=DIR]", default_value = "pool")]
     pub pool: String,
 }
 
-/// Copy files and directories into a pool.
-///
-/// Each SRC is copied into DIR under its own last name; of a SRC that ends in `/.` the entries are
-/// copied. A file gets its name in DIR after its copy was read back and has the checksum of what
-/// was read. Files that DIR has already, with the size and the modification time of the source, are
-/// not copied again, so a command that was interrupted is continued by running it again.
-///
-/// Symbolic links are copied as links, and holes are kept. Each entry that was not copied is
-/// printed on standard error, and the exit code is 1 then.
+/// Copy files and directories into a pool. Each SRC is copied into DIR under the last component of
+/// its path; if SRC ends in `/.`, its entries are copied into DIR. The copy of a file gets its name
+/// in DIR after it was read back and its checksum was compared with that of the source. A file that
+/// exists in DIR with the size and the modification time of the source is not copied again, so an
+/// interrupted command is continued by running it again. Symbolic links are copied as links, and
+/// holes are kept. Each entry that was not copied is printed on standard error, and the exit code
+/// is then 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -172,11 +169,10 @@ pub struct PoolStageInArgs {
     pub staging: StagingArgs,
 }
 
-/// Copy a file or directory out of a pool.
-///
-/// PATH is copied into DIR under its own last name; of `NAME:/`, and of a PATH that ends in `/.`,
-/// the entries are copied. The rules are those of `quell pool stage-in`. Before a complete copy is
-/// reported, its data is passed to the storage of DIR (syncfs).
+/// Copy a file or directory out of a pool. PATH is copied into DIR under its last component; for
+/// `NAME:/`, and if PATH ends in `/.`, the entries are copied into DIR. The rules are those of
+/// `quell pool stage-in`. Before the command reports success, the file system of DIR is synced
+/// (syncfs).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -193,26 +189,26 @@ pub struct PoolStageOutArgs {
     pub staging: StagingArgs,
 }
 
-/// The options of both directions.
+/// The options of `stage-in` and `stage-out`.
 #[derive(Debug, Args)]
 pub struct StagingArgs {
-    /// Number of files, or ranges of large files, that are copied at once.
+    /// The number of files, or of ranges of large files, that are copied at the same time.
     #[arg(short = 'j', long = "threads", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// Do not read the copies back.
     #[arg(long)]
     pub no_verify: bool,
-    /// Compare files that exist with the size and time of the source by content, and copy those
+    /// Compare the content of files that exist with the size and time of the source, and copy files
     /// that differ.
     #[arg(long)]
     pub checksum: bool,
-    /// Write a line of JSON for each file that is complete, with its path in DIR, size,
+    /// Write one line of JSON to FILE for each complete file, with its path in DIR, size,
     /// modification time and BLAKE3 checksum. Implies --checksum.
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
-    /// Copy only part I of N of the files, counted from 0. Several processes, on any nodes, copy
-    /// the N parts at once. `auto`: the rank and the number of ranks that mpirun or srun have set
-    /// in the environment.
+    /// Copy only part I of N of the files, counted from 0. Several processes, on any nodes, can
+    /// copy the N parts at the same time. `auto`: I is the rank and N the number of ranks that
+    /// mpirun, srun or flux have set in the environment.
     #[arg(long, value_name = "I/N", value_parser = staging_part)]
     pub part: Option<StagingPart>,
     /// Print a line of JSON for each entry that was not copied, and one with the totals.
@@ -241,11 +237,10 @@ fn staging_part(text: &str) -> Result<StagingPart, String> {
     }
 }
 
-/// End the daemons of a pool, on all nodes, and remove their data.
-///
-/// It can be used on each node with a daemon of the pool. A pool that has files is ended only after
-/// `quell pool stage-out NAME:/ DIR` has copied all of them and nothing was changed since, or with
-/// --discard; otherwise the exit code is 1.
+/// End the daemons of a pool, on all nodes, and remove their data. The command can be used on each
+/// node with a daemon of the pool. It ends a pool that has files only if `quell pool stage-out
+/// NAME:/ DIR` has copied all of them and nothing was changed since, or with --discard; otherwise
+/// the exit code is 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

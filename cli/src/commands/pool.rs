@@ -126,7 +126,7 @@ fn print_status(status: &PoolStatus, as_json: bool) {
         let state = match (&daemon.error, daemon.available_bytes) {
             (None, Some(available)) => format!("up, {} available", HumanBytes(available)),
             (error, _) => format!(
-                "not reached in {} ms: {}",
+                "no answer in {} ms: {}",
                 daemon.milliseconds,
                 error.as_deref().unwrap_or("no answer")
             ),
@@ -162,7 +162,7 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
                  `quell pool stage-out {name}:/ DIR`, or end it with --discard, also after a copy of a part"
             )),
             Err(error) => Some(format!(
-                "it cannot be found out whether all files of the pool {name} were copied out of it: {error}; \
+                "it cannot be determined whether all files of the pool {name} were copied out of it: {error}; \
                  copy those that can be read, then end it with --discard"
             )),
         },
@@ -174,8 +174,8 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns whether a pool has files, and changes that were not part of a complete copy of it.
-/// Without a daemon that answers it has none that can be saved.
+/// Returns whether a pool has files, and changes that no complete copy contains. Returns false if
+/// no daemon of this node answers, because nothing can be copied then.
 fn has_unsaved_files(pool: &Pool) -> Result<bool, Failure> {
     for member in pool.own_members() {
         let fs = match open_pool(&member.socket, pool.chunk_bytes) {

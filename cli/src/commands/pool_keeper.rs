@@ -1,4 +1,5 @@
-//! The internal command `pool-keeper`: the process that keeps the launchers of a pool's daemons.
+//! The internal command `pool-keeper`: the process that is the parent of the launchers of a pool's
+//! daemons.
 
 use std::process::ExitCode;
 

@@ -62,7 +62,7 @@ pub fn stage_out(args: &PoolStageOutArgs, quiet: bool) -> Result<ExitCode, Failu
     let (pool, path) = pool_and_path(&args.source)?;
     let fs = connect(&pool)?;
     let (parent, name) = split(path);
-    // The marks are read before the first listing, so that later changes are not part of them.
+    // The marks are read before the first listing, so that they do not include later changes.
     let is_whole = args.staging.part.is_none() && is_root(path);
     let marks = match is_whole {
         true => {
@@ -120,8 +120,8 @@ fn owner() -> (u32, u32) {
     (geteuid().as_raw(), getegid().as_raw())
 }
 
-/// Splits a path into a directory and the name of an entry. There is none if the path does not end
-/// in a name; then the entries of the directory are meant.
+/// Splits a path into a directory and the name of an entry. If the path does not end in a name,
+/// there is no entry, and the path stands for the entries of the directory.
 fn split(path: &[u8]) -> (&[u8], Option<&[u8]>) {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     let trimmed = &path[..end];
@@ -185,7 +185,7 @@ impl Report for Output {
     fn copied(&self, file: &CopiedFile<'_>) {
         self.complete_files.fetch_add(1, Ordering::Relaxed);
         self.write_line(|| {
-            // A path that is not UTF-8 has no other form in JSON.
+            // JSON strings cannot contain a path that is not UTF-8.
             let (key, path) = match std::str::from_utf8(file.path) {
                 Ok(path) => ("path", path.to_owned()),
                 Err(_) => ("path_hex", hexadecimal(file.path)),
@@ -210,7 +210,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// The variables in which launchers pass the rank of a process and the number of ranks.
-/// SLURM_NTASKS is not among them, because batch scripts have it, too, which are not one of several
+/// SLURM_NTASKS is not used, because it is also set in batch scripts, which are not one of several
 /// processes.
 const RANKS: [(&str, &str); 4] = [
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -230,13 +230,13 @@ fn part_of_process(part: StagingPart) -> Result<Part, Failure> {
     };
     found.ok_or_else(|| {
         Failure::wrong_input(
-            "--part auto: mpirun and srun have not set the rank of this process; start it with one of them, or use --part I/N",
+            "--part auto: the environment has no rank of this process; start it with mpirun, srun or flux, or use --part I/N",
         )
     })
 }
 
-/// Copies with a progress line, until Ctrl-C, and returns whether everything is complete. `sync` is
-/// called before that is reported.
+/// Copies with a progress line, until Ctrl-C, and returns whether everything was copied. `sync` is
+/// called before success is reported.
 fn run(
     title: &str,
     sources: &[Source],
@@ -245,7 +245,7 @@ fn run(
     quiet: bool,
     sync: impl FnOnce() -> io::Result<()>,
 ) -> Result<bool, Failure> {
-    // Each directory above the files that are being copied is open.
+    // A copy keeps the directories above the current files open.
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum })
         .map_err(io::Error::from)
@@ -278,7 +278,7 @@ fn run(
     }
     let is_complete = progress.failed() == 0;
     if is_complete {
-        sync().map_err(|e| Failure::with_code(NO, format!("cannot pass the copies to the storage: {e}")))?;
+        sync().map_err(|e| Failure::with_code(NO, format!("cannot sync the copies: {e}")))?;
         let files = output.complete_files.load(Ordering::Relaxed);
         output.write_line(|| json!({ "complete": true, "files": files }).to_string());
     }

@@ -20,7 +20,7 @@ use crate::progress::watch_line;
 
 /// The number of partitions of a pool: enough for an even distribution on all daemons.
 const PARTITIONS: u16 = 4096;
-/// Names that are resolved at a time.
+/// The number of names that are resolved at the same time.
 const PARALLEL_NAMES: usize = 64;
 
 pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -77,7 +77,7 @@ fn remote_members(args: &PoolUpArgs) -> Result<Vec<NewMember>, Failure> {
             Some(job) => (job.nodes, job.launcher),
             None => {
                 return Err(Failure::wrong_input(
-                    "this is no job of Slurm, PBS or Flux; use --hosts FILE, or --local N for daemons on this node only",
+                    "this command does not run in a job of Slurm, PBS or Flux; use --hosts FILE, or --local N for daemons on this node only",
                 ));
             }
         },
@@ -116,7 +116,8 @@ fn addresses(args: &PoolUpArgs, nodes: &[Node]) -> Result<Vec<Listen>, Failure> 
     for nodes in nodes.chunks(PARALLEL_NAMES) {
         std::thread::scope(|scope| {
             let resolving: Vec<_> = nodes.iter().map(|node| scope.spawn(|| resolve(node))).collect();
-            // A name that this node cannot resolve may be one of the launcher's configuration.
+            // A name that this node cannot resolve may be defined in the configuration of the
+            // launcher.
             listen.extend(resolving.into_iter().map(|thread| thread.join().expect("it does not panic")));
         });
     }

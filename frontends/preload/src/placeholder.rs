@@ -22,8 +22,8 @@
 //!               +16  path    bytes     absolute
 //! ```
 //!
-//! A header doubles the time of creating and closing a placeholder, because the kernel allocates
-//! memory for it.
+//! A header doubles the time that creating and closing a placeholder takes, because the kernel
+//! allocates memory for it.
 //!
 //! Numbers are little endian. Both are written and read by processes of one user: a memfd of
 //! another user is not accepted, because it would make this process use its own permissions for a

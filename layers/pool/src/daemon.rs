@@ -27,12 +27,12 @@ pub trait Daemon: Send + Sync {
         receive: &mut dyn FnMut(Result<Reply<'_>, Failure>),
     ) -> Result<()>;
 
-    /// Returns a number that differs from earlier ones after a directory of the pool was renamed or
-    /// removed, or its permissions or owners were changed. Sends no request.
+    /// Returns a number that changes after a directory of the pool was renamed or removed, or its
+    /// permissions or owners were changed. Sends no request.
     fn dirs_version(&self) -> u64;
 
-    /// Returns the data of the daemon's member, which clients on its node use without requests, or
-    /// `None` if it cannot be reached.
+    /// Returns the data of the daemon's member, which clients on its machine use without requests,
+    /// or `None` if this client cannot access it.
     fn local_data(&self) -> Option<&LocalData>;
 }
 

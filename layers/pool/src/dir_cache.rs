@@ -1,24 +1,24 @@
-//! The directories on the paths that a client uses, which it finds again without a request (section
-//! "Cached directories" of docs/techniques/pool.md).
+//! A cache of the directories on the paths that a client uses (section "Cached directories" of
+//! docs/techniques/pool.md).
 
 use std::collections::HashMap;
 
 use quell_wire::pool::{FileId, Node};
 
-/// The number of directories that are kept. Their nodes count as used.
+/// The largest number of cached directories. The cache has a reference to the node of each.
 const DIRS_MAX: usize = 1024;
 
-/// Directories by the directory above and their name.
+/// Directories by their parent directory and their name.
 #[derive(Default)]
 pub struct DirCache {
-    /// The number that the daemon had for directories when the oldest entry was looked up.
+    /// The version of the daemon's directories when the oldest entry was looked up.
     version: u64,
     count: usize,
     dirs: HashMap<FileId, HashMap<Vec<u8>, Node>>,
 }
 
 impl DirCache {
-    /// Returns a directory that was looked up since the daemon's number became `version`.
+    /// Returns a directory that was looked up when the daemon's directories had `version`.
     pub fn get(&self, version: u64, dir: FileId, name: &[u8]) -> Option<Node> {
         if version != self.version {
             return None;
@@ -26,8 +26,8 @@ impl DirCache {
         self.dirs.get(&dir)?.get(name).copied()
     }
 
-    /// Adds a directory that was looked up after the daemon's number was `version`. Returns the
-    /// nodes that are not kept any more.
+    /// Adds a directory that was looked up after the version was read as `version`. Returns the
+    /// nodes that are no longer cached.
     pub fn insert(&mut self, version: u64, dir: FileId, name: &[u8], found: Node) -> Vec<FileId> {
         let mut dropped = Vec::new();
         if version != self.version || self.count == DIRS_MAX {

@@ -20,18 +20,18 @@ pub struct PoolFile {
     has_dropped_set_id: AtomicBool,
     /// They are to be removed again, because another client may have set them since.
     must_drop_set_id: AtomicBool,
-    /// The member of the attributes knows that the file may have data.
+    /// Whether the member of the attributes has recorded that the file may have data.
     has_noted_data: AtomicBool,
-    /// The local file with the chunks of this node, once it was needed.
+    /// The local file with the chunks on this machine. It is opened when it is needed.
     local: OnceLock<Box<dyn quell_posix::WritableFile>>,
 }
 
 /// A part of a range of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Part {
-    /// Chunks of this node, without a hole between them.
+    /// Consecutive chunks on this machine.
     Local { offset: u64, bytes: usize },
-    /// A range within one chunk of another node.
+    /// A range within one chunk of another member.
     Remote { chunk: u64, offset_in_chunk: u32, bytes: usize },
 }
 
@@ -43,7 +43,7 @@ impl Part {
     }
 }
 
-/// Divides a range of a file at the borders of its chunks, except between chunks of this node.
+/// Divides a range of a file at the borders of its chunks, except between chunks on this machine.
 fn parts(
     offset: u64,
     bytes: usize,
@@ -152,7 +152,7 @@ impl PoolFile {
         Ok(self.local.get().map(|file| &**file))
     }
 
-    /// Lets the member of the attributes know that the file may have data.
+    /// Makes the member of the attributes record that the file may have data.
     fn note_data(&self) -> Result<()> {
         if !self.has_noted_data.load(Ordering::Relaxed) {
             let note = Operation::NoteData { id: self.node.id };
@@ -162,7 +162,7 @@ impl PoolFile {
         Ok(())
     }
 
-    /// Writes a range. Returns whether the member of the attributes knows of all of it.
+    /// Writes a range. Returns whether the size at the member of the attributes includes all of it.
     fn write_range(&self, from: &[u8], offset: u64) -> Result<bool> {
         self.note_data()?;
         let (mut is_known, mut rest) = (true, from);

@@ -1,6 +1,6 @@
 //! Pool layer: the file system of a job, on the local storage of its nodes (GekkoFS, section 2 of
-//! the BigStorage report). This crate is the client: it sends operations to the daemon of its node,
-//! and reads and writes the chunks of its node itself.
+//! the BigStorage report). This crate is the client: it sends operations to the daemon of its
+//! machine, and reads and writes the chunks on its machine itself.
 //!
 //! A write is visible in the whole pool when it returns. docs/semantics.md has the details.
 

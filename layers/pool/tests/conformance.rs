@@ -68,7 +68,7 @@ fn a_client_finds_directories_again_after_another_one_changes_them() {
     let make_dir = |dir: NodeId, name: &[u8]| changes.make_dir(&context, dir, name, new).unwrap();
     let is_found = |path: &[u8]| reader.attributes_of_path(&context, path).unwrap().is_some();
     let root = changer.root();
-    // Of so many names, each member has some.
+    // With so many names, each member has some of them.
     for turn in 0..20 {
         let names = [b'a', b'b', b'c'].map(|letter| format!("{}{turn}", char::from(letter)).into_bytes());
         let [a, b, c] = &names;

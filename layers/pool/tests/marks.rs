@@ -1,4 +1,4 @@
-//! The marks of a pool: changes that no complete copy has are found on every member.
+//! The marks of a pool, which show changes on every member that no complete copy contains.
 
 mod simulated;
 
@@ -52,7 +52,7 @@ fn a_change_after_the_begin_of_a_copy_is_not_part_of_it() {
     let before = marks(&client);
     record(&client, &before);
     assert_eq!(changed(&client), []);
-    // Reads of the marks between a change and the copy do not hide the change.
+    // Reading the marks between a change and the copy does not hide the change.
     create(&other, "first");
     let before = marks(&client);
     create(&other, "second");
@@ -76,7 +76,7 @@ fn a_change_after_the_begin_of_a_copy_is_not_part_of_it() {
 #[test]
 fn data_that_is_written_without_requests_counts_as_a_change() {
     let sum = |client: &Connection| marks(client).iter().map(|mark| mark.changes).sum::<u64>();
-    // The first client can reach the chunks of its member.
+    // The first client can access the chunks of its member.
     let pool = SimulatedPool::start(1, 4096);
     let (fs, other) = (PoolFs::new(Arc::new(pool.connect(0)), 4096), pool.connect(0));
     let new = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };

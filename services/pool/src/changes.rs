@@ -1,12 +1,13 @@
-//! Marks: whether a pool has changes that were not copied out of it. Each member has a number that
-//! grows with its changes. A copy of the whole pool reads the numbers of all members before it
-//! begins, and records them after it has ended; a larger number is a later change.
+//! Marks, which show whether a pool has changes that were not copied out of it. Each member has a
+//! number that increases with its changes. A copy of the whole pool reads the numbers of all
+//! members before it begins, and records them after it is complete. If the number of a member is
+//! larger than the recorded one, the member has later changes.
 //!
-//! The number grows, and is written to the store, only with the first change after it was read.
+//! Only the first change after the number was read increases it and writes it to the store.
 //!
-//! Clients write the chunks of their node without requests. The files that they may be writing are
-//! those with a `NoteData` and with references. Their data is compared when the number is read, and
-//! when the last reference is returned.
+//! Clients write the chunks of their machine without requests. A client may be writing a file if it
+//! has sent `NoteData` and the file has references. The size and times of the data of these files
+//! are compared with earlier ones when the number is read, and when the last reference is returned.
 
 use std::rc::Rc;
 
@@ -27,7 +28,7 @@ impl Member {
             let MarksRecord { changes, saved } = from_bytes(&bytes, "mark")?;
             self.marks.changes.set(changes);
             self.marks.saved.set(saved);
-            // Data may have been written that was not compared before the end of the daemon.
+            // Clients may have written data that was not compared before the daemon ended.
             self.count_change();
         }
         Ok(())
@@ -40,7 +41,7 @@ impl Member {
         Ok(())
     }
 
-    /// Counts the changes of a file that clients do not use any more.
+    /// Counts the changes of a file that clients no longer use.
     pub(crate) fn end_writing(&self, id: FileId) {
         let known = self.marks.written.borrow_mut().remove(&id);
         if known.is_some_and(|known| self.environment.chunks.state(id).ok() != Some(known)) {
@@ -60,19 +61,19 @@ impl Member {
             self.count_change();
         }
         if self.was_started {
-            // The member may have ended between a change and its count.
+            // The member may have ended after a change and before counting it.
             self.marks.changes.set(self.marks.changes.get() + 1);
         }
         Ok(())
     }
 
-    /// Counts a change after it was made, and before its reply. A copy that begins later has it;
-    /// for one that has begun, it is a later change.
+    /// Counts a change. Called after the change was made and before the reply is sent: a copy that
+    /// begins afterwards contains the change, and for a copy that has begun it is a later change.
     pub(crate) fn count_change(&self) {
         if !self.marks.is_counted.get() {
             self.marks.changes.set(self.marks.changes.get() + 1);
-            // The number in memory counts while the daemon runs. If it cannot be recorded, for
-            // example on a full disk, the next change tries it again.
+            // While the daemon runs, the number in memory is valid. If it cannot be recorded, for
+            // example on a full disk, the next change repeats this.
             self.marks.is_counted.set(self.put_marks().is_ok());
         }
     }
@@ -92,9 +93,9 @@ impl Member {
         Ok(Reply::Marks(vec![Mark { member: self.id, changes, saved }]))
     }
 
-    /// Records that a copy has the changes up to a number.
+    /// Records that a complete copy of the pool contains the changes up to a number.
     pub(crate) fn record_mark(&self, changes: u64) -> Result<Reply<'static>> {
-        // A copy that began earlier may end later.
+        // A copy that began earlier may be completed later.
         if changes > self.marks.saved.get() && changes <= self.marks.changes.get() {
             self.marks.saved.set(changes);
             self.put_marks()?;

@@ -28,7 +28,7 @@ pub struct Space {
 /// The state of the chunks of a file on one member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkState {
-    /// The offset in the file after the last chunk's data, in bytes.
+    /// The offset in the file of the pool at which the data ends, in bytes.
     pub end: u64,
     /// The time of the last write.
     pub modified: Stamp,
@@ -39,8 +39,9 @@ pub struct ChunkState {
 /// The storage of chunks. Any number of threads may use it. Offsets are those in the file of the
 /// pool, in bytes.
 pub trait Chunks: Send + Sync {
-    /// Reads from the chunks of a file and returns the number of bytes, which is less than asked
-    /// for only at the end of the data. Ranges before it that were not written contain zeros.
+    /// Reads from the chunks of a file and returns the number of bytes, which is less than
+    /// requested only at the end of the data. Ranges before the end that were not written are read
+    /// as zeros.
     fn read(&self, id: FileId, into: &mut [u8], offset: u64) -> Result<usize>;
 
     /// Writes to the chunks of a file.
@@ -55,7 +56,7 @@ pub trait Chunks: Send + Sync {
     /// Calls `visit` for each file that has chunks here.
     fn files(&self, visit: &mut dyn FnMut(FileId)) -> Result<()>;
 
-    /// Makes the chunks of a file survive a power failure.
+    /// Syncs the chunks of a file, so that a power failure does not lose them.
     fn sync(&self, id: FileId) -> Result<()>;
 
     /// Returns the state of the chunks of a file; `None` if there are none.

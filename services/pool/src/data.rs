@@ -1,8 +1,8 @@
 //! Data of files, in chunks. The chunks of a file on one member are one local file, in which each
-//! chunk has the offset that it has in the file. Clients of the node use this file without the
-//! member (layers/pool/src/file.rs). The local file on the member of the attributes is therefore
-//! part of the attributes: it may be longer than the recorded size, and may have been written
-//! later.
+//! chunk has the offset that it has in the file. Clients on the machine of the member use this file
+//! without requests (layers/pool/src/file.rs). The size and times of the local file on the member
+//! of the attributes are therefore part of the attributes: it may be longer than the recorded size,
+//! and may have been written later than the recorded times.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -30,16 +30,17 @@ impl Member {
         Ok(Reply::Bytes(Cow::Owned(data)))
     }
 
-    /// Writes to a chunk of this member. If this is also the member of the attributes, they have
-    /// changed with it.
+    /// Writes to a chunk of this member. If this is also the member of the attributes, this changes
+    /// the size and times of the file.
     pub(crate) fn write(&self, id: FileId, chunk: u64, offset: u32, data: &[u8]) -> Result<Reply<'static>> {
         let start = self.start_in_file(chunk, offset, data.len())?;
         let is_home = self.map.home(id)? == self.id;
         if is_home {
             self.note_data(id)?;
         } else if self.environment.chunks.state(id)?.is_none() {
-            // The member of the file may never learn of the chunk otherwise: the client can end
-            // before it records the size, and the write can be later than the removal.
+            // Without this, the member of the attributes might never be informed of the chunk: the
+            // client can end before it sends the size, and the write can be later than the removal
+            // of the file.
             self.untold_chunks.borrow_mut().insert(id);
         }
         self.environment.chunks.write(id, data, start)?;
@@ -72,15 +73,15 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Notes all files with chunks on this member, of which their members may not know. Called at
-    /// each start.
+    /// Adds all files with chunks on this member to those that are reported to the members of their
+    /// attributes. Called at each start.
     pub(crate) fn load_chunks(&self) -> Result<()> {
         let mut untold = self.untold_chunks.borrow_mut();
         self.environment.chunks.files(&mut |id| untold.extend([id]))
     }
 
-    /// Tells the members of files that this member has chunks of them, and removes the chunks of
-    /// files that do not exist.
+    /// Reports to the members of the attributes that this member has chunks of the files, and
+    /// removes the chunks of files that do not exist.
     pub(crate) async fn tell_chunks(self: &Rc<Member>) -> Result<()> {
         let mut by_home: BTreeMap<MemberId, Vec<FileId>> = BTreeMap::new();
         for id in self.untold_chunks.take() {
@@ -129,8 +130,8 @@ impl Member {
         Ok(reply)
     }
 
-    /// Adds the changes that clients have made to the data on this member, which is that of the
-    /// attributes.
+    /// Adds changes that clients have made to the local file without requests to the attributes.
+    /// This must be the member of the attributes.
     pub(crate) fn add_changes_of_data(&self, id: FileId, inode: &mut Inode) -> Result<()> {
         if inode.kind != NodeKind::File || !inode.has_chunks {
             return Ok(());
@@ -143,7 +144,8 @@ impl Member {
         Ok(())
     }
 
-    /// Cuts the chunks beyond a size. They keep their local file, which clients may have open.
+    /// Removes the data of chunks beyond a size. The local file remains, because clients may have
+    /// it open.
     pub(crate) fn truncate_chunks(&self, id: FileId, size_bytes: u64) -> Result<Reply<'static>> {
         self.environment.chunks.cut(id, size_bytes)?;
         Ok(Reply::Done)

@@ -21,8 +21,8 @@ const SET_USER_ID: u16 = 0o4000;
 const GROUP_EXECUTE: u16 = 0o010;
 
 impl Inode {
-    /// Records a change of the data at this time, unless a later change is recorded. In particular,
-    /// a time that a program has set since remains.
+    /// Records a change of the data at this time, unless a later change is recorded. A time that a
+    /// program has set after the change is therefore kept.
     pub(crate) fn touch(&mut self, time: Stamp) {
         if time > self.changed {
             (self.modified, self.changed) = (time, time);
@@ -87,7 +87,7 @@ impl Member {
         Ok(Reply::Held(node))
     }
 
-    /// Adds a reference, unless its sender has given up the request.
+    /// Adds a reference, unless the sender has abandoned the request.
     pub(crate) fn add_hold(&self, id: FileId, holder: Origin) {
         if holder.member == self.id || self.sessions.borrow().is_waited_for(holder) {
             self.member_holds.borrow_mut().add(id, holder.member, holder.number);
@@ -164,8 +164,9 @@ impl Member {
         let mut inode = self.inode(id)?;
         inode.check_is_file()?;
         if inode.cutting_to_bytes.is_some() && size_bytes_min > inode.size_bytes {
-            // To finish the truncation now could remove the data that was written.
-            let source = Some("a truncation of the file waits for a member".into());
+            // Completing the truncation now could remove data that is written meanwhile.
+            let source =
+                Some("a truncation of the file is not complete, because a member cannot be reached".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unavailable, "write", "") });
         }
         inode.size_bytes = inode.size_bytes.max(size_bytes_min);
@@ -234,8 +235,8 @@ impl Member {
         Ok(())
     }
 
-    /// Cuts the chunks of a file whose record has the new size, if that was not done yet. The size
-    /// is locked.
+    /// Truncates the chunks of a file whose record has the new size, unless that was done before.
+    /// The caller has locked the size.
     pub(crate) async fn finish_cut(self: &Rc<Member>, id: FileId) -> Result<()> {
         let Some(size_bytes) = self.inode(id)?.cutting_to_bytes else { return Ok(()) };
         self.cut_own(id, size_bytes)?;
@@ -255,8 +256,9 @@ impl Member {
         Ok(())
     }
 
-    /// Cuts the chunks of this member, once: clients may write behind the new end afterwards. The
-    /// end of the chunks is part of the size, so this is done before other operations.
+    /// Truncates the chunks of this member. This is done only once, because clients may write
+    /// beyond the new end afterwards. The length of the local file is part of the size, so this is
+    /// done before other operations.
     fn cut_own(&self, id: FileId, size_bytes: u64) -> Result<()> {
         if self.uncut.borrow().contains(&id) {
             self.environment.chunks.cut(id, size_bytes)?;
@@ -265,7 +267,8 @@ impl Member {
         Ok(())
     }
 
-    /// Cuts the chunks of this member for the truncations that the end of the daemon interrupted.
+    /// Truncates the chunks of this member for the truncations that the end of the daemon has
+    /// interrupted.
     pub(crate) fn load_cuts(&self) -> Result<()> {
         let unfinished: Vec<FileId> = self.unfinished.borrow().iter().copied().collect();
         for id in unfinished {

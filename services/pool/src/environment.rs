@@ -26,8 +26,8 @@ pub trait Peers {
 
 /// The clients of the node.
 pub trait Clients {
-    /// Makes the clients look directories up again. A client that begins to resolve a path after
-    /// this call uses no earlier result.
+    /// Invalidates the cached directories of the clients. A client that begins to resolve a path
+    /// after this call uses no earlier result.
     fn forget_dirs(&self);
 }
 
@@ -41,7 +41,7 @@ pub trait Clock {
     fn monotonic(&self) -> Duration;
 }
 
-/// The world of one member.
+/// The storage, connections and clock of one member.
 pub struct Environment {
     /// The name space and the attributes.
     pub store: Arc<dyn KeyValue>,

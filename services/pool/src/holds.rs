@@ -60,12 +60,12 @@ impl MemberHolds {
     }
 }
 
-/// One client of this member's node.
+/// One client of this member.
 #[derive(Debug, Default)]
 struct Client {
     /// The numbers of its references.
     holds: BTreeMap<FileId, Vec<u64>>,
-    /// Operations that are being performed.
+    /// The number of its operations that are being performed.
     operations: u64,
     has_ended: bool,
 }
@@ -88,8 +88,8 @@ impl ClientHolds {
         if found.has_ended && found.operations == 0 { self.remove(client) } else { Vec::new() }
     }
 
-    /// Notes the end of a client. Returns its references, unless an operation of it is being
-    /// performed: then `end` does.
+    /// Notes the end of a client. Returns its references, unless one of its operations is being
+    /// performed; then `end` returns them.
     pub fn end_client(&mut self, client: ClientId) -> Vec<(FileId, u64)> {
         match self.0.get_mut(&client) {
             Some(found) if found.operations > 0 => {

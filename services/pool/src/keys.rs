@@ -79,7 +79,7 @@ pub fn committed(transaction: TransactionId) -> Vec<u8> {
     of_transaction(COMMITTED, transaction)
 }
 
-/// The key of a node whose chunks are to be cut or removed.
+/// The key of a node whose chunks are to be truncated or removed.
 pub fn unfinished(id: FileId) -> Vec<u8> {
     numbered(UNFINISHED, id.0)
 }

@@ -1,4 +1,5 @@
-//! The marks of a member, and the operations that change a pool. `changes` has the rules.
+//! The marks of a member, and the operations that change a pool. The module `changes` has the
+//! rules.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,7 +14,7 @@ use crate::chunks::ChunkState;
 pub struct Marks {
     pub changes: Cell<u64>,
     pub saved: Cell<u64>,
-    /// `changes` has grown since it was read, and was recorded.
+    /// Whether `changes` was increased since it was last read, and recorded.
     pub is_counted: Cell<bool>,
     /// The files of this member that clients may be writing without requests, with the state of
     /// their data when it was last compared.

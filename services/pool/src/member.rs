@@ -24,7 +24,7 @@ use crate::prepared::PreparedTransactions;
 use crate::replies::into_owned;
 use crate::sessions::{Met, Origin, Outgoing, Sessions, Waiting};
 
-/// The number of files of which is known that their records name data.
+/// The number of files that are remembered to have a record of their data.
 const FILES_WITH_DATA_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// The largest part of a listing that one member returns, in bytes: much more than entries with the
@@ -49,27 +49,29 @@ pub struct Member {
     pub(crate) started: Duration,
     /// Whether the member was started before on its storage.
     pub(crate) was_started: bool,
-    /// Wakes operations that wait for locks, so that they notice the time.
+    /// Wakes operations that wait for locks, so that they check their time limits.
     pub(crate) lock_waiters: RefCell<Vec<Waker>>,
     is_tending: Cell<bool>,
     pub(crate) prepared: RefCell<PreparedTransactions>,
     /// Transactions of this member that have not ended.
     pub(crate) undecided: RefCell<HashSet<TransactionId>>,
-    /// Committed transactions of this member, and the members that are to be told.
+    /// Committed transactions that this member coordinates, with the members that have not received
+    /// the decision.
     pub(crate) untold: RefCell<BTreeMap<TransactionId, BTreeSet<MemberId>>>,
-    /// Nodes whose chunks are to be cut, or that have lost their name.
+    /// Nodes whose chunks are to be truncated, or that have no name any more.
     pub(crate) unfinished: RefCell<BTreeSet<FileId>>,
-    /// Files that have got chunks on this member, of which their members may not know.
+    /// Files with new chunks on this member, which are not reported to the members of the
+    /// attributes yet.
     pub(crate) untold_chunks: RefCell<BTreeSet<FileId>>,
-    /// Removed directories, in which no entry may be created ever after.
+    /// Removed directories, in which no entry may be created.
     pub(crate) removed_dirs: RefCell<HashSet<FileId>>,
     /// The groups that directories pass on to their entries.
     pub(crate) dir_groups: RefCell<HashMap<FileId, u32>>,
-    /// Times of changes of directories that their members do not know yet.
+    /// Times of changes of directories that were not sent to the members of the directories yet.
     pub(crate) touched_dirs: RefCell<BTreeMap<FileId, Stamp>>,
-    /// Files of this member whose records name data.
+    /// Files whose records are known to state that the file has data.
     pub(crate) files_with_data: RefCell<LruCache<FileId, ()>>,
-    /// Files of this member that were truncated, and whose chunks on it are to be cut.
+    /// Truncated files of this member, whose chunks on this member are not truncated yet.
     pub(crate) uncut: RefCell<BTreeSet<FileId>>,
     pub(crate) marks: Marks,
     is_stopping: Cell<bool>,
@@ -187,7 +189,7 @@ impl Member {
         }
     }
 
-    /// Looks an entry up, and its node, which may be at another member.
+    /// Looks up an entry and its node, which may be on another member.
     async fn lookup_node(
         self: &Rc<Member>,
         client: ClientId,
@@ -205,7 +207,7 @@ impl Member {
             let home = self.map.home(id)?;
             match self.call_for_reference(client, home, PeerRequest::Hold { id, holds }).await {
                 Ok(Reply::Node(node)) => return Ok(Reply::Found(Some(node))),
-                // It was removed meanwhile, unless the name still has it.
+                // The node was removed meanwhile, unless the name still refers to it.
                 Err(error) if error.kind == ErrorKind::Stale && missing != Some(id) => missing = Some(id),
                 result => return result,
             }
@@ -240,8 +242,8 @@ impl Member {
         self.is_stopping.get()
     }
 
-    /// Returns the references of a client that has ended. Members that cannot be reached are told
-    /// later.
+    /// Returns the references of a client that has ended. References to nodes of members that
+    /// cannot be reached are returned later.
     pub async fn end_client(self: Rc<Member>, client: ClientId) {
         let released = self.client_holds.borrow_mut().end_client(client);
         self.return_references(released).await;
@@ -314,7 +316,7 @@ impl Member {
         let is_change = is_change(&operation);
         let result = self.execute_uncounted(origin, operation).await;
         if is_change {
-            // Also after an error, because a part of the change may have been made.
+            // Failed operations count, too, because a part of the change may have been made.
             self.count_change();
         }
         result
@@ -460,7 +462,8 @@ impl Member {
         join_all(told).await.into_iter().try_for_each(|reply| reply.map(drop))
     }
 
-    /// Returns what a member without clients, requests and faults must not have in memory.
+    /// Returns descriptions of the state in memory that a member without clients and requests must
+    /// not have.
     #[cfg(test)]
     pub(crate) fn remains(&self) -> Vec<String> {
         let mut remains = Vec::new();
@@ -472,9 +475,9 @@ impl Member {
         check(self.locks.is_free(), "a lock");
         check(self.prepared.borrow().0.is_empty(), "a prepared transaction");
         check(self.undecided.borrow().is_empty(), "an undecided transaction");
-        check(self.untold.borrow().is_empty(), "a decision that others do not know");
+        check(self.untold.borrow().is_empty(), "a decision that other members have not received");
         check(self.unfinished.borrow().is_empty(), "an unfinished node");
-        check(self.untold_chunks.borrow().is_empty(), "chunks of which their file's member does not know");
+        check(self.untold_chunks.borrow().is_empty(), "chunks that were not reported");
         check(self.member_holds.borrow().is_free(), "references of members");
         check(self.client_holds.borrow().is_free(), "references of clients");
         let is_returned = |outgoing: &Outgoing| {
@@ -484,12 +487,12 @@ impl Member {
         remains
     }
 
-    /// Does what is due without a request: decides transactions, finishes nodes, keeps and ends
-    /// references. Called about once a second. A call during another one does nothing.
+    /// Performs the work that no request causes: completes transactions, finishes nodes, and
+    /// renews, returns and drops references. Called about once a second. A call during another call
+    /// has no effect.
     ///
     /// # Errors
-    ///
-    /// The first error. What has failed is tried again by the next call.
+    /// The first error. The next call repeats everything that has failed.
     pub async fn tend(self: Rc<Member>) -> Result<()> {
         if self.is_tending.replace(true) {
             return Ok(());
@@ -504,7 +507,7 @@ impl Member {
     }
 }
 
-/// Returns whether it is not known whether a request with this error was performed.
+/// Returns whether a request that failed with this error may have been performed.
 pub(crate) fn is_unknown(error: &Error) -> bool {
     matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
 }

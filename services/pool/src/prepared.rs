@@ -19,7 +19,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Returns whether paths lead to other directories after the changes.
+    /// Returns whether the changes affect the directories to which paths lead.
     pub fn changes_dirs(&self) -> bool {
         self.changes.iter().any(|change| match change {
             PreparedChange::Entry { new, .. } => new.kind == NodeKind::Dir,

@@ -1,6 +1,6 @@
-//! References of the clients of this node to nodes of other members, and of the other members to
-//! nodes of this one: returned, declared again to a member that has forgotten them, and ended with
-//! the member that has them.
+//! References of the clients of this member to nodes of other members, and of the other members to
+//! nodes of this member. Here they are returned, renewed, declared again to a member that has
+//! dropped them, and dropped when the member that has them ends.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,8 +17,8 @@ use crate::sessions::{Origin, RENEWAL_INTERVAL};
 const REFERENCES_MAX: usize = 4096;
 
 impl Member {
-    /// Returns references of clients of this node to the members of the nodes. Members that cannot
-    /// be reached are told later.
+    /// Returns references of clients of this member to the members of the nodes. For members that
+    /// cannot be reached, this is repeated later.
     pub(crate) async fn return_references(self: &Rc<Member>, references: Vec<(FileId, u64)>) {
         let mut by_member: BTreeMap<MemberId, Vec<(FileId, u64)>> = BTreeMap::new();
         for (id, number) in references {
@@ -28,7 +28,7 @@ impl Member {
         }
         if let Some(references) = by_member.remove(&self.id) {
             let own = PeerRequest::Return { references, unanswered: Vec::new() };
-            // It cannot fail.
+            // This cannot fail.
             let _ = self.call(self.id, own).await;
         }
         let returned = by_member.into_iter().map(async |(member, references)| {
@@ -107,7 +107,7 @@ impl Member {
         self.send_returned(member).await
     }
 
-    /// Tells a member all references to its nodes.
+    /// Sends a member all references to its nodes.
     async fn declare(self: &Rc<Member>, member: MemberId) -> Result<()> {
         let is_there = |id| self.map.home(id).is_ok_and(|home| home == member);
         let references = self.client_holds.borrow().references(is_there);
@@ -122,7 +122,7 @@ impl Member {
         change(self.outgoing.borrow_mut().entry(member).or_default());
     }
 
-    /// Takes references that another member has declared.
+    /// Adds references that another member has declared.
     pub(crate) fn take_declared(
         &self,
         origin: Origin,
@@ -137,14 +137,15 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Ends all references of a member. `finish_nodes` removes the nodes that are not needed any
-    /// more.
+    /// Drops all references of a member. `finish_nodes` removes the nodes that are no longer
+    /// needed.
     pub(crate) fn forget_references(&self, member: MemberId) {
         let free = self.member_holds.borrow_mut().forget(member, |_| true);
         free.into_iter().for_each(|id| self.end_writing(id));
     }
 
-    /// Ends the references of members that have sent nothing for a long time.
+    /// Drops the references of members that have sent nothing for
+    /// [`LEASE`](crate::sessions::LEASE).
     pub(crate) fn expire_references(&self) {
         let expired = self.sessions.borrow_mut().expire(self.monotonic());
         expired.into_iter().for_each(|member| self.forget_references(member));

@@ -56,8 +56,8 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Adds the loss of a node's name to a batch. Returns the node if it remains after the batch,
-    /// for references or for its chunks: then it belongs to the unfinished nodes.
+    /// Adds the removal of a node's name to a batch. Returns the node if it remains after the
+    /// batch, because of references or chunks; then it is one of the unfinished nodes.
     pub(crate) fn take_name(&self, id: FileId, batch: &mut Batch) -> Result<Option<FileId>> {
         let mut inode = self.inode(id)?;
         let is_held = self.member_holds.borrow().is_held(id) || !self.knows_references();
@@ -104,9 +104,9 @@ impl Member {
         self.monotonic().saturating_sub(self.started) > LEASE || !self.was_started
     }
 
-    /// Finishes what remains to be done for a node of this member: cuts its chunks, and removes it
-    /// if it has neither a name nor references. The record is removed last, so that a repetition
-    /// finishes the rest.
+    /// Completes the interrupted truncation or removal of a node of this member: truncates its
+    /// chunks, and removes the node if it has neither a name nor references. The record is removed
+    /// last, so that everything can be repeated after an interruption.
     pub(crate) async fn finish_node(self: &Rc<Member>, id: FileId) -> Result<()> {
         if !self.unfinished.borrow().contains(&id) {
             return Ok(());
@@ -145,7 +145,7 @@ impl Member {
             let is_unreachable = finished.as_ref().is_err_and(is_unknown);
             result = result.and(finished);
             if is_unreachable {
-                // The member that cannot be reached is needed for the other nodes, too.
+                // The other nodes need the member that cannot be reached, too.
                 break;
             }
         }

@@ -1,6 +1,6 @@
-//! Renames. The member of the old name coordinates: it locks the old name, lets the members of the
-//! new name and of the nodes prepare their changes, decides with one write to its own store, and
-//! tells the others.
+//! Renames. The member of the old name coordinates: it locks the old name, asks the members of the
+//! new name and of the nodes to prepare their changes, decides with one write to its own store, and
+//! sends the decision to the others.
 
 use std::rc::Rc;
 
@@ -65,8 +65,9 @@ impl Member {
             self.changes_dirs(transaction);
         }
         self.prepare_name_of(transaction, moved.id, Some(to)).await?;
-        // Directories that are being moved are prepared on their members before those above the new
-        // places are examined. Of two moves that would make a cycle, one finds the other one.
+        // Directories that are being moved are prepared on their members before the directories
+        // above their new parents are examined. Of two moves that together would make a cycle, one
+        // finds the other.
         if moved.kind == NodeKind::Dir && from.0 != to.0 {
             self.check_not_below(to.0, moved.id, from.1).await?;
         }

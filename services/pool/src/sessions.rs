@@ -1,6 +1,6 @@
-//! The requests between this member and the others: which of them still have a sender that waits.
-//! A request whose sender has given up, or has been started again, must not take effect later than
-//! the requests that the sender has sent after it. No I/O.
+//! Records for which requests between this member and the others the sender still waits. If the
+//! sender has abandoned a request, or was started again, the request must not take effect later
+//! than the requests that the sender has sent after it. No I/O.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -24,14 +24,14 @@ pub struct Origin {
     pub number: u64,
 }
 
-/// What this member knows of the requests that another one has sent.
+/// The state of the requests that another member has sent, as far as this member knows it.
 #[derive(Debug)]
 pub struct Incoming {
     session: u64,
     first_waiting: u64,
     abandoned: BTreeSet<u64>,
     heard: Duration,
-    /// How often references of the other member were forgotten.
+    /// How often this member has dropped references of the other member.
     forgotten: u64,
     /// Whether the other member may have references.
     is_leased: bool,
@@ -49,9 +49,9 @@ pub struct Outgoing {
     pub returned: Vec<(FileId, u64)>,
     /// Requests without a reply, which may have made references.
     pub unanswered: Vec<u64>,
-    /// Whether the other member is being told all references; none is returned meanwhile.
+    /// Whether all references are being declared to the other member; none is returned meanwhile.
     pub is_declaring: bool,
-    /// The session of the other member, and how often it has forgotten references.
+    /// The session of the other member, and how often it has dropped references.
     pub lease: Option<(u64, u64)>,
     /// The time of the last renewal.
     pub renewed: Option<Duration>,
@@ -73,7 +73,7 @@ impl Outgoing {
         Waiting { first, abandoned: self.abandoned.iter().copied().collect() }
     }
 
-    /// Ends a request that has a reply, or that is given up.
+    /// Ends a request that has a reply, or that is abandoned.
     pub fn end(&mut self, number: u64, is_answered: bool) {
         self.waiting.remove(&number);
         if !is_answered {
@@ -104,7 +104,7 @@ pub struct Sessions(HashMap<MemberId, Incoming>);
 pub enum Met {
     /// The session is known.
     Again,
-    /// The sender has been started: references of its earlier session are void.
+    /// The sender was started again: references of its earlier session are dropped.
     First,
 }
 
@@ -112,8 +112,7 @@ impl Sessions {
     /// Takes the state of the sender's requests from a message.
     ///
     /// # Errors
-    ///
-    /// `Unavailable` if the sender has given up; then the request must not be performed.
+    /// `Unavailable` if the sender has abandoned the request, which must not be performed then.
     pub fn admit(&mut self, origin: Origin, waiting: &Waiting, now: Duration) -> Result<Met> {
         let refused = || Err(Error::new(ErrorKind::Unavailable, "perform a late request", ""));
         let new = || Incoming {
@@ -154,7 +153,7 @@ impl Sessions {
         })
     }
 
-    /// Notes that a member may have references.
+    /// Records that a member may have references.
     pub fn lease(&mut self, member: MemberId) {
         if let Some(known) = self.0.get_mut(&member) {
             known.is_leased = true;
@@ -168,7 +167,8 @@ impl Sessions {
         Reply::Lease { session: own_session, number }
     }
 
-    /// Returns the members that have sent nothing for [`LEASE`]. Their references are void.
+    /// Returns the members that have sent nothing for [`LEASE`], whose references are to be
+    /// dropped.
     pub fn expire(&mut self, now: Duration) -> Vec<MemberId> {
         let mut expired = Vec::new();
         for (member, known) in &mut self.0 {

@@ -1,6 +1,6 @@
-//! Simulations of a pool with faults. A seed decides everything: the operations of the clients, the
-//! delays of messages, and the faults. A simulation that fails prints its seed. `QUELL_SEED` is the
-//! first seed, and `QUELL_HISTORIES` the number of seeds.
+//! Simulations of a pool with faults. A seed determines everything: the operations of the clients,
+//! the delays of messages, and the faults. A simulation that fails prints its seed. `QUELL_SEED` is
+//! the first seed, and `QUELL_HISTORIES` the number of seeds.
 
 mod cluster;
 mod history;
@@ -19,7 +19,7 @@ use futures_executor::LocalPool;
 use time::World;
 use workload::{Fault, Shared, run_client, run_faults};
 
-/// The end of clients that wait for members. No operation waits longer than this.
+/// The time at which all clients must have ended.
 const CLIENTS_END: Duration = Duration::from_secs(400);
 /// The longest time of an operation.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -40,10 +40,10 @@ struct Shape {
 
 const SHAPE: Shape = Shape { members: 3, clients: 4, operations: 24, moves_dirs: false, faults_end_s: 30 };
 
-/// The end of a simulation.
+/// The result of a simulation.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
-    /// What is wrong, or nothing.
+    /// Descriptions of violated rules; empty after a correct run.
     wrong: Vec<String>,
     /// The operations and their results.
     history: String,
@@ -66,13 +66,13 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
     world.run(&mut executor, CLIENTS_END, || shared.clients_running.get() == 0);
     let mut wrong = Vec::new();
     if shared.clients_running.get() > 0 {
-        wrong.push(format!("{} clients wait for ever", shared.clients_running.get()));
+        wrong.push(format!("{} clients wait forever", shared.clients_running.get()));
     }
-    // Members that were to be started again during the faults.
+    // Also starts members that are still to be started again.
     cluster.heal();
     world.run(&mut executor, world.now() + QUIET, || false);
-    // The references of a member that cannot be reached for a long time end, or those that a lost
-    // message has made.
+    // References are dropped if their member cannot be reached for a long time, or if the message
+    // that has made them was lost.
     let keeps_references = !kinds.iter().any(|kind| matches!(kind, Fault::Loss | Fault::Stop | Fault::Cut));
     if keeps_references && shared.lost_files.get() > 0 {
         wrong.push(format!("{} files with references were removed", shared.lost_files.get()));

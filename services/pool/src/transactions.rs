@@ -1,7 +1,7 @@
 //! Transactions: changes of records on several members that take effect together. The member that
-//! has the entry coordinates. The others prepare their changes and keep what they concern locked
-//! until they know the decision, which is one write to the store of the coordinator. All records
-//! survive the end of a daemon.
+//! has the entry is the coordinator. The others prepare their changes, and keep the names concerned
+//! locked until they know the decision, which is one write to the store of the coordinator. All
+//! records survive the end of a daemon.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use crate::member::Member;
 use crate::prepared::Prepared;
 use crate::replies::unexpected;
 
-/// The time after which the coordinator of a prepared change is asked for the decision.
+/// The time after which a member requests the decision on a prepared change from the coordinator.
 const DECISION_EXPECTED: Duration = Duration::from_secs(1);
 
 /// A transaction that this member coordinates.
@@ -85,15 +85,15 @@ impl Member {
         self.prepare(transaction, self.map.home(id)?, request).await.map(drop)
     }
 
-    /// Lets all members make their clients look directories up again, if the transaction is
+    /// Makes all members invalidate the cached directories of their clients if the transaction is
     /// committed.
     pub(crate) fn changes_dirs(&self, transaction: &mut Transaction) {
         transaction.members.extend(self.map.members());
     }
 
     /// Decides a transaction: commits it with the changes of this member's own records, or aborts
-    /// it if `changes` is an error. Then the members that have prepared it are told. Those that
-    /// cannot be reached are told later, which is no error.
+    /// it if `changes` is an error. Then it sends the decision to the members that have prepared
+    /// changes. If a member cannot be reached, this is repeated later, and is not an error.
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl Member {
         Ok(())
     }
 
-    /// Tells members the decisions of this member that they do not know yet.
+    /// Sends decisions of this member to the members that have not received them.
     pub(crate) async fn tell_decisions(self: &Rc<Member>) -> Result<()> {
         let untold = self.untold.borrow().clone();
         let told = untold.iter().map(async |(transaction, members)| {
@@ -158,8 +158,8 @@ impl Member {
         join_all(told).await.into_iter().collect()
     }
 
-    /// Returns whether a transaction of this member was committed. One that was not, and is not
-    /// being performed, never will be.
+    /// Returns whether a transaction of this member was committed. A transaction that was not
+    /// committed and is not being performed will never be committed.
     pub(crate) fn outcome(&self, transaction: TransactionId) -> Result<Reply<'static>> {
         if self.undecided.borrow().contains(&transaction) {
             return Err(Error::new(ErrorKind::Busy, "end a transaction", ""));
@@ -219,8 +219,8 @@ impl Member {
         Ok(Reply::Prepared(existing.map(|entry| (entry.id, entry.kind))))
     }
 
-    /// Records the name that a node may get or lose. It is not moved by another transaction
-    /// meanwhile.
+    /// Records the name that a node may get or lose. Meanwhile no other transaction can move the
+    /// node.
     pub(crate) fn prepare_node(
         &self,
         transaction: TransactionId,
@@ -236,7 +236,7 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Lets no entry be created in a directory, and returns whether it has entries.
+    /// Refuses new entries in a directory from now on, and returns whether it has entries.
     pub(crate) fn prepare_removal(&self, transaction: TransactionId, dir: FileId) -> Result<Reply<'static>> {
         if self.has_entries(dir)? {
             return Ok(Reply::HasEntries(true));
@@ -275,7 +275,8 @@ impl Member {
         is_committed: bool,
     ) -> Result<Reply<'static>> {
         let prepared = self.prepared.borrow_mut().0.remove(&transaction);
-        // A member that has prepared nothing is told because of its clients.
+        // A member that has prepared nothing gets the decision because of its clients' cached
+        // directories.
         if is_committed && prepared.as_ref().is_none_or(Prepared::changes_dirs) {
             self.environment.clients.forget_dirs();
         }
@@ -297,7 +298,7 @@ impl Member {
         }
     }
 
-    /// Writes the changes of a transaction. Returns the nodes that are not needed any more.
+    /// Writes the changes of a transaction. Returns the nodes that are no longer needed.
     fn write_end(
         &self,
         transaction: TransactionId,

@@ -18,14 +18,14 @@ impl Member {
     /// Waits until a lock is free and takes it.
     ///
     /// # Errors
-    ///
-    /// `TimedOut` after 30 seconds. `Unavailable` at once if a rename to the name has waited for
-    /// 30 seconds for the decision of a member.
+    /// `TimedOut` after 30 seconds. `Unavailable` at once if a rename to this name has waited for
+    /// the decision of its coordinator for 30 seconds.
     pub(crate) async fn lock(&self, lock: Lock) -> Result<Held> {
         if let Lock::Name(dir, name) = &lock
             && let Some(coordinator) = self.late_coordinator_of(*dir, name)
         {
-            let source = Some(format!("a rename waits for the decision of member {}", coordinator.0).into());
+            let source =
+                Some(format!("a rename of this name has no decision of member {} yet", coordinator.0).into());
             return Err(Error { source, ..Error::new(ErrorKind::Unavailable, "use the name", name) });
         }
         let mut locked = pin!(self.locks.lock(lock));
@@ -44,7 +44,7 @@ impl Member {
         .await
     }
 
-    /// Returns the member that has not decided a rename to a name for a long time.
+    /// Returns the coordinator of a rename to a name that has waited too long for its decision.
     fn late_coordinator_of(&self, dir: FileId, name: &[u8]) -> Option<MemberId> {
         let prepared = self.prepared.borrow();
         let (transaction, prepared) = prepared.of_name(dir, name)?;
@@ -52,7 +52,7 @@ impl Member {
         (age >= WAIT_MAX).then_some(transaction.coordinator)
     }
 
-    /// Ends the waits that have become too long. Called about once a second.
+    /// Ends waits that have reached their time limit. Called about once a second.
     pub fn end_waits(&self) {
         let waiters = self.lock_waiters.take();
         waiters.into_iter().for_each(|waiter| waiter.wake());

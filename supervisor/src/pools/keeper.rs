@@ -1,6 +1,6 @@
-//! The keeper of a pool of several nodes: the process of the job that has the launchers of the
-//! daemons as its children. When it ends, for whatever reason, their input ends, and so do the
-//! daemons.
+//! The keeper of a pool: the process of the job that is the parent of the launchers of the daemons.
+//! When it ends, for any reason, the standard input of the launchers is closed, and the daemons
+//! end.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -19,8 +19,8 @@ use crate::pools::launch::{NewPool, start_pool};
 
 /// The command of this program that calls [`run_pool_keeper`].
 const KEEPER_COMMAND: &str = "pool-keeper";
-/// How often the command looks for a signal while it waits for the keeper, and the keeper for one
-/// while it waits for the end of the daemons.
+/// How often the command checks for a signal while it waits for the keeper, and how often the
+/// keeper checks for one while it waits for the end of the daemons.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 const KEEPING_INTERVAL: Duration = Duration::from_millis(250);
 /// The largest plan, in bytes: 1,024 command lines.
@@ -31,7 +31,7 @@ const PLAN_BYTES_MAX: u64 = 16 << 20;
 enum Answer {
     /// All daemons serve.
     Serving,
-    /// The start has failed, and everything has ended.
+    /// The start has failed, and all daemons have ended.
     Failed { code: u8, message: String },
 }
 
@@ -66,7 +66,7 @@ pub fn start_kept_pool(new: &NewPool) -> Result<(), Failure> {
     let line = loop {
         match answers.recv_timeout(SIGNAL_INTERVAL) {
             Ok(line) => break line.map_err(failed)?,
-            // The end of the input lets the keeper end the daemons; then it answers.
+            // The end of its input makes the keeper end the daemons, and then answer.
             Err(RecvTimeoutError::Timeout) if interrupted.load(Ordering::SeqCst) => drop(input.take()),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(failed(std::io::ErrorKind::BrokenPipe.into())),
@@ -105,8 +105,7 @@ fn is_hangup_ignored() -> bool {
 /// until all daemons have ended, or until a signal ends them.
 ///
 /// # Errors
-///
-/// Those of the start, which were answered.
+/// Those of the start, which were also sent as the answer.
 pub fn run_pool_keeper() -> Result<(), Failure> {
     let stopped = signals()?;
     let failed = |e: std::io::Error| Failure::cannot(format!("the keeper of a pool: {e}"));
@@ -114,9 +113,9 @@ pub fn run_pool_keeper() -> Result<(), Failure> {
     let mut line = String::new();
     (&mut input).take(PLAN_BYTES_MAX).read_line(&mut line).map_err(failed)?;
     let new: NewPool = serde_json::from_str(&line).map_err(|_| {
-        Failure::wrong_input("the keeper of a pool is started by `quell pool up`, and takes no commands")
+        Failure::wrong_input("the keeper of a pool is started by `quell pool up`, and is not for direct use")
     })?;
-    // Until the answer, the end of the input is the interruption of the command.
+    // Until the answer, the end of the input means that the command was interrupted.
     let (abandoned, flag) = (Arc::new(AtomicBool::new(false)), Arc::clone(&stopped));
     let watched = Arc::clone(&abandoned);
     std::thread::spawn(move || {
@@ -136,7 +135,7 @@ pub fn run_pool_keeper() -> Result<(), Failure> {
     let answered = std::io::stdout().lock().write_all(&text);
     let Ok(mut launched) = started else { return answered.map_err(failed) };
     if answered.is_err() {
-        // The command that has started the keeper does not know that the daemons serve.
+        // The command that started the keeper has not learned that the daemons serve.
         launched.end();
         return answered.map_err(failed);
     }

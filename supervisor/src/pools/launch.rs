@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize};
 use crate::display::shown;
 use crate::failure::Failure;
 
-/// How often a start looks whether it is cancelled.
+/// How often a start checks whether it was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long launchers may take to end after the end of their input, and again after SIGTERM.
+/// The time that launchers have to end after the end of their input, and again after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
 /// The lines of a launcher's standard error that are kept for the message of a failure.
 const KEPT_LINES: usize = 8;
@@ -40,10 +40,11 @@ pub struct NewPool {
     pub name: String,
     /// The daemons.
     pub members: Vec<NewMember>,
-    /// The directory on each node below which the daemons keep their data: absolute. Without one,
-    /// it is `$TMPDIR` or `/tmp` of the node.
+    /// The absolute path of the directory on each node below which the daemons keep their data.
+    /// `None` stands for `$TMPDIR` or `/tmp` of the node.
     pub directory: Option<PathBuf>,
-    /// The runtime directory on each node: absolute. Without one, it depends on the user only.
+    /// The absolute path of the runtime directory on each node. `None` stands for the default
+    /// directory of the user.
     pub runtime: Option<PathBuf>,
     /// The size of chunks, in bytes.
     pub chunk_bytes: u32,
@@ -173,7 +174,7 @@ impl Launched {
         })?;
         members.sort_by_key(|member| member.id);
         if !members.iter().map(|member| member.id.0).eq(0..new.members.len() as u16) {
-            return Err(Failure::cannot("the daemons have given wrong numbers"));
+            return Err(Failure::cannot("the answers of the daemons have wrong member numbers"));
         }
         let settings = PoolSettings {
             members,
@@ -208,13 +209,14 @@ impl Launched {
                         Err(error) => {
                             let shown: String = line.trim_end().chars().take(200).collect();
                             let shown = quell_vfs::printable(shown.as_bytes());
-                            return Err(launch.failed(&format!("it has answered {shown}: {error}")));
+                            return Err(launch
+                                .failed(&format!("its answer is not a valid message: {shown}: {error}")));
                         }
                     }
                     waiting[number] = false;
                 }
                 Ok((number, Event::Line(_))) => {
-                    return Err(self.members[number].failed("it has sent a message too much"));
+                    return Err(self.members[number].failed("it has sent an unexpected message"));
                 }
                 Ok((number, Event::Ended)) => return Err(self.members[number].ended()),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -236,7 +238,7 @@ impl Launched {
     fn too_slow(&mut self, waiting: &[bool]) -> Failure {
         let silent: Vec<usize> = (0..waiting.len()).filter(|number| waiting[*number]).collect();
         let hosts: Vec<&str> = silent.iter().map(|number| self.members[*number].host.as_str()).collect();
-        let mut message = format!("no answer of the daemons on {} within the time limit", hosts.join(", "));
+        let mut message = format!("no answer from the daemons on {} within the time limit", hosts.join(", "));
         for number in silent {
             let launch = &self.members[number];
             let messages = launch.messages.lock().unwrap_or_else(PoisonError::into_inner);
@@ -245,11 +247,11 @@ impl Launched {
         Failure::cannot(message)
     }
 
-    /// Lets the daemons run without this process. They must have the lifetime `Unlimited`.
+    /// Detaches the daemons from this process. They must have the lifetime `Unlimited`.
     pub fn release(mut self) {
         for launch in &mut self.members {
             launch.input = None;
-            // A writer that panicked has not written, and the daemon ends.
+            // If a writer has panicked, its daemon has not got the message, and ends.
             let _ = launch.writer.take().map(JoinHandle::join);
         }
     }
@@ -263,7 +265,7 @@ impl Launched {
                     let launch = &mut self.members[number];
                     launch.is_ended = true;
                     launch.input = None;
-                    // The launcher ends with the daemon; `end` waits for one that does not.
+                    // The launcher ends with the daemon. `end` waits for launchers that do not.
                     let _ = launch.child.try_wait();
                 }
                 Ok((_, Event::Line(_))) | Err(RecvTimeoutError::Timeout) => {}
@@ -272,8 +274,8 @@ impl Launched {
         }
     }
 
-    /// Ends the daemons: by the end of their input, which removes their files; launchers that do
-    /// not end then are killed.
+    /// Ends the daemons by closing their input, after which they remove their files. Launchers that
+    /// do not end are killed.
     pub fn end(mut self) {
         for launch in &mut self.members {
             launch.input = None;
@@ -343,7 +345,7 @@ impl Launch {
             thread(move || read_lines(output, number, &events)).map(drop)
         })();
         if let Err(error) = started {
-            // The failure of the start is the one that the user must know.
+            // The failure of the start is the one to report.
             let _ = launch.child.kill();
             let _ = launch.child.wait();
             return Err(failed(error));
@@ -351,7 +353,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Sends a message. A daemon that has ended does not read it; the end of its output is noticed.
+    /// Sends a message. If the daemon has ended, the end of its output is noticed elsewhere.
     fn send(&self, message: &impl Serialize) {
         let mut line = serde_json::to_vec(message).expect("the messages have no maps, and valid paths");
         line.push(b'\n');

@@ -1,6 +1,6 @@
 //! The programs that start a daemon on another node: the command line of each. Such a program
-//! passes its standard input to the daemon, and the daemon's output back. The key of a pool is
-//! therefore never in a command line or in an environment.
+//! passes its standard input to the daemon, and the daemon's output to its standard output. The key
+//! of a pool is therefore never in a command line or in an environment.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ const HOST: &str = "{host}";
 /// A program that starts a command on another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Launcher {
-    /// OpenSSH, without questions to the user.
+    /// OpenSSH, without prompts.
     Ssh,
-    /// A step of a Slurm job for each node, which shares the resources of other steps.
+    /// A step of a Slurm job for each node, which shares its resources with other steps.
     Srun,
     /// The brokers of a Flux instance.
     Flux,
@@ -51,7 +51,9 @@ impl Launcher {
         let names_host = words.iter().skip(1).any(|word| word.contains(HOST));
         match names_host {
             true => Ok(Launcher::Template(words)),
-            false => Err(refused("it is ssh, srun, flux, mpirun, or a command with an argument {host}")),
+            false => Err(refused(
+                "use ssh, srun, flux, mpirun, or a command with an argument that contains {host}",
+            )),
         }
     }
 
@@ -67,7 +69,7 @@ impl Launcher {
         let words: Vec<&str> = match self {
             Launcher::Ssh => {
                 let seconds = "ConnectTimeout=20";
-                // A connection to a node that has failed ends after a minute.
+                // The connection to a failed node ends after a minute.
                 let alive = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"];
                 let quoted = quoted(path);
                 let mut words: Vec<String> =

@@ -15,12 +15,12 @@ use quell_wire::pool::{Operation, PoolMember, Reply};
 use crate::display::shown;
 use crate::failure::Failure;
 
-/// Requests to daemons at a time: fewer than one connection carries.
+/// The largest number of simultaneous requests to daemons: fewer than one connection can carry.
 const PARALLEL_REQUESTS_MAX: usize = 12;
 /// How long a daemon may take to remove its files.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// The answer of a daemon.
+/// The state of a daemon.
 #[derive(Debug)]
 pub struct MemberState {
     /// The daemon.
@@ -31,8 +31,9 @@ pub struct MemberState {
     pub elapsed: Duration,
 }
 
-/// Asks all daemons of a pool for their state, each for at most `limit`: those of this node
-/// directly, the others through them. The answers are in the order of the daemons' numbers.
+/// Requests the states of all daemons of a pool, and waits at most `limit` for each. Daemons of
+/// this node get the request directly, and the others get it through a daemon of this node. The
+/// states are in the order of the daemons' numbers.
 pub fn member_states(pool: &Pool, limit: Duration) -> Vec<MemberState> {
     let gateway = gateway(pool);
     for_each_member(pool.members.iter().collect(), &|member| {
@@ -58,9 +59,8 @@ pub fn member_states(pool: &Pool, limit: Duration) -> Vec<MemberState> {
 /// this node that have ended before.
 ///
 /// # Errors
-///
-/// "Cannot" if a daemon of this node does not answer, or one of another node is not reached. The
-/// others have ended then.
+/// "Cannot" if a daemon of this node does not answer, or a daemon of another node cannot be
+/// reached. The other daemons have ended then.
 pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
     let gateway = gateway(pool);
     let (own, others): (Vec<&PoolMember>, Vec<&PoolMember>) =
@@ -82,7 +82,7 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
             left.push(format!("the daemon {} on {host}: {error}; its data is in {}", id.0, shown(directory)));
         }
     }
-    // Those of this node are the last ones, because the requests to the others pass through them.
+    // The daemons of this node end last, because the requests to the others pass through them.
     for (member, ended) in for_each_member(own, &stop) {
         match ended {
             Ok(()) => {}
@@ -96,7 +96,7 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
         }
     }
     if left.is_empty() {
-        // The last daemon of the node has done it, unless it was killed.
+        // The last daemon of the node has removed the directory of the pool, unless it was killed.
         return Ok(Registry::of_user()?.forget(&pool.name)?);
     }
     Err(Failure::cannot(format!("the pool {} has not ended completely:\n  {}", pool.name, left.join("\n  "))))
@@ -109,7 +109,7 @@ fn gateway(pool: &Pool) -> Option<PoolConnection> {
     own.find_map(|member| PoolConnection::open(&member.socket).ok())
 }
 
-/// Passes a connection by which a member is reached to `use_it`.
+/// Calls `use_it` with a connection through which a member can be reached.
 fn connect(
     pool: &Pool,
     member: &PoolMember,
@@ -122,7 +122,7 @@ fn connect(
     match gateway {
         Some(connection) => use_it(connection),
         None => {
-            let source = Some("no daemon of this node answers".into());
+            let source = Some("no daemon on this node answers".into());
             let error = Error::new(ErrorKind::Unavailable, "ask daemon", member.id.0.to_string());
             Err(Error { source, ..error })
         }
@@ -159,7 +159,7 @@ fn remove_files_of(member: &PoolMember) -> std::result::Result<(), Failure> {
         }
         _ => {}
     }
-    // The directory of all daemons of the node, if no other file is in it.
+    // The directory of all daemons of the node, if it is empty.
     if let Some(base) = member.directory.parent() {
         let _ = fs::remove_dir(base);
     }

@@ -1,4 +1,4 @@
-//! A node of a pool, as launchers reach it.
+//! The names by which launchers reach the nodes of a pool.
 
 /// A node on which a daemon is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Node {
     pub rank: Option<usize>,
 }
 
-/// Returns the name of a node without the user's name before it.
+/// Returns the name of a node without a preceding user name and `@`.
 pub fn host_of(name: &str) -> &str {
     name.rsplit_once('@').map_or(name, |(_, host)| host)
 }

@@ -1,5 +1,5 @@
-//! The nodes on which the daemons of a pool are started: those of a file, or those of the job to
-//! which this process belongs.
+//! The nodes on which the daemons of a pool are started: the nodes in a file, or the nodes of the
+//! job to which this process belongs.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -12,9 +12,9 @@ use crate::failure::Failure;
 use crate::pools::launcher::Launcher;
 use crate::pools::node::{Node, host_of};
 
-/// The largest number of nodes of a pool: one program for each runs on the starting node.
+/// The largest number of nodes of a pool. The starting node runs one launcher for each of them.
 pub const NODES_MAX: usize = 1024;
-/// The longest name of a node: that of a domain name, with a user's name before it.
+/// The longest name of a node, in bytes: a domain name with a user name before it.
 const NAME_BYTES_MAX: usize = 320;
 /// The largest list of nodes that is read, in bytes.
 const LIST_BYTES_MAX: u64 = 4 << 20;
@@ -22,18 +22,18 @@ const LIST_BYTES_MAX: u64 = 4 << 20;
 /// The nodes of a job, and the launcher of its system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobNodes {
-    /// The nodes, each once.
+    /// The nodes, without repetitions.
     pub nodes: Vec<Node>,
-    /// The launcher that fits.
+    /// The launcher of the job system.
     pub launcher: Launcher,
 }
 
-/// Returns the nodes of the job to which this process belongs, or `None` if it belongs to none: of
-/// Flux, Slurm or PBS, the first that has set its variables.
+/// Returns the nodes of the job to which this process belongs, or `None` if it belongs to none. The
+/// job system is the first of Flux, Slurm and PBS whose environment variables are set.
 ///
 /// # Errors
-///
-/// "Cannot" if the system does not list the nodes, or lists more than [`NODES_MAX`].
+/// "Cannot" if the program of the job system that lists the nodes fails, and wrong input for more
+/// than [`NODES_MAX`] nodes.
 pub fn nodes_of_job() -> Result<Option<JobNodes>, Failure> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     if variable("FLUX_URI").is_some() || variable("FLUX_JOB_ID").is_some() {
@@ -65,7 +65,7 @@ pub fn nodes_of_file(path: &Path) -> Result<Vec<Node>, Failure> {
     File::open(path).map_err(failed)?.take(LIST_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
     let text = String::from_utf8(text).ok().filter(|text| text.len() as u64 <= LIST_BYTES_MAX);
     let Some(text) = text else {
-        return Err(Failure::wrong_input(format!("{} is not a text of at most 4 MiB", shown(path))));
+        return Err(Failure::wrong_input(format!("{} is not a text file of at most 4 MiB", shown(path))));
     };
     parse_nodes(&text).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
 }
@@ -99,7 +99,7 @@ fn distinct<'a>(names: impl Iterator<Item = (&'a str, Option<usize>)>) -> Result
     Ok(nodes)
 }
 
-/// Refuses a name that a launcher could read as an option, or a shell as more than a word.
+/// Refuses a name that a launcher could read as an option, or a shell as more than one word.
 fn check_name(name: &str) -> Result<(), Failure> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '@');
     let is_refused = name.len() > NAME_BYTES_MAX

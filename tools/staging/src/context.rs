@@ -1,4 +1,5 @@
-//! What all parts of a copy share: the choices, the counters, and the receiver of the results.
+//! The data that all parts of a copy share: the options, the counters, and the receiver of the
+//! results.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +8,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 use crate::options::{CopiedFile, Options, Report};
 use crate::progress::Progress;
 
-/// Begins the names of files that are not complete.
+/// The prefix of the names of incomplete files.
 pub const TEMPORARY_PREFIX: &[u8] = b".quell-staging.";
 
 pub struct Context<'a> {
@@ -26,13 +27,13 @@ impl<'a> Context<'a> {
         Context { options, progress, report, token, temporaries: AtomicU64::new(0) }
     }
 
-    /// Returns the name of a new file that is not complete.
+    /// Returns a name for a new file that is not complete yet.
     pub fn temporary_name(&self) -> Vec<u8> {
         let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
         [TEMPORARY_PREFIX, format!("{:016x}.{number}", self.token).as_bytes()].concat()
     }
 
-    /// Reports a failure, unless it is a consequence of the end of the copy.
+    /// Reports a failure, unless the request to stop the copy has caused it.
     pub fn fail(&self, path: &[u8], error: &Error) {
         if !(self.progress.is_stopped() && error.kind == ErrorKind::Interrupted) {
             self.progress.add_failure();
@@ -45,7 +46,7 @@ impl<'a> Context<'a> {
         self.report.copied(file);
     }
 
-    /// Returns an error if the copy is to end.
+    /// Returns an error if the copy was requested to stop.
     pub fn check_stop(&self) -> Result<()> {
         match self.progress.is_stopped() {
             true => Err(Error::new(ErrorKind::Interrupted, "copy", "")),

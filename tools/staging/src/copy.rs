@@ -23,8 +23,7 @@ type Waiting = Queue<Entry, (Arc<FileCopy>, Step)>;
 /// failed. Failures are passed to `report` and counted in `progress`.
 ///
 /// # Errors
-///
-/// `Os` if the system allows no thread. Then nothing is copied.
+/// `Os` if the thread of the walk cannot be started. Then nothing is copied.
 ///
 /// # Panics
 ///
@@ -63,7 +62,7 @@ pub fn copy(
         let walker = std::thread::Builder::new().name("walk".into()).stack_size(WALK_STACK_BYTES);
         walker.spawn_scoped(scope, walk_all).map_err(|e| Error::from_io(e, "start a thread", ""))?;
         for _ in 1..options.threads.max(1) {
-            // Fewer threads do the same work.
+            // If a thread cannot be started, the other threads do its work.
             if std::thread::Builder::new().name("copy".into()).spawn_scoped(scope, work).is_err() {
                 break;
             }
@@ -73,7 +72,7 @@ pub fn copy(
     })
 }
 
-/// Ends the walk, also after a panic; otherwise the other threads would wait for ever.
+/// Ends the walk, also after a panic; otherwise the other threads would wait forever.
 struct EndOfWalk<'a>(&'a Waiting);
 
 impl Drop for EndOfWalk<'_> {
@@ -105,8 +104,8 @@ fn process(context: &Context<'_>, queue: &Waiting, entry: Entry, buffer: &mut [u
     }
 }
 
-/// Copies a file. Its directory was told about its end, or the queue has its ranges, unless an
-/// error is returned.
+/// Copies a file. Unless an error is returned, `end` of its directory was called, or the ranges of
+/// the file are in the queue.
 fn process_file(
     context: &Context<'_>,
     queue: &Waiting,
@@ -131,7 +130,7 @@ fn process_file(
     Ok(())
 }
 
-/// Returns the next step of a file, whose directory is told if there is none.
+/// Returns the next step of a file. If there is none, calls `end` of its directory.
 fn end_step(context: &Context<'_>, file: &FileCopy, step: Step) -> Option<Step> {
     let next = file.next_step(context, step);
     if next.is_none() {

@@ -31,7 +31,7 @@ impl Ranges {
         self.size_bytes.div_ceil(self.range_bytes).max(1) as usize
     }
 
-    /// Returns the first byte of a range, and the one after its last.
+    /// Returns the offsets of the first byte of a range and of the end of the range.
     pub fn range(self, index: usize) -> (u64, u64) {
         let start = index as u64 * self.range_bytes;
         (start, start.saturating_add(self.range_bytes).min(self.size_bytes))

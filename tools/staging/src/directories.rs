@@ -1,5 +1,6 @@
-//! The directories of a copy. A directory gets its attributes after everything below it was copied,
-//! because a new entry changes its time, and its permissions may refuse new entries.
+//! The directories of a copy. The attributes of a directory are set after everything below it was
+//! copied, because a new entry changes its modification time, and its permissions may forbid new
+//! entries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +10,7 @@ use quell_vfs::{Change, Error, ErrorKind, Result};
 
 use crate::context::Context;
 
-/// The largest number of directories above a directory that is copied. Each of them is kept open.
+/// The largest depth of a directory that is copied. The directories above it are kept open.
 pub const DEPTH_MAX: usize = 1000;
 
 /// The permissions of the owner to list, enter and change a directory.
@@ -22,11 +23,11 @@ pub struct Directory {
     depth: usize,
     pub source: Arc<dyn Dir>,
     pub target: Arc<dyn WritableDir>,
-    /// The copy has created it, so that it has no other entries.
+    /// Whether the copy has created the directory, which then has no other entries.
     pub is_new: bool,
     /// The attributes of the source; `None` if the directory gets none.
     found: Option<Stat>,
-    /// Entries that are not done, and 1 while entries are added.
+    /// The number of entries that are not processed yet, plus 1 while entries are added.
     unfinished: AtomicUsize,
 }
 
@@ -76,8 +77,8 @@ impl Directory {
         }))
     }
 
-    /// Lets the owner change an existing directory of the destination, such as one whose final
-    /// permissions an earlier copy has set.
+    /// Gives the owner of an existing directory of the destination the permission to change it. An
+    /// earlier copy may have set permissions without it.
     fn make_usable(&self, name: &[u8]) -> Result<()> {
         let found = self.target.stat(name)?;
         let permissions = found.mode & 0o7777;
@@ -94,15 +95,17 @@ impl Directory {
         }
     }
 
-    /// Counts an entry, which calls `end`.
+    /// Counts an entry, for which `end` must be called later.
     pub fn add(&self) {
         self.unfinished.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An entry is done. After the last one, the directory gets its attributes and is done, too.
+    /// Records that an entry was processed. After the last entry, sets the attributes of the
+    /// directory, and calls `end` of its parent.
     pub fn end(self: &Arc<Directory>, context: &Context<'_>) {
         let mut at = self;
-        // The counter orders the changes of all entries before those of the attributes.
+        // The counter's memory order makes the changes of all entries precede those of the
+        // attributes.
         while at.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
             if !context.progress.is_stopped()
                 && let Err(error) = at.set_attributes(context)
@@ -126,8 +129,8 @@ impl Directory {
         self.target.change(b"", &change)
     }
 
-    /// Returns the path of an entry from the destination directory; of this directory itself, if
-    /// the name is empty.
+    /// Returns the path of an entry relative to the destination directory. An empty name stands for
+    /// this directory.
     pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
         let mut names = vec![name];
         let mut at = self;

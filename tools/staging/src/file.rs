@@ -1,5 +1,5 @@
-//! Copies one regular file: to a temporary name, in ranges that any thread may copy; then reads the
-//! copy back and compares the checksums; then gives it its attributes and its name.
+//! Copies one regular file to a temporary name, in ranges that any thread may copy, reads the copy
+//! back, compares the checksums, and then sets the attributes and the final name of the copy.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,17 +30,17 @@ pub struct FileCopy {
     target: Box<dyn WritableFile>,
     temporary: Vec<u8>,
     ranges: Ranges,
-    /// The value of each range that was read at the source.
+    /// The checksum value of each range that was read from the source.
     values: Mutex<Vec<ChainingValue>>,
     /// The end of the last block that was written.
     written_end: AtomicU64,
     failure: Mutex<Option<Error>>,
     has_failed: AtomicBool,
-    /// Ranges of the current step that are not processed.
+    /// The number of ranges of the current step that are not processed yet.
     left: AtomicUsize,
 }
 
-/// What is done with each range of a file.
+/// The steps of the copy of a file, each of which processes all ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Copy,
@@ -77,7 +77,7 @@ pub fn begin(
     }))
 }
 
-/// Returns whether the destination has the file, and reports it then.
+/// Returns whether the destination has the file already, and reports it in that case.
 fn is_complete(
     context: &Context<'_>,
     dir: &Directory,
@@ -95,7 +95,7 @@ fn is_complete(
         Some(Kind::Dir) => return Err(Error::new(ErrorKind::IsADirectory, "replace", name)),
         _ => return Ok(false),
     }
-    // A copy gets the time of its source after it was verified.
+    // A copy gets the modification time of its source only after it was verified.
     if (existing.size_bytes, existing.modified) != (found.size_bytes, found.modified) {
         return Ok(false);
     }
@@ -139,7 +139,8 @@ fn checksum_of(
     Ok(ranges.checksum(&values?))
 }
 
-/// Passes the data of a range to `each`, without its holes, and returns the value of its content.
+/// Passes the data of a range, without its holes, to `each`, and returns the checksum value of the
+/// range.
 fn read_range(
     context: &Context<'_>,
     file: &dyn OpenFile,
@@ -161,7 +162,8 @@ fn read_range(
         }
         while at < data_end {
             context.check_stop()?;
-            // The reads end at multiples of the length of the buffer, and so at those of chunks.
+            // The reads end at multiples of the length of the buffer, which are also borders of
+            // chunks.
             let room = buffer.len() as u64 - at % buffer.len() as u64;
             let part = &mut buffer[..room.min(data_end - at) as usize];
             if file.read_at(part, at)? < part.len() {
@@ -175,7 +177,8 @@ fn read_range(
     Ok(ranges.value(&hasher))
 }
 
-/// Writes the blocks that do not only contain zeros. Returns the end of the last one, or 0.
+/// Writes the blocks that contain other bytes than zeros. Returns the end of the last written
+/// block, or 0.
 fn write_blocks(target: &dyn WritableFile, data: &[u8], offset: u64) -> Result<u64> {
     // The range of `data` that is to be written.
     let (mut from, mut to) = (0, 0);
@@ -203,7 +206,7 @@ fn write_blocks(target: &dyn WritableFile, data: &[u8], offset: u64) -> Result<u
 /// Returns an error if a file has changed since it was opened.
 fn check_unchanged(source: &dyn OpenFile, found: &Stat) -> Result<()> {
     let now = source.stat()?;
-    // A link to the file, or its removal, changes only the time of the last change.
+    // A new hard link to the file, or its removal, changes only the status change time.
     match (now.size_bytes, now.modified, now.changed) == (found.size_bytes, found.modified, found.changed) {
         true => Ok(()),
         false => {
@@ -250,12 +253,16 @@ impl FileCopy {
         let value = read_range(context, &*self.target, self.ranges, index, buffer, &mut |_, _| Ok(()))?;
         match lock(&self.values)[index] == value {
             true => Ok(()),
-            false => Err(failed(ErrorKind::Damaged, "verify", "the copy differs from what was read")),
+            false => Err(failed(
+                ErrorKind::Damaged,
+                "verify",
+                "the copy differs from the data that was read from the source",
+            )),
         }
     }
 
     /// Continues after the last range of a step was processed. Returns the next step, or `None` if
-    /// the file is complete or has failed; then `end` of its directory is to be called.
+    /// the file is complete or has failed; the caller then calls `end` of its directory.
     pub fn next_step(&self, context: &Context<'_>, step: Step) -> Option<Step> {
         let failure = lock(&self.failure).take();
         let result = match (failure, step) {
@@ -285,7 +292,7 @@ impl FileCopy {
         None
     }
 
-    /// Makes the copy as long as the source, if a hole is at its end.
+    /// Extends the copy to the size of the source if the source ends with a hole.
     fn set_size(&self) -> Result<()> {
         match self.written_end.load(Ordering::Relaxed) < self.found.size_bytes {
             true => self.target.set_size(self.found.size_bytes),
@@ -293,7 +300,7 @@ impl FileCopy {
         }
     }
 
-    /// Gives the copy its attributes and its name.
+    /// Sets the attributes and the final name of the copy.
     fn complete(&self, context: &Context<'_>) -> Result<()> {
         context.check_stop()?;
         check_unchanged(&*self.source, &self.found)?;

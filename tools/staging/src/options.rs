@@ -1,4 +1,4 @@
-//! What the caller of a copy chooses, and what it is told.
+//! The options of a copy, and the interface that receives its results.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use quell_vfs::{Error, Time};
 pub struct Source {
     /// The directory of the entry.
     pub dir: Arc<dyn Dir>,
-    /// The name of the entry, which the copy gets, too. `None`: all entries of the directory are
-    /// copied, and the attributes of the directory itself are not.
+    /// The name of the entry and of its copy. With `None`, all entries of the directory are copied,
+    /// but not the attributes of the directory itself.
     pub name: Option<Vec<u8>>,
 }
 
@@ -21,7 +21,8 @@ impl std::fmt::Debug for Source {
     }
 }
 
-/// One of several equal parts of the files of a tree, which the hash of a file's path selects.
+/// One of several parts of the files of a tree, which have about equal numbers of files. A hash of
+/// its path assigns a file to a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     index: u32,
@@ -34,7 +35,7 @@ impl Part {
         NonZeroU32::new(count).filter(|count| index < count.get()).map(|count| Part { index, count })
     }
 
-    /// Returns whether a path belongs to this part. All processes compute the same.
+    /// Returns whether a path belongs to this part. All processes compute the same result.
     pub(crate) fn has(self, path: &[u8]) -> bool {
         let hash = blake3::hash(path);
         let [a, b, c, d, ..] = *hash.as_bytes();
@@ -42,12 +43,12 @@ impl Part {
     }
 }
 
-/// The choices of a copy.
+/// The options of a copy.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// The number of threads that copy.
     pub threads: usize,
-    /// Whether each file is read at the destination before it counts as copied.
+    /// Whether each copy is read back and verified.
     pub verifies: bool,
     /// Whether a file that exists with the size and time of the source is compared by content.
     /// Otherwise it counts as equal.
@@ -61,7 +62,7 @@ pub struct Options {
 /// A regular file that is complete at the destination.
 #[derive(Debug, Clone, Copy)]
 pub struct CopiedFile<'a> {
-    /// Its path from the destination directory.
+    /// Its path relative to the destination directory.
     pub path: &'a [u8],
     /// Its size.
     pub size_bytes: u64,
@@ -76,7 +77,7 @@ pub trait Report: Sync {
     /// A file is complete at the destination.
     fn copied(&self, file: &CopiedFile<'_>);
 
-    /// An entry was not copied, or not completely. Of a directory that cannot be read or created,
-    /// nothing below it is copied. `path` leads from the destination directory.
+    /// An entry was not copied, or not completely. If it is a directory that cannot be read or
+    /// created, nothing below it is copied. `path` is relative to the destination directory.
     fn failed(&self, path: &[u8], error: &Error);
 }

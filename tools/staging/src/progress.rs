@@ -40,13 +40,12 @@ impl Progress {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Bytes of files that were processed, holes included. Bytes of files that fail later count,
-    /// too.
+    /// Bytes of files that were processed, including holes and the bytes of files that fail later.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Ends the copy soon: files that are not complete are removed at the destination.
+    /// Requests the end of the copy. Files that are not complete are removed from the destination.
     pub fn stop(&self) {
         self.must_stop.store(true, Ordering::Relaxed);
     }

@@ -1,12 +1,12 @@
-//! The work that waits for the threads of a copy. The thread that walks the source waits while many
-//! entries wait, so the memory does not grow with the size of a tree.
+//! The work that waits for the threads of a copy. The thread that walks through the source waits
+//! while the queue is full, so the memory use does not grow with the size of a tree.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
 
 use quell_threads::{lock, wait, wait_while};
 
-/// Entries that wait at most. Each may keep its directory open.
+/// The largest number of waiting entries. Each may keep its directory open.
 const WAITING_MAX: usize = 256;
 
 /// Entries from the walk, and ranges of large files, which are taken first.
@@ -19,12 +19,12 @@ struct State<E, R> {
     entries: VecDeque<E>,
     /// Ranges of the files in progress: at most one file for each thread.
     ranges: VecDeque<Divided<R>>,
-    /// The walk has not ended.
+    /// Whether the walk has not ended yet.
     is_walking: bool,
-    /// Threads that process something, and may add ranges.
+    /// The number of threads that process something, and may add ranges.
     active: usize,
-    /// A thread has panicked. The walk does not wait any more, because its entries may never be
-    /// taken.
+    /// Whether a thread has panicked. The walk then no longer waits, because its entries may never
+    /// be taken.
     has_panicked: bool,
 }
 
@@ -35,7 +35,7 @@ struct Divided<R> {
     count: usize,
 }
 
-/// What a thread has to do.
+/// A unit of work for a thread.
 pub enum Work<E, R> {
     Entry(E),
     Range(R, usize),
@@ -53,7 +53,7 @@ impl<E, R: Clone> Queue<E, R> {
         Queue { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Adds an entry, after other entries were taken if many wait.
+    /// Adds an entry. If the queue is full, waits until entries were taken.
     pub fn push_entry(&self, entry: E) {
         let state = lock(&self.state);
         let mut state = wait_while(&self.changed, state, |state| {
@@ -70,13 +70,13 @@ impl<E, R: Clone> Queue<E, R> {
         self.changed.notify_all();
     }
 
-    /// No entries are added any more.
+    /// Records that no more entries will be added.
     pub fn end_walk(&self) {
         lock(&self.state).is_walking = false;
         self.changed.notify_all();
     }
 
-    /// Calls `work` until nothing is left to do, also for other threads.
+    /// Calls `work` until all threads have no more work.
     pub fn run(&self, mut work: impl FnMut(Work<E, R>)) {
         while let Some(next) = self.next() {
             let _active = Active(self);
@@ -115,8 +115,8 @@ impl<E, R: Clone> State<E, R> {
     }
 }
 
-/// A thread that processes something. It is counted until the work ends, also by a panic; otherwise
-/// the other threads would wait for ever.
+/// A thread that processes something. It is counted until the work ends, even with a panic;
+/// otherwise the other threads would wait forever.
 struct Active<'a, E, R>(&'a Queue<E, R>);
 
 impl<E, R> Drop for Active<'_, E, R> {

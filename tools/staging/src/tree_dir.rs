@@ -1,4 +1,5 @@
-//! A directory of a file system of the contract, such as a pool, as a directory of `quell-posix`.
+//! Presents a directory of a file system of the contract, such as a pool, as a directory of
+//! `quell-posix`.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ struct Node {
 }
 
 impl Node {
-    /// Takes over a reference. The root has none.
+    /// Takes ownership of a reference. The root has no reference.
     fn of(fs: &Arc<dyn FileSystem>, found: NodeRef<'_>) -> Node {
         Node { fs: Arc::clone(fs), id: found.into_attributes().node }
     }

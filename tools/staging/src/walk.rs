@@ -15,7 +15,7 @@ pub struct Entry {
     pub kind: Kind,
 }
 
-/// Passes the entry `name` of a directory, or all its entries, to `push`. It may wait.
+/// Passes the entry `name` of a directory, or all its entries, to `push`, which may wait.
 pub fn walk(context: &Context<'_>, top: &Arc<Directory>, name: Option<&[u8]>, push: &dyn Fn(Entry)) {
     match name {
         Some(name) => visit(context, top, name, None, push),
@@ -23,13 +23,14 @@ pub fn walk(context: &Context<'_>, top: &Arc<Directory>, name: Option<&[u8]>, pu
     }
 }
 
-/// Visits the entries of a directory. A directory among them is visited before the listing goes on,
-/// so that no list of names is kept: the thread needs a stack for [`DEPTH_MAX`] nested calls.
+/// Visits the entries of a directory. A directory among them is visited before the listing
+/// continues, so that no list of names is kept. The stack of the thread must be large enough for
+/// [`DEPTH_MAX`] nested calls.
 ///
 /// [`DEPTH_MAX`]: crate::DEPTH_MAX
 fn list(context: &Context<'_>, dir: &Arc<Directory>, push: &dyn Fn(Entry)) {
     let listed = dir.source.visit(&mut |name, kind| {
-        // A copy that was killed has left it.
+        // The file remains from a killed copy.
         if !name.starts_with(TEMPORARY_PREFIX) {
             visit(context, dir, name, kind, push);
         }
@@ -62,6 +63,6 @@ fn visit(context: &Context<'_>, dir: &Arc<Directory>, name: &[u8], kind: Option<
 }
 
 fn kind_of(dir: &Directory, name: &[u8]) -> Result<Kind> {
-    // A kind that does not exist is none that can be copied.
+    // Entries of an unknown kind cannot be copied.
     Ok(dir.source.stat(name)?.kind().unwrap_or(Kind::Fifo))
 }

@@ -1,4 +1,4 @@
-//! Copies between directories on a disk and in memory, with failures of both sides.
+//! Copies between directories on a disk and in memory, with failures on both sides.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,7 +32,7 @@ impl Report for Results {
     }
 }
 
-/// What a copy has counted and reported.
+/// The counters and reports of a copy.
 struct Outcome {
     progress: Progress,
     copied: BTreeMap<Vec<u8>, Option<[u8; 32]>>,
@@ -199,7 +199,7 @@ fn entries_of_other_kinds_at_the_destination() {
     }
 }
 
-/// Checks that a copy with failures has reported everything that is not complete.
+/// Checks that a copy with failures has reported all incomplete entries.
 fn check_reported(outcome: &Outcome, expected: &Listing, found: &Listing) {
     let is_reported = |path: &[u8]| {
         outcome.failed.keys().any(|failed| path.starts_with(failed) || failed.starts_with(path))
@@ -214,7 +214,7 @@ fn check_reported(outcome: &Outcome, expected: &Listing, found: &Listing) {
         }
     }
     for path in found.keys().filter(|path| !expected.contains_key(*path)) {
-        assert!(outcome.failed.contains_key(path), "{} is left over and not listed", path.escape_ascii());
+        assert!(outcome.failed.contains_key(path), "{} remains and is not listed", path.escape_ascii());
     }
     assert!(
         outcome.copied.keys().all(|path| found.get(path).map(|entry| &entry.3) == Some(&expected[path].3))

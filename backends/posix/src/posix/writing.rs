@@ -205,7 +205,7 @@ impl WritableDir for PosixDir {
         check_name(name)?;
         if !self.is_guarded() {
             let PosixFile { fd, may_change } = self.regular_file(name, OFlags::RDWR)?;
-            // A file that is shared was moved.
+            // In a shared directory, `regular_file` has moved the descriptor already.
             let fd = if self.is_shared { fd } else { moved(fd) };
             return Ok(Box::new(PosixFile { fd, may_change }));
         }

@@ -100,7 +100,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The clients of one member, which share its number for directories.
+/// The clients of one member, which share the version of its directories.
 struct Forgetting(Arc<AtomicU64>);
 
 impl Clients for Forgetting {
@@ -109,7 +109,7 @@ impl Clients for Forgetting {
     }
 }
 
-/// The parts of a member that it shares with the clients of its node.
+/// The parts of a member that it shares with the clients of its machine.
 #[derive(Clone)]
 struct Shared {
     dirs_version: Arc<AtomicU64>,
@@ -176,7 +176,7 @@ impl SimulatedPool {
     }
 
     /// Connects a new client to a member. Every second client sends requests for all data, as if it
-    /// could not reach the chunks of the member.
+    /// could not access the chunks of the member.
     pub fn connect(&self, member: u16) -> Connection {
         let number = self.clients.fetch_add(1, Ordering::Relaxed);
         let events = self.events.clone().expect("the pool is running");

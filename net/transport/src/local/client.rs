@@ -156,8 +156,8 @@ impl LocalChannel {
         self.further.iter().map(std::os::fd::AsFd::as_fd)
     }
 
-    /// Returns a number that the daemon increases, without a request. What it stands for is agreed
-    /// between the daemon and its clients.
+    /// Returns a number that the daemon increases. Sends no request. The daemon and its clients
+    /// define the meaning of the number.
     pub fn version(&self) -> u64 {
         self.status.version()
     }

@@ -207,14 +207,14 @@ pub enum Operation<'a> {
         /// The member.
         member: MemberId,
     },
-    /// Ends one member, which removes its files: `Reply::Done`, when they are removed.
+    /// Ends one member, which removes its files: `Reply::Done` after they are removed.
     StopMember {
         /// The member.
         member: MemberId,
     },
     /// Returns the marks of all members: `Reply::Marks`.
     Marks,
-    /// Records that a copy of the whole pool has the changes up to these marks: `Reply::Done`.
+    /// Records that a copy of the whole pool contains the changes up to these marks: `Reply::Done`.
     RecordMarks {
         /// Members, each with its `changes` before the copy began.
         marks: Vec<(MemberId, u64)>,
@@ -258,15 +258,15 @@ impl Entries<'_> {
     }
 }
 
-/// The changes of one member, and those that a copy has.
+/// The marks of one member: the number of its changes, and the number that a copy contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// The member.
     pub member: MemberId,
-    /// A number that grows with each change after this mark was read.
+    /// A number that is larger after a later change.
     pub changes: u64,
     /// The value of `changes` before the last complete copy of the pool began. If it is smaller
-    /// than `changes`, the member has later changes.
+    /// than `changes`, the member has changes that the copy does not contain.
     pub saved: u64,
 }
 
@@ -281,7 +281,7 @@ pub enum Reply<'a> {
     Node(Node),
     /// The attributes of a node to which the receiver got a reference.
     Held(Node),
-    /// The node of a name, whose attributes another member has. Only members send it.
+    /// The node of a name, if another member has the attributes of the node. Only members send it.
     Elsewhere(FileId),
     /// A directory and the name in it.
     Name {
@@ -323,12 +323,12 @@ pub enum Reply<'a> {
     Committed(bool),
     /// Marks of members.
     Marks(Vec<Mark>),
-    /// The references of the receiver are kept. The two numbers are others after the sender has
-    /// forgotten references.
+    /// The references of the receiver are kept. If the sender has dropped references, the two
+    /// numbers have changed.
     Lease {
         /// The session of the sender.
         session: u64,
-        /// How often it has forgotten references of the receiver in this session.
+        /// How often the sender has dropped references of the receiver in this session.
         number: u64,
     },
 }

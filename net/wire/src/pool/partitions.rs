@@ -1,5 +1,4 @@
-//! The partitions into which the nodes and the chunks of a pool are divided. Clients and members
-//! compute them.
+//! The partitions of nodes and chunks, which clients and members compute.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -13,24 +12,24 @@ pub const PARTITIONS_MAX: u16 = 1 << 15;
 const LOWER_BITS: u32 = 48;
 
 impl FileId {
-    /// Returns the partition that has the attributes of the node. It can be too large for the pool
-    /// if the identifier is not one that the pool has given.
+    /// Returns the partition that has the attributes of the node. The number can be too large for
+    /// the pool if the identifier was not created by this pool.
     pub fn partition(self) -> u16 {
         (self.0 >> LOWER_BITS) as u16
     }
 
-    /// Returns the partition that has a chunk of this file, in a pool of so many partitions, at
-    /// least 1.
+    /// Returns the partition that has a chunk of this file, in a pool of `partitions` partitions,
+    /// at least 1.
     pub fn partition_of_chunk(self, chunk: u64, partitions: u16) -> u16 {
         (xxh3_64_with_seed(&chunk.to_le_bytes(), self.0) % u64::from(partitions)) as u16
     }
 
-    /// Returns the name of the file with the data of this file that one member has.
+    /// Returns the name of the local file with the chunks of this file on a member.
     pub fn data_name(self) -> Vec<u8> {
         format!("{:x}", self.0).into_bytes()
     }
 
-    /// Returns the file of such a name.
+    /// Returns the file whose local file has this name.
     pub fn from_data_name(name: &[u8]) -> Option<FileId> {
         let number = u64::from_str_radix(std::str::from_utf8(name).ok()?, 16).ok()?;
         Some(FileId(number)).filter(|id| id.data_name() == name)

@@ -22,9 +22,9 @@ pub struct PeerMessage<'a> {
     pub session: u64,
     /// The number of the request, which the session does not reuse.
     pub number: u64,
-    /// The sender waits for no reply to a request of a smaller number.
+    /// The sender does not wait for replies to requests with smaller numbers.
     pub first_waiting: u64,
-    /// Larger numbers of requests whose replies the sender does not wait for any more.
+    /// Larger numbers of requests that the sender has abandoned.
     pub abandoned: Vec<u64>,
     /// The request.
     #[serde(borrow)]
@@ -51,7 +51,7 @@ pub enum PeerRequest<'a> {
         /// Numbers of requests without a reply, which may have made references.
         unanswered: Vec<u64>,
     },
-    /// Tells the receiver of references of the sender that it may have forgotten: `Reply::Done`.
+    /// Declares references of the sender that the receiver may have dropped: `Reply::Done`.
     Declare {
         /// The nodes, each with the number of one reference.
         references: Vec<(FileId, u64)>,
@@ -139,8 +139,8 @@ pub enum PeerRequest<'a> {
         /// The time of the change.
         time: Stamp,
     },
-    /// Records that files have chunks, and returns those that do not exist: `Reply::Missing`. The
-    /// sender has chunks of them.
+    /// Records that files have chunks on the sender, and returns the files that do not exist:
+    /// `Reply::Missing`.
     NoteChunks {
         /// The files.
         files: Vec<FileId>,
@@ -162,12 +162,12 @@ pub enum PeerRequest<'a> {
         /// The file.
         id: FileId,
     },
-    /// Makes the clients of the member look directories up again, because one was renamed or its
-    /// permissions or owners were changed: `Reply::Done`.
+    /// Invalidates the cached directories of the member's clients, because a directory was renamed
+    /// or its permissions or owners were changed: `Reply::Done`.
     ForgetDirs,
     /// Returns the marks of the member: `Reply::Marks`.
     Mark,
-    /// Records that a copy of the whole pool has the changes up to a number: `Reply::Done`.
+    /// Records that a copy of the whole pool contains the changes up to a number: `Reply::Done`.
     RecordMark {
         /// The number.
         changes: u64,

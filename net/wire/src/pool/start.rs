@@ -26,11 +26,11 @@ pub struct MemberSettings {
     pub member: MemberId,
     /// The name of its node in messages.
     pub host: String,
-    /// The existing directory of its node below which it keeps its data: absolute. Without one, it
-    /// is `$TMPDIR` or `/tmp`.
+    /// The absolute path of an existing directory on its node, below which it keeps its data.
+    /// `None` stands for `$TMPDIR` or `/tmp`.
     pub directory: Option<PathBuf>,
-    /// The runtime directory, in which pools are registered: absolute. Without one, it depends on
-    /// the user only.
+    /// The absolute path of the runtime directory, in which pools are registered. `None` stands for
+    /// the default directory of the user.
     pub runtime: Option<PathBuf>,
     /// The address on which the member listens for others.
     pub listen: Listen,
@@ -45,8 +45,9 @@ pub struct MemberSettings {
 pub enum Listen {
     /// 127.0.0.1: all members are on one node.
     Loopback,
-    /// The first address of the node among these, then among those to which its own system resolves
-    /// `name`, or else its only address that is not a loopback address.
+    /// The first of `addresses` that the node has. Without one, the first address of the node to
+    /// which the node itself resolves `name`, or else the address of its only network interface
+    /// besides the loopback interface.
     Host {
         /// The name by which the starting program reaches the node.
         name: String,
@@ -67,9 +68,9 @@ pub enum Listen {
 /// The event that ends a daemon, besides a signal and the end of the pool by a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lifetime {
-    /// None: it runs in a session of its own.
+    /// None. The daemon runs in a session of its own.
     Unlimited,
-    /// The end of its standard input: of the starting program, or of the connection to it.
+    /// The end of its standard input, that is of the starting program or of the connection to it.
     Input,
 }
 
@@ -137,7 +138,7 @@ pub enum Ready {
     },
 }
 
-/// All daemons serve. Third message of the starting program. A daemon whose input ends without it
-/// ends and removes everything.
+/// All daemons serve. Third message of the starting program. If the input of a daemon ends without
+/// this message, the daemon ends and removes its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Complete;

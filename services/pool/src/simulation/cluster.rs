@@ -1,5 +1,6 @@
-//! Members in one process, each with a disk that survives its end, and the network between them: it
-//! delays and reorders messages, loses requests and replies, and is cut between pairs.
+//! Members in one process, each with a disk that survives the end of the member, and the network
+//! between them, which delays and reorders messages, loses requests and replies, and can be
+//! interrupted between two members.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -23,10 +24,10 @@ use crate::{ClientId, Clients, Clock, Environment, Member, Peers, PoolMap};
 
 pub const CHUNK_BYTES: u32 = 64;
 const PARTITIONS: u16 = 16;
-/// As for the connections between daemons.
+/// The same values as for the connections between daemons.
 const REPLY_LIMIT: Duration = Duration::from_secs(30);
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
-/// How often something looks whether a member is alive or can be reached.
+/// How often a wait checks whether a member runs and can be reached.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const TENDING_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -49,7 +50,7 @@ pub struct Cluster {
     pub world: Rc<World>,
     map: PoolMap,
     nodes: Vec<Node>,
-    /// Pairs that cannot reach each other.
+    /// Pairs of members that cannot reach each other.
     cut: RefCell<BTreeSet<(u16, u16)>>,
     /// Whether messages are lost, or delayed for a long time.
     pub loses: Cell<bool>,
@@ -106,7 +107,7 @@ impl Cluster {
             }),
         };
         let Ok(member) = Member::start(MemberId(number), self.map.clone(), environment, (1000, 1000)) else {
-            // Its disk is full.
+            // The start fails because the disk is full.
             assert!(node.disk.is_full.load(std::sync::atomic::Ordering::Relaxed));
             return;
         };
@@ -176,7 +177,7 @@ impl Cluster {
         let world = &self.world;
         match world.below(if self.loses.get() { 100 } else { 50 }) {
             0 => world.below_time(Duration::from_millis(500)),
-            // A request can arrive after its sender has given up.
+            // A request can arrive after its sender has abandoned it.
             99 => world.below_time(Duration::from_secs(45)),
             _ => world.below_time(Duration::from_micros(500)),
         }
@@ -222,7 +223,7 @@ impl Cluster {
                 let reply = member.serve(MemberId(from), request).await;
                 cluster.world.sleep(cluster.delay()).await;
                 if !cluster.is_lost() {
-                    // The sender may have given up.
+                    // The sender may have abandoned the request.
                     let _ = sender.send(reply);
                 }
             };
@@ -256,8 +257,8 @@ impl Cluster {
 }
 
 impl Incarnation {
-    /// Lets the process perform a task: not before it continues after a stop, and not after its
-    /// end.
+    /// Starts a task of the process. It makes progress only while the process is neither stopped
+    /// nor ended.
     pub fn spawn(self: &Rc<Incarnation>, world: &Rc<World>, task: impl Future<Output = ()> + 'static) {
         let process = Rc::clone(self);
         let guarded = Guarded { world: Rc::clone(world), process, pause: None, task: Box::pin(task) };
@@ -265,7 +266,7 @@ impl Incarnation {
     }
 }
 
-/// A task of a process.
+/// A task that makes progress only while its process runs.
 struct Guarded {
     world: Rc<World>,
     process: Rc<Incarnation>,
@@ -307,7 +308,7 @@ impl Peers for Network {
     }
 }
 
-/// Clients that remember no directories.
+/// Clients without cached directories.
 struct NoClients;
 
 impl Clients for NoClients {

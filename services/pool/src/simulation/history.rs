@@ -1,6 +1,6 @@
 //! Checks recorded histories for linearizability with the algorithm of Wing and Gong. As Lowe
-//! proposed, each set of operations is examined once with each state that it leads to. An operation
-//! without a result may have taken effect at any time after its beginning, or never.
+//! proposed, each combination of a set of performed operations and a state is examined only once.
+//! An operation without a result may have taken effect at any time after its beginning, or never.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ const OPERATIONS_MAX: usize = 128;
 struct Recorded {
     operation: NameOperation,
     begin: usize,
-    /// The position of the end, and the result, unless it is not known.
+    /// The position of the end, and the result; `None` if the result is not known.
     end: Option<(usize, NameResult)>,
 }
 
@@ -43,10 +43,10 @@ impl History {
         self.operations[begun.0].end = Some((self.events, result));
     }
 
-    /// Records that an operation had no effect, for a reason that is not in the specification: no
-    /// space, or other operations in its way.
+    /// Records that an operation had no effect for a reason that the specification does not
+    /// contain: no space, or a conflict with other operations.
     pub fn refuse(&mut self, begun: Begun) {
-        // An operation without an effect and without a result explains nothing.
+        // An operation without an effect and without a result does not restrict the order.
         self.operations[begun.0].operation = NameOperation::Lookup((0, 0));
     }
 
@@ -60,8 +60,8 @@ impl History {
         self.operations.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns whether there is an order of the operations in which each result is possible, and
-    /// which has the order of operations that did not overlap.
+    /// Returns whether there is an order of the operations in which each result is possible, and in
+    /// which operations that did not overlap keep their order in time.
     pub fn is_linearizable(&self) -> bool {
         assert!(self.operations.len() <= OPERATIONS_MAX, "the history is too long");
         let mut examined = HashSet::new();

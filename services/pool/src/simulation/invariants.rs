@@ -1,4 +1,5 @@
-//! What must be true when all faults have ended, no client is left, and nothing is being performed.
+//! The rules for the records of all members when all faults have ended, no client is left, and no
+//! operation is being performed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -10,7 +11,7 @@ use super::cluster::Cluster;
 use crate::inode::{EntryRecord, Inode, from_bytes};
 use crate::keys;
 
-/// Returns what is wrong, or nothing.
+/// Returns descriptions of violated rules.
 pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut inodes: BTreeMap<FileId, Inode> = BTreeMap::new();
@@ -28,7 +29,8 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
                     }
                     2 => drop(inodes.insert(id(), from_bytes(value, "").unwrap())),
                     5 => wrong.push(format!("member {number} has a prepared transaction")),
-                    6 => wrong.push(format!("member {number} has a decision that others do not know")),
+                    6 => wrong
+                        .push(format!("member {number} has a decision that other members have not received")),
                     10 => wrong.push(format!("member {number} has an unfinished node {:?}", id())),
                     _ => {}
                 }
@@ -64,7 +66,10 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
     }
     wrong.extend(inodes.keys().filter(|id| !named.contains(id)).map(|id| format!("{id:?} has no name")));
     wrong.extend(
-        chunks.iter().filter(|id| !inodes.contains_key(id)).map(|id| format!("{id:?} has chunks only")),
+        chunks
+            .iter()
+            .filter(|id| !inodes.contains_key(id))
+            .map(|id| format!("{id:?} has chunks but no record")),
     );
     // Every node is reached from the root.
     let mut reached = BTreeSet::from([FileId::ROOT]);

@@ -1,4 +1,5 @@
-//! The sequential specification of names: which results an operation may have, one after the other.
+//! The sequential specification of names: the results that each operation may have if operations
+//! are performed one after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -151,8 +152,8 @@ impl Names {
 }
 
 impl Names {
-    /// Performs an operation whose result is not known, and returns whether it has an effect. No
-    /// other operation has the same `number`.
+    /// Performs an operation whose result is not known, and returns whether it has an effect. Each
+    /// operation has a different `number`.
     pub fn perform_unknown(&mut self, operation: &NameOperation, number: u64) -> bool {
         let has_effect = !matches!(operation, NameOperation::Lookup(_)) && self.errors(operation).is_empty();
         if has_effect {

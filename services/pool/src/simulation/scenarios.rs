@@ -1,4 +1,5 @@
-//! Single cases, each with its own order of events: what a member keeps for clients of others.
+//! Single cases with a fixed order of events, about the state that a member keeps for clients of
+//! other members.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -28,7 +29,7 @@ fn check<F: Future<Output = ()> + 'static>(case: impl FnOnce(Rc<Cluster>) -> F) 
         ends.set(true);
     });
     world.run(&mut executor, Duration::from_secs(1000), || has_ended.get());
-    assert!(has_ended.get(), "an operation waits for ever");
+    assert!(has_ended.get(), "an operation waits forever");
     world.run(&mut executor, world.now() + LEASE * 2, || false);
     let wrong = invariants::violations(&cluster);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -1,5 +1,5 @@
-//! The storage of a simulated member. It survives the end of the member, at any commit; it can be
-//! full.
+//! The storage of a simulated member. It survives the end of the member, which can be at any
+//! commit, and it can be full.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,11 +18,12 @@ pub struct Disk {
     pub is_full: Arc<AtomicBool>,
 }
 
-/// The life of one start of a member. After its end, the process has no effect.
+/// Whether the process of one start of a member still runs. After its end, the process cannot
+/// change the disk.
 #[derive(Default)]
 pub struct Life {
     has_ended: AtomicBool,
-    /// Ends the life after this number of commits, if it is not 0.
+    /// Ends the process after this number of commits, unless it is 0.
     commits_left: AtomicU64,
 }
 
@@ -85,7 +86,7 @@ impl KeyValue for LivingStore {
     fn commit(&self, batch: Batch) -> Result<()> {
         self.life.check()?;
         let number = self.commits.fetch_add(1, Ordering::Relaxed);
-        // Some batches fit: the reserve is for those that remove entries.
+        // Batches that remove entries fit, because there is a reserve for them.
         if self.is_full.load(Ordering::Relaxed) && !number.is_multiple_of(3) {
             return Err(Error::new(ErrorKind::NoSpace, "commit", "simulated"));
         }

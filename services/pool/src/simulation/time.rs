@@ -1,5 +1,5 @@
-//! Simulated time: timers fire in the order of their times, and nothing else lets time pass. The
-//! random numbers of a simulation come from its seed.
+//! Simulated time, which advances only from one timer to the next, and the random numbers, which
+//! come from the seed of the simulation.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ impl World {
         self.spawner.spawn_local(task).expect("the executor is running");
     }
 
-    /// Lets time pass until `end`, or until `is_done` returns true.
+    /// Advances the time until `end`, or until `is_done` returns true.
     pub fn run(&self, executor: &mut LocalPool, end: Duration, is_done: impl Fn() -> bool) {
         loop {
             executor.run_until_stalled();

@@ -1,5 +1,5 @@
-//! Clients that perform random operations on a few names, and record what they have done; and the
-//! faults that meet them.
+//! Clients that perform random operations on a few names and record them, and the faults that
+//! happen meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use super::names_model::{Name, NameOperation, NameResult};
 use super::time::World;
 
 const NAMES: u8 = 3;
-/// Attempts of an operation that meets others in its way.
+/// The number of attempts of an operation that conflicts with others.
 const ATTEMPTS_MAX: u32 = 40;
 
-/// What clients share.
+/// The state that clients share.
 #[derive(Default)]
 pub struct Shared {
     pub history: RefCell<History>,
@@ -47,7 +47,8 @@ impl Shared {
     }
 }
 
-/// Performs `operations` random operations, as clients of one member after the other.
+/// Performs `operations` random operations. After an operation without a result, a new client of a
+/// random member continues.
 pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: usize) {
     let world = Rc::clone(&cluster.world);
     let mut left = operations;
@@ -84,7 +85,7 @@ async fn pause(world: &Rc<World>) {
     world.sleep(world.below_time(Duration::from_millis(2))).await;
 }
 
-/// A client of one start of a member, between two operations without a result.
+/// A client process of one start of a member. It ends with the first operation without a result.
 struct Process<'a> {
     client: Client,
     shared: &'a Shared,
@@ -128,8 +129,8 @@ impl Process<'_> {
         true
     }
 
-    /// Returns the result of a reply, or `None` if the operation is to be repeated. Errors:
-    /// `NoSpace` if the operation had no effect; others if the result is not known.
+    /// Returns the result in a reply, or `None` if the operation is to be repeated. The error is
+    /// `NoSpace` if the operation had no effect; after other errors the result is not known.
     fn note(
         &mut self,
         operation: &NameOperation,
@@ -258,7 +259,7 @@ pub enum Fault {
     Loss,
     /// Disks are full.
     Full,
-    /// Clocks are moved.
+    /// Clocks are changed.
     Clock,
 }
 
