@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use quell_runtime::{Joined, Pool, Registry};
+use quell_runtime::{Pool, Registration, Registry};
 use quell_wire::pool::{MemberId, MemberSettings, PoolMember, PoolSettings};
 
 use crate::failure::Failure;
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// The files of a daemon.
 pub struct NodeFiles {
     registry: Registry,
-    joined: Joined,
+    registration: Registration,
     name: String,
     member: MemberId,
     /// The directory with the data of all of the pool's daemons on this node.
@@ -31,11 +31,11 @@ impl NodeFiles {
         let parent = settings.directory.clone().unwrap_or_else(std::env::temp_dir);
         let parent = fs::canonicalize(&parent)
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", parent.display())))?;
-        let joined = registry.join(&settings.name, settings.pool, boot)?;
+        let registration = registry.join(&settings.name, settings.pool, boot)?;
         // The number distinguishes the directory from that of an earlier pool of the same name.
         let base = parent.join(format!("quell-pool-{}-{:016x}", settings.name, settings.pool as u64));
         let files =
-            NodeFiles { registry, joined, name: settings.name.clone(), member: settings.member, base };
+            NodeFiles { registry, registration, name: settings.name.clone(), member: settings.member, base };
         match DirBuilder::new().mode(0o700).create(&files.base) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
                 let failure = Failure::cannot(format!("{}: {e}", files.base.display()));
@@ -49,7 +49,7 @@ impl NodeFiles {
 
     /// Returns the path of the socket.
     pub fn socket(&self) -> PathBuf {
-        self.joined.socket(self.member)
+        self.registration.socket(self.member)
     }
 
     /// Returns the directory above the data, to which other users must have no access.
@@ -64,18 +64,18 @@ impl NodeFiles {
 
     /// Returns the path of the file with the messages.
     pub fn log(&self) -> PathBuf {
-        self.joined.log(self.member)
+        self.registration.log(self.member)
     }
 
     /// Returns the identifier of the node.
     pub fn node(&self) -> &str {
-        &self.joined.node
+        &self.registration.node
     }
 
     /// Makes the pool known to the programs of this node.
     pub fn register(&self, pool: &PoolSettings) -> Result<(), Failure> {
         let members: Vec<PoolMember> = pool.members.clone();
-        let (name, node) = (self.name.clone(), self.joined.node.clone());
+        let (name, node) = (self.name.clone(), self.registration.node.clone());
         let pool = Pool { name, chunk_bytes: pool.chunk_bytes, node, members };
         Ok(self.registry.save(&pool, self.member)?)
     }
@@ -91,6 +91,6 @@ impl NodeFiles {
         };
         // Other daemons of the pool may have their data in it.
         let _ = fs::remove_dir(&self.base);
-        removed.and(self.registry.leave(&self.joined, self.member).map_err(Failure::from))
+        removed.and(self.registry.leave(&self.registration, self.member).map_err(Failure::from))
     }
 }

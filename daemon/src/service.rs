@@ -33,7 +33,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often the member performs the work that no request causes: completes transactions, ends long
 /// waits, and renews references.
-const TENDING_INTERVAL: Duration = Duration::from_secs(1);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the end of the daemon waits for requests of other members that were begun.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
@@ -163,7 +163,7 @@ impl Service {
         is_stopped: &dyn Fn() -> bool,
         remove: impl FnOnce() -> Result<(), StartFailure>,
     ) -> Result<(), StartFailure> {
-        let (mut repeated, mut tended) = (Instant::now(), Instant::now());
+        let (mut repeated, mut maintained) = (Instant::now(), Instant::now());
         while !is_stopped() && !self.member.is_stopping() {
             self.take_requests();
             self.take_peer_requests();
@@ -173,9 +173,9 @@ impl Service {
                 if self.member.has_unsent_times() {
                     self.send_times();
                 }
-                if tended.elapsed() >= TENDING_INTERVAL {
-                    tended = Instant::now();
-                    self.tend();
+                if maintained.elapsed() >= MAINTENANCE_INTERVAL {
+                    maintained = Instant::now();
+                    self.maintain();
                 }
             }
             self.executor.run_until_stalled();
@@ -262,11 +262,11 @@ impl Service {
     }
 
     /// Lets the member perform the work that no request causes.
-    fn tend(&self) {
+    fn maintain(&self) {
         self.member.end_waits();
         let member = Rc::clone(&self.member);
         self.spawn(async move {
-            if let Err(error) = member.tend().await {
+            if let Err(error) = member.maintain().await {
                 // The next call repeats the work. It fails as long as a member cannot be reached.
                 tracing::debug!(%error, "work that concerns other members is not complete");
             }

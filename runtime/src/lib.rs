@@ -10,4 +10,4 @@ mod registry;
 
 pub use directory::{named_directory, runtime_directory};
 pub use refusal::Refusal;
-pub use registry::{Joined, NAME_BYTES_MAX, Pool, Registry, check_pool_name};
+pub use registry::{NAME_BYTES_MAX, Pool, Registration, Registry, check_pool_name};

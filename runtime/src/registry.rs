@@ -58,7 +58,7 @@ pub struct Registry {
 
 /// The registration of a daemon in the directory of its pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Joined {
+pub struct Registration {
     /// The directory of the pool on this node.
     pub directory: PathBuf,
     /// Identifies the node: daemons with the same value have the same runtime directory.
@@ -113,12 +113,12 @@ impl Registry {
     /// # Errors
     ///
     /// Wrong input if another pool has the name.
-    pub fn join(&self, name: &str, number: u128, boot: u64) -> Result<Joined, Refusal> {
+    pub fn join(&self, name: &str, number: u128, boot: u64) -> Result<Registration, Refusal> {
         let directory = self.directory(name)?;
         let identity = format!("{number:032x} {boot:016x}\n");
         for attempt in 0..ATTEMPTS_MAX {
             if self.create(&directory, &identity, attempt)? {
-                return joined(directory, boot, identity);
+                return registration(directory, boot, identity);
             }
             let Some(found) = read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)? else {
                 // The last daemon of another pool, or a command, is removing the directory.
@@ -126,7 +126,7 @@ impl Registry {
                 continue;
             };
             if found == identity {
-                return joined(directory, boot, identity);
+                return registration(directory, boot, identity);
             }
             let is_same_pool = found.get(..32) == identity.get(..32);
             return Err(match is_same_pool {
@@ -183,8 +183,8 @@ impl Registry {
 
     /// Removes the socket and the messages of a daemon that ends. The last daemon of this node also
     /// removes the directory of the pool. Has no effect if the directory belongs to another pool.
-    pub fn leave(&self, joined: &Joined, member: MemberId) -> Result<(), Refusal> {
-        let directory = &joined.directory;
+    pub fn leave(&self, registration: &Registration, member: MemberId) -> Result<(), Refusal> {
+        let directory = &registration.directory;
         // Without a lock, the directory of a new pool of the same name could be removed.
         let lock = match File::open(&self.pools) {
             Ok(lock) => lock,
@@ -192,10 +192,11 @@ impl Registry {
             Err(e) => return Err(Refusal::from_io(&self.pools, &e)),
         };
         flock(&lock, FlockOperation::LockExclusive).map_err(|e| Refusal::from_io(&self.pools, &e.into()))?;
-        if read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)?.as_ref() != Some(&joined.identity) {
+        if read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)?.as_ref() != Some(&registration.identity)
+        {
             return Ok(());
         }
-        for path in [joined.socket(member), joined.log(member)] {
+        for path in [registration.socket(member), registration.log(member)] {
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Refusal::from_io(&path, &e));
@@ -266,7 +267,7 @@ impl Registry {
     }
 }
 
-impl Joined {
+impl Registration {
     /// Returns the path of the socket of a daemon.
     pub fn socket(&self, member: MemberId) -> PathBuf {
         self.directory.join(socket_name(member))
@@ -286,10 +287,10 @@ fn log_name(member: MemberId) -> String {
     format!("{}.log", member.0)
 }
 
-fn joined(directory: PathBuf, boot: u64, identity: String) -> Result<Joined, Refusal> {
+fn registration(directory: PathBuf, boot: u64, identity: String) -> Result<Registration, Refusal> {
     let found = fs::symlink_metadata(&directory).map_err(|e| Refusal::from_io(&directory, &e))?;
     let node = format!("{boot:016x}-{:x}-{:x}", found.dev(), found.ino());
-    Ok(Joined { directory, node, identity })
+    Ok(Registration { directory, node, identity })
 }
 
 fn read(directory: &Path) -> Result<Option<Pool>, Refusal> {

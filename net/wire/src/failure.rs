@@ -5,7 +5,7 @@ use std::fmt;
 use quell_vfs::{Error, ErrorKind, errno};
 use serde::{Deserialize, Serialize};
 
-/// The largest length of the text of a failure, in bytes. A longer text is cut.
+/// The largest length of the text of a failure, in bytes. A longer text is truncated.
 const TEXT_BYTES_MAX: usize = 512;
 
 /// The kinds of the contract without a number of the operating system, in the order of their codes.

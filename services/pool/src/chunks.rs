@@ -48,7 +48,7 @@ pub trait Chunks: Send + Sync {
     fn write(&self, id: FileId, from: &[u8], offset: u64) -> Result<()>;
 
     /// Removes the data from `end` on.
-    fn cut(&self, id: FileId, end: u64) -> Result<()>;
+    fn truncate(&self, id: FileId, end: u64) -> Result<()>;
 
     /// Removes the chunks of a file, if there are any.
     fn remove(&self, id: FileId) -> Result<()>;
@@ -135,7 +135,7 @@ impl Chunks for ChunkDir {
         self.created(id)?.write_at(from, offset)
     }
 
-    fn cut(&self, id: FileId, end: u64) -> Result<()> {
+    fn truncate(&self, id: FileId, end: u64) -> Result<()> {
         let Some(file) = self.opened(id)? else { return Ok(()) };
         match file.stat()?.size_bytes > end {
             true => file.set_size(end),

@@ -64,7 +64,7 @@ impl Member {
             name: Some((dir, name.to_vec())),
             target: target.to_vec(),
             has_chunks: false,
-            cutting_to_bytes: None,
+            truncating_to_bytes: None,
         };
         let mut batch = Batch::new();
         batch.put(&keys::entry(dir, hash, name), &to_bytes(&EntryRecord { id, kind }));

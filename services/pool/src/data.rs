@@ -41,7 +41,7 @@ impl Member {
             // Without this, the member of the attributes might never be informed of the chunk: the
             // client can end before it sends the size, and the write can be later than the removal
             // of the file.
-            self.untold_chunks.borrow_mut().insert(id);
+            self.unreported_chunks.borrow_mut().insert(id);
         }
         self.environment.chunks.write(id, data, start)?;
         Ok(Reply::Written(is_home))
@@ -76,29 +76,30 @@ impl Member {
     /// Adds all files with chunks on this member to those that are reported to the members of their
     /// attributes. Called at each start.
     pub(crate) fn load_chunks(&self) -> Result<()> {
-        let mut untold = self.untold_chunks.borrow_mut();
-        self.environment.chunks.files(&mut |id| untold.extend([id]))
+        let mut unreported = self.unreported_chunks.borrow_mut();
+        self.environment.chunks.files(&mut |id| unreported.extend([id]))
     }
 
     /// Reports to the members of the attributes that this member has chunks of the files, and
     /// removes the chunks of files that do not exist.
-    pub(crate) async fn tell_chunks(self: &Rc<Member>) -> Result<()> {
+    pub(crate) async fn report_chunks(self: &Rc<Member>) -> Result<()> {
         let mut by_home: BTreeMap<MemberId, Vec<FileId>> = BTreeMap::new();
-        for id in self.untold_chunks.take() {
+        for id in self.unreported_chunks.take() {
             by_home.entry(self.map.home(id)?).or_default().push(id);
         }
-        let told = by_home.iter().flat_map(|(home, files)| files.chunks(FILES_MAX).map(move |f| (*home, f)));
-        let told = told.map(async |(home, files)| {
-            let told = self.tell_chunks_of(home, files).await;
-            if told.is_err() {
-                self.untold_chunks.borrow_mut().extend(files);
+        let reported =
+            by_home.iter().flat_map(|(home, files)| files.chunks(FILES_MAX).map(move |f| (*home, f)));
+        let reported = reported.map(async |(home, files)| {
+            let reported = self.report_chunks_to(home, files).await;
+            if reported.is_err() {
+                self.unreported_chunks.borrow_mut().extend(files);
             }
-            told
+            reported
         });
-        join_all(told).await.into_iter().collect()
+        join_all(reported).await.into_iter().collect()
     }
 
-    async fn tell_chunks_of(self: &Rc<Member>, home: MemberId, files: &[FileId]) -> Result<()> {
+    async fn report_chunks_to(self: &Rc<Member>, home: MemberId, files: &[FileId]) -> Result<()> {
         match self.call(home, PeerRequest::NoteChunks { files: files.to_vec() }).await? {
             Reply::Missing(missing) => {
                 missing.into_iter().try_for_each(|id| self.remove_chunks(id).map(drop))
@@ -147,7 +148,7 @@ impl Member {
     /// Removes the data of chunks beyond a size. The local file remains, because clients may have
     /// it open.
     pub(crate) fn truncate_chunks(&self, id: FileId, size_bytes: u64) -> Result<Reply<'static>> {
-        self.environment.chunks.cut(id, size_bytes)?;
+        self.environment.chunks.truncate(id, size_bytes)?;
         Ok(Reply::Done)
     }
 

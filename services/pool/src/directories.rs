@@ -65,7 +65,7 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Notes that entries of a directory have changed. Its member is told by `send_times`.
+    /// Notes that entries of a directory have changed. `send_times` informs its member.
     pub(crate) fn note_change_of(&self, dir: FileId, time: Stamp) {
         let mut touched = self.touched_dirs.borrow_mut();
         let latest = touched.entry(dir).or_insert(time);

@@ -163,7 +163,7 @@ impl Member {
         let _size = self.lock(Lock::Size(id)).await?;
         let mut inode = self.inode(id)?;
         inode.check_is_file()?;
-        if inode.cutting_to_bytes.is_some() && size_bytes_min > inode.size_bytes {
+        if inode.truncating_to_bytes.is_some() && size_bytes_min > inode.size_bytes {
             // Completing the truncation now could remove data that is written meanwhile.
             let source =
                 Some("a truncation of the file is not complete, because a member cannot be reached".into());
@@ -179,7 +179,7 @@ impl Member {
     /// Extends a file at its end, for an append.
     pub(crate) async fn reserve(self: &Rc<Member>, id: FileId, bytes: u64) -> Result<Reply<'static>> {
         let _size = self.lock(Lock::Size(id)).await?;
-        self.finish_cut(id).await?;
+        self.finish_truncation(id).await?;
         let mut inode = self.inode(id)?;
         inode.check_is_file()?;
         let offset = inode.size_bytes;
@@ -203,46 +203,47 @@ impl Member {
         Ok(Reply::Done)
     }
 
-    /// Sets the size of a file, and cuts its chunks.
+    /// Sets the size of a file, and truncates its chunks.
     async fn set_size(self: &Rc<Member>, id: FileId, size_bytes: u64, drops_set_id: bool) -> Result<()> {
         let _size = self.lock(Lock::Size(id)).await?;
         let mut inode = self.inode(id)?;
         if inode.kind != NodeKind::File || size_bytes > FILE_BYTES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "set size", ""));
         }
-        if size_bytes > inode.size_bytes && inode.cutting_to_bytes.is_some() {
-            self.finish_cut(id).await?;
+        if size_bytes > inode.size_bytes && inode.truncating_to_bytes.is_some() {
+            self.finish_truncation(id).await?;
             inode = self.inode(id)?;
         }
         if drops_set_id {
             inode.drop_set_id();
         }
-        let cuts = inode.has_chunks && size_bytes < inode.size_bytes || inode.cutting_to_bytes.is_some();
+        let truncates =
+            inode.has_chunks && size_bytes < inode.size_bytes || inode.truncating_to_bytes.is_some();
         inode.size_bytes = size_bytes;
-        inode.cutting_to_bytes = cuts.then_some(size_bytes);
+        inode.truncating_to_bytes = truncates.then_some(size_bytes);
         inode.write_at(self.now());
         let mut batch = Batch::new();
         batch.put(&keys::inode(id), &to_bytes(&inode));
-        if cuts {
+        if truncates {
             batch.put(&keys::unfinished(id), &[]);
         }
         self.environment.store.commit(batch)?;
-        if cuts {
+        if truncates {
             self.unfinished.borrow_mut().insert(id);
-            self.uncut.borrow_mut().insert(id);
-            self.finish_cut(id).await?;
+            self.untruncated.borrow_mut().insert(id);
+            self.finish_truncation(id).await?;
         }
         Ok(())
     }
 
     /// Truncates the chunks of a file whose record has the new size, unless that was done before.
     /// The caller has locked the size.
-    pub(crate) async fn finish_cut(self: &Rc<Member>, id: FileId) -> Result<()> {
-        let Some(size_bytes) = self.inode(id)?.cutting_to_bytes else { return Ok(()) };
-        self.cut_own(id, size_bytes)?;
-        self.tell_others(&PeerRequest::TruncateChunks { id, size_bytes }).await?;
+    pub(crate) async fn finish_truncation(self: &Rc<Member>, id: FileId) -> Result<()> {
+        let Some(size_bytes) = self.inode(id)?.truncating_to_bytes else { return Ok(()) };
+        self.truncate_own_chunks(id, size_bytes)?;
+        self.send_to_others(&PeerRequest::TruncateChunks { id, size_bytes }).await?;
         let mut inode = self.inode(id)?;
-        inode.cutting_to_bytes = None;
+        inode.truncating_to_bytes = None;
         let mut batch = Batch::new();
         batch.put(&keys::inode(id), &to_bytes(&inode));
         let is_finished = inode.name.is_some();
@@ -259,22 +260,22 @@ impl Member {
     /// Truncates the chunks of this member. This is done only once, because clients may write
     /// beyond the new end afterwards. The length of the local file is part of the size, so this is
     /// done before other operations.
-    fn cut_own(&self, id: FileId, size_bytes: u64) -> Result<()> {
-        if self.uncut.borrow().contains(&id) {
-            self.environment.chunks.cut(id, size_bytes)?;
-            self.uncut.borrow_mut().remove(&id);
+    fn truncate_own_chunks(&self, id: FileId, size_bytes: u64) -> Result<()> {
+        if self.untruncated.borrow().contains(&id) {
+            self.environment.chunks.truncate(id, size_bytes)?;
+            self.untruncated.borrow_mut().remove(&id);
         }
         Ok(())
     }
 
     /// Truncates the chunks of this member for the truncations that the end of the daemon has
     /// interrupted.
-    pub(crate) fn load_cuts(&self) -> Result<()> {
+    pub(crate) fn load_truncations(&self) -> Result<()> {
         let unfinished: Vec<FileId> = self.unfinished.borrow().iter().copied().collect();
         for id in unfinished {
             match self.inode(id) {
-                Ok(Inode { cutting_to_bytes: Some(size_bytes), .. }) => {
-                    self.environment.chunks.cut(id, size_bytes)?;
+                Ok(Inode { truncating_to_bytes: Some(size_bytes), .. }) => {
+                    self.environment.chunks.truncate(id, size_bytes)?;
                 }
                 Err(error) if error.kind != ErrorKind::Stale => return Err(error),
                 _ => {}

@@ -22,8 +22,9 @@ pub struct Inode {
     pub target: Vec<u8>,
     /// Whether the file may have chunks.
     pub has_chunks: bool,
-    /// The size to which the chunks are being cut. It is set until all members have done so.
-    pub cutting_to_bytes: Option<u64>,
+    /// The size to which the chunks are being truncated. It is set until all members have truncated
+    /// theirs.
+    pub truncating_to_bytes: Option<u64>,
 }
 
 impl Inode {

@@ -22,7 +22,7 @@ use crate::map::{NameHash, PoolMap};
 use crate::marks::{Marks, is_change};
 use crate::prepared::PreparedTransactions;
 use crate::replies::into_owned;
-use crate::sessions::{Met, Origin, Outgoing, Sessions, Waiting};
+use crate::sessions::{Admission, Origin, Outgoing, Sessions, Waiting};
 
 /// The number of files that are remembered to have a record of their data.
 const FILES_WITH_DATA_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
@@ -51,18 +51,18 @@ pub struct Member {
     pub(crate) was_started: bool,
     /// Wakes operations that wait for locks, so that they check their time limits.
     pub(crate) lock_waiters: RefCell<Vec<Waker>>,
-    is_tending: Cell<bool>,
+    is_maintaining: Cell<bool>,
     pub(crate) prepared: RefCell<PreparedTransactions>,
     /// Transactions of this member that have not ended.
     pub(crate) undecided: RefCell<HashSet<TransactionId>>,
     /// Committed transactions that this member coordinates, with the members that have not received
     /// the decision.
-    pub(crate) untold: RefCell<BTreeMap<TransactionId, BTreeSet<MemberId>>>,
+    pub(crate) unsent_decisions: RefCell<BTreeMap<TransactionId, BTreeSet<MemberId>>>,
     /// Nodes whose chunks are to be truncated, or that have no name any more.
     pub(crate) unfinished: RefCell<BTreeSet<FileId>>,
     /// Files with new chunks on this member, which are not reported to the members of the
     /// attributes yet.
-    pub(crate) untold_chunks: RefCell<BTreeSet<FileId>>,
+    pub(crate) unreported_chunks: RefCell<BTreeSet<FileId>>,
     /// Removed directories, in which no entry may be created.
     pub(crate) removed_dirs: RefCell<HashSet<FileId>>,
     /// The groups that directories pass on to their entries.
@@ -72,7 +72,7 @@ pub struct Member {
     /// Files whose records are known to state that the file has data.
     pub(crate) files_with_data: RefCell<LruCache<FileId, ()>>,
     /// Truncated files of this member, whose chunks on this member are not truncated yet.
-    pub(crate) uncut: RefCell<BTreeSet<FileId>>,
+    pub(crate) untruncated: RefCell<BTreeSet<FileId>>,
     pub(crate) marks: Marks,
     is_stopping: Cell<bool>,
     pub(crate) next_number: Cell<u64>,
@@ -112,17 +112,17 @@ impl Member {
             last_request: Cell::new(0),
             was_started: false,
             lock_waiters: RefCell::default(),
-            is_tending: Cell::new(false),
+            is_maintaining: Cell::new(false),
             prepared: RefCell::default(),
             undecided: RefCell::default(),
-            untold: RefCell::default(),
+            unsent_decisions: RefCell::default(),
             unfinished: RefCell::default(),
-            untold_chunks: RefCell::default(),
+            unreported_chunks: RefCell::default(),
             removed_dirs: RefCell::default(),
             dir_groups: RefCell::default(),
             touched_dirs: RefCell::default(),
             files_with_data: RefCell::new(LruCache::new(FILES_WITH_DATA_MAX)),
-            uncut: RefCell::default(),
+            untruncated: RefCell::default(),
             marks: Marks::default(),
             is_stopping: Cell::new(false),
             next_number: Cell::new(0),
@@ -135,7 +135,7 @@ impl Member {
         member.load_prepared()?;
         member.load_marks()?;
         member.load_unfinished()?;
-        member.load_cuts()?;
+        member.load_truncations()?;
         member.load_chunks()?;
         if member.map.home(FileId::ROOT)? == id {
             member.create_root(owner)?;
@@ -267,8 +267,8 @@ impl Member {
         let PeerMessage { session, number, first_waiting, abandoned, request } = message;
         let origin = Origin { member: from, session, number };
         let waiting = Waiting { first: first_waiting, abandoned };
-        let met = self.sessions.borrow_mut().admit(origin, &waiting, self.monotonic())?;
-        if met == Met::First {
+        let admission = self.sessions.borrow_mut().admit(origin, &waiting, self.monotonic())?;
+        if admission == Admission::First {
             self.forget_references(from);
         }
         self.serve_request(origin, request).await
@@ -456,10 +456,10 @@ impl Member {
     }
 
     /// Sends a request to all other members. Errors: that of the first member that failed.
-    pub(crate) async fn tell_others(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
+    pub(crate) async fn send_to_others(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
         let others = self.map.members().iter().filter(|member| **member != self.id);
-        let told = others.map(|member| self.call(*member, request.clone()));
-        join_all(told).await.into_iter().try_for_each(|reply| reply.map(drop))
+        let sent = others.map(|member| self.call(*member, request.clone()));
+        join_all(sent).await.into_iter().try_for_each(|reply| reply.map(drop))
     }
 
     /// Returns descriptions of the state in memory that a member without clients and requests must
@@ -475,9 +475,9 @@ impl Member {
         check(self.locks.is_free(), "a lock");
         check(self.prepared.borrow().0.is_empty(), "a prepared transaction");
         check(self.undecided.borrow().is_empty(), "an undecided transaction");
-        check(self.untold.borrow().is_empty(), "a decision that other members have not received");
+        check(self.unsent_decisions.borrow().is_empty(), "a decision that other members have not received");
         check(self.unfinished.borrow().is_empty(), "an unfinished node");
-        check(self.untold_chunks.borrow().is_empty(), "chunks that were not reported");
+        check(self.unreported_chunks.borrow().is_empty(), "chunks that were not reported");
         check(self.member_holds.borrow().is_free(), "references of members");
         check(self.client_holds.borrow().is_free(), "references of clients");
         let is_returned = |outgoing: &Outgoing| {
@@ -493,17 +493,21 @@ impl Member {
     ///
     /// # Errors
     /// The first error. The next call repeats everything that has failed.
-    pub async fn tend(self: Rc<Member>) -> Result<()> {
-        if self.is_tending.replace(true) {
+    pub async fn maintain(self: Rc<Member>) -> Result<()> {
+        if self.is_maintaining.replace(true) {
             return Ok(());
         }
         self.expire_references();
-        let (ended, told, referenced, noted) =
-            join4(self.end_prepared(), self.tell_decisions(), self.tend_references(), self.tell_chunks())
-                .await;
+        let (ended, sent, maintained, reported) = join4(
+            self.end_prepared(),
+            self.send_decisions(),
+            self.maintain_references(),
+            self.report_chunks(),
+        )
+        .await;
         let finished = self.finish_nodes().await;
-        self.is_tending.set(false);
-        ended.and(told).and(referenced).and(noted).and(finished)
+        self.is_maintaining.set(false);
+        ended.and(sent).and(maintained).and(reported).and(finished)
     }
 }
 

@@ -103,7 +103,7 @@ impl Member {
                 name: Some((FileId::ROOT, Vec::new())),
                 target: Vec::new(),
                 has_chunks: false,
-                cutting_to_bytes: None,
+                truncating_to_bytes: None,
             },
         )
     }

@@ -38,7 +38,7 @@ impl Member {
                 outgoing.held = outgoing.held.saturating_sub(references.len() as u64);
                 outgoing.returned.extend(references);
             }
-            // Otherwise it is repeated by `tend_references`.
+            // Otherwise it is repeated by `maintain_references`.
             let _ = self.send_returned(member).await;
         });
         join_all(returned).await;
@@ -72,9 +72,9 @@ impl Member {
     }
 
     /// Returns, renews and declares the references to nodes of all other members.
-    pub(crate) async fn tend_references(self: &Rc<Member>) -> Result<()> {
+    pub(crate) async fn maintain_references(self: &Rc<Member>) -> Result<()> {
         let members: Vec<MemberId> = self.outgoing.borrow().keys().copied().collect();
-        let tended = members.into_iter().map(async |member| {
+        let maintained = members.into_iter().map(async |member| {
             self.send_returned(member).await?;
             let now = self.monotonic();
             let is_due = {
@@ -85,7 +85,7 @@ impl Member {
             };
             if is_due { self.renew(member).await } else { Ok(()) }
         });
-        join_all(tended).await.into_iter().collect()
+        join_all(maintained).await.into_iter().collect()
     }
 
     async fn renew(self: &Rc<Member>, member: MemberId) -> Result<()> {

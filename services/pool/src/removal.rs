@@ -130,8 +130,8 @@ impl Member {
             self.unfinished.borrow_mut().remove(&id);
             return Ok(());
         }
-        if inode.cutting_to_bytes.is_some() {
-            self.finish_cut(id).await?;
+        if inode.truncating_to_bytes.is_some() {
+            self.finish_truncation(id).await?;
         }
         Ok(())
     }

@@ -101,7 +101,7 @@ pub struct Sessions(HashMap<MemberId, Incoming>);
 
 /// The effect of a message on the references of its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Met {
+pub enum Admission {
     /// The session is known.
     Again,
     /// The sender was started again: references of its earlier session are dropped.
@@ -113,7 +113,7 @@ impl Sessions {
     ///
     /// # Errors
     /// `Unavailable` if the sender has abandoned the request, which must not be performed then.
-    pub fn admit(&mut self, origin: Origin, waiting: &Waiting, now: Duration) -> Result<Met> {
+    pub fn admit(&mut self, origin: Origin, waiting: &Waiting, now: Duration) -> Result<Admission> {
         let refused = || Err(Error::new(ErrorKind::Unavailable, "perform a late request", ""));
         let new = || Incoming {
             session: origin.session,
@@ -124,12 +124,12 @@ impl Sessions {
             is_leased: false,
         };
         let known = self.0.entry(origin.member).or_insert_with(|| Incoming { session: 0, ..new() });
-        let met = match origin.session.cmp(&known.session) {
+        let admission = match origin.session.cmp(&known.session) {
             std::cmp::Ordering::Less => return refused(),
-            std::cmp::Ordering::Equal => Met::Again,
+            std::cmp::Ordering::Equal => Admission::Again,
             std::cmp::Ordering::Greater => {
                 *known = new();
-                Met::First
+                Admission::First
             }
         };
         known.heard = now;
@@ -138,10 +138,10 @@ impl Sessions {
             known.first_waiting = waiting.first;
             known.abandoned = known.abandoned.split_off(&waiting.first);
         }
-        if met == Met::Again && !self.is_waited_for(origin) {
+        if admission == Admission::Again && !self.is_waited_for(origin) {
             return refused();
         }
-        Ok(met)
+        Ok(admission)
     }
 
     /// Returns whether the sender of a request still waits for the reply, as far as is known.
@@ -206,7 +206,7 @@ mod tests {
         let third = outgoing.begin(3);
         assert_eq!((third.first, third.abandoned.as_slice()), (1, &[2][..]));
         let mut sessions = Sessions::default();
-        assert_eq!(sessions.admit(origin(5, 3), &third, NOW).unwrap(), Met::First);
+        assert_eq!(sessions.admit(origin(5, 3), &third, NOW).unwrap(), Admission::First);
         assert!(sessions.admit(origin(5, 2), &second, NOW).is_err());
         assert!(sessions.admit(origin(5, 1), &first, NOW).is_ok());
         outgoing.end(1, true);
@@ -221,8 +221,8 @@ mod tests {
     #[test]
     fn an_earlier_session_is_refused_after_a_later_one() {
         let mut sessions = Sessions::default();
-        assert_eq!(sessions.admit(origin(5, 9), &waiting(9, &[]), NOW).unwrap(), Met::First);
-        assert_eq!(sessions.admit(origin(6, 1), &waiting(1, &[]), NOW).unwrap(), Met::First);
+        assert_eq!(sessions.admit(origin(5, 9), &waiting(9, &[]), NOW).unwrap(), Admission::First);
+        assert_eq!(sessions.admit(origin(6, 1), &waiting(1, &[]), NOW).unwrap(), Admission::First);
         assert!(sessions.admit(origin(5, 10), &waiting(10, &[]), NOW).is_err());
         assert!(!sessions.is_waited_for(origin(5, 9)));
     }

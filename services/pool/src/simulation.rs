@@ -73,7 +73,8 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
     world.run(&mut executor, world.now() + QUIET, || false);
     // References are dropped if their member cannot be reached for a long time, or if the message
     // that has made them was lost.
-    let keeps_references = !kinds.iter().any(|kind| matches!(kind, Fault::Loss | Fault::Stop | Fault::Cut));
+    let keeps_references =
+        !kinds.iter().any(|kind| matches!(kind, Fault::Loss | Fault::Stop | Fault::Disconnect));
     if keeps_references && shared.lost_files.get() > 0 {
         wrong.push(format!("{} files with references were removed", shared.lost_files.get()));
     }
@@ -136,7 +137,7 @@ fn names_are_linearizable_when_messages_are_lost() {
 
 #[test]
 fn names_are_linearizable_when_members_are_stopped_or_cut_off() {
-    check_seeds(20, SHAPE, &[Fault::Stop, Fault::Cut]);
+    check_seeds(20, SHAPE, &[Fault::Stop, Fault::Disconnect]);
 }
 
 #[test]

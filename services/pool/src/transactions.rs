@@ -119,43 +119,43 @@ impl Member {
         }
         self.undecided.borrow_mut().remove(&id);
         if decided.is_ok() {
-            self.untold.borrow_mut().insert(id, members.clone());
+            self.unsent_decisions.borrow_mut().insert(id, members.clone());
         }
-        let told = self.tell_decision(id, &members, decided.is_ok()).await;
-        if decided.is_ok() && told.is_ok() {
-            // Otherwise it is repeated by `tell_decisions`.
+        let sent = self.send_decision(id, &members, decided.is_ok()).await;
+        if decided.is_ok() && sent.is_ok() {
+            // Otherwise it is repeated by `send_decisions`.
             let _ = self.forget_decision(id);
         }
         decided
     }
 
-    async fn tell_decision(
+    async fn send_decision(
         self: &Rc<Member>,
         transaction: TransactionId,
         members: &BTreeSet<MemberId>,
         is_committed: bool,
     ) -> Result<()> {
-        let tell =
+        let send =
             |member: &MemberId| self.call(*member, PeerRequest::EndTransaction { transaction, is_committed });
-        join_all(members.iter().map(tell)).await.into_iter().try_for_each(|told| told.map(drop))
+        join_all(members.iter().map(send)).await.into_iter().try_for_each(|sent| sent.map(drop))
     }
 
     fn forget_decision(&self, transaction: TransactionId) -> Result<()> {
         let mut batch = Batch::new();
         batch.delete(&keys::committed(transaction));
         self.environment.store.commit(batch)?;
-        self.untold.borrow_mut().remove(&transaction);
+        self.unsent_decisions.borrow_mut().remove(&transaction);
         Ok(())
     }
 
     /// Sends decisions of this member to the members that have not received them.
-    pub(crate) async fn tell_decisions(self: &Rc<Member>) -> Result<()> {
-        let untold = self.untold.borrow().clone();
-        let told = untold.iter().map(async |(transaction, members)| {
-            self.tell_decision(*transaction, members, true).await?;
+    pub(crate) async fn send_decisions(self: &Rc<Member>) -> Result<()> {
+        let unsent = self.unsent_decisions.borrow().clone();
+        let sent = unsent.iter().map(async |(transaction, members)| {
+            self.send_decision(*transaction, members, true).await?;
             self.forget_decision(*transaction)
         });
-        join_all(told).await.into_iter().collect()
+        join_all(sent).await.into_iter().collect()
     }
 
     /// Returns whether a transaction of this member was committed. A transaction that was not
@@ -174,7 +174,7 @@ impl Member {
         self.environment.store.scan(&KeyRange::prefix(&keys::all_committed()), &mut |key, value| {
             match (keys::parse_transaction(key), from_bytes::<Vec<MemberId>>(value, "decision")) {
                 (Some(transaction), Ok(members)) => {
-                    self.untold.borrow_mut().insert(transaction, members.into_iter().collect());
+                    self.unsent_decisions.borrow_mut().insert(transaction, members.into_iter().collect());
                 }
                 (_, Err(error)) => loaded = Err(error),
                 (None, Ok(_)) => {}

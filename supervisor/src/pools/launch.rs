@@ -71,13 +71,13 @@ pub struct NewMember {
 }
 
 /// The launchers of the daemons of a pool.
-pub struct Launched {
-    members: Vec<Launch>,
+pub struct StartedPool {
+    members: Vec<RunningLauncher>,
     events: Receiver<(usize, Event)>,
 }
 
 /// A launcher that runs.
-struct Launch {
+struct RunningLauncher {
     host: String,
     program: String,
     child: Child,
@@ -104,7 +104,7 @@ enum Event {
 /// The failure of the first daemon that cannot be started, which names its node; the time limit;
 /// and interruption. The daemons that were started have ended then, unless their nodes do not
 /// answer.
-pub fn start_pool(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> Result<Launched, Failure> {
+pub fn start_pool(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> Result<StartedPool, Failure> {
     for path in [&new.directory, &new.runtime].into_iter().flatten() {
         if path.to_str().is_none() {
             return Err(Failure::wrong_input(format!("{} is not valid UTF-8", shown(path))));
@@ -112,10 +112,10 @@ pub fn start_pool(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> Result<Laun
     }
     let deadline = Instant::now() + Duration::from_millis(new.timeout_ms);
     let (sender, events) = channel();
-    let mut launched = Launched { members: Vec::new(), events };
+    let mut launched = StartedPool { members: Vec::new(), events };
     let mut started = Ok(());
     for member in &new.members {
-        match Launch::start(member, launched.members.len(), &sender) {
+        match RunningLauncher::start(member, launched.members.len(), &sender) {
             Ok(launch) => launched.members.push(launch),
             Err(failure) => {
                 started = Err(failure);
@@ -124,7 +124,7 @@ pub fn start_pool(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> Result<Laun
         }
     }
     drop(sender);
-    match started.and_then(|()| launched.introduce(new, deadline, is_cancelled)) {
+    match started.and_then(|()| launched.exchange_settings(new, deadline, is_cancelled)) {
         Ok(()) => Ok(launched),
         Err(failure) => {
             launched.end();
@@ -133,15 +133,15 @@ pub fn start_pool(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> Result<Laun
     }
 }
 
-impl fmt::Debug for Launched {
+impl fmt::Debug for StartedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts = self.members.iter().map(|launch| &launch.host);
         f.debug_list().entries(hosts).finish()
     }
 }
 
-impl Launched {
-    fn introduce(
+impl StartedPool {
+    fn exchange_settings(
         &mut self,
         new: &NewPool,
         deadline: Instant,
@@ -197,7 +197,7 @@ impl Launched {
         &mut self,
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
-        take: &mut dyn FnMut(&Launch, T) -> Result<(), Failure>,
+        take: &mut dyn FnMut(&RunningLauncher, T) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let mut waiting: Vec<bool> = self.members.iter().map(|_| true).collect();
         while waiting.contains(&true) {
@@ -311,8 +311,12 @@ impl Launched {
     }
 }
 
-impl Launch {
-    fn start(member: &NewMember, number: usize, events: &Sender<(usize, Event)>) -> Result<Launch, Failure> {
+impl RunningLauncher {
+    fn start(
+        member: &NewMember,
+        number: usize,
+        events: &Sender<(usize, Event)>,
+    ) -> Result<RunningLauncher, Failure> {
         let [program, arguments @ ..] = member.command.as_slice() else {
             return Err(Failure::wrong_input(format!("{}: the launcher has no program", member.host)));
         };
@@ -329,7 +333,7 @@ impl Launch {
         let messages = Arc::new(Mutex::new(VecDeque::new()));
         let kept = Arc::clone(&messages);
         let events = events.clone();
-        let mut launch = Launch {
+        let mut launch = RunningLauncher {
             host: member.host.clone(),
             program: program.clone(),
             child,

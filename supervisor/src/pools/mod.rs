@@ -11,7 +11,7 @@ use quell_runtime::{Pool, Registry};
 pub use quell_wire::pool::{Lifetime, Listen};
 
 pub use keeper::{run_pool_keeper, signals, start_kept_pool};
-pub use launch::{Launched, NewMember, NewPool, start_pool};
+pub use launch::{NewMember, NewPool, StartedPool, start_pool};
 pub use launcher::Launcher;
 pub use members::{MemberState, member_states, stop_pool};
 pub use node::{Node, host_of};

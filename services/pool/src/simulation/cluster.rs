@@ -29,7 +29,7 @@ const REPLY_LIMIT: Duration = Duration::from_secs(30);
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
 /// How often a wait checks whether a member runs and can be reached.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-const TENDING_INTERVAL: Duration = Duration::from_secs(1);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One start of a member.
 pub struct Incarnation {
@@ -51,7 +51,7 @@ pub struct Cluster {
     map: PoolMap,
     nodes: Vec<Node>,
     /// Pairs of members that cannot reach each other.
-    cut: RefCell<BTreeSet<(u16, u16)>>,
+    disconnected: RefCell<BTreeSet<(u16, u16)>>,
     /// Whether messages are lost, or delayed for a long time.
     pub loses: Cell<bool>,
     next_client: Cell<u64>,
@@ -65,7 +65,7 @@ impl Cluster {
             world: Rc::clone(world),
             map: PoolMap::new(PARTITIONS, &ids, CHUNK_BYTES).unwrap(),
             nodes: ids.iter().map(node).collect(),
-            cut: RefCell::default(),
+            disconnected: RefCell::default(),
             loses: Cell::new(false),
             next_client: Cell::new(0),
         });
@@ -113,18 +113,18 @@ impl Cluster {
         };
         let running = Rc::new(Incarnation { member, life, stopped_until: Cell::default() });
         *node.running.borrow_mut() = Some(Rc::clone(&running));
-        let (world, tended) = (Rc::clone(&self.world), Rc::clone(&running));
-        let tend = async move {
+        let (world, process) = (Rc::clone(&self.world), Rc::clone(&running));
+        let maintain = async move {
             loop {
-                world.sleep(TENDING_INTERVAL).await;
-                tended.member.end_waits();
+                world.sleep(MAINTENANCE_INTERVAL).await;
+                process.member.end_waits();
                 // Errors are of members that cannot be reached.
-                let (member, sender) = (Rc::clone(&tended.member), Rc::clone(&tended.member));
-                tended.spawn(&world, member.tend().map(drop));
-                tended.spawn(&world, sender.send_times().map(drop));
+                let (member, sender) = (Rc::clone(&process.member), Rc::clone(&process.member));
+                process.spawn(&world, member.maintain().map(drop));
+                process.spawn(&world, sender.send_times().map(drop));
             }
         };
-        running.spawn(&self.world, tend);
+        running.spawn(&self.world, maintain);
     }
 
     pub fn kill(&self, member: u16) {
@@ -145,21 +145,21 @@ impl Cluster {
         offset.set(offset.get() + seconds);
     }
 
-    pub fn cut(&self, one: u16, other: u16) {
-        self.cut.borrow_mut().insert((one.min(other), one.max(other)));
+    pub fn disconnect(&self, one: u16, other: u16) {
+        self.disconnected.borrow_mut().insert((one.min(other), one.max(other)));
     }
 
-    pub fn join(&self, one: u16, other: u16) {
-        self.cut.borrow_mut().remove(&(one.min(other), one.max(other)));
+    pub fn reconnect(&self, one: u16, other: u16) {
+        self.disconnected.borrow_mut().remove(&(one.min(other), one.max(other)));
     }
 
-    fn is_cut(&self, one: u16, other: u16) -> bool {
-        self.cut.borrow().contains(&(one.min(other), one.max(other)))
+    fn is_disconnected(&self, one: u16, other: u16) -> bool {
+        self.disconnected.borrow().contains(&(one.min(other), one.max(other)))
     }
 
     /// Ends all faults.
     pub fn heal(self: &Rc<Cluster>) {
-        self.cut.borrow_mut().clear();
+        self.disconnected.borrow_mut().clear();
         self.loses.set(false);
         for member in 0..self.members() {
             self.disk(member).set_full(false);
@@ -199,7 +199,7 @@ impl Cluster {
         let world = Rc::clone(&self.world);
         let (given_up, unreachable) = (world.now() + REPLY_LIMIT, world.now() + UNREACHABLE_AFTER);
         let receiver = loop {
-            if let Some(receiver) = self.running(to).filter(|_| !self.is_cut(from, to)) {
+            if let Some(receiver) = self.running(to).filter(|_| !self.is_disconnected(from, to)) {
                 break receiver;
             }
             if world.now() >= unreachable {
@@ -215,7 +215,7 @@ impl Cluster {
         let world = Rc::clone(&self.world);
         let answered = async move {
             cluster.world.sleep(cluster.delay()).await;
-            if cluster.is_lost() || cluster.is_cut(from, to) && cluster.world.one_in(2) {
+            if cluster.is_lost() || cluster.is_disconnected(from, to) && cluster.world.one_in(2) {
                 return;
             }
             let member = Rc::clone(&served.member);

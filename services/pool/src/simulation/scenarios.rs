@@ -80,7 +80,7 @@ fn count_nodes(cluster: &Cluster, member: u16) -> usize {
 
 #[test]
 fn a_chunk_is_removed_although_its_size_was_never_recorded() {
-    // The file is removed before or after its member is told of the chunk.
+    // The file is removed before or after the chunk was reported to its member.
     for delay_s in [0, 3] {
         check(|cluster| async move {
             let client = cluster.connect(0).unwrap();

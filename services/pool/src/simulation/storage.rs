@@ -129,9 +129,9 @@ impl Chunks for LivingChunks {
         self.chunks.write(id, from, offset)
     }
 
-    fn cut(&self, id: FileId, end: u64) -> Result<()> {
+    fn truncate(&self, id: FileId, end: u64) -> Result<()> {
         self.life.check()?;
-        self.chunks.cut(id, end)
+        self.chunks.truncate(id, end)
     }
 
     fn remove(&self, id: FileId) -> Result<()> {

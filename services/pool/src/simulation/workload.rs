@@ -254,7 +254,7 @@ pub enum Fault {
     /// Processes are stopped and continued.
     Stop,
     /// Pairs of members cannot reach each other.
-    Cut,
+    Disconnect,
     /// Messages are lost or arrive late.
     Loss,
     /// Disks are full.
@@ -265,7 +265,7 @@ pub enum Fault {
 
 impl Fault {
     pub const ALL: [Fault; 6] =
-        [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Loss, Fault::Full, Fault::Clock];
+        [Fault::Kill, Fault::Stop, Fault::Disconnect, Fault::Loss, Fault::Full, Fault::Clock];
 }
 
 /// Causes faults of these kinds, until `end`.
@@ -302,15 +302,15 @@ pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) 
                 });
             }
             Fault::Stop => cluster.stop(member, world.below_time(Duration::from_secs(40))),
-            Fault::Cut => {
+            Fault::Disconnect => {
                 let other = world.below(usize::from(cluster.members())) as u16;
-                cluster.cut(member, other);
+                cluster.disconnect(member, other);
                 let cluster = Rc::clone(&cluster);
                 let later = Rc::clone(&world);
                 let duration = if world.one_in(8) { 90 } else { 15 };
                 world.spawn(async move {
                     later.sleep(later.below_time(Duration::from_secs(duration))).await;
-                    cluster.join(member, other);
+                    cluster.reconnect(member, other);
                 });
             }
             Fault::Full => {
