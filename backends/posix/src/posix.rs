@@ -344,7 +344,7 @@ impl OpenFile for PosixFile {
 
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
         let _span = operation_span("lseek");
-        // The position of the descriptor is used for nothing else.
+        // No other operation uses the position of the descriptor.
         let seek = |to| rustix::fs::seek(&self.fd, to);
         let first = match seek(rustix::fs::SeekFrom::Data(offset)) {
             Ok(first) => first,

@@ -126,7 +126,7 @@ fn print_status(status: &PoolStatus, as_json: bool) {
         let state = match (&daemon.error, daemon.available_bytes) {
             (None, Some(available)) => format!("up, {} available", HumanBytes(available)),
             (error, _) => format!(
-                "no answer in {} ms: {}",
+                "no answer after {} ms: {}",
                 daemon.milliseconds,
                 error.as_deref().unwrap_or("no answer")
             ),

@@ -124,7 +124,7 @@ impl Member {
         Ok(Reply::Missing(missing))
     }
 
-    /// Does the same as `note_data`, for a client that may write without requests afterwards.
+    /// Performs `note_data` for a client, which may write without requests afterwards.
     pub(crate) fn note_data_for_client(&self, id: FileId) -> Result<Reply<'static>> {
         let reply = self.note_data(id)?;
         self.begin_writing(id)?;

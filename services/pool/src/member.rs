@@ -407,7 +407,7 @@ impl Member {
         self.call_numbered(to, request).await.0
     }
 
-    /// Does the same, and returns the number of the request, too.
+    /// Sends a request like `call`, and also returns its number.
     async fn call_numbered(
         self: &Rc<Member>,
         to: MemberId,

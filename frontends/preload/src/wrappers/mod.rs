@@ -195,7 +195,7 @@ fn with_descriptor<T: From<i8>>(
     if !descriptors::is_virtual(fd) || is_inside() {
         return next();
     }
-    // One section for the table and the operation: entering one takes two system calls.
+    // One call of `inside` for the table and the operation, because each takes two system calls.
     let found = inside(|| match descriptors::get(fd) {
         None => Ok(None),
         Some(description) => ours(&description).map(Some),
