@@ -17,6 +17,7 @@ pub mod mount;
 pub mod mpi;
 pub mod pool;
 pub mod pool_keeper;
+mod pool_map;
 mod pool_staging;
 mod pool_up;
 pub mod probe;

@@ -34,7 +34,7 @@ pub use log_stores::{
     change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
-pub use pool::{PoolConnection, PoolMarks, open_pool};
+pub use pool::{PlacedRange, PoolConnection, PoolMarks, PoolPlacement, open_pool};
 pub use process_counters::{
     PROCESS_COUNTERS, PROCESS_COUNTERS_OFFSET, ProcessCounters, create_process_counters,
     process_counters_bytes, read_process_counters,

@@ -1,5 +1,6 @@
 //! A pool as a file system: the connection of this process to the daemon of its node.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,9 +8,9 @@ use std::time::Instant;
 use quell_pool::{Daemon, LocalData, PoolFs};
 use quell_posix::PosixDir;
 use quell_transport::local::LocalChannel;
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, NodeId, Result};
 use quell_wire::Failure;
-use quell_wire::pool::{Mark, Operation, Reply};
+use quell_wire::pool::{FileId, Mark, MemberId, Operation, Reply};
 
 /// A connection of this process to a daemon, through shared memory.
 pub struct PoolConnection {
@@ -110,6 +111,74 @@ impl PoolConnection {
     }
 }
 
+/// The members that have the attributes and the chunks of files.
+#[derive(Debug)]
+pub struct PoolPlacement {
+    /// The member of each partition.
+    members: Vec<MemberId>,
+    chunk_bytes: u32,
+}
+
+/// A range of a file, in bytes, whose chunks one member has.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PlacedRange {
+    /// The range.
+    pub bytes: Range<u64>,
+    /// The number of the member.
+    pub member: u16,
+}
+
+impl PoolPlacement {
+    /// Returns the member with the attributes of a node, or `None` for a node of another pool.
+    pub fn of_attributes(&self, node: NodeId) -> Option<u16> {
+        let partition = FileId::from(node).partition();
+        self.members.get(usize::from(partition)).map(|member| member.0)
+    }
+
+    /// Returns the ranges of a file of this size, in their order.
+    pub fn of_data(&self, node: NodeId, size_bytes: u64) -> impl Iterator<Item = PlacedRange> + '_ {
+        let (id, chunk_bytes) = (FileId::from(node), u64::from(self.chunk_bytes));
+        let member_at = move |offset: u64| {
+            let partition = id.partition_of_chunk(offset / chunk_bytes, self.members.len() as u16);
+            self.members[usize::from(partition)].0
+        };
+        let end_of_chunk = move |offset: u64| (offset / chunk_bytes + 1).saturating_mul(chunk_bytes);
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            if start >= size_bytes {
+                return None;
+            }
+            let member = member_at(start);
+            let mut end = end_of_chunk(start);
+            while end < size_bytes && member_at(end) == member {
+                end = end_of_chunk(end);
+            }
+            let bytes = start..end.min(size_bytes);
+            start = end;
+            Some(PlacedRange { bytes, member })
+        })
+    }
+}
+
+impl PoolConnection {
+    /// Returns the placement of a pool with chunks of `chunk_bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of a lost connection, and `Damaged` for an invalid reply.
+    pub fn placement(&self, chunk_bytes: u32) -> Result<PoolPlacement> {
+        let mut result = Err(Error::new(ErrorKind::Damaged, "read the placement", ""));
+        self.call(None, &Operation::Placement, &mut |reply| match reply {
+            Ok(Reply::Placement(members)) if !members.is_empty() && chunk_bytes > 0 => {
+                result = Ok(PoolPlacement { members, chunk_bytes });
+            }
+            Ok(_) => {}
+            Err(failure) => result = Err(failure.into_error("read the placement", b"")),
+        })?;
+        result
+    }
+}
+
 impl Daemon for PoolConnection {
     fn call(
         &self,
@@ -137,4 +206,30 @@ impl Daemon for PoolConnection {
 /// As [`PoolConnection::open`].
 pub fn open_pool(socket: &Path, chunk_bytes: u32) -> Result<PoolFs> {
     Ok(PoolFs::new(Arc::new(PoolConnection::open(socket)?.with_data()?), chunk_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ranges_of_a_file_cover_it_and_change_members_at_the_borders_of_chunks() {
+        let members: Vec<MemberId> = (0..64).map(|partition| MemberId(partition % 3)).collect();
+        let placement = PoolPlacement { members, chunk_bytes: 10 };
+        let node = NodeId(7 << 48 | 5);
+        assert_eq!(placement.of_attributes(node), Some(1));
+        assert_eq!(placement.of_attributes(NodeId(64 << 48)), None);
+        assert_eq!(placement.of_data(node, 0).next(), None);
+        let ranges: Vec<PlacedRange> = placement.of_data(node, 1234).collect();
+        assert_eq!(ranges.first().unwrap().bytes.start, 0);
+        assert_eq!(ranges.last().unwrap().bytes.end, 1234);
+        for pair in ranges.windows(2) {
+            assert_eq!(pair[0].bytes.end, pair[1].bytes.start);
+            assert!(pair[0].bytes.end.is_multiple_of(10) && pair[0].member != pair[1].member);
+        }
+        for range in &ranges {
+            let partition = FileId::from(node).partition_of_chunk(range.bytes.start / 10, 64);
+            assert_eq!(range.member, partition % 3);
+        }
+    }
 }

@@ -236,3 +236,41 @@ fn other_users_cannot_use_a_pool() {
     as_other(&socket).expect(1).says("Permission denied");
     pool.expect_nothing_left();
 }
+
+#[test]
+fn the_map_of_a_file_names_the_daemons_that_have_its_data() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(3);
+    pool.sh("head -c 10000001 /dev/zero | tr '\\0' x >file").expect(0);
+    let map = pool.quell(&["pool", "map", "p:/file", "--json"]).expect(0);
+    let lines: Vec<serde_json::Value> =
+        map.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["part"], "attributes");
+    let mut end = 0;
+    let mut bytes = [0; 3];
+    for line in &lines[1..] {
+        assert_eq!((&line["part"], line["start"].as_u64().unwrap()), (&"data".into(), end));
+        end = line["end"].as_u64().unwrap();
+        bytes[line["daemon"].as_u64().unwrap() as usize] += end - line["start"].as_u64().unwrap();
+    }
+    assert_eq!(end, 10_000_001);
+    assert!(bytes.iter().all(|bytes| *bytes > 0), "20 chunks are on one daemon only: {bytes:?}");
+    // The space that the local files use, in which the chunks of other daemons are holes.
+    let status = pool.quell(&["pool", "status", "p", "--json"]).json();
+    for (daemon, bytes) in status["daemons"].as_array().unwrap().iter().zip(bytes) {
+        let chunks = Path::new(daemon["directory"].as_str().unwrap()).join("chunks");
+        let used: u64 = std::fs::read_dir(chunks)
+            .unwrap()
+            .map(|file| std::os::unix::fs::MetadataExt::blocks(&file.unwrap().metadata().unwrap()) * 512)
+            .sum();
+        assert!((bytes..bytes + (64 << 10)).contains(&used), "{used} bytes are used for {bytes}");
+    }
+    let table = pool.quell(&["pool", "map", "p:/file"]).expect(0).text();
+    assert_eq!(table.lines().count(), lines.len() + 1);
+    pool.sh("mkdir dir").expect(0);
+    assert_eq!(pool.quell(&["pool", "map", "p:/dir"]).expect(0).text().lines().count(), 1);
+    pool.quell(&["pool", "map", "p:/missing"]).expect(2).says("there is no such file");
+    pool.expect_nothing_left();
+}

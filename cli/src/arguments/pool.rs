@@ -26,6 +26,7 @@ pub enum PoolCommand {
     Up(PoolUpArgs),
     Ls(PoolLsArgs),
     Status(PoolStatusArgs),
+    Map(PoolMapArgs),
     Env(PoolEnvArgs),
     StageIn(PoolStageInArgs),
     StageOut(PoolStageOutArgs),
@@ -126,6 +127,22 @@ pub struct PoolStatusArgs {
     #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     pub wait_ms: u32,
     /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print which daemon has which bytes of a file of a pool, and which one has its attributes.
+///
+/// The ranges follow from the chunks, also where the file has holes.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool map scratch:/results/output.h5")]
+pub struct PoolMapArgs {
+    /// The pool and the file in it.
+    #[arg(value_name = "NAME:/FILE")]
+    pub file: String,
+    /// Print one JSON object for each range, after one for the attributes.
     #[arg(long)]
     pub json: bool,
 }

@@ -12,7 +12,7 @@ use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
 use serde::Serialize;
 
 use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs};
-use crate::commands::{pool_staging, pool_up};
+use crate::commands::{pool_map, pool_staging, pool_up};
 use crate::failure::{Failure, NO};
 use crate::inputs::shown;
 use crate::installed::{PRELOAD_LIBRARY, library};
@@ -24,6 +24,7 @@ pub fn run(command: PoolCommand, quiet: bool) -> Result<ExitCode, Failure> {
         PoolCommand::Up(args) => pool_up::run(args, quiet),
         PoolCommand::Ls(args) => list(&args),
         PoolCommand::Status(args) => status(&args),
+        PoolCommand::Map(args) => pool_map::run(&args),
         PoolCommand::Env(args) => environment(&args),
         PoolCommand::StageIn(args) => pool_staging::stage_in(&args, quiet),
         PoolCommand::StageOut(args) => pool_staging::stage_out(&args, quiet),

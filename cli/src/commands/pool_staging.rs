@@ -100,7 +100,7 @@ fn is_root(path: &[u8]) -> bool {
 }
 
 /// Parses `NAME:/PATH`, and finds the pool.
-fn pool_and_path(text: &str) -> Result<(Pool, &[u8]), Failure> {
+pub(super) fn pool_and_path(text: &str) -> Result<(Pool, &[u8]), Failure> {
     let Some((name, path)) =
         text.split_once(':').filter(|(_, path)| path.is_empty() || path.starts_with('/'))
     else {

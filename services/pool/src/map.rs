@@ -111,6 +111,11 @@ impl PoolMap {
         self.owner(Partition(id.partition_of_chunk(chunk, self.owners.len() as u16)))
     }
 
+    /// Returns the member of each partition.
+    pub(crate) fn owners(&self) -> &[MemberId] {
+        &self.owners
+    }
+
     /// Returns the partitions of a member.
     pub(crate) fn partitions_of(&self, member: MemberId) -> Partitions {
         let is_own = |partition| self.owner(Partition(partition)) == member;

@@ -49,6 +49,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Release { .. }
         | Operation::Space
         | Operation::OwnPartitions
+        | Operation::Placement
         | Operation::MemberSpace { .. }
         | Operation::StopMember { .. }
         | Operation::Marks

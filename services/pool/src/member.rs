@@ -175,6 +175,7 @@ impl Member {
             Operation::List { dir, after } => self.list(dir, after).await,
             Operation::Space => self.space().await,
             Operation::OwnPartitions => Ok(Reply::Partitions(self.map.partitions_of(self.id))),
+            Operation::Placement => Ok(Reply::Placement(self.map.owners().to_vec())),
             Operation::Marks => self.all_marks().await,
             Operation::RecordMarks { marks } => self.record_marks(marks).await,
             Operation::Lookup { dir, name, holds } => {
@@ -356,6 +357,7 @@ impl Member {
             | Operation::Release { .. }
             | Operation::Space
             | Operation::OwnPartitions
+            | Operation::Placement
             | Operation::Marks
             | Operation::RecordMarks { .. } => {
                 Err(Error::new(ErrorKind::InvalidInput, "perform for another member", ""))
@@ -393,6 +395,7 @@ impl Member {
             | Operation::Release { .. }
             | Operation::Space
             | Operation::OwnPartitions
+            | Operation::Placement
             | Operation::Marks
             | Operation::RecordMarks { .. } => Ok(self.id),
         }

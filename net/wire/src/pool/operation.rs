@@ -176,6 +176,8 @@ pub enum Operation<'a> {
     },
     /// Returns the partitions of the daemon's member: `Reply::Partitions`.
     OwnPartitions,
+    /// Returns the member of each partition: `Reply::Placement`.
+    Placement,
     /// Records that a file was written and has at least this size: `Reply::Done`.
     Grow {
         /// The file.
@@ -313,6 +315,8 @@ pub enum Reply<'a> {
     },
     /// The partitions of a member.
     Partitions(Partitions),
+    /// The member of each partition, in the order of the partitions.
+    Placement(Vec<MemberId>),
     /// Whether a directory has entries.
     HasEntries(bool),
     /// Files that do not exist.

@@ -1,0 +1,56 @@
+//! `quell pool map`: shows which daemon has which bytes of a file.
+
+use std::process::ExitCode;
+
+use quell_mount_spec::{PoolConnection, open_pool};
+use quell_runtime::Pool;
+use quell_vfs::{Context, FileSystem, Kind};
+use serde_json::json;
+
+use super::pool_staging::pool_and_path;
+use crate::arguments::PoolMapArgs;
+use crate::failure::Failure;
+use crate::inputs::shown;
+use crate::output::outln;
+use crate::views::first_socket;
+
+pub fn run(args: &PoolMapArgs) -> Result<ExitCode, Failure> {
+    let (pool, path) = pool_and_path(&args.file)?;
+    let socket = first_socket(&pool)?;
+    let fs = open_pool(&socket, pool.chunk_bytes)?;
+    let refused = |reason: &str| Failure::wrong_input(format!("{}: {reason}", shown(&args.file)));
+    let found =
+        fs.attributes_of_path(&Context::OWN, path)?.ok_or_else(|| refused("there is no such file"))?;
+    let placement = PoolConnection::open(&socket)?.placement(pool.chunk_bytes)?;
+    let attributes =
+        placement.of_attributes(found.node).ok_or_else(|| refused("the daemon has no such file"))?;
+    let host = host_of(&pool, attributes);
+    match args.json {
+        true => outln!("{}", json!({ "part": "attributes", "daemon": attributes, "host": host })),
+        false => outln!("attributes: daemon {attributes}  {host}"),
+    }
+    if found.kind != Kind::File {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.json {
+        outln!("{:>15} {:>15}  daemon", "start", "end");
+    }
+    for range in placement.of_data(found.node, found.size_bytes) {
+        let (start, end, daemon) = (range.bytes.start, range.bytes.end, range.member);
+        let host = host_of(&pool, daemon);
+        match args.json {
+            true => outln!(
+                "{}",
+                json!({ "part": "data", "start": start, "end": end, "daemon": daemon, "host": host })
+            ),
+            false => outln!("{start:>15} {end:>15}  {daemon}  {host}"),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the name of the node of a daemon.
+fn host_of(pool: &Pool, daemon: u16) -> &str {
+    let found = pool.members.iter().find(|member| member.id.0 == daemon);
+    found.map_or("-", |member| &member.host)
+}
