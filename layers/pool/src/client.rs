@@ -47,10 +47,10 @@ impl Client {
         }
     }
 
-    /// Removes a use of a node. References are returned to the daemon at once, so that the space of
+    /// Removes uses of a node. References are returned to the daemon at once, so that the space of
     /// a removed file is free when it is closed.
-    pub fn release_now(&self, id: FileId) -> Result<()> {
-        self.release(id, 1, 1)
+    pub fn release_now(&self, id: FileId, uses: u64) -> Result<()> {
+        self.release(id, uses, 1)
     }
 
     /// Removes uses of a node. Its references are returned to the daemon together with others.

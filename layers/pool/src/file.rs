@@ -254,7 +254,7 @@ impl WritableFile for PoolFile {
         // The space of a removed file is free when it is closed.
         let released = match self.node.known_bytes() {
             0 => self.client.release_later(self.node.id, 1),
-            _ => self.client.release_now(self.node.id),
+            _ => self.client.release_now(self.node.id, 1),
         };
         dropped.and(released)
     }

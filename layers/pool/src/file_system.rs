@@ -230,8 +230,13 @@ impl FileSystem for PoolFs {
     }
 
     fn forget(&self, node: NodeId, references: u64) {
-        // The daemon releases the references of a client that ends.
-        let _ = self.0.release_later(FileId::from(node), references);
+        // The space of a removed file is free when it is not used any more. The daemon releases the
+        // references of a client that ends, so a failure has no later effect.
+        let has_data = self.0.node(node).is_ok_and(|known| known.known_bytes() > 0);
+        let _ = match has_data {
+            true => self.0.release_now(FileId::from(node), references),
+            false => self.0.release_later(FileId::from(node), references),
+        };
     }
 
     fn attributes_of_path(&self, context: &Context<'_>, path: &[u8]) -> Result<Option<Attributes>> {

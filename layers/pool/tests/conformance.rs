@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quell_pool::PoolFs;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::{Change, Context, FileSystem, NewEntry, NodeId, Rename};
+use quell_vfs::{Change, Context, FileSystem, NewEntry, NodeId, OpenMode, Rename, Time, WritableFile};
 
 use simulated::SimulatedPool;
 
@@ -96,4 +96,52 @@ fn a_client_finds_directories_again_after_another_one_changes_them() {
         changes.change(&context, upper.node(), &change).unwrap();
         assert_eq!(permissions(), 0o711);
     }
+}
+
+/// Returns a file of a pool of one member, and the mount that created it.
+fn with_file(pool: &SimulatedPool, check: impl Fn(&PoolFs, NodeId, &dyn WritableFile)) {
+    // The first client uses the chunks of its member itself, the second one sends requests.
+    for name in [b"first", b"other"] {
+        let fs = PoolFs::new(Arc::new(pool.connect(0)), 4096);
+        let context = Context::default();
+        let new = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };
+        let (entry, file) =
+            fs.writable().unwrap().create(&context, fs.root(), name, new, OpenMode::READ_WRITE).unwrap();
+        check(&fs, entry.node(), &*file);
+        file.close().unwrap();
+    }
+}
+
+#[test]
+fn a_write_replaces_a_time_in_the_future() {
+    let pool = SimulatedPool::start(1, 4096);
+    with_file(&pool, |fs, node, file| {
+        file.write_at(b"first", 0).unwrap();
+        let future = Time { seconds: 4_000_000_000, nanoseconds: 5 };
+        let change = Change { modified: Some(future), ..Change::default() };
+        fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
+        assert_eq!(file.attributes().unwrap().modified, future);
+        let change = Change { permissions: Some(0o600), ..Change::default() };
+        fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
+        assert_eq!(file.attributes().unwrap().modified, future);
+        file.write_at(b"other", 0).unwrap();
+        assert!(file.attributes().unwrap().modified < future);
+    });
+}
+
+#[test]
+fn the_space_of_a_removed_file_is_free_after_its_last_reference() {
+    let pool = SimulatedPool::start(1, 4096);
+    let context = Context::default();
+    let new = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };
+    let fs = PoolFs::new(Arc::new(pool.connect(0)), 4096);
+    let (entry, file) =
+        fs.writable().unwrap().create(&context, fs.root(), b"file", new, OpenMode::READ_WRITE).unwrap();
+    file.write_at(b"data", 0).unwrap();
+    file.close().unwrap();
+    drop(file);
+    fs.writable().unwrap().remove(&context, fs.root(), b"file").unwrap();
+    assert_eq!(pool.local_files(0).len(), 1);
+    drop(entry);
+    assert_eq!(pool.local_files(0), Vec::<Vec<u8>>::new());
 }

@@ -60,6 +60,7 @@ impl Member {
             gid,
             size_bytes: target.len() as u64,
             modified: now,
+            is_modified_set: false,
             changed: now,
             name: Some((dir, name.to_vec())),
             target: target.to_vec(),

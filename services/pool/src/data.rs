@@ -139,7 +139,13 @@ impl Member {
         }
         if let Some(data) = self.environment.chunks.state(id)? {
             inode.size_bytes = inode.size_bytes.max(data.end);
-            inode.modified = inode.modified.max(data.modified);
+            if !inode.is_modified_set {
+                inode.modified = inode.modified.max(data.modified);
+            } else if data.modified != inode.modified {
+                // The time was also set on the data, so the data was written since.
+                inode.modified = data.modified;
+                inode.is_modified_set = false;
+            }
             inode.changed = inode.changed.max(data.changed);
         }
         Ok(())

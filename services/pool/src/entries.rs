@@ -32,6 +32,7 @@ impl Inode {
     /// Records a change of the data by the clock of this member.
     pub(crate) fn write_at(&mut self, now: Stamp) {
         (self.modified, self.changed) = (now, now);
+        self.is_modified_set = false;
     }
 
     pub(crate) fn drop_set_id(&mut self) {
@@ -140,6 +141,7 @@ impl Member {
         inode.changed = self.now().max(inode.changed);
         if let Some(modified) = settings.modified {
             inode.modified = modified;
+            inode.is_modified_set = true;
         }
         if inode.kind == NodeKind::Dir {
             // A time that is set replaces that of earlier changes.

@@ -15,6 +15,8 @@ pub struct Inode {
     pub gid: u32,
     pub size_bytes: u64,
     pub modified: Stamp,
+    /// A client has set `modified`, and the file was not written since.
+    pub is_modified_set: bool,
     pub changed: Stamp,
     /// The directory and the name in it, unless the name was removed.
     pub name: Option<(FileId, Vec<u8>)>,

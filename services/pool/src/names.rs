@@ -99,6 +99,7 @@ impl Member {
                 gid,
                 size_bytes: 0,
                 modified: now,
+                is_modified_set: false,
                 changed: now,
                 name: Some((FileId::ROOT, Vec::new())),
                 target: Vec::new(),

@@ -48,7 +48,7 @@ impl Space {
 
 /// Returns whether a commit of `bytes` may be written.
 fn is_admitted(free_bytes: u64, reserve_bytes: u64, bytes: u64, deletes: bool) -> bool {
-    let kept = if deletes { reserve_bytes / 2 } else { reserve_bytes };
+    let kept = if deletes { FULL_BYTES.min(reserve_bytes / 2) } else { reserve_bytes };
     free_bytes >= kept.saturating_add(bytes)
 }
 
@@ -61,15 +61,19 @@ fn free_bytes(path: &Path) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_admitted;
+    use super::{FULL_BYTES, is_admitted};
 
     #[test]
-    fn a_delete_may_use_half_of_the_reserve() {
+    fn a_delete_may_use_the_reserve() {
         for (free_bytes, put, delete) in
             [(111, true, true), (110, true, true), (109, false, true), (60, false, true), (59, false, false)]
         {
             assert_eq!(is_admitted(free_bytes, 100, 10, false), put, "{free_bytes}");
             assert_eq!(is_admitted(free_bytes, 100, 10, true), delete, "{free_bytes}");
         }
+        let large = 128 << 20;
+        assert!(
+            is_admitted(FULL_BYTES + 10, large, 10, true) && !is_admitted(FULL_BYTES + 9, large, 10, true)
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Functions that create, remove and rename names.
 
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
-use quell_vfs::{Context, Kind, OpenMode, Rename};
+use quell_vfs::{Context, Kind, NewEntry, OpenMode, Rename};
 
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
@@ -382,7 +382,8 @@ unsafe fn make_symlink(entry: &Entry, target: *const c_char) -> Outcome<c_int> {
         entry.parent.node(),
         entry.name(),
         target,
-        new_entry(0o777),
+        // The umask does not apply to symbolic links.
+        NewEntry { permissions: 0o777, ..new_entry(0) },
     )?;
     Ok(0)
 }

@@ -175,6 +175,12 @@ impl SimulatedPool {
         SimulatedPool { events: Some(sender), clients: AtomicU64::new(0), shared, thread: Some(thread) }
     }
 
+    /// Returns the names of the local files with the chunks of a member.
+    #[allow(dead_code)] // not all tests need it
+    pub fn local_files(&self, member: u16) -> Vec<Vec<u8>> {
+        self.shared[usize::from(member)].chunk_dir.names().unwrap()
+    }
+
     /// Connects a new client to a member. Every second client sends requests for all data, as if it
     /// could not access the chunks of the member.
     pub fn connect(&self, member: u16) -> Connection {
