@@ -23,6 +23,9 @@ use serde::{Deserialize, Serialize};
 use crate::display::shown;
 use crate::failure::Failure;
 
+/// How long the end of a launcher that has closed its connection is waited for.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
 /// How often a start checks whether it was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 /// The time that launchers have to end after the end of their input, and again after SIGTERM.
@@ -379,14 +382,20 @@ impl RunningLauncher {
 
     /// Returns the failure of a launcher that has ended without a message of the daemon.
     fn ended(&mut self) -> Failure {
-        // Its standard error ends with it, unless another process has it open.
-        let deadline = Instant::now() + Duration::from_millis(500);
-        while Instant::now() < deadline && self.reader.as_ref().is_some_and(|reader| !reader.is_finished()) {
+        // Its connection ends before it does. Its standard error ends with it, unless another
+        // process has it open.
+        let deadline = Instant::now() + END_LIMIT;
+        let status = loop {
+            let status = self.child.try_wait().ok().flatten();
+            let has_all = self.reader.as_ref().is_none_or(|reader| reader.is_finished());
+            if status.is_some() && has_all || Instant::now() >= deadline {
+                break status;
+            }
             std::thread::sleep(Duration::from_millis(5));
-        }
-        let status = match self.child.try_wait() {
-            Ok(Some(status)) => format!("ended with {status}"),
-            _ => "closed the connection".into(),
+        };
+        let status = match status {
+            Some(status) => format!("ended with {status}"),
+            None => "closed the connection".into(),
         };
         let messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         let lines: String = messages.iter().map(|line| format!("\n  {line}")).collect();
