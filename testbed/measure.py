@@ -54,6 +54,12 @@ def seconds_of(command, **options):
     return time.monotonic() - started
 
 
+def processor_s(pid):
+    """Return the processor time that a process has used so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def alternate(commands, repeats):
     """Run several commands in turn, so that a disturbance affects all of them. Return the median
     wall time of each in seconds."""

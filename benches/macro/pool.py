@@ -2,17 +2,15 @@
 MooseFS. The reference values are those of GekkoFS 0.9.3 on a machine with 2 processors, which its
 daemon and the ranks shared, with the faster one of its two transports."""
 import json
-import os
 from pathlib import Path
 
-from measure import median, run, text_of
+from measure import median, processor_s, run, text_of
 
 HERE = Path(__file__).resolve().parent
 RANKS = 4
 REPEATS = 3
 FILES = 5000
 DATA_MIB = 256
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 STEPS = ("create", "stat", "remove")
 # Ranks and daemons, the rates of GekkoFS, and the targets, in operations per second.
 NAMES = (
@@ -61,11 +59,7 @@ class Pool:
 
     def processor_s(self, daemons):
         """Return the processor time of the daemons so far."""
-        used = 0
-        for daemon in daemons:
-            fields = Path(f"/proc/{daemon['pid']}/stat").read_text().rpartition(")")[2].split()
-            used += int(fields[11]) + int(fields[12])
-        return used * TICK_S
+        return sum(processor_s(daemon["pid"]) for daemon in daemons)
 
     def names(self, local, ranks, daemons, reference, targets):
         mount, plain = local / "pool-run", local / "pool-plain"

@@ -14,18 +14,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.dont_write_bytecode = True  # leaves the checkout unchanged
 sys.path.insert(0, str(HERE.parent.parent / "testbed"))
-from measure import Failed, median, run, stop_on_signals, text_of
+from measure import Failed, median, processor_s, run, stop_on_signals, text_of
 
 RANKS = 4
 REPEATS = 3
 MEASURED = (1, 2, 4, 8)
 COMPUTED = (1, 2, 4, 8, 64, 512)
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-def processor_s(daemon):
-    fields = Path(f"/proc/{daemon['pid']}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 def measure(quell, program, scratch, daemons, files):
@@ -38,9 +32,9 @@ def measure(quell, program, scratch, daemons, files):
     try:
         started = json.loads(text_of([quell, "pool", "status", "scale", "--json"]))["daemons"]
         run([*pool, "mkdir", mount / "dir"])
-        before = [processor_s(daemon) for daemon in started]
+        before = [processor_s(daemon["pid"]) for daemon in started]
         run([*pool, program, "create", files // RANKS, *[mount / "dir"] * RANKS])
-        used = [(processor_s(daemon) - begin) / files * 1e6 for daemon, begin in zip(started, before)]
+        used = [(processor_s(daemon["pid"]) - begin) / files * 1e6 for daemon, begin in zip(started, before)]
     finally:
         run([quell, "pool", "down", "scale", "--discard", "--quiet"])
     return used[0], sum(used[1:])

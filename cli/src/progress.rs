@@ -1,14 +1,17 @@
 //! Progress messages: a line on a terminal, lines at intervals in a log, none with `--quiet`.
 
-use crate::output::errln;
 use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use quell_index::BuildProgress;
+use quell_log::ToolProgress;
 use quell_supervisor::{Console, ProgressTask};
+
+use crate::failure::Failure;
+use crate::output::{counted, errln};
 
 /// Interval between two lines in a log.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -97,6 +100,68 @@ pub fn watch_line<T: Send>(
     });
     bar.finish_and_clear();
     result
+}
+
+/// The counters of a tool that copies or converts files, which can be stopped.
+pub trait FileProgress: Sync {
+    fn files(&self) -> u64;
+    fn bytes(&self) -> u64;
+    fn stop(&self);
+}
+
+impl FileProgress for ToolProgress {
+    fn files(&self) -> u64 {
+        self.files()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes()
+    }
+
+    fn stop(&self) {
+        self.stop();
+    }
+}
+
+impl FileProgress for quell_staging::Progress {
+    fn files(&self) -> u64 {
+        self.files()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes()
+    }
+
+    fn stop(&self) {
+        self.stop();
+    }
+}
+
+/// Runs `work` and shows its files, bytes and rate. Ctrl-C stops `progress`, and is an error with
+/// the message `interrupted` when `work` has ended.
+pub fn watch_files<T: Send>(
+    title: &str,
+    progress: &dyn FileProgress,
+    quiet: bool,
+    interrupted: &str,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, Failure> {
+    let is_interrupted = interruption();
+    let stop_if_interrupted = || {
+        if is_interrupted.load(Ordering::Relaxed) {
+            progress.stop();
+        }
+    };
+    let line = |elapsed: Duration| {
+        let rate = progress.bytes() as f64 / elapsed.as_secs_f64().max(0.001);
+        let (files, bytes) = (counted(progress.files(), "file", "files"), HumanBytes(progress.bytes()));
+        format!("{title}: {files}, {bytes}, {}/s", HumanBytes(rate as u64))
+    };
+    let result = watch_line(&line, quiet, &stop_if_interrupted, work);
+    match is_interrupted.load(Ordering::Relaxed) {
+        true => Err(Failure::interrupted(format!("interrupted: {interrupted}"))),
+        false => Ok(result),
+    }
 }
 
 fn state(progress: &BuildProgress, expected: Option<u64>, elapsed: Duration) -> String {

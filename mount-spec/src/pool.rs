@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use quell_pool::{Daemon, LocalData, PoolFs};
+use quell_pool::{Daemon, LocalData, PoolFs, ask, done};
 use quell_posix::PosixDir;
 use quell_transport::local::LocalChannel;
-use quell_vfs::{Error, ErrorKind, NodeId, Result};
+use quell_vfs::{Error, NodeId, Result};
 use quell_wire::Failure;
 use quell_wire::pool::{FileId, Mark, MemberId, Operation, Reply};
 
@@ -46,30 +46,13 @@ impl PoolConnection {
             return Ok(self);
         };
         let dir = dir.map_err(|e| Error::from_io(e, "open", "the data of a pool"))?;
-        let mut partitions = None;
-        self.call(None, &Operation::OwnPartitions, &mut |reply| {
-            partitions = match reply {
-                Ok(Reply::Partitions(own)) => Some(own),
-                _ => None,
-            };
+        let described = ("open", &b"the data of a pool"[..]);
+        let partitions = ask(&self, None, &Operation::OwnPartitions, described, |reply| match reply {
+            Reply::Partitions(own) => Some(own),
+            _ => None,
         })?;
-        let invalid = || Error::new(ErrorKind::Damaged, "open", "the data of a pool");
-        let dir = Arc::new(PosixDir::of_descriptor(dir));
-        self.data = Some(LocalData { dir, partitions: partitions.ok_or_else(invalid)? });
+        self.data = Some(LocalData { dir: Arc::new(PosixDir::of_descriptor(dir)), partitions });
         Ok(self)
-    }
-
-    /// Sends an operation whose reply has no content.
-    ///
-    /// # Errors
-    ///
-    /// That of the operation, and those of a lost connection.
-    pub fn send(&self, operation: &Operation<'_>) -> Result<()> {
-        let mut result = Ok(());
-        self.call(None, operation, &mut |reply| {
-            result = reply.map(drop).map_err(|failure| failure.into_error("send", b""));
-        })?;
-        result
     }
 }
 
@@ -91,13 +74,10 @@ impl PoolConnection {
     ///
     /// `Unavailable` and `TimedOut` if a member does not answer.
     pub fn marks(&self) -> Result<PoolMarks> {
-        let mut result = Err(Error::new(ErrorKind::Damaged, "read the marks", ""));
-        self.call(None, &Operation::Marks, &mut |reply| match reply {
-            Ok(Reply::Marks(marks)) => result = Ok(PoolMarks(marks)),
-            Ok(_) => {}
-            Err(failure) => result = Err(failure.into_error("read the marks", b"")),
-        })?;
-        result
+        ask(self, None, &Operation::Marks, ("read the marks", b""), |reply| match reply {
+            Reply::Marks(marks) => Some(PoolMarks(marks)),
+            _ => None,
+        })
     }
 
     /// Records that all changes before `marks` were copied out of the pool.
@@ -107,7 +87,7 @@ impl PoolConnection {
     /// As [`marks`](Self::marks).
     pub fn record_marks(&self, marks: &PoolMarks) -> Result<()> {
         let marks = marks.0.iter().map(|mark| (mark.member, mark.changes)).collect();
-        self.send(&Operation::RecordMarks { marks })
+        ask(self, None, &Operation::RecordMarks { marks }, ("record the marks", b""), done)
     }
 }
 
@@ -167,15 +147,12 @@ impl PoolConnection {
     ///
     /// Those of a lost connection, and `Damaged` for an invalid reply.
     pub fn placement(&self, chunk_bytes: u32) -> Result<PoolPlacement> {
-        let mut result = Err(Error::new(ErrorKind::Damaged, "read the placement", ""));
-        self.call(None, &Operation::Placement, &mut |reply| match reply {
-            Ok(Reply::Placement(members)) if !members.is_empty() && chunk_bytes > 0 => {
-                result = Ok(PoolPlacement { members, chunk_bytes });
+        ask(self, None, &Operation::Placement, ("read the placement", b""), |reply| match reply {
+            Reply::Placement(members) if !members.is_empty() && chunk_bytes > 0 => {
+                Some(PoolPlacement { members, chunk_bytes })
             }
-            Ok(_) => {}
-            Err(failure) => result = Err(failure.into_error("read the placement", b"")),
-        })?;
-        result
+            _ => None,
+        })
     }
 }
 

@@ -54,8 +54,8 @@ fn private_directory(path: PathBuf) -> Result<PathBuf, Refusal> {
         ))
     })?;
     match is_private(&path, rustix::process::geteuid().as_raw()) {
-        true => Ok(path),
-        false => Err(Refusal::Cannot(format!(
+        Ok(true) => Ok(path),
+        _ => Err(Refusal::Cannot(format!(
             "{} is not a directory that you own with mode 700; set QUELL_RUNTIME_DIR to one",
             shown(&path)
         ))),
@@ -71,14 +71,14 @@ fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Refu
     });
     let of_root = (uid == 0).then(|| run.join("quell"));
     let paths: Vec<PathBuf> = of_root.into_iter().chain(numbered).collect();
-    if let Some(found) = paths.iter().find(|path| is_private(path, uid)) {
+    if let Some(found) = paths.iter().find(|path| is_private(path, uid).unwrap_or(false)) {
         return Ok(found.clone());
     }
     let mut reason = String::new();
     for path in &paths {
         match make_private(path) {
             // Another process of this user may have created it meanwhile.
-            Ok(()) if is_private(path, uid) => return Ok(path.clone()),
+            Ok(()) if is_private(path, uid).unwrap_or(false) => return Ok(path.clone()),
             Ok(()) => reason = "is not a directory that you own with mode 700".into(),
             Err(e) => reason = e.to_string(),
         }
@@ -91,18 +91,18 @@ fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Refu
 }
 
 /// Creates a directory with mode 0700. It is no error if the name exists.
-pub(crate) fn make_private(path: &Path) -> std::io::Result<()> {
+pub fn make_private(path: &Path) -> std::io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
         _ => Ok(()),
     }
 }
 
-/// Returns whether `path` is a directory of this user that others cannot access. Another user may
-/// have created it, or a symbolic link in its place.
-pub(crate) fn is_private(path: &Path, uid: u32) -> bool {
-    let found = std::fs::symlink_metadata(path);
-    found.is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
+/// Returns whether `path` is a directory of the user `uid` that others cannot access. Another user
+/// may have created it, or a symbolic link in its place.
+pub fn is_private(path: &Path, uid: u32) -> std::io::Result<bool> {
+    let found = std::fs::symlink_metadata(path)?;
+    Ok(found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
 }
 
 #[cfg(test)]

@@ -8,6 +8,6 @@ mod directory;
 mod refusal;
 mod registry;
 
-pub use directory::{named_directory, runtime_directory};
+pub use directory::{is_private, make_private, named_directory, runtime_directory};
 pub use refusal::Refusal;
 pub use registry::{NAME_BYTES_MAX, Pool, Registration, Registry, check_pool_name};

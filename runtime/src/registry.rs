@@ -146,7 +146,7 @@ impl Registry {
     fn create(&self, directory: &Path, identity: &str, attempt: u32) -> Result<bool, Refusal> {
         let failed = |path: &Path, e: &std::io::Error| Refusal::from_io(path, e);
         make_private(&self.pools).map_err(|e| failed(&self.pools, &e))?;
-        if !is_private(&self.pools, rustix::process::geteuid().as_raw()) {
+        if !is_private(&self.pools, rustix::process::geteuid().as_raw()).unwrap_or(false) {
             return Err(Refusal::Cannot(format!("other users have access to {}", shown(&self.pools))));
         }
         let new = self.pools.join(format!(".new-{}-{attempt}", std::process::id()));

@@ -5,8 +5,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use indicatif::HumanBytes;
 use quell_log::{
@@ -157,26 +155,7 @@ pub(super) fn run_with_progress<T: Send>(
     work: impl FnOnce(&ToolProgress) -> quell_vfs::Result<T> + Send,
 ) -> Result<T, Failure> {
     let progress = ToolProgress::default();
-    let is_interrupted = progress::interruption();
-    let stop_if_interrupted = || {
-        if is_interrupted.load(Ordering::Relaxed) {
-            progress.stop();
-        }
-    };
-    let line = |elapsed: Duration| {
-        let rate = progress.bytes() as f64 / elapsed.as_secs_f64().max(0.001);
-        format!(
-            "{title}: {}, {}, {}/s",
-            counted(progress.files(), "file", "files"),
-            HumanBytes(progress.bytes()),
-            HumanBytes(rate as u64)
-        )
-    };
-    let result = progress::watch_line(&line, quiet, &stop_if_interrupted, || work(&progress));
-    match is_interrupted.load(Ordering::Relaxed) {
-        true => Err(Failure::interrupted(format!("interrupted: {interrupted}"))),
-        false => Ok(result?),
-    }
+    Ok(progress::watch_files(title, &progress, quiet, interrupted, || work(&progress))??)
 }
 
 fn report(place: &Path, verb: &str, result: &TransferResult, json: bool, quiet: bool) -> ExitCode {

@@ -10,9 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use indicatif::HumanBytes;
 use quell_mount_spec::{PoolConnection, open_pool};
 use quell_posix::{PosixDir, WritableDir};
 use quell_runtime::Pool;
@@ -26,12 +24,11 @@ use serde_json::json;
 use crate::arguments::{PoolStageInArgs, PoolStageOutArgs, StagingArgs, StagingPart};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
-use crate::output::{counted, errln, outln};
+use crate::output::{errln, outln};
 use crate::progress;
 use crate::views::first_socket;
 
-const INTERRUPTED: &str =
-    "interrupted: every file that has its final name is complete; run the command again to continue";
+const INTERRUPTED: &str = "every file that has its final name is complete; run the command again to continue";
 
 /// The permissions of directories that the command creates because the user named them.
 const NEW_DIRECTORY: u32 = 0o755;
@@ -259,23 +256,9 @@ fn run(
         part: args.part.map(part_of_process).transpose()?,
     };
     let progress = Progress::default();
-    let is_interrupted = progress::interruption();
-    let stop_if_interrupted = || {
-        if is_interrupted.load(Ordering::Relaxed) {
-            progress.stop();
-        }
-    };
-    let line = |elapsed: Duration| {
-        let rate = progress.bytes() as f64 / elapsed.as_secs_f64().max(0.001);
-        let (files, bytes) = (counted(progress.files(), "file", "files"), HumanBytes(progress.bytes()));
-        format!("{title}: {files}, {bytes}, {}/s", HumanBytes(rate as u64))
-    };
-    progress::watch_line(&line, quiet || args.json, &stop_if_interrupted, || {
+    progress::watch_files(title, &progress, quiet || args.json, INTERRUPTED, || {
         quell_staging::copy(sources, target, options, &progress, &output)
-    })?;
-    if is_interrupted.load(Ordering::Relaxed) {
-        return Err(Failure::interrupted(INTERRUPTED));
-    }
+    })??;
     let is_complete = progress.failed() == 0;
     if is_complete {
         sync().map_err(|e| Failure::with_code(NO, format!("cannot sync the copies: {e}")))?;

@@ -9,7 +9,7 @@ use quell_wire::pool::{FileId, Operation};
 
 use crate::daemon::{Daemon, Requests, done};
 use crate::dir_cache::DirCache;
-use crate::nodes::{KnownNode, Nodes, Returned};
+use crate::nodes::{KnownNode, Nodes, Released, Returned};
 
 /// References of this number of nodes are returned to the daemon with one request.
 const RETURNED_TOGETHER: usize = 32;
@@ -47,23 +47,16 @@ impl Client {
         }
     }
 
-    /// Removes uses of a node. References are returned to the daemon at once, so that the space of
-    /// a removed file is free when it is closed.
-    pub fn release_now(&self, id: FileId, uses: u64) -> Result<()> {
-        self.release(id, uses, 1)
-    }
-
-    /// Removes uses of a node. Its references are returned to the daemon together with others.
-    pub fn release_later(&self, id: FileId, uses: u64) -> Result<()> {
-        self.release(id, uses, RETURNED_TOGETHER)
-    }
-
-    /// Removes uses of a node. References are returned when those of `nodes` nodes wait for it.
-    fn release(&self, id: FileId, uses: u64, nodes: usize) -> Result<()> {
-        let Some(returned) = lock(&self.nodes).release(id, uses) else { return Ok(()) };
+    /// Removes uses of a node. After the last one, its references are returned to the daemon: at
+    /// once for a file with data, so that the space of a removed file is free then, and otherwise
+    /// together with those of other nodes.
+    pub fn release(&self, id: FileId, uses: u64) -> Result<()> {
+        let Some(Released { returned, has_data }) = lock(&self.nodes).release(id, uses) else {
+            return Ok(());
+        };
         let mut waiting = lock(&self.returned);
         waiting.push(returned);
-        let is_enough = waiting.len() >= nodes;
+        let is_enough = has_data || waiting.len() >= RETURNED_TOGETHER;
         drop(waiting);
         if is_enough { self.send_returned() } else { Ok(()) }
     }

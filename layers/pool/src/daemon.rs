@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use quell_posix::WritableDir;
-use quell_vfs::{Context, Error, ErrorKind, Result};
+use quell_vfs::{Context, Error, ErrorKind, Result, Space};
 use quell_wire::Failure;
 use quell_wire::pool::{FileId, Node, Operation, Partitions, Reply};
 
@@ -36,12 +36,6 @@ pub trait Daemon: Send + Sync {
     fn local_data(&self) -> Option<&LocalData>;
 }
 
-impl std::fmt::Debug for LocalData {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalData").field("partitions", &self.partitions).finish_non_exhaustive()
-    }
-}
-
 /// The chunks of one member.
 pub struct LocalData {
     /// The directory with one local file for the chunks of each file (docs/formats/pool.md).
@@ -50,31 +44,53 @@ pub struct LocalData {
     pub partitions: Partitions,
 }
 
+impl std::fmt::Debug for LocalData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalData").field("partitions", &self.partitions).finish_non_exhaustive()
+    }
+}
+
+/// Sends an operation to a daemon and returns what `read` makes of its reply; `None` stands for a
+/// reply of another kind. `verb` and `subject` describe the operation in errors.
+///
+/// # Errors
+///
+/// Those of the operation and of [`Daemon::call`], `TimedOut` without a request if the deadline has
+/// passed, and `Damaged` for a reply of another kind.
+pub fn ask<T>(
+    daemon: &dyn Daemon,
+    deadline: Option<Instant>,
+    operation: &Operation<'_>,
+    (verb, subject): (&'static str, &[u8]),
+    mut read: impl FnMut(Reply<'_>) -> Option<T>,
+) -> Result<T> {
+    if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        return Err(Error::new(ErrorKind::TimedOut, verb, subject));
+    }
+    let mut result = None;
+    daemon.call(deadline, operation, &mut |reply| {
+        result = Some(match reply {
+            Ok(reply) => read(reply).ok_or_else(|| unexpected(verb, subject)),
+            Err(failure) => Err(failure.into_error(verb, subject)),
+        });
+    })?;
+    result.unwrap_or_else(|| Err(unexpected(verb, subject)))
+}
+
 /// The daemon, with functions that read the replies.
 #[derive(Clone)]
 pub struct Requests(pub Arc<dyn Daemon>);
 
 impl Requests {
-    /// Sends an operation and returns what `read` makes of its reply; `None` stands for a reply of
-    /// another kind. `verb` and `subject` describe the operation in errors.
+    /// Does the same as [`ask`] for this daemon.
     pub fn ask<T>(
         &self,
         deadline: Option<Instant>,
         operation: &Operation<'_>,
-        (verb, subject): (&'static str, &[u8]),
-        mut read: impl FnMut(Reply<'_>) -> Option<T>,
+        described: (&'static str, &[u8]),
+        read: impl FnMut(Reply<'_>) -> Option<T>,
     ) -> Result<T> {
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Err(Error::new(ErrorKind::TimedOut, verb, subject));
-        }
-        let mut result = None;
-        self.0.call(deadline, operation, &mut |reply| {
-            result = Some(match reply {
-                Ok(reply) => read(reply).ok_or_else(|| unexpected(verb, subject)),
-                Err(failure) => Err(failure.into_error(verb, subject)),
-            });
-        })?;
-        result.unwrap_or_else(|| Err(unexpected(verb, subject)))
+        ask(&*self.0, deadline, operation, described, read)
     }
 
     /// Does the same as `ask`, and repeats an operation that another one was in the way of.
@@ -113,6 +129,16 @@ pub fn node(reply: Reply<'_>) -> Option<Node> {
 /// Reads a reply without a result.
 pub fn done(reply: Reply<'_>) -> Option<()> {
     matches!(reply, Reply::Done).then_some(())
+}
+
+/// Reads a reply with the space of a pool or of a member.
+pub fn space(reply: Reply<'_>) -> Option<Space> {
+    match reply {
+        Reply::Space { total_bytes, free_bytes, available_bytes, .. } => {
+            Some(Space { total_bytes, free_bytes, available_bytes, entries: 0, entries_free: 0 })
+        }
+        _ => None,
+    }
 }
 
 fn unexpected(verb: &'static str, subject: &[u8]) -> Error {

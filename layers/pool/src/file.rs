@@ -251,12 +251,7 @@ impl WritableFile for PoolFile {
             return Ok(());
         }
         let dropped = self.drop_set_id_of_later_writes();
-        // The space of a removed file is free when it is closed.
-        let released = match self.node.known_bytes() {
-            0 => self.client.release_later(self.node.id, 1),
-            _ => self.client.release_now(self.node.id, 1),
-        };
-        dropped.and(released)
+        dropped.and(self.client.release(self.node.id, 1))
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {

@@ -10,7 +10,7 @@ use quell_vfs::{
 use quell_wire::pool::{FileId, Matching, NewKind, Node, NodeKind, Operation, RenameMode, Reply, Settings};
 
 use crate::client::Client;
-use crate::daemon::{Daemon, done, node};
+use crate::daemon::{Daemon, done, node, space};
 use crate::file::PoolFile;
 use crate::nodes::KnownNode;
 
@@ -136,7 +136,7 @@ impl FileSystem for PoolFs {
             lock(&self.0.nodes).use_again(found.node())?;
             let dropped = lock(&self.0.dirs).insert(version, id, name, node);
             for id in dropped {
-                self.0.release_later(id, 1)?;
+                self.0.release(id, 1)?;
             }
         }
         Ok(Some(found))
@@ -230,13 +230,8 @@ impl FileSystem for PoolFs {
     }
 
     fn forget(&self, node: NodeId, references: u64) {
-        // The space of a removed file is free when it is not used any more. The daemon releases the
-        // references of a client that ends, so a failure has no later effect.
-        let has_data = self.0.node(node).is_ok_and(|known| known.known_bytes() > 0);
-        let _ = match has_data {
-            true => self.0.release_now(FileId::from(node), references),
-            false => self.0.release_later(FileId::from(node), references),
-        };
+        // The daemon releases the references of a client that ends, so a failure has no later effect.
+        let _ = self.0.release(FileId::from(node), references);
     }
 
     fn attributes_of_path(&self, context: &Context<'_>, path: &[u8]) -> Result<Option<Attributes>> {
@@ -359,11 +354,6 @@ impl Writable for PoolFs {
     }
 
     fn space(&self) -> Result<Space> {
-        self.0.requests.ask(None, &Operation::Space, ("statfs", b""), |reply| match reply {
-            Reply::Space { total_bytes, free_bytes, available_bytes, .. } => {
-                Some(Space { total_bytes, free_bytes, available_bytes, entries: 0, entries_free: 0 })
-            }
-            _ => None,
-        })
+        self.0.requests.ask(None, &Operation::Space, ("statfs", b""), space)
     }
 }

@@ -14,5 +14,5 @@ mod file;
 mod file_system;
 mod nodes;
 
-pub use daemon::{Daemon, LocalData};
+pub use daemon::{Daemon, LocalData, ask, done, space};
 pub use file_system::PoolFs;

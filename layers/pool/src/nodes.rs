@@ -59,6 +59,14 @@ struct Uses {
 /// The references that are to be returned to the daemon.
 pub type Returned = (FileId, u32);
 
+/// A node that is no longer in use.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Released {
+    pub returned: Returned,
+    /// The file had data when it was last used.
+    pub has_data: bool,
+}
+
 /// All nodes that are in use.
 pub struct Nodes(HashMap<FileId, Uses>);
 
@@ -94,14 +102,18 @@ impl Nodes {
         Ok(Arc::clone(&uses.node))
     }
 
-    /// Removes uses. Returns the references to return to the daemon after the last one.
-    pub fn release(&mut self, id: FileId, count: u64) -> Option<Returned> {
+    /// Removes uses. Returns the node after the last one.
+    pub fn release(&mut self, id: FileId, count: u64) -> Option<Released> {
         let uses = self.0.get_mut(&id).filter(|_| id != FileId::ROOT)?;
         uses.count = uses.count.saturating_sub(count);
         if uses.count > 0 {
             return None;
         }
-        self.0.remove(&id).map(|uses| (id, uses.held))
+        let Uses { node, held, .. } = self.0.remove(&id)?;
+        Some(Released {
+            returned: (id, held),
+            has_data: node.kind == NodeKind::File && node.known_bytes() > 0,
+        })
     }
 }
 
@@ -134,7 +146,8 @@ mod tests {
         nodes.use_again(NodeId(7)).unwrap();
         assert_eq!(nodes.release(FileId(7), 2), None);
         assert_eq!(nodes.get(NodeId(7)).unwrap().known_bytes(), 10);
-        assert_eq!(nodes.release(FileId(7), 1), Some((FileId(7), 2)));
+        let released = Released { returned: (FileId(7), 2), has_data: true };
+        assert_eq!(nodes.release(FileId(7), 1), Some(released));
         assert_eq!(nodes.get(NodeId(7)).unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(nodes.release(FileId::ROOT, 100), None);
         assert!(nodes.get(NodeId(0)).is_ok());

@@ -49,7 +49,7 @@ impl Member {
         let hash = NameHash::new(dir, name);
         let id = self.next_id(hash)?;
         if kind == NodeKind::Dir && permissions & SET_GROUP_ID != 0 {
-            self.tell_all(&PeerRequest::SetDirGroup { dir: id, gid: Some(gid) }).await?;
+            self.send_to_all(&PeerRequest::SetDirGroup { dir: id, gid: Some(gid) }).await?;
             self.check_dir_is_open(dir, name)?;
         }
         let now = self.now();

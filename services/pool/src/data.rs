@@ -35,16 +35,25 @@ impl Member {
     pub(crate) fn write(&self, id: FileId, chunk: u64, offset: u32, data: &[u8]) -> Result<Reply<'static>> {
         let start = self.start_in_file(chunk, offset, data.len())?;
         let is_home = self.map.home(id)? == self.id;
-        if is_home {
-            self.note_data(id)?;
-        } else if self.environment.chunks.state(id)?.is_none() {
-            // Without this, the member of the attributes might never be informed of the chunk: the
-            // client can end before it sends the size, and the write can be later than the removal
-            // of the file.
-            self.unreported_chunks.borrow_mut().insert(id);
+        match is_home {
+            true => drop(self.note_data(id)?),
+            false => self.note_local_file(id)?,
         }
         self.environment.chunks.write(id, data, start)?;
         Ok(Reply::Written(is_home))
+    }
+
+    /// Notes a file of another member that gets its first chunk on this one. Without this, the
+    /// member of the attributes might never be informed of the chunk: the client can end before it
+    /// sends the size, and the write can be later than the removal of the file.
+    fn note_local_file(&self, id: FileId) -> Result<()> {
+        if self.files_with_data.borrow_mut().get(&id).is_none() {
+            if self.environment.chunks.state(id)?.is_none() {
+                self.unreported_chunks.borrow_mut().insert(id);
+            }
+            self.files_with_data.borrow_mut().put(id, ());
+        }
+        Ok(())
     }
 
     /// Returns the offset in the file of a range of a chunk.

@@ -149,10 +149,10 @@ impl Member {
         }
         self.put_inode(id, &inode)?;
         if inode.kind == NodeKind::Dir && group(&inode) != passed_on {
-            self.tell_all(&PeerRequest::SetDirGroup { dir: id, gid: group(&inode) }).await?;
+            self.send_to_all(&PeerRequest::SetDirGroup { dir: id, gid: group(&inode) }).await?;
         }
         if inode.kind == NodeKind::Dir && access(&inode) != known_access {
-            self.tell_all(&PeerRequest::ForgetDirs).await?;
+            self.send_to_all(&PeerRequest::ForgetDirs).await?;
         }
         Ok(Reply::Node(inode.node(id)))
     }
@@ -199,7 +199,7 @@ impl Member {
         let inode = self.inode(id)?;
         // The entries of a directory lie on all members.
         if inode.has_chunks || inode.kind == NodeKind::Dir {
-            self.tell_all(&PeerRequest::SyncChunks { id }).await?;
+            self.send_to_all(&PeerRequest::SyncChunks { id }).await?;
         }
         self.environment.store.sync()?;
         Ok(Reply::Done)

@@ -24,7 +24,7 @@ use crate::prepared::PreparedTransactions;
 use crate::replies::into_owned;
 use crate::sessions::{Admission, Origin, Outgoing, Sessions, Waiting};
 
-/// The number of files that are remembered to have a record of their data.
+/// The number of files that are remembered because their data is recorded.
 const FILES_WITH_DATA_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// The largest part of a listing that one member returns, in bytes: much more than entries with the
@@ -69,7 +69,8 @@ pub struct Member {
     pub(crate) dir_groups: RefCell<HashMap<FileId, u32>>,
     /// Times of changes of directories that were not sent to the members of the directories yet.
     pub(crate) touched_dirs: RefCell<BTreeMap<FileId, Stamp>>,
-    /// Files whose records are known to state that the file has data.
+    /// Files whose data is known to be recorded: in their attributes on this member, or by their
+    /// local file or a report on another one.
     pub(crate) files_with_data: RefCell<LruCache<FileId, ()>>,
     /// Truncated files of this member, whose chunks on this member are not truncated yet.
     pub(crate) untruncated: RefCell<BTreeSet<FileId>>,
@@ -449,20 +450,26 @@ impl Member {
         self: &Rc<Member>,
         request: &PeerRequest<'_>,
     ) -> Vec<Result<Reply<'static>>> {
-        let calls = self.map.members().iter().map(|member| self.call(*member, request.clone()));
-        join_all(calls).await
+        self.call_each(self.map.members().iter(), request).await
     }
 
     /// Sends a request to all members. Errors: that of the first member that failed.
-    pub(crate) async fn tell_all(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
+    pub(crate) async fn send_to_all(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
         self.call_all(request).await.into_iter().try_for_each(|reply| reply.map(drop))
     }
 
     /// Sends a request to all other members. Errors: that of the first member that failed.
     pub(crate) async fn send_to_others(self: &Rc<Member>, request: &PeerRequest<'_>) -> Result<()> {
         let others = self.map.members().iter().filter(|member| **member != self.id);
-        let sent = others.map(|member| self.call(*member, request.clone()));
-        join_all(sent).await.into_iter().try_for_each(|reply| reply.map(drop))
+        self.call_each(others, request).await.into_iter().try_for_each(|reply| reply.map(drop))
+    }
+
+    async fn call_each(
+        self: &Rc<Member>,
+        members: impl Iterator<Item = &MemberId>,
+        request: &PeerRequest<'_>,
+    ) -> Vec<Result<Reply<'static>>> {
+        join_all(members.map(|member| self.call(*member, request.clone()))).await
     }
 
     /// Returns descriptions of the state in memory that a member without clients and requests must

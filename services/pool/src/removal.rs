@@ -121,7 +121,7 @@ impl Member {
         };
         if inode.name.is_none() && !self.member_holds.borrow().is_held(id) && self.knows_references() {
             if inode.has_chunks {
-                self.tell_all(&PeerRequest::RemoveChunks { id }).await?;
+                self.send_to_all(&PeerRequest::RemoveChunks { id }).await?;
             }
             let mut batch = Batch::new();
             batch.delete(&keys::inode(id));

@@ -2,15 +2,14 @@
 
 use std::fs;
 use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use quell_mount_spec::PoolConnection;
-use quell_pool::Daemon;
+use quell_pool::{ask, done, space};
 use quell_runtime::{Pool, Registry};
+use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Result, Space};
-use quell_wire::pool::{Operation, PoolMember, Reply};
+use quell_wire::pool::{Operation, PoolMember};
 
 use crate::display::shown;
 use crate::failure::Failure;
@@ -38,20 +37,18 @@ pub fn member_states(pool: &Pool, limit: Duration) -> Vec<MemberState> {
     let gateway = gateway(pool);
     for_each_member(pool.members.iter().collect(), &|member| {
         let begun = Instant::now();
-        let mut space = Err(Error::new(ErrorKind::Unavailable, "ask daemon", member.id.0.to_string()));
-        let asked = connect(pool, member, gateway.as_ref(), &mut |connection| {
+        let space = with_connection(pool, member, gateway.as_ref(), |connection| {
             let operation = Operation::MemberSpace { member: member.id };
-            connection.call(Some(Instant::now() + limit), &operation, &mut |reply| {
-                space = match reply {
-                    Ok(Reply::Space { total_bytes, free_bytes, available_bytes, .. }) => {
-                        Ok(Space { total_bytes, free_bytes, available_bytes, ..Space::default() })
-                    }
-                    Ok(_) => Err(Error::new(ErrorKind::Damaged, "ask daemon", member.id.0.to_string())),
-                    Err(failure) => Err(failure.into_error("ask daemon", member.id.0.to_string().as_bytes())),
-                };
-            })
+            let number = member.id.0.to_string();
+            ask(
+                connection,
+                Some(Instant::now() + limit),
+                &operation,
+                ("ask daemon", number.as_bytes()),
+                space,
+            )
         });
-        MemberState { member: member.clone(), space: asked.and(space), elapsed: begun.elapsed() }
+        MemberState { member: member.clone(), space, elapsed: begun.elapsed() }
     })
 }
 
@@ -67,13 +64,10 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
         pool.members.iter().partition(|member| member.node == pool.node);
     let stop = |member: &PoolMember| {
         let operation = Operation::StopMember { member: member.id };
-        let mut ended = Ok(());
-        let sent = connect(pool, member, gateway.as_ref(), &mut |connection| {
-            connection.call(Some(Instant::now() + END_LIMIT), &operation, &mut |reply| {
-                ended = reply.map(drop).map_err(|failure| failure.into_error("end", b""));
-            })
+        let ended = with_connection(pool, member, gateway.as_ref(), |connection| {
+            ask(connection, Some(Instant::now() + END_LIMIT), &operation, ("end", b""), done)
         });
-        (member.clone(), sent.and(ended))
+        (member.clone(), ended)
     };
     let mut left = Vec::new();
     for (member, ended) in for_each_member(others, &stop) {
@@ -109,18 +103,18 @@ fn gateway(pool: &Pool) -> Option<PoolConnection> {
     own.find_map(|member| PoolConnection::open(&member.socket).ok())
 }
 
-/// Calls `use_it` with a connection through which a member can be reached.
-fn connect(
+/// Calls `request` with a connection through which a member can be reached.
+fn with_connection<T>(
     pool: &Pool,
     member: &PoolMember,
     gateway: Option<&PoolConnection>,
-    use_it: &mut dyn FnMut(&PoolConnection) -> Result<()>,
-) -> Result<()> {
+    request: impl FnOnce(&PoolConnection) -> Result<T>,
+) -> Result<T> {
     if member.node == pool.node {
-        return use_it(&PoolConnection::open(&member.socket)?);
+        return request(&PoolConnection::open(&member.socket)?);
     }
     match gateway {
-        Some(connection) => use_it(connection),
+        Some(connection) => request(connection),
         None => {
             let source = Some("no daemon on this node answers".into());
             let error = Error::new(ErrorKind::Unavailable, "ask daemon", member.id.0.to_string());
@@ -131,22 +125,13 @@ fn connect(
 
 /// Calls a function for each member, several at a time, and returns the results in order.
 fn for_each_member<T: Send>(members: Vec<&PoolMember>, ask: &(dyn Fn(&PoolMember) -> T + Sync)) -> Vec<T> {
-    let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..members.len().min(PARALLEL_REQUESTS_MAX) {
-            scope.spawn(|| {
-                while let Some((number, member)) = {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    members.get(number).map(|member| (number, *member))
-                } {
-                    let result = ask(member);
-                    results.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
-                }
-            });
-        }
+    let threads = members.len().min(PARALLEL_REQUESTS_MAX);
+    quell_threads::run(threads, members.into_iter().enumerate(), |(number, member), _| {
+        let result = ask(member);
+        lock(&results).push((number, result));
     });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut results = into_inner(results);
     results.sort_by_key(|(number, _)| *number);
     results.into_iter().map(|(_, result)| result).collect()
 }

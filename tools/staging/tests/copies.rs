@@ -239,7 +239,7 @@ fn every_failure_is_listed_and_a_file_with_its_name_is_complete() {
             to.fail_nothing();
             check_reported(&outcome, &expected, &listing(&*target));
             assert_eq!(!outcome.failed.is_empty(), has_failed, "operation {nth}: {:?}", outcome.failed);
-            // The next copy completes what is missing.
+            // The next copy adds the missing files.
             let again = copy_all(from.root(), &target, OPTIONS);
             assert_eq!(again.failed, BTreeMap::new());
             let mut found = listing(&*target);
