@@ -77,6 +77,12 @@ impl Batch {
         self.size_bytes
     }
 
+    /// Returns the keys and their new values, in the order of the operations. A key without a value
+    /// is deleted.
+    pub fn operations(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.operations.iter().map(|operation| (&*operation.key, operation.value.as_deref()))
+    }
+
     /// Returns whether an operation of the batch is a delete.
     pub(crate) fn deletes(&self) -> bool {
         self.operations.iter().any(|operation| operation.value.is_none())

@@ -230,7 +230,8 @@ impl FileSystem for PoolFs {
     }
 
     fn forget(&self, node: NodeId, references: u64) {
-        // The daemon releases the references of a client that ends, so a failure has no later effect.
+        // The daemon releases the references of a client that ends, so a failure has no later
+        // effect.
         let _ = self.0.release(FileId::from(node), references);
     }
 

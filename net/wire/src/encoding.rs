@@ -30,11 +30,21 @@ pub fn encode_into<T: Serialize>(message: &T, into: &mut [u8]) -> Result<usize> 
 ///
 /// `Damaged` if `bytes` is not exactly one message.
 pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
-    let damaged =
-        |cause| Error { source: Some(cause), ..Error::new(ErrorKind::Damaged, "decode a message", "") };
-    match postcard::take_from_bytes(bytes) {
-        Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(damaged(format!("{} bytes follow the message", rest.len()).into())),
-        Err(cause) => Err(damaged(cause.into())),
+    match decode_first(bytes)? {
+        (message, []) => Ok(message),
+        (_, rest) => Err(damaged(format!("{} bytes follow the message", rest.len()).into())),
     }
+}
+
+/// Reads a message at the beginning of `bytes`, and returns it with the bytes after it.
+///
+/// # Errors
+///
+/// `Damaged` if `bytes` does not begin with a message.
+pub fn decode_first<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<(T, &'a [u8])> {
+    postcard::take_from_bytes(bytes).map_err(|cause| damaged(cause.into()))
+}
+
+fn damaged(cause: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    Error { source: Some(cause), ..Error::new(ErrorKind::Damaged, "decode a message", "") }
 }

@@ -11,5 +11,5 @@ mod encoding;
 mod failure;
 pub mod pool;
 
-pub use encoding::{decode, encode, encode_into};
+pub use encoding::{decode, decode_first, encode, encode_into};
 pub use failure::Failure;

@@ -6,12 +6,14 @@ mod entry;
 mod operation;
 mod partitions;
 mod peer;
+mod replica;
 mod start;
 
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings};
 pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};
+pub use replica::{Change, DaemonId, KeyChange, ReplicaMessage};
 pub use start::{
     Complete, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberSettings, PoolMember, PoolSettings, Ready,
 };

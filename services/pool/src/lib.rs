@@ -28,6 +28,7 @@ mod prepared;
 mod references;
 mod removal;
 mod rename;
+mod replication;
 mod replies;
 mod sessions;
 #[cfg(test)]
@@ -40,4 +41,5 @@ pub use environment::{Clients, Clock, Environment, Peers};
 pub use holds::ClientId;
 pub use map::PoolMap;
 pub use member::Member;
+pub use replication::{Backup, BackupDaemons, BackupEvent, Replication, no_backup};
 pub use sessions::LEASE;

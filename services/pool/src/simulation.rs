@@ -6,6 +6,7 @@ mod cluster;
 mod history;
 mod invariants;
 mod names_model;
+mod replicas;
 mod scenarios;
 mod storage;
 mod time;
@@ -36,9 +37,12 @@ struct Shape {
     moves_dirs: bool,
     /// The time of the end of the faults, in seconds.
     faults_end_s: u64,
+    /// Whether each member has a backup on another daemon.
+    replicates: bool,
 }
 
-const SHAPE: Shape = Shape { members: 3, clients: 4, operations: 24, moves_dirs: false, faults_end_s: 30 };
+const SHAPE: Shape =
+    Shape { members: 3, clients: 4, operations: 24, moves_dirs: false, faults_end_s: 30, replicates: false };
 
 /// The result of a simulation.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,6 +58,9 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
     let mut executor = LocalPool::new();
     let world = World::new(seed, &executor);
     let cluster = Cluster::start(&world, shape.members);
+    if shape.replicates {
+        cluster.keep_backups();
+    }
     let faults_end = Duration::from_secs(shape.faults_end_s);
     let shared = Shared::new(shape.moves_dirs);
     shared.clients_running.set(shape.clients);
@@ -83,6 +90,9 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
         wrong.push(format!("an operation took {:?}", shared.longest.get()));
     }
     wrong.extend(invariants::violations(&cluster));
+    if kinds == [Fault::Fail] && cluster.replicas.failures.get() == 0 {
+        wrong.push("no daemon has failed".into());
+    }
     let is_linearizable = shared.history.borrow().is_linearizable();
     let history = shared.history.borrow().describe();
     if !is_linearizable {
@@ -148,6 +158,15 @@ fn names_are_linearizable_when_disks_are_full_and_clocks_are_moved() {
 #[test]
 fn names_are_linearizable_with_all_faults() {
     check_seeds(20, SHAPE, &Fault::ALL);
+}
+
+#[test]
+fn names_are_linearizable_when_daemons_fail_with_their_storage() {
+    let shape = Shape { members: 4, faults_end_s: 60, replicates: true, ..SHAPE };
+    check_seeds(5, shape, &[]);
+    check_seeds(20, shape, &[Fault::Fail]);
+    check_seeds(10, shape, &[Fault::Fail, Fault::Loss, Fault::Stop, Fault::Clock]);
+    check_seeds(10, Shape { moves_dirs: true, ..shape }, &[Fault::Fail]);
 }
 
 #[test]

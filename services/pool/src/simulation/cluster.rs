@@ -17,10 +17,11 @@ use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{MemberId, Operation, Reply, Stamp};
 use quell_wire::{Failure, decode, encode};
 
+use super::replicas::{Replicas, SimulatedDaemons};
 use super::storage::{Disk, Life};
 use super::time::{Sleep, World};
 use crate::replies::into_owned;
-use crate::{ClientId, Clients, Clock, Environment, Member, Peers, PoolMap};
+use crate::{ClientId, Clients, Clock, Environment, Member, Peers, PoolMap, Replication};
 
 pub const CHUNK_BYTES: u32 = 64;
 const PARTITIONS: u16 = 16;
@@ -34,13 +35,14 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// One start of a member.
 pub struct Incarnation {
     pub member: Rc<Member>,
+    pub replication: Rc<Replication>,
     pub life: Arc<Life>,
     /// The process does nothing before this time.
     stopped_until: Cell<Duration>,
 }
 
 struct Node {
-    disk: Disk,
+    disk: RefCell<Rc<Disk>>,
     clock_offset: Rc<Cell<i64>>,
     running: RefCell<Option<Rc<Incarnation>>>,
 }
@@ -54,19 +56,26 @@ pub struct Cluster {
     disconnected: RefCell<BTreeSet<(u16, u16)>>,
     /// Whether messages are lost, or delayed for a long time.
     pub loses: Cell<bool>,
+    /// The daemons that run the members, and the backups.
+    pub replicas: Replicas,
     next_client: Cell<u64>,
 }
 
 impl Cluster {
     pub fn start(world: &Rc<World>, members: u16) -> Rc<Cluster> {
         let ids: Vec<MemberId> = (0..members).map(MemberId).collect();
-        let node = |_| Node { disk: Disk::new(), clock_offset: Rc::default(), running: RefCell::default() };
+        let node = |_| Node {
+            disk: RefCell::new(Rc::new(Disk::new())),
+            clock_offset: Rc::default(),
+            running: RefCell::default(),
+        };
         let cluster = Rc::new(Cluster {
             world: Rc::clone(world),
             map: PoolMap::new(PARTITIONS, &ids, CHUNK_BYTES).unwrap(),
             nodes: ids.iter().map(node).collect(),
             disconnected: RefCell::default(),
             loses: Cell::new(false),
+            replicas: Replicas::new(members),
             next_client: Cell::new(0),
         });
         (0..members).for_each(|member| cluster.restart(member));
@@ -77,8 +86,13 @@ impl Cluster {
         self.nodes.len() as u16
     }
 
-    pub fn disk(&self, member: u16) -> &Disk {
-        &self.nodes[usize::from(member)].disk
+    pub fn disk(&self, member: u16) -> Rc<Disk> {
+        Rc::clone(&self.nodes[usize::from(member)].disk.borrow())
+    }
+
+    /// Replaces the storage of a member that has ended by a backup.
+    pub fn replace_disk(&self, member: u16, disk: Rc<Disk>) {
+        *self.nodes[usize::from(member)].disk.borrow_mut() = disk;
     }
 
     /// Returns the running member, unless it was killed.
@@ -94,30 +108,34 @@ impl Cluster {
         }
         let node = &self.nodes[usize::from(number)];
         let life = Arc::<Life>::default();
-        let (store, chunks) = node.disk.open(&life);
+        let disk = self.disk(number);
+        let (store, chunks) = disk.open(&life);
+        let clock: Rc<dyn Clock> =
+            Rc::new(SimulatedClock { world: Rc::clone(&self.world), offset: Rc::clone(&node.clock_offset) });
+        let daemons = SimulatedDaemons { cluster: Rc::downgrade(self), from: number };
+        let replication = Replication::new(store, chunks, Rc::clone(&clock), Rc::new(daemons));
+        let network = Network { cluster: Rc::downgrade(self), from: number, life: Arc::clone(&life) };
         let environment = Environment {
-            store,
-            chunks,
-            peers: Rc::new(Network { cluster: Rc::downgrade(self), from: number, life: Arc::clone(&life) }),
+            store: replication.store(),
+            chunks: replication.chunks(),
+            peers: replication.peers(Rc::new(network)),
             machine: u64::from(number),
             clients: Rc::new(NoClients),
-            clock: Rc::new(SimulatedClock {
-                world: Rc::clone(&self.world),
-                offset: Rc::clone(&node.clock_offset),
-            }),
+            clock,
         };
         let Ok(member) = Member::start(MemberId(number), self.map.clone(), environment, (1000, 1000)) else {
             // The start fails because the disk is full.
-            assert!(node.disk.is_full.load(std::sync::atomic::Ordering::Relaxed));
+            assert!(disk.is_full.load(std::sync::atomic::Ordering::Relaxed));
             return;
         };
-        let running = Rc::new(Incarnation { member, life, stopped_until: Cell::default() });
+        let running = Rc::new(Incarnation { member, replication, life, stopped_until: Cell::default() });
         *node.running.borrow_mut() = Some(Rc::clone(&running));
         let (world, process) = (Rc::clone(&self.world), Rc::clone(&running));
         let maintain = async move {
             loop {
                 world.sleep(MAINTENANCE_INTERVAL).await;
                 process.member.end_waits();
+                process.replication.retry();
                 // Errors are of members that cannot be reached.
                 let (member, sender) = (Rc::clone(&process.member), Rc::clone(&process.member));
                 process.spawn(&world, member.maintain().map(drop));
@@ -153,7 +171,7 @@ impl Cluster {
         self.disconnected.borrow_mut().remove(&(one.min(other), one.max(other)));
     }
 
-    fn is_disconnected(&self, one: u16, other: u16) -> bool {
+    pub fn is_disconnected(&self, one: u16, other: u16) -> bool {
         self.disconnected.borrow().contains(&(one.min(other), one.max(other)))
     }
 
@@ -173,7 +191,7 @@ impl Cluster {
         }
     }
 
-    fn delay(&self) -> Duration {
+    pub fn delay(&self) -> Duration {
         let world = &self.world;
         match world.below(if self.loses.get() { 100 } else { 50 }) {
             0 => world.below_time(Duration::from_millis(500)),
@@ -183,7 +201,7 @@ impl Cluster {
         }
     }
 
-    fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.loses.get() && self.world.one_in(60)
     }
 
@@ -219,8 +237,10 @@ impl Cluster {
                 return;
             }
             let member = Rc::clone(&served.member);
+            let replication = Rc::clone(&served.replication);
             let serve = async move {
                 let reply = member.serve(MemberId(from), request).await;
+                replication.settled().await;
                 cluster.world.sleep(cluster.delay()).await;
                 if !cluster.is_lost() {
                     // The sender may have abandoned the request.
@@ -346,7 +366,14 @@ impl Client {
     /// Performs an operation. `None` if the member has ended.
     pub async fn perform(&self, operation: &Operation<'_>) -> Option<Result<Reply<'static>>> {
         let world = &self.cluster.world;
-        let performed = Rc::clone(&self.running.member).perform(self.client, encode(operation));
+        let member = Rc::clone(&self.running.member);
+        let (client, operation) = (self.client, encode(operation));
+        let replication = Rc::clone(&self.running.replication);
+        let performed = async move {
+            let reply = member.perform(client, operation).await;
+            replication.settled().await;
+            reply
+        };
         let (sender, mut reply) = oneshot::channel();
         let life = Arc::clone(&self.running.life);
         let answered = performed.map(move |reply| {

@@ -261,6 +261,8 @@ pub enum Fault {
     Full,
     /// Clocks are changed.
     Clock,
+    /// Daemons fail with their storage, if all their members have backups.
+    Fail,
 }
 
 impl Fault {
@@ -323,6 +325,7 @@ pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) 
                 });
             }
             Fault::Clock => cluster.move_clock(member, world.below(20_000) as i64 - 10_000),
+            Fault::Fail => cluster.fail_daemon(member),
             Fault::Loss => {}
         }
     }

@@ -1,0 +1,179 @@
+//! Tests of the copy to a new backup, and of the messages that a backup refuses. The simulation
+//! tests failures.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_executor::LocalPool;
+use futures_util::FutureExt;
+use futures_util::future::{LocalBoxFuture, ready};
+use futures_util::task::LocalSpawnExt;
+use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore};
+use quell_testkit::MemoryStore as MemoryDirs;
+use quell_vfs::{ErrorKind, Result};
+use quell_wire::pool::{Change, DaemonId, FileId, KeyChange, MemberId, ReplicaMessage, Stamp};
+use quell_wire::{decode_first, encode};
+
+use super::{Backup, BackupDaemons, BackupEvent, Replication};
+use crate::chunks::{ChunkDir, Chunks};
+use crate::environment::Clock;
+
+const MEMBER: MemberId = MemberId(3);
+
+struct Fixed;
+
+impl Clock for Fixed {
+    fn now(&self) -> Stamp {
+        Stamp::default()
+    }
+
+    fn monotonic(&self) -> Duration {
+        Duration::from_secs(10)
+    }
+}
+
+/// One daemon with a backup, which gets all messages.
+struct OneDaemon(RefCell<Backup>);
+
+impl BackupDaemons for OneDaemon {
+    fn send(&self, _: DaemonId, message: Vec<u8>) -> LocalBoxFuture<'static, Result<()>> {
+        let applied = decode_first(&message)
+            .and_then(|(header, changes): (ReplicaMessage, _)| self.0.borrow_mut().apply(&header, changes));
+        ready(applied).boxed_local()
+    }
+}
+
+struct Storage {
+    store: Arc<MemoryStore>,
+    chunks: Arc<ChunkDir>,
+}
+
+impl Storage {
+    fn new() -> Storage {
+        Storage { store: Arc::default(), chunks: Arc::new(ChunkDir::new(MemoryDirs::new().root())) }
+    }
+
+    fn backup(&self) -> Backup {
+        Backup::new(Arc::clone(&self.store) as Arc<dyn KeyValue>, Arc::clone(&self.chunks) as Arc<dyn Chunks>)
+    }
+
+    fn keys(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut keys = Vec::new();
+        let mut visit = |key: &[u8], value: &[u8]| {
+            keys.push((key.to_vec(), value.to_vec()));
+            true
+        };
+        self.store.scan(&KeyRange::all(), &mut visit).unwrap();
+        keys
+    }
+
+    fn data(&self) -> Vec<(FileId, Vec<u8>, Stamp)> {
+        let mut files = Vec::new();
+        self.chunks.files(&mut |id| files.push(id)).unwrap();
+        files.sort();
+        let read = |id: FileId| {
+            let state = self.chunks.state(id).unwrap().unwrap();
+            let mut data = vec![0; state.end as usize];
+            assert_eq!(self.chunks.read(id, &mut data, 0).unwrap(), data.len());
+            (id, data, state.modified)
+        };
+        files.into_iter().map(read).collect()
+    }
+}
+
+fn put(store: &dyn KeyValue, key: &[u8], value: &[u8]) {
+    let mut batch = Batch::new();
+    batch.put(key, value);
+    store.commit(batch).unwrap();
+}
+
+#[test]
+fn a_new_backup_gets_everything_and_further_changes() {
+    let (primary, other) = (Storage::new(), Storage::new());
+    put(&*other.store, b"old", b"value");
+    other.chunks.write(FileId(99), b"old", 0).unwrap();
+    for number in 0..5000_u32 {
+        put(&*primary.store, &number.to_be_bytes(), &[7; 100]);
+    }
+    let large = vec![5; 300 << 10];
+    primary.chunks.write(FileId(1), &large, 0).unwrap();
+    primary.chunks.write(FileId(2), b"after a hole", 400 << 10).unwrap();
+    primary.chunks.write(FileId(3), b"", 0).unwrap();
+    primary.chunks.write(FileId(4), &[0; 1000], 0).unwrap();
+    primary.chunks.set_modified(FileId(4), Stamp { seconds: 77, nanoseconds: 1 }).unwrap();
+
+    let mut executor = LocalPool::new();
+    let daemon = Rc::new(OneDaemon(RefCell::new(other.backup())));
+    let replication = Replication::new(
+        Arc::clone(&primary.store) as _,
+        Arc::clone(&primary.chunks) as _,
+        Rc::new(Fixed),
+        Rc::clone(&daemon) as _,
+    );
+    let (store, chunks) = (replication.store(), replication.chunks());
+    for task in replication.set_backups(MEMBER, 1, &[DaemonId(8)]) {
+        executor.spawner().spawn_local(task).unwrap();
+    }
+    assert!(replication.is_settled(), "replies do not wait for a backup that is not complete");
+    // The copy has begun, and is not complete.
+    for _ in 0..3 {
+        executor.try_run_one();
+    }
+    put(&*store, &1_u32.to_be_bytes(), b"changed");
+    put(&*store, &4999_u32.to_be_bytes(), b"changed");
+    chunks.truncate(FileId(1), 100).unwrap();
+    chunks.remove(FileId(2)).unwrap();
+    executor.run_until_stalled();
+    assert_eq!(replication.take_events(), [BackupEvent::Complete(DaemonId(8))]);
+    assert!(daemon.0.borrow().is_complete());
+    assert_eq!(primary.keys(), other.keys());
+    assert_eq!(primary.data(), other.data());
+
+    let mut batch = Batch::new();
+    batch.delete(&7_u32.to_be_bytes());
+    store.commit(batch).unwrap();
+    chunks.write(FileId(5), b"new", 10).unwrap();
+    chunks.set_modified(FileId(5), Stamp { seconds: 5, nanoseconds: 6 }).unwrap();
+    assert!(!replication.is_settled(), "the backup has not confirmed the change");
+    executor.run_until_stalled();
+    assert!(replication.is_settled());
+    assert_eq!(primary.keys(), other.keys());
+    assert_eq!(primary.data(), other.data());
+
+    replication.set_lease_end(Some(Duration::from_secs(9)));
+    assert!(!replication.is_settled(), "the lease has ended");
+    replication.set_lease_end(Some(Duration::from_secs(11)));
+    assert!(replication.is_settled());
+    let spawned = replication.set_backups(MEMBER, 1, &[]);
+    assert!(spawned.is_empty());
+    put(&*store, b"alone", b"");
+    assert!(replication.is_settled(), "a removed backup confirms nothing");
+}
+
+#[test]
+fn a_backup_refuses_messages_of_other_streams_and_numbers() {
+    let storage = Storage::new();
+    let mut backup = storage.backup();
+    let message = |stream, number, count| ReplicaMessage { member: MEMBER, stream, number, count };
+    let change =
+        |value: &'static [u8]| encode(&Change::Commit(vec![KeyChange { key: b"key", value: Some(value) }]));
+    let value = || storage.store.get(b"key").unwrap().map(|value| value.to_vec());
+    assert_eq!(backup.apply(&message((1, 0), 1, 1), &change(b"a")).unwrap_err().kind, ErrorKind::Stale);
+    backup.apply(&message((1, 0), 0, 1), &change(b"a")).unwrap();
+    assert_eq!(backup.apply(&message((1, 0), 2, 1), &change(b"b")).unwrap_err().kind, ErrorKind::Stale);
+    backup.apply(&message((1, 0), 1, 1), &change(b"b")).unwrap();
+    backup.apply(&message((1, 0), 1, 1), &change(b"c")).expect("a repeated message is confirmed");
+    assert_eq!(value().as_deref(), Some(&b"b"[..]), "a repeated message has no effect");
+    backup.apply(&message((2, 0), 0, 1), &encode(&Change::Clear)).unwrap();
+    assert_eq!(value(), None);
+    assert_eq!(backup.apply(&message((1, 0), 2, 1), &change(b"a")).unwrap_err().kind, ErrorKind::Stale);
+    assert_eq!(backup.apply(&message((1, 9), 0, 1), &change(b"a")).unwrap_err().kind, ErrorKind::Stale);
+    // After an error, the backup is not used.
+    backup.apply(&message((2, 0), 1, 1), &encode(&Change::Complete)).unwrap();
+    assert!(backup.is_complete());
+    assert_eq!(backup.apply(&message((2, 0), 2, 2), &change(b"a")).unwrap_err().kind, ErrorKind::Damaged);
+    assert!(!backup.is_complete());
+    assert_eq!(backup.apply(&message((2, 0), 3, 1), &change(b"a")).unwrap_err().kind, ErrorKind::Stale);
+}
