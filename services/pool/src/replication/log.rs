@@ -41,8 +41,11 @@ pub(super) struct Backup {
     pub queue: VecDeque<(Position, Arc<[u8]>)>,
     /// The last change that the backup has confirmed.
     pub confirmed: Position,
-    /// Whether the backup has everything, so that replies wait for its confirmations.
+    /// Whether everything was copied, so that replies wait for the confirmations of the backup.
     pub is_complete: bool,
+    /// The backup has everything that was acknowledged when it has confirmed this change. `None`
+    /// before `is_complete`, and after the event was reported.
+    pub complete_at: Option<Position>,
     /// Whether the backup has reported an error. It gets no further changes.
     pub has_failed: bool,
     /// The task that sends the changes.

@@ -173,6 +173,7 @@ impl Replication {
                 queue: Default::default(),
                 confirmed: 0,
                 is_complete: false,
+                complete_at: None,
                 has_failed: false,
                 sender: None,
             };
@@ -222,10 +223,16 @@ impl Replication {
                 return;
             }
             let mut state = self.log.state();
+            let last = state.position;
             let Some(backup) = state.backup(to, stream.1) else { return };
             backup.confirmed = position;
             if is_complete {
                 backup.is_complete = true;
+                // The changes until now were acknowledged without waiting for this backup.
+                backup.complete_at = Some(last);
+            }
+            if backup.complete_at.is_some_and(|last| position >= last) {
+                backup.complete_at = None;
                 self.events.borrow_mut().push(BackupEvent::Complete(to));
             }
             state.wake();

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_channel::oneshot;
 use futures_executor::LocalPool;
 use futures_util::FutureExt;
 use futures_util::future::{LocalBoxFuture, ready};
@@ -150,6 +151,50 @@ fn a_new_backup_gets_everything_and_further_changes() {
     assert!(spawned.is_empty());
     put(&*store, b"alone", b"");
     assert!(replication.is_settled(), "a removed backup confirms nothing");
+}
+
+/// A daemon that confirms messages when the test says so.
+#[derive(Default)]
+struct SlowDaemon(RefCell<Vec<oneshot::Sender<Result<()>>>>);
+
+impl BackupDaemons for SlowDaemon {
+    fn send(&self, _: DaemonId, _: Vec<u8>) -> LocalBoxFuture<'static, Result<()>> {
+        let (sender, receiver) = oneshot::channel();
+        self.0.borrow_mut().push(sender);
+        receiver.map(|confirmed| confirmed.expect("the test confirms all messages")).boxed_local()
+    }
+}
+
+#[test]
+fn a_backup_is_complete_when_it_has_what_was_acknowledged_during_the_copy() {
+    let primary = Storage::new();
+    let mut executor = LocalPool::new();
+    let daemon = Rc::new(SlowDaemon::default());
+    let replication = Replication::new(
+        Arc::clone(&primary.store) as _,
+        Arc::clone(&primary.chunks) as _,
+        Rc::new(Fixed),
+        Rc::clone(&daemon) as _,
+    );
+    let store = replication.store();
+    for task in replication.set_backups(MEMBER, 1, &[DaemonId(8)]) {
+        executor.spawner().spawn_local(task).unwrap();
+    }
+    let mut messages = 0;
+    while replication.take_events().is_empty() {
+        executor.run_until_stalled();
+        // Each change is acknowledged to the client at once during the copy.
+        let is_copying = replication.is_settled();
+        if is_copying {
+            put(&*store, b"key", &[messages]);
+        }
+        messages += 1;
+        let confirmed = daemon.0.borrow_mut().pop().expect("a message was sent");
+        confirmed.send(Ok(())).unwrap();
+        executor.run_until_stalled();
+        assert!(messages < 10, "the backup is complete after a few messages");
+    }
+    assert!(replication.is_settled(), "everything was confirmed when the backup is reported as complete");
 }
 
 #[test]
