@@ -71,7 +71,7 @@ pub fn run(implementation: &WritableImplementation<'_>, shape: Shape, seed: u64)
     // One additional mount, if possible, which only reads at the end.
     let Mounts { mounts, keep } = (implementation.make)((shape.mounts + 1).min(implementation.mounts_max));
     let model: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
-    let operations = generate(seed, shape, implementation.rename_kinds);
+    let operations = generate(seed, shape, implementation.rename_kinds, implementation.xattrs);
     let mut history = History {
         seed,
         operations: &operations,
@@ -147,7 +147,9 @@ impl History<'_> {
                 let OperationResult::Names(names) = expected else { continue };
                 for name in files_among(&names) {
                     let path = Path { dir, name };
-                    for operation in [Operation::ReadAll { path }, Operation::Stat { path }] {
+                    for operation in
+                        [Operation::ReadAll { path }, Operation::Stat { path }, Operation::Xattrs { path }]
+                    {
                         let (expected, found) =
                             (self.model.perform(end, &operation), self.tested.perform(end, &operation));
                         self.same(end, self.model.file_of(&operation), &operation, &expected, &found)?;

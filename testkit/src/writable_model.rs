@@ -10,7 +10,8 @@ use quell_threads::lock;
 use quell_vfs::{
     Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileLocks,
     FileSystem, HeldLock, Kind, LockMode, LockOwner, LockScope, NAME_BYTES_MAX, NewEntry, NodeId, NodeRef,
-    OpenMode, ReadAt, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+    OpenMode, ReadAt, Rename, Result, SetXattr, Space, Time, Writable, WritableFile, XATTR_VALUE_BYTES_MAX,
+    check_name, check_user_xattr, errno,
 };
 
 use crate::lock_table::LockTable;
@@ -23,6 +24,8 @@ const SET_ID: u32 = SET_USER_ID | SET_GROUP_ID;
 const GROUP_EXECUTE: u32 = 0o010;
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 const SPACE_BYTES: u64 = 1 << 50;
+/// The space for the extended attributes of one node: the bytes of their names and values.
+const XATTRS_BYTES_MAX: usize = 128 << 10;
 
 /// A file system in memory that implements exactly the contract. Clones share one file system, and
 /// are different mounts of it.
@@ -57,6 +60,7 @@ struct Entry {
     attributes: Attributes,
     bytes: SparseBytes,
     target: Vec<u8>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Sorted by name; each entry with its cursor in the listing.
     children: BTreeMap<Vec<u8>, (Cursor, NodeId)>,
     /// The directory and name; `None` if the node was removed.
@@ -185,11 +189,12 @@ impl Table {
             modified: now,
             changed: now,
         };
-        let (bytes, target, children) = Default::default();
+        let (bytes, target, xattrs, children) = Default::default();
         let entry = Entry {
             attributes,
             bytes,
             target,
+            xattrs,
             children,
             place,
             references: 0,
@@ -298,7 +303,7 @@ impl Table {
 
 impl FileSystem for WritableModel {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { deadlines: true, ..Capabilities::default() }
+        Capabilities { deadlines: true, xattrs: true, ..Capabilities::default() }
     }
 
     fn root(&self) -> NodeId {
@@ -371,12 +376,12 @@ impl FileSystem for WritableModel {
         }
     }
 
-    fn xattr(&self, context: &Context<'_>, node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.lock_in_time(context)?.entry(node).map(|_| None)
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.lock_in_time(context)?.entry(node)?.xattrs.get(name).cloned())
     }
 
     fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.lock_in_time(context)?.entry(node).map(|_| Vec::new())
+        Ok(self.lock_in_time(context)?.entry(node)?.xattrs.keys().cloned().collect())
     }
 
     fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
@@ -544,6 +549,50 @@ impl Writable for WritableModel {
             table.truncate(context, node, 0)?;
         }
         Ok(Box::new(self.opened(&mut table, node, mode)))
+    }
+
+    fn set_xattr(
+        &self,
+        context: &Context<'_>,
+        node: NodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattr,
+    ) -> Result<()> {
+        let mut table = self.lock_in_time(context)?;
+        let now = table.now();
+        let entry = table.entry_mut(node)?;
+        check_user_xattr(entry.attributes.kind, name)?;
+        if value.len() > XATTR_VALUE_BYTES_MAX {
+            return refused(ErrorKind::Os(errno::E2BIG), "set an extended attribute", name);
+        }
+        match (mode, entry.xattrs.contains_key(name)) {
+            (SetXattr::Create, true) => return refused(ErrorKind::Exists, "set an extended attribute", name),
+            (SetXattr::Replace, false) => {
+                return refused(ErrorKind::Os(errno::ENODATA), "set an extended attribute", name);
+            }
+            _ => {}
+        }
+        let others = entry.xattrs.iter().filter(|(other, _)| *other != name);
+        let others: usize = others.map(|(name, value)| name.len() + value.len()).sum();
+        if others + name.len() + value.len() > XATTRS_BYTES_MAX {
+            return refused(ErrorKind::NoSpace, "set an extended attribute", name);
+        }
+        entry.xattrs.insert(name.to_vec(), value.to_vec());
+        entry.attributes.changed = now;
+        Ok(())
+    }
+
+    fn remove_xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<()> {
+        let mut table = self.lock_in_time(context)?;
+        let now = table.now();
+        let entry = table.entry_mut(node)?;
+        check_user_xattr(entry.attributes.kind, name)?;
+        if entry.xattrs.remove(name).is_none() {
+            return refused(ErrorKind::Os(errno::ENODATA), "remove an extended attribute", name);
+        }
+        entry.attributes.changed = now;
+        Ok(())
     }
 
     /// Checks the deadline and the directory. All names are durable immediately.

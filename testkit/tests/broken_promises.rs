@@ -278,6 +278,7 @@ fn is_kept_by_writer(promise: &str, fault: Fault) -> bool {
         owners: true,
         rename_kinds: true,
         locks: false,
+        xattrs: false,
     };
     catch_unwind(AssertUnwindSafe(|| writing::check(promise, &implementation))).is_ok()
 }

@@ -10,7 +10,7 @@ use quell_testkit::conformance::writing::{Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{
     Attributes, Capabilities, Change, Context, File, FileSystem, NewEntry, NodeId, NodeRef, OpenMode, ReadAt,
-    Rename, Result, Space, Writable, WritableFile,
+    Rename, Result, SetXattr, Space, Writable, WritableFile,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,6 +239,21 @@ impl Writable for Wrong {
         Ok(self.file(node, self.inner.open_as(context, node, mode)?))
     }
 
+    fn set_xattr(
+        &self,
+        context: &Context<'_>,
+        node: NodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattr,
+    ) -> Result<()> {
+        self.inner.set_xattr(context, node, name, value, mode)
+    }
+
+    fn remove_xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<()> {
+        self.inner.remove_xattr(context, node, name)
+    }
+
     fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {
         self.inner.sync_dir(context, dir)
     }
@@ -342,6 +357,7 @@ fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritableImplementation<'_>) ->
         owners: true,
         rename_kinds: true,
         locks: true,
+        xattrs: true,
     })
 }
 

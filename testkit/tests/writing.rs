@@ -24,5 +24,6 @@ fn the_writable_model_conforms() {
         owners: true,
         rename_kinds: true,
         locks: true,
+        xattrs: true,
     });
 }

@@ -217,6 +217,64 @@ fn a_mounted_pool_serves_all_programs_and_has_the_files_of_programs_with_the_lib
 }
 
 #[test]
+fn files_of_a_pool_have_extended_attributes() {
+    if is_incomplete() || !has("python3") {
+        skip!("no quelld or no libquell_preload.so beside the binary, or no python3");
+    }
+    let pool = Pool::start(2);
+    let program = r#"
+import errno, os, sys
+def refused(number, call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        assert error.errno == number, (errno.errorcode[error.errno], arguments)
+    else:
+        raise Exception("not refused", arguments)
+os.chdir(sys.argv[1])
+assert os.getxattr("../" + os.path.basename(os.getcwd()) + "/dir/old", "user.old") == b"kept"
+os.rename("dir/old", "new")
+assert os.listxattr("new") == ["user.old"]
+os.rename("new", "dir/old")
+file = os.open("file", os.O_CREAT | os.O_RDWR)
+for of in ["file", file, "dir"]:
+    refused(errno.ENODATA, os.getxattr, of, "user.a")
+    refused(errno.ENODATA, os.setxattr, of, "user.a", b"", os.XATTR_REPLACE)
+    os.setxattr(of, "user.a", b"1", os.XATTR_CREATE)
+    refused(errno.EEXIST, os.setxattr, of, "user.a", b"2", os.XATTR_CREATE)
+    os.setxattr(of, "user.b", b"x" * 65536)
+    refused(errno.E2BIG, os.setxattr, of, "user.c", b"x" * 65537)
+    refused(errno.ERANGE, os.setxattr, of, "user." + "n" * 251, b"")
+    refused(errno.ENOSPC, os.setxattr, of, "user.c", b"x" * 65536)
+    refused(errno.EOPNOTSUPP, os.setxattr, of, "unknown", b"")
+    assert os.getxattr(of, "user.a") == b"1" and os.getxattr(of, "user.b") == b"x" * 65536
+    assert sorted(os.listxattr(of)) == ["user.a", "user.b"]
+    os.removexattr(of, "user.a")
+    refused(errno.ENODATA, os.removexattr, of, "user.a")
+    assert os.listxattr(of) == ["user.b"]
+    os.removexattr(of, "user.b")
+os.symlink("file", "link")
+refused(errno.EPERM, lambda: os.setxattr("link", "user.a", b"1", follow_symlinks=False))
+os.setxattr("link", "user.a", b"by link")
+assert os.getxattr("file", "user.a") == b"by link"
+os.unlink("link")
+os.unlink("file")
+assert os.getxattr(file, "user.a") == b"by link", "an open file keeps its attributes"
+"#;
+    let set = "mkdir dir && touch dir/old && python3 -c 'import os; os.setxattr(\"dir/old\", \"user.old\", b\"kept\")'";
+    pool.sh(set).expect(0);
+    let files = pool.files.clone();
+    pool.stage.run(pool.with_files().args(["python3", "-c", program]).arg(&files)).expect(0);
+    // The same through a mount.
+    let point = pool.stage.dir("point");
+    let name = point.to_str().unwrap();
+    pool.quell(&["mount", "--pool", "p", name]).expect(0);
+    pool.stage.run(pool.stage.command("python3").args(["-c", program]).arg(&point)).expect(0);
+    pool.quell(&["umount", name]).expect(0);
+    pool.expect_nothing_left();
+}
+
+#[test]
 fn other_users_cannot_use_a_pool() {
     if is_incomplete() {
         skip!("no quelld or no libquell_preload.so beside the binary");

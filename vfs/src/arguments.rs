@@ -63,6 +63,18 @@ pub enum Rename {
     Exchange,
 }
 
+/// The effect of setting an extended attribute that exists, or that does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SetXattr {
+    /// The value is set in both cases.
+    #[default]
+    Any,
+    /// Fails with `Exists` if the attribute is set already.
+    Create,
+    /// Fails with `Os(ENODATA)` if the attribute is not set.
+    Replace,
+}
+
 /// The space of a file system, as `statfs` reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Space {

@@ -7,7 +7,8 @@ pub struct Capabilities {
     /// Names, attributes, link targets and extended attributes never change while mounted. A
     /// frontend may cache every answer, including negative ones, without expiry.
     pub immutable: bool,
-    /// At least one node has extended attributes. If false, `xattr` returns `None` for every node.
+    /// At least one node has extended attributes, or can get them. If false, `xattr` returns `None`
+    /// for every node.
     pub xattrs: bool,
     /// At least one node has a POSIX access control list, kept as `system.posix_acl_*` attributes.
     pub acls: bool,

@@ -82,10 +82,12 @@ pub mod errno {
     pub const ENOSPC: i32 = 28;
     pub const EROFS: i32 = 30;
     pub const EPIPE: i32 = 32;
+    pub const ERANGE: i32 = 34;
     pub const ENAMETOOLONG: i32 = 36;
     pub const ENOLCK: i32 = 37;
     pub const ENOTEMPTY: i32 = 39;
     pub const ELOOP: i32 = 40;
+    pub const ENODATA: i32 = 61;
     pub const EOPNOTSUPP: i32 = 95;
     pub const ECONNRESET: i32 = 104;
     pub const ENOTCONN: i32 = 107;

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use crate::arguments::{Change, NewEntry, OpenMode, Rename, Space};
+use crate::arguments::{Change, NewEntry, OpenMode, Rename, SetXattr, Space};
 use crate::attributes::{Attributes, Kind, NodeId};
 use crate::capability::Capabilities;
 use crate::context::Context;
@@ -195,6 +195,27 @@ pub trait Writable: FileSystem {
         mode: OpenMode,
     ) -> Result<Box<dyn WritableFile>> {
         self.open_as(context, resolve(self, context, path)?.node(), mode)
+    }
+
+    /// Sets an extended attribute. Errors: `Unsupported` if there are none, or none with names like
+    /// this one; `Exists` and `Os(ENODATA)` as described in [`SetXattr`]; `InvalidInput` for a name
+    /// without a part after the first period; `Os(ERANGE)` for a name of more than 255 bytes;
+    /// `Os(E2BIG)` for a value of more than 64 KiB; `NoSpace` if the node has no space for it;
+    /// `Os(EPERM)` for a `user.` attribute of a symbolic link.
+    fn set_xattr(
+        &self,
+        _context: &Context<'_>,
+        _node: NodeId,
+        name: &[u8],
+        _value: &[u8],
+        _mode: SetXattr,
+    ) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "set an extended attribute", name))
+    }
+
+    /// Removes an extended attribute. Errors: as `set_xattr`; `Os(ENODATA)` if it is not set.
+    fn remove_xattr(&self, _context: &Context<'_>, _node: NodeId, name: &[u8]) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "remove an extended attribute", name))
     }
 
     /// Makes the names created, removed and renamed in a directory survive a power failure.

@@ -36,8 +36,9 @@ mod file_system;
 mod lock;
 mod name;
 mod printable;
+mod xattr;
 
-pub use arguments::{Change, NewEntry, OpenMode, Rename, Space};
+pub use arguments::{Change, NewEntry, OpenMode, Rename, SetXattr, Space};
 pub use attributes::{Attributes, FileIdentity, Kind, NodeId, Time};
 pub use capability::Capabilities;
 pub use context::{Caller, Context};
@@ -49,3 +50,4 @@ pub use file_system::{
 pub use lock::{FileLocks, HeldLock, LockMode, LockOwner, LockScope, TO_END};
 pub use name::{NAME_BYTES_MAX, check_name};
 pub use printable::{is_unprintable, printable};
+pub use xattr::{USER_XATTRS, XATTR_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX, check_user_xattr};

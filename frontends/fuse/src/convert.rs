@@ -4,8 +4,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{Errno, OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow, WriteFlags};
-use quell_vfs::{Error, NewEntry, OpenMode, Rename, Time};
-use rustix::fs::OFlags;
+use quell_vfs::{Error, NewEntry, OpenMode, Rename, SetXattr, Time};
+use rustix::fs::{OFlags, XattrFlags};
 
 use crate::callers::process_of;
 
@@ -65,6 +65,16 @@ pub(crate) fn rename_rule(flags: RenameFlags) -> Option<Rename> {
         RenameFlags::RENAME_NOREPLACE => Some(Rename::Keep),
         RenameFlags::RENAME_EXCHANGE => Some(Rename::Exchange),
         flags if flags.is_empty() => Some(Rename::Replace),
+        _ => None,
+    }
+}
+
+/// Returns the effect of setxattr(2) with these flags.
+pub(crate) fn xattr_mode(flags: i32) -> Option<SetXattr> {
+    match XattrFlags::from_bits(flags as u32)? {
+        XattrFlags::CREATE => Some(SetXattr::Create),
+        XattrFlags::REPLACE => Some(SetXattr::Replace),
+        flags if flags.is_empty() => Some(SetXattr::Any),
         _ => None,
     }
 }

@@ -84,7 +84,7 @@ counters! {
     removed,
     /// Names renamed.
     renamed,
-    /// Changes of attributes: permissions, owners, sizes, times.
+    /// Changes of attributes: permissions, owners, sizes, times, extended attributes.
     changes,
     /// Successful writes to open files.
     writes,

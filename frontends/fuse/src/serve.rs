@@ -18,7 +18,8 @@ use fuser::{
 use quell_vfs::{Change, Context, Kind, LockMode, NAME_BYTES_MAX, OpenMode};
 
 use crate::convert::{
-    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_mode, process_for, rename_rule, syncs, time,
+    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_mode, process_for, rename_rule, syncs,
+    time, xattr_mode,
 };
 use crate::counters::{add, count};
 use crate::frontend::{Frontend, GENERATION, publish_all, stale_if_removed};
@@ -582,6 +583,36 @@ impl Filesystem for Frontend {
             Ok(None) => reply.error(Errno::ENODATA),
             Err(error) => reply.error(self.refuse(&error)),
         }
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        let entered = self.enter_for("setxattr", ino, request);
+        if !self.capabilities.xattrs {
+            return reply.error(Errno::ENOSYS); // the kernel then returns EOPNOTSUPP by itself
+        }
+        let Some(mode) = xattr_mode(flags) else { return reply.error(Errno::EINVAL) };
+        let (context, name) = (entered.context(), name.as_bytes());
+        let set = self.tree().and_then(|tree| tree.set_xattr(&context, node(ino), name, value, mode));
+        send(self.counted(&self.counters.changes, set), reply);
+    }
+
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let entered = self.enter_for("removexattr", ino, request);
+        if !self.capabilities.xattrs {
+            return reply.error(Errno::ENOSYS);
+        }
+        let (context, name) = (entered.context(), name.as_bytes());
+        let removed = self.tree().and_then(|tree| tree.remove_xattr(&context, node(ino), name));
+        send(self.counted(&self.counters.changes, removed), reply);
     }
 
     fn listxattr(&self, _: &Request, ino: INodeNo, capacity: u32, reply: ReplyXattr) {

@@ -53,6 +53,7 @@ fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
         owners: rustix::process::geteuid().is_root(),
         rename_kinds: true,
         locks: false,
+        xattrs: true,
     });
 }
 

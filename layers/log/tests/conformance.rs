@@ -60,6 +60,7 @@ fn in_memory(
         owners: true,
         rename_kinds: true,
         locks: true,
+        xattrs: false,
     });
 }
 
@@ -98,6 +99,7 @@ fn promises_are_kept_on_a_real_file_system() {
         owners: own().0 == 0,
         rename_kinds: true,
         locks: true,
+        xattrs: false,
     });
 }
 

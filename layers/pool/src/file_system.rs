@@ -1,13 +1,17 @@
 //! A pool as a file system of the contract.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use quell_threads::lock;
 use quell_vfs::{
     Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
-    NewEntry, NodeId, NodeRef, OpenMode, Rename, Result, Space, Writable, WritableFile,
+    NewEntry, NodeId, NodeRef, OpenMode, Rename, Result, SetXattr, Space, USER_XATTRS, Writable,
+    WritableFile, XATTR_VALUE_BYTES_MAX, check_user_xattr, errno,
 };
-use quell_wire::pool::{FileId, Matching, NewKind, Node, NodeKind, Operation, RenameMode, Reply, Settings};
+use quell_wire::pool::{
+    FileId, Matching, NewKind, Node, NodeKind, Operation, RenameMode, Reply, Settings, XattrMode,
+};
 
 use crate::client::Client;
 use crate::daemon::{Daemon, done, node, space};
@@ -108,7 +112,7 @@ impl PoolFs {
 
 impl FileSystem for PoolFs {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { deadlines: true, ..Capabilities::default() }
+        Capabilities { deadlines: true, xattrs: true, ..Capabilities::default() }
     }
 
     fn root(&self) -> NodeId {
@@ -215,14 +219,38 @@ impl FileSystem for PoolFs {
         })
     }
 
-    fn xattr(&self, context: &Context<'_>, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+    /// Only `user.` attributes can be set, so there is no request for others, which the kernel and
+    /// programs such as ls(1) often read.
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         self.0.check_deadline(context)?;
-        self.0.node(node).map(|_| None)
+        let known = self.0.node(node)?;
+        if known.kind == NodeKind::Symlink || !name.starts_with(USER_XATTRS) {
+            return Ok(None);
+        }
+        let read = Operation::Xattr { id: known.id, name };
+        self.0.requests.ask(context.deadline, &read, ("read the extended attribute", name), |reply| {
+            match reply {
+                Reply::Value(value) => Some(value.map(Cow::into_owned)),
+                _ => None,
+            }
+        })
     }
 
     fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
         self.0.check_deadline(context)?;
-        self.0.node(node).map(|_| Vec::new())
+        let known = self.0.node(node)?;
+        if known.kind == NodeKind::Symlink {
+            return Ok(Vec::new());
+        }
+        let read = Operation::XattrNames { id: known.id };
+        let described = ("list extended attributes", &b""[..]);
+        self.0.requests.ask(context.deadline, &read, described, |reply| match reply {
+            Reply::Bytes(names) => {
+                let names = names.strip_suffix(&[0]).map(|names| names.split(|byte| *byte == 0));
+                Some(names.into_iter().flatten().map(<[u8]>::to_vec).collect())
+            }
+            _ => None,
+        })
     }
 
     fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
@@ -347,6 +375,35 @@ impl Writable for PoolFs {
 
     fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
         Ok(Box::new(self.opened(context, node, mode)?))
+    }
+
+    fn set_xattr(
+        &self,
+        context: &Context<'_>,
+        node: NodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattr,
+    ) -> Result<()> {
+        let known = self.0.node(node)?;
+        check_user_xattr(known.kind.into(), name)?;
+        if value.len() > XATTR_VALUE_BYTES_MAX {
+            return Err(Error::new(ErrorKind::Os(errno::E2BIG), "set the extended attribute", name));
+        }
+        let mode = match mode {
+            SetXattr::Any => XattrMode::Any,
+            SetXattr::Create => XattrMode::Create,
+            SetXattr::Replace => XattrMode::Replace,
+        };
+        let set = Operation::SetXattr { id: known.id, name, value, mode };
+        self.0.requests.ask(context.deadline, &set, ("set the extended attribute", name), done)
+    }
+
+    fn remove_xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<()> {
+        let known = self.0.node(node)?;
+        check_user_xattr(known.kind.into(), name)?;
+        let remove = Operation::RemoveXattr { id: known.id, name };
+        self.0.requests.ask(context.deadline, &remove, ("remove the extended attribute", name), done)
     }
 
     fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {

@@ -31,6 +31,7 @@ fn on_pools(members: u16, chunk_bytes: u32, check: impl Fn(&WritableImplementati
         owners: true,
         rename_kinds: true,
         locks: false,
+        xattrs: true,
     });
 }
 

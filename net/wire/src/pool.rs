@@ -10,7 +10,9 @@ mod replica;
 mod start;
 
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
-pub use operation::{Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings};
+pub use operation::{
+    Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings, XattrMode,
+};
 pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};
 pub use replica::{Change, DaemonId, KeyChange, ReplicaMessage};
@@ -29,3 +31,10 @@ pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// The longest target of a symbolic link, in bytes.
 pub const TARGET_BYTES_MAX: usize = 4095;
+
+/// The space for the extended attributes of one node, in bytes: their names and values.
+pub const XATTRS_BYTES_MAX: usize = 128 << 10;
+
+/// The space for the names of the extended attributes of one node, each with a NUL, in bytes. It is
+/// the limit of listxattr(2) in Linux.
+pub const XATTR_NAMES_BYTES_MAX: usize = 64 << 10;

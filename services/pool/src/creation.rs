@@ -64,6 +64,7 @@ impl Member {
             changed: now,
             name: Some((dir, name.to_vec())),
             target: target.to_vec(),
+            has_xattrs: false,
             has_chunks: false,
             truncating_to_bytes: None,
         };

@@ -22,6 +22,8 @@ pub struct Inode {
     pub name: Option<(FileId, Vec<u8>)>,
     /// The target of a symbolic link, otherwise empty.
     pub target: Vec<u8>,
+    /// Whether the node has a record of extended attributes.
+    pub has_xattrs: bool,
     /// Whether the file may have chunks.
     pub has_chunks: bool,
     /// The size to which the chunks are being truncated. It is set until all members have truncated

@@ -16,6 +16,7 @@ const COMMITTED: u8 = 6;
 const COUNTER: u8 = 8;
 const MARKS: u8 = 9;
 const UNFINISHED: u8 = 10;
+const XATTRS: u8 = 11;
 
 /// The number of bytes before the name in the key of an entry.
 pub const ENTRY_PREFIX_BYTES: usize = 17;
@@ -82,6 +83,11 @@ pub fn committed(transaction: TransactionId) -> Vec<u8> {
 /// The key of a node whose chunks are to be truncated or removed.
 pub fn unfinished(id: FileId) -> Vec<u8> {
     numbered(UNFINISHED, id.0)
+}
+
+/// The key of the extended attributes of a node.
+pub fn xattrs(id: FileId) -> Vec<u8> {
+    numbered(XATTRS, id.0)
 }
 
 /// The key of the first number for a new node that this member has not reserved yet.

@@ -35,6 +35,7 @@ mod sessions;
 mod simulation;
 mod transactions;
 mod waiting;
+mod xattrs;
 
 pub use chunks::{ChunkDir, ChunkState, Chunks, Space};
 pub use environment::{Clients, Clock, Environment, Peers};

@@ -35,6 +35,8 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Remove { .. }
         | Operation::Rename { .. }
         | Operation::Change { .. }
+        | Operation::SetXattr { .. }
+        | Operation::RemoveXattr { .. }
         | Operation::Write { .. }
         | Operation::NoteData { .. }
         | Operation::Grow { .. }
@@ -43,6 +45,8 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Attributes { .. }
         | Operation::Name { .. }
         | Operation::ReadLink { .. }
+        | Operation::Xattr { .. }
+        | Operation::XattrNames { .. }
         | Operation::List { .. }
         | Operation::Read { .. }
         | Operation::Sync { .. }

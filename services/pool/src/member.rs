@@ -11,7 +11,9 @@ use std::time::Duration;
 use futures_util::future::{join_all, join4};
 use lru::LruCache;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{FileId, MemberId, Operation, PeerMessage, PeerRequest, Reply, Stamp, TransactionId};
+use quell_wire::pool::{
+    FileId, MemberId, Operation, PeerMessage, PeerRequest, Reply, Stamp, TransactionId, XATTRS_BYTES_MAX,
+};
 use quell_wire::{Failure, decode, encode};
 
 use crate::environment::Environment;
@@ -342,6 +344,10 @@ impl Member {
             }
             Operation::Change { id, settings } => self.change(id, settings).await,
             Operation::ReadLink { id } => self.read_link(id),
+            Operation::Xattr { id, name } => self.xattr(id, name),
+            Operation::XattrNames { id } => self.xattr_names(id),
+            Operation::SetXattr { id, name, value, mode } => self.set_xattr(id, name, value, mode),
+            Operation::RemoveXattr { id, name } => self.remove_xattr(id, name),
             Operation::Read { id, chunk, offset, bytes } => self.read(id, chunk, offset, bytes),
             Operation::Write { id, chunk, offset, data } => self.write(id, chunk, offset, data),
             Operation::NoteData { id } => self.note_data_for_client(id),
@@ -382,6 +388,10 @@ impl Member {
             | Operation::Name { id }
             | Operation::Change { id, .. }
             | Operation::ReadLink { id }
+            | Operation::Xattr { id, .. }
+            | Operation::XattrNames { id }
+            | Operation::SetXattr { id, .. }
+            | Operation::RemoveXattr { id, .. }
             | Operation::NoteData { id }
             | Operation::Grow { id, .. }
             | Operation::Reserve { id, .. }
@@ -532,6 +542,9 @@ fn reply_bytes_max(request: &PeerRequest<'_>) -> u32 {
     const SMALL: u32 = 8 << 10;
     match request {
         PeerRequest::Perform(Operation::Read { bytes, .. }) => bytes.saturating_add(SMALL),
+        PeerRequest::Perform(Operation::Xattr { .. } | Operation::XattrNames { .. }) => {
+            SMALL + XATTRS_BYTES_MAX as u32
+        }
         PeerRequest::ListPart { .. } => LIST_BYTES_MAX,
         _ => SMALL,
     }

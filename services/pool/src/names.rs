@@ -103,6 +103,7 @@ impl Member {
                 changed: now,
                 name: Some((FileId::ROOT, Vec::new())),
                 target: Vec::new(),
+                has_xattrs: false,
                 has_chunks: false,
                 truncating_to_bytes: None,
             },

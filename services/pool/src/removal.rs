@@ -12,6 +12,7 @@ use crate::lock_table::Lock;
 use crate::map::NameHash;
 use crate::member::{Member, is_unknown};
 use crate::sessions::{LEASE, Origin};
+use crate::xattrs::delete_xattrs;
 
 impl Member {
     /// Removes an entry of this member.
@@ -63,6 +64,7 @@ impl Member {
         let is_held = self.member_holds.borrow().is_held(id) || !self.knows_references();
         if !is_held && !inode.has_chunks {
             batch.delete(&keys::inode(id));
+            delete_xattrs(id, &inode, batch);
             return Ok(None);
         }
         inode.name = None;
@@ -125,6 +127,7 @@ impl Member {
             }
             let mut batch = Batch::new();
             batch.delete(&keys::inode(id));
+            delete_xattrs(id, &inode, &mut batch);
             batch.delete(&keys::unfinished(id));
             self.environment.store.commit(batch)?;
             self.unfinished.borrow_mut().remove(&id);

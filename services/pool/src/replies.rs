@@ -17,6 +17,7 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::Name { dir, name } => Reply::Name { dir, name: own(name) },
         Reply::Entries(entries) => Reply::Entries(entries.into_owned()),
         Reply::Bytes(bytes) => Reply::Bytes(own(bytes)),
+        Reply::Value(value) => Reply::Value(value.map(own)),
         Reply::Written(is_recorded) => Reply::Written(is_recorded),
         Reply::Offset(offset) => Reply::Offset(offset),
         Reply::Space { total_bytes, free_bytes, available_bytes, file_system } => {

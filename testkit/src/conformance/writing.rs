@@ -26,12 +26,13 @@ mod space;
 mod symlinks;
 mod threads;
 mod truncate;
+mod xattrs;
 
 pub use mount::{Mounts, WritableImplementation};
 
 type Promise = fn(&WritableImplementation<'_>);
 
-const PROMISES: [(&str, Promise); 23] = [
+const PROMISES: [(&str, Promise); 24] = [
     ("create", create::check),
     ("bytes", bytes::check),
     ("holes", holes::check),
@@ -46,6 +47,7 @@ const PROMISES: [(&str, Promise); 23] = [
     ("rename", rename::check),
     ("open and removed", open_and_removed::check),
     ("attributes", attributes::check),
+    ("extended attributes", xattrs::check),
     ("listing", listing::check),
     ("nodes", nodes::check),
     ("handles", handles::check),

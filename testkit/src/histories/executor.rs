@@ -1,6 +1,6 @@
 //! One of the two file systems of a history: its mounts and open files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use quell_vfs::errno::ENOENT;
@@ -57,6 +57,7 @@ pub(super) enum OperationResult {
         set: Option<Time>,
     },
     Names(BTreeSet<(Vec<u8>, char)>),
+    Xattrs(BTreeMap<Vec<u8>, Option<Vec<u8>>>),
     /// A contradiction within the result.
     Contradiction(String),
 }
@@ -311,6 +312,26 @@ impl Executor {
                 let change = Change { permissions: Some(*permissions), ..Change::default() };
                 return self.with_file(*path, |node| {
                     Ok(OperationResult::from_attributes(self.verbs().change(&Context::OWN, node, &change)?))
+                });
+            }
+            Operation::Xattr { path, name, value } => {
+                let name = format!("user.{name}");
+                self.with_file(*path, |node| match value {
+                    Some((count, mode)) => {
+                        let value = bytes_of(number, *count);
+                        self.verbs().set_xattr(&Context::OWN, node, name.as_bytes(), &value, *mode)
+                    }
+                    None => self.verbs().remove_xattr(&Context::OWN, node, name.as_bytes()),
+                })?;
+            }
+            Operation::Xattrs { path } => {
+                return self.with_file(*path, |node| {
+                    let names = self.fs().xattr_names(&Context::OWN, node)?;
+                    let values = names.into_iter().map(|name| {
+                        let value = self.fs().xattr(&Context::OWN, node, &name)?;
+                        Ok((name, value))
+                    });
+                    values.collect::<Result<_>>().map(OperationResult::Xattrs)
                 });
             }
             Operation::Rename { from, to, how } => {

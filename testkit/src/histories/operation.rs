@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use quell_vfs::Rename;
+use quell_vfs::{Rename, SetXattr};
 
 use super::shape::Shape;
 use crate::Random;
@@ -116,6 +116,16 @@ pub(super) enum Operation {
         path: Path,
         permissions: u32,
     },
+    /// Sets an extended attribute of a file to a value of this length, or removes it.
+    Xattr {
+        path: Path,
+        name: usize,
+        value: Option<(usize, SetXattr)>,
+    },
+    /// Reads all extended attributes of a file.
+    Xattrs {
+        path: Path,
+    },
     Rename {
         from: Path,
         to: Path,
@@ -177,6 +187,11 @@ impl fmt::Display for Operation {
             Operation::Size { path, size } => write!(f, "set the size of {path} to {size}"),
             Operation::TimeOpen { slot, seconds } => write!(f, "slot {slot}: set the time to {seconds}"),
             Operation::Mode { path, permissions } => write!(f, "chmod {permissions:o} {path}"),
+            Operation::Xattr { path, name, value: Some((count, mode)) } => {
+                write!(f, "set attribute {name} of {path} to {count} bytes ({mode:?})")
+            }
+            Operation::Xattr { path, name, value: None } => write!(f, "remove attribute {name} of {path}"),
+            Operation::Xattrs { path } => write!(f, "read the attributes of {path}"),
             Operation::Rename { from, to, how } => write!(f, "rename {from} to {to} ({how:?})"),
             Operation::Remove { path } => write!(f, "remove {path}"),
             Operation::MakeDir { dir } => write!(f, "make directory {}", DIRECTORIES[*dir]),
@@ -241,6 +256,8 @@ impl Operation {
             | Operation::Stat { path }
             | Operation::Size { path, .. }
             | Operation::Mode { path, .. }
+            | Operation::Xattr { path, .. }
+            | Operation::Xattrs { path }
             | Operation::Remove { path } => Some(*path),
             _ => None,
         }
@@ -259,11 +276,13 @@ struct Generator {
     random: Random,
     /// The next offset and the stride of each slot's sequence of writes.
     rows: [(u64, u64); SLOTS],
+    /// Whether files have extended attributes.
+    xattrs: bool,
 }
 
 /// Generates the history of a seed.
-pub(super) fn generate(seed: u64, shape: Shape, rename_kinds: bool) -> Vec<Operation> {
-    let mut generator = Generator { shape, random: Random::new(seed), rows: [(0, 0); SLOTS] };
+pub(super) fn generate(seed: u64, shape: Shape, rename_kinds: bool, xattrs: bool) -> Vec<Operation> {
+    let mut generator = Generator { shape, random: Random::new(seed), rows: [(0, 0); SLOTS], xattrs };
     let mut operations = vec![Operation::MakeDir { dir: 1 }];
     generator.open_some(&mut operations);
     for _ in 0..shape.operations {
@@ -358,7 +377,7 @@ impl Generator {
         if self.shape.mounts > 1 && self.random.one_in(15) {
             return Operation::Turn { closing: self.random.below(1 << SLOTS) as u64 };
         }
-        match self.random.below(110) {
+        match self.random.below(if self.xattrs { 118 } else { 110 }) {
             0..18 => Operation::Write { slot, offset: self.offset(), count: self.count() },
             18..30 => self.in_a_row(slot),
             30..35 => Operation::WritePieces { slot, pieces: self.pieces() },
@@ -387,6 +406,13 @@ impl Generator {
                 Operation::RenameDir { from, to: 3 - from, how: self.how() }
             }
             107 if self.shape.forgets => Operation::Forget { slot },
+            110..114 => {
+                let mode = *self.random.pick(&[SetXattr::Any, SetXattr::Create, SetXattr::Replace]);
+                let count = *self.random.pick(&[0, 1, 100, 3000]);
+                Operation::Xattr { path, name: self.random.below(3), value: Some((count, mode)) }
+            }
+            114 => Operation::Xattr { path, name: self.random.below(3), value: None },
+            115.. => Operation::Xattrs { path },
             _ => Operation::List { dir: self.random.below(3) },
         }
     }

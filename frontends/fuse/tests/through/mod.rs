@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex};
 
 use quell_vfs::{
     Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
-    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Time, Writable, WritableFile,
-    check_name, errno,
+    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, SetXattr, Space, Time, Writable,
+    WritableFile, XATTR_VALUE_BYTES_MAX, check_name, errno,
 };
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
+    Uid, XattrFlags,
 };
 
 /// The tree below a mount point. The kernel's inode numbers are the nodes plus one.
@@ -123,7 +124,7 @@ impl Through {
 
 impl FileSystem for Through {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
+        Capabilities { xattrs: true, ..Capabilities::default() }
     }
 
     fn root(&self) -> NodeId {
@@ -203,12 +204,25 @@ impl FileSystem for Through {
         Ok(target.map_err(fail)?.into_bytes())
     }
 
-    fn xattr(&self, _: &Context<'_>, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.fd(node).map(|_| None)
+    fn xattr(&self, _: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let fd = self.fd(node)?;
+        let mut value = vec![0; XATTR_VALUE_BYTES_MAX];
+        match rustix::fs::getxattr(fd_path(&*fd), OsStr::from_bytes(name), &mut value[..]) {
+            Ok(length) => {
+                value.truncate(length);
+                Ok(Some(value))
+            }
+            Err(rustix::io::Errno::NODATA) => Ok(None),
+            Err(errno) => Err(failed("read an extended attribute", name)(errno)),
+        }
     }
 
     fn xattr_names(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.fd(node).map(|_| Vec::new())
+        let fd = self.fd(node)?;
+        let mut names = vec![0; 64 << 10];
+        let length = rustix::fs::listxattr(fd_path(&*fd), &mut names[..]).map_err(failed("list", b""))?;
+        let names = names[..length].split_inclusive(|byte| *byte == 0);
+        Ok(names.map(|name| name[..name.len() - 1].to_vec()).collect())
     }
 
     fn open(&self, _: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
@@ -352,6 +366,30 @@ impl Writable for Through {
 
     fn open_as(&self, _: &Context<'_>, node: NodeId, open_mode: OpenMode) -> Result<Box<dyn WritableFile>> {
         Ok(Box::new(self.file(node, open_mode)?))
+    }
+
+    fn set_xattr(
+        &self,
+        _: &Context<'_>,
+        node: NodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattr,
+    ) -> Result<()> {
+        let flags = match mode {
+            SetXattr::Any => XattrFlags::empty(),
+            SetXattr::Create => XattrFlags::CREATE,
+            SetXattr::Replace => XattrFlags::REPLACE,
+        };
+        let fd = self.fd(node)?;
+        rustix::fs::setxattr(fd_path(&*fd), OsStr::from_bytes(name), value, flags)
+            .map_err(failed("set an extended attribute", name))
+    }
+
+    fn remove_xattr(&self, _: &Context<'_>, node: NodeId, name: &[u8]) -> Result<()> {
+        let fd = self.fd(node)?;
+        rustix::fs::removexattr(fd_path(&*fd), OsStr::from_bytes(name))
+            .map_err(failed("remove an extended attribute", name))
     }
 
     fn sync_dir(&self, _: &Context<'_>, dir: NodeId) -> Result<()> {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use quell_testkit::WritableModel;
 use quell_vfs::{
     Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem,
-    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Writable, WritableFile,
+    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, SetXattr, Space, Writable, WritableFile,
 };
 
 pub const ROOT: NodeId = NodeId(0);
@@ -208,6 +208,21 @@ impl Writable for Watched {
 
     fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
         Ok(self.watched(context, self.model.open_as(context, node, mode)?, mode))
+    }
+
+    fn set_xattr(
+        &self,
+        context: &Context<'_>,
+        node: NodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: SetXattr,
+    ) -> Result<()> {
+        self.model.set_xattr(context, node, name, value, mode)
+    }
+
+    fn remove_xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<()> {
+        self.model.remove_xattr(context, node, name)
     }
 
     fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {

@@ -1,8 +1,9 @@
 //! Extended attributes.
 
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
-use quell_vfs::{FileSystem, NodeId};
+use quell_vfs::{Attributes, FileSystem, Kind, NodeId, SetXattr, USER_XATTRS, XATTR_VALUE_BYTES_MAX};
 
+use crate::access::check_access;
 use crate::descriptors::Description;
 use crate::errno::{self, Errno, Outcome};
 use crate::guard::inside;
@@ -11,16 +12,51 @@ use crate::originals;
 use crate::resolve::{Entry, LastLink};
 use crate::wrappers::{bytes, change_native, with_descriptor, with_path};
 
-/// The node whose attributes are asked for.
-type Node = (&'static dyn FileSystem, NodeId);
+/// The node whose attributes are read or changed.
+struct Node {
+    fs: &'static dyn FileSystem,
+    node: NodeId,
+    /// Its other attributes, if they are known.
+    known: Option<Attributes>,
+}
+
+impl Node {
+    fn attributes(&self) -> Outcome<Attributes> {
+        match self.known {
+            Some(known) => Ok(known),
+            None => Ok(self.fs.attributes(&crate::view::context(), self.node)?),
+        }
+    }
+
+    /// Checks access to an attribute: that to a `user.` attribute needs the permission of the file
+    /// (xattr(7)). `wanted` is R_OK or W_OK.
+    fn check_access(&self, name: &[u8], wanted: c_int) -> Outcome<()> {
+        const STICKY: u32 = 0o1000;
+        if !name.starts_with(USER_XATTRS) {
+            return Ok(());
+        }
+        let found = self.attributes()?;
+        let user = rustix::process::geteuid();
+        let is_others = !user.is_root() && user.as_raw() != found.uid;
+        match found.kind {
+            Kind::Dir if wanted == libc::W_OK && found.permissions & STICKY != 0 && is_others => {
+                Err(Errno(libc::EPERM))
+            }
+            Kind::Dir | Kind::File => check_access(&found, wanted, true),
+            // They have no such attributes, whatever their permissions are.
+            _ => Ok(()),
+        }
+    }
+}
 
 fn of_entry(entry: &Entry) -> Outcome<Node> {
-    Ok((entry.fs, entry.node()?.node()))
+    let found = entry.node()?;
+    Ok(Node { fs: entry.fs, node: found.node(), known: Some(**found) })
 }
 
 fn of_descriptor(description: &Description) -> Outcome<Node> {
     match description {
-        Description::File(file) => Ok((file.dir.fs()?, file.file()?.0)),
+        Description::File(file) => Ok(Node { fs: file.dir.fs()?, node: file.file()?.0, known: None }),
         Description::Dir(dir) => of_entry(&*dir.entry()?),
     }
 }
@@ -33,7 +69,7 @@ fn of_memory(
 ) -> ssize_t {
     match originals::of_descriptor(fd) {
         None => next(),
-        Some((dir, node)) => errno::reply(inside(|| ours((dir.fs()?, node)))),
+        Some((dir, node)) => errno::reply(inside(|| ours(Node { fs: dir.fs()?, node, known: None }))),
     }
 }
 
@@ -56,13 +92,14 @@ unsafe fn copy(found: &[u8], into: *mut c_void, space: size_t) -> Outcome<ssize_
 /// # Safety
 ///
 /// `name` is a string that ends with a NUL; `into` has space for `space` bytes.
-unsafe fn get((fs, node): Node, name: *const c_char, into: *mut c_void, space: size_t) -> Outcome<ssize_t> {
-    if !fs.capabilities().xattrs {
+unsafe fn get(of: Node, name: *const c_char, into: *mut c_void, space: size_t) -> Outcome<ssize_t> {
+    if !of.fs.capabilities().xattrs {
         return Err(Errno(libc::ENOTSUP));
     }
-    let context = crate::view::context();
     // SAFETY: the caller's promise.
-    let value = fs.xattr(&context, node, unsafe { bytes(name) })?.ok_or(Errno(libc::ENODATA))?;
+    let name = unsafe { bytes(name) };
+    of.check_access(name, libc::R_OK)?;
+    let value = of.fs.xattr(&crate::view::context(), of.node, name)?.ok_or(Errno(libc::ENODATA))?;
     // SAFETY: the caller's promise.
     unsafe { copy(&value, into, space) }
 }
@@ -70,20 +107,58 @@ unsafe fn get((fs, node): Node, name: *const c_char, into: *mut c_void, space: s
 /// # Safety
 ///
 /// `into` has space for `space` bytes.
-unsafe fn list((fs, node): Node, into: *mut c_char, space: size_t) -> Outcome<ssize_t> {
-    if !fs.capabilities().xattrs {
+unsafe fn list(of: Node, into: *mut c_char, space: size_t) -> Outcome<ssize_t> {
+    if !of.fs.capabilities().xattrs {
         return Err(Errno(libc::ENOTSUP));
     }
-    let context = crate::view::context();
-    let names = fs.xattr_names(&context, node)?;
+    let names = of.fs.xattr_names(&crate::view::context(), of.node)?;
     let joined: Vec<u8> = names.iter().flat_map(|name| name.iter().copied().chain([0])).collect();
     // SAFETY: the caller's promise.
     unsafe { copy(&joined, into.cast(), space) }
 }
 
-/// The contract has no operation that changes extended attributes.
-fn refuse_change((fs, _): Node) -> Outcome<c_int> {
-    Err(Errno(if fs.writable().is_some() { libc::ENOTSUP } else { libc::EROFS }))
+/// # Safety
+///
+/// `name` is a string that ends with a NUL; `value` has `length` bytes.
+unsafe fn set(
+    of: Node,
+    name: *const c_char,
+    value: *const c_void,
+    length: size_t,
+    flags: c_int,
+) -> Outcome<c_int> {
+    let tree = of.fs.writable().ok_or(Errno(libc::EROFS))?;
+    let mode = match flags {
+        0 => SetXattr::Any,
+        libc::XATTR_CREATE => SetXattr::Create,
+        libc::XATTR_REPLACE => SetXattr::Replace,
+        _ => return Err(Errno(libc::EINVAL)),
+    };
+    if length > XATTR_VALUE_BYTES_MAX {
+        return Err(Errno(libc::E2BIG));
+    }
+    // SAFETY: the caller's promise.
+    let name = unsafe { bytes(name) };
+    let value = match length {
+        0 => &[],
+        // SAFETY: the caller's promise.
+        _ => unsafe { std::slice::from_raw_parts(value.cast(), length) },
+    };
+    of.check_access(name, libc::W_OK)?;
+    tree.set_xattr(&crate::view::context(), of.node, name, value, mode)?;
+    Ok(0)
+}
+
+/// # Safety
+///
+/// `name` is a string that ends with a NUL.
+unsafe fn remove(of: Node, name: *const c_char) -> Outcome<c_int> {
+    let tree = of.fs.writable().ok_or(Errno(libc::EROFS))?;
+    // SAFETY: the caller's promise.
+    let name = unsafe { bytes(name) };
+    of.check_access(name, libc::W_OK)?;
+    tree.remove_xattr(&crate::view::context(), of.node, name)?;
+    Ok(0)
 }
 
 macro_rules! path_xattrs {
@@ -110,7 +185,7 @@ macro_rules! path_xattrs {
             fn $set(path: *const c_char, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int, |next| {
                 // SAFETY: the caller's arguments are those of setxattr(2).
                 unsafe {
-                    with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, name, value, length, flags), |entry| refuse_change(of_entry(entry)?))
+                    with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, name, value, length, flags), |entry| set(of_entry(entry)?, name, value, length, flags))
                 }
             }
         }
@@ -119,7 +194,7 @@ macro_rules! path_xattrs {
             fn $remove(path: *const c_char, name: *const c_char) -> c_int, |next| {
                 // SAFETY: the caller's arguments are those of removexattr(2).
                 unsafe {
-                    with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, name), |entry| refuse_change(of_entry(entry)?))
+                    with_path(libc::AT_FDCWD, path, $last_link, |_, path| next(path, name), |entry| remove(of_entry(entry)?, name))
                 }
             }
         }
@@ -150,13 +225,15 @@ wrap! {
 wrap! {
     fn fsetxattr(fd: c_int, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of fsetxattr(2).
-        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name, value, length, flags) }), |description| refuse_change(of_descriptor(description)?))
+        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name, value, length, flags) }), |description| unsafe {
+            set(of_descriptor(description)?, name, value, length, flags)
+        })
     }
 }
 
 wrap! {
     fn fremovexattr(fd: c_int, name: *const c_char) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of fremovexattr(2).
-        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name) }), |description| refuse_change(of_descriptor(description)?))
+        with_descriptor(fd, || change_native(fd, || unsafe { next(fd, name) }), |description| unsafe { remove(of_descriptor(description)?, name) })
     }
 }

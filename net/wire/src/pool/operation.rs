@@ -39,6 +39,17 @@ pub enum RenameMode {
     Exchange,
 }
 
+/// The effect of setting an extended attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// The value is set.
+    Any,
+    /// Fails if the attribute is set already.
+    Create,
+    /// Fails if the attribute is not set.
+    Replace,
+}
+
 /// New attributes. A field that is `None` is left unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Settings {
@@ -136,6 +147,40 @@ pub enum Operation<'a> {
     ReadLink {
         /// The link.
         id: FileId,
+    },
+    /// Returns the value of an extended attribute: `Reply::Value`.
+    Xattr {
+        /// The node.
+        id: FileId,
+        /// The name.
+        #[serde(borrow, with = "serde_bytes")]
+        name: &'a [u8],
+    },
+    /// Returns the names of all extended attributes, each with a NUL after it: `Reply::Bytes`.
+    XattrNames {
+        /// The node.
+        id: FileId,
+    },
+    /// Sets an extended attribute: `Reply::Done`.
+    SetXattr {
+        /// The node.
+        id: FileId,
+        /// The name.
+        #[serde(borrow, with = "serde_bytes")]
+        name: &'a [u8],
+        /// The value.
+        #[serde(borrow, with = "serde_bytes")]
+        value: &'a [u8],
+        /// The effect if the attribute is set already, or is not.
+        mode: XattrMode,
+    },
+    /// Removes an extended attribute: `Reply::Done`.
+    RemoveXattr {
+        /// The node.
+        id: FileId,
+        /// The name.
+        #[serde(borrow, with = "serde_bytes")]
+        name: &'a [u8],
     },
     /// Returns entries of a directory in the order of their cursors: `Reply::Entries`.
     List {
@@ -295,8 +340,10 @@ pub enum Reply<'a> {
     },
     /// A part of a listing.
     Entries(#[serde(borrow)] Entries<'a>),
-    /// Data of a file, or the target of a link.
+    /// Data of a file, the target of a link, or names of extended attributes.
     Bytes(#[serde(borrow, with = "serde_bytes")] Cow<'a, [u8]>),
+    /// The value of an extended attribute, or `None` if it is not set.
+    Value(#[serde(borrow, with = "serde_bytes")] Option<Cow<'a, [u8]>>),
     /// Data was written; `true` if the size of the file was recorded, too.
     Written(bool),
     /// An offset in a file.

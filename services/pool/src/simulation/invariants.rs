@@ -17,6 +17,7 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
     let mut inodes: BTreeMap<FileId, Inode> = BTreeMap::new();
     let mut entries: Vec<(FileId, Vec<u8>, EntryRecord)> = Vec::new();
     let mut chunks: BTreeSet<FileId> = BTreeSet::new();
+    let mut xattrs: BTreeSet<FileId> = BTreeSet::new();
     for number in 0..cluster.members() {
         let store = &cluster.disk(number).store;
         store
@@ -31,6 +32,7 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
                     5 => wrong.push(format!("member {number} has a prepared transaction")),
                     6 => wrong
                         .push(format!("member {number} has a decision that other members have not received")),
+                    11 => drop(xattrs.insert(id())),
                     10 => wrong.push(format!("member {number} has an unfinished node {:?}", id())),
                     _ => {}
                 }
@@ -70,6 +72,12 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
             .iter()
             .filter(|id| !inodes.contains_key(id))
             .map(|id| format!("{id:?} has chunks but no record")),
+    );
+    let with_xattrs = inodes.iter().filter(|(_, inode)| inode.has_xattrs).map(|(id, _)| *id).collect();
+    wrong.extend(
+        xattrs
+            .symmetric_difference(&with_xattrs)
+            .map(|id| format!("{id:?} and its extended attributes do not belong together")),
     );
     // Every node is reached from the root.
     let mut reached = BTreeSet::from([FileId::ROOT]);

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use quell_vfs::ErrorKind;
-use quell_wire::pool::{FileId, Matching, NewKind, NodeKind, Operation, RenameMode, Reply, Settings};
+use quell_wire::pool::{
+    FileId, Matching, NewKind, NodeKind, Operation, RenameMode, Reply, Settings, XattrMode,
+};
 
 use super::cluster::{CHUNK_BYTES, Client, Cluster};
 use super::history::History;
@@ -158,6 +160,16 @@ impl Process<'_> {
         }))
     }
 
+    /// Sets or removes an extended attribute. Returns false if there is no result.
+    async fn change_xattr(&mut self, cluster: &Rc<Cluster>, id: FileId) -> bool {
+        let name = cluster.world.pick(&[&b"user.a"[..], b"user.b"]);
+        let operation = match cluster.world.one_in(3) {
+            true => Operation::RemoveXattr { id, name },
+            false => Operation::SetXattr { id, name, value: b"value", mode: XattrMode::Any },
+        };
+        self.client.perform(&operation).await.is_some()
+    }
+
     /// Writes to a file, truncates it or returns a reference. Returns false if there is no result.
     async fn use_a_file(&mut self, cluster: &Rc<Cluster>) -> bool {
         let world = &cluster.world;
@@ -166,6 +178,9 @@ impl Process<'_> {
         }
         let position = world.below(self.held.len());
         let (id, kind) = self.held[position];
+        if kind != NodeKind::Symlink && world.one_in(5) {
+            return self.change_xattr(cluster, id).await;
+        }
         if kind != NodeKind::File || world.one_in(3) {
             self.held.swap_remove(position);
             let release = Operation::Release { references: vec![(id, 1)] };

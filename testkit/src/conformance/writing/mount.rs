@@ -42,6 +42,9 @@ pub struct WritableImplementation<'a> {
     pub rename_kinds: bool,
     /// Whether files have locks; otherwise they answer ENOLCK.
     pub locks: bool,
+    /// Whether files and directories have `user.` attributes; otherwise setting one returns
+    /// `Unsupported`.
+    pub xattrs: bool,
 }
 
 impl std::fmt::Debug for WritableImplementation<'_> {
