@@ -1,5 +1,6 @@
 //! `quelld`: the daemon of a node. It has no options: the program that starts it, `quell pool up`,
-//! passes the settings through standard input. docs/formats/pool.md describes them.
+//! passes the settings through standard input. docs/formats/pool.md describes them. A daemon that
+//! keeps its data in memory runs this program again, with an argument (`memory`).
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -8,6 +9,7 @@ mod address;
 mod clock;
 mod failure;
 mod input;
+mod memory;
 mod node_files;
 mod peers;
 mod service;
@@ -17,6 +19,9 @@ mod storage;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(size) = memory::size_for_helper() {
+        return memory::run_helper(&size);
+    }
     match start::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

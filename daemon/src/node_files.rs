@@ -21,7 +21,7 @@ pub struct NodeFiles {
 }
 
 impl NodeFiles {
-    /// Registers the daemon, and creates the directory above its data.
+    /// Registers the daemon, and creates the directory above its data, unless that is in memory.
     ///
     /// # Errors
     ///
@@ -36,6 +36,9 @@ impl NodeFiles {
         let base = parent.join(format!("quell-pool-{}-{:016x}", settings.name, settings.pool as u64));
         let files =
             NodeFiles { registry, registration, name: settings.name.clone(), member: settings.member, base };
+        if settings.memory_bytes.is_some() {
+            return Ok(files);
+        }
         match DirBuilder::new().mode(0o700).create(&files.base) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
                 let failure = Failure::cannot(format!("{}: {e}", files.base.display()));

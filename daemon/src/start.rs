@@ -48,7 +48,10 @@ fn serve(
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let listen = address::choose(&settings.listen)?;
-    let storage = storage::open(files.base(), &files.data())?;
+    let storage = match settings.memory_bytes {
+        Some(bytes) => storage::in_memory(bytes)?,
+        None => storage::open(files.base(), &files.data())?,
+    };
     let listening = service::Listening::start(settings, listen, &files.socket(), storage)?;
     write_line(&Listening::At(PoolMember {
         id: settings.member,
@@ -56,6 +59,7 @@ fn serve(
         node: files.node().to_owned(),
         pid: std::process::id(),
         directory: files.data(),
+        memory_bytes: settings.memory_bytes,
         socket: files.socket(),
         address: listening.address().to_string(),
     }))?;

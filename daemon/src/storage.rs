@@ -1,14 +1,20 @@
-//! The directory of a member: its store and its chunks.
+//! The storage of a member: its store and its chunks, in a directory or in memory.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_kv::{DiskOptions, DiskStore, KeyValue};
+use quell_kv::{DiskOptions, DiskStore, KeyValue, MemoryStore};
 use quell_pool_service::{ChunkDir, Chunks};
 use quell_posix::PosixDir;
 use quell_runtime::{is_private, make_private};
 use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::failure::Failure;
+use crate::memory;
+
+/// The part of the memory that names and attributes may use: one of this number of equal parts.
+const NAMES_PART: u64 = 8;
 
 /// The storage of a member.
 pub struct Storage {
@@ -37,6 +43,22 @@ pub fn open(base: &Path, directory: &Path) -> Result<Storage> {
     let chunk_dir =
         chunk_dir.map_err(|e| Error::from_io(e, "open", chunks.as_os_str().as_encoded_bytes()))?;
     Ok(Storage { store, chunks: Arc::new(ChunkDir::new(Arc::new(opened))), chunk_dir })
+}
+
+/// Creates storage in memory, with at most this number of bytes.
+///
+/// # Errors
+///
+/// As [`memory::directory`].
+pub fn in_memory(bytes_max: u64) -> std::result::Result<Storage, Failure> {
+    let names_bytes_max = bytes_max / NAMES_PART;
+    let chunk_dir = memory::directory(bytes_max - names_bytes_max)?;
+    let opened = chunk_dir.try_clone().map_err(|e| Error::from_io(e, "open", "memory"))?;
+    Ok(Storage {
+        store: Arc::new(MemoryStore::with_limit(names_bytes_max)),
+        chunks: Arc::new(ChunkDir::new(Arc::new(PosixDir::of_descriptor(opened)))),
+        chunk_dir,
+    })
 }
 
 fn create_private(directory: &Path) -> Result<()> {

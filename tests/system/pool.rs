@@ -274,6 +274,52 @@ assert os.getxattr(file, "user.a") == b"by link", "an open file keeps its attrib
     pool.expect_nothing_left();
 }
 
+/// Returns the memory of all tmpfs and all shared mappings on this machine, in bytes.
+fn shared_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Shmem:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_pool_in_memory_has_a_limit_and_leaves_nothing_when_it_is_killed() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let stage = Stage::new();
+    let (files, _data) = (stage.dir("files"), stage.dir("data"));
+    let up = ["pool", "up", "p", "--local", "1", "--memory", "512M"];
+    let started = stage.run(stage.quell().args(up));
+    if started.code() == Some(3) && started.err.contains("cannot create a file system in memory") {
+        skip!("this machine permits no mounts in namespaces: {}", started.err);
+    }
+    started.expect(0);
+    let pool = Pool { stage, files };
+    let status = pool.quell(&["pool", "status", "p", "--json"]).expect(0).json();
+    // Seven eighths of the memory of each daemon are for data.
+    assert_eq!(status["total_bytes"], 448_u64 << 20, "{status}");
+    assert_eq!(
+        (&status["daemons"][0]["directory"], &status["daemons"][0]["memory_bytes"]),
+        (&serde_json::Value::Null, &(512_u64 << 20).into())
+    );
+    pool.sh("head -c 100000 /dev/urandom >a && cp a b && cmp a b && mkdir d && mv b d && ls d").expect(0);
+    // A full pool refuses data, keeps the old data, and has space again after a removal.
+    pool.sh("head -c 500000000 /dev/zero >large").expect(1).says("No space left");
+    pool.sh("cp a small").expect(1).says("No space left");
+    assert_eq!(
+        pool.sh("cmp a d/b && rm large small && echo text >small && cat small").expect(0).text(),
+        "text\n"
+    );
+    pool.sh("head -c 300000000 /dev/zero >large").expect(0);
+    let before = shared_memory();
+    assert!(before > 300_000_000, "{before}");
+    for daemon in pool.daemons() {
+        send(daemon, Signal::KILL);
+    }
+    assert!(eventually(|| shared_memory() + 200_000_000 < before), "{before}, now {}", shared_memory());
+    pool.expect_nothing_left();
+}
+
 #[test]
 fn other_users_cannot_use_a_pool() {
     if is_incomplete() {

@@ -9,6 +9,9 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::{Batch, KeyRange, KeyValue, Value};
 
+/// The memory that an entry needs besides its key and its value, in bytes: its place in the tree,
+/// and the headers of the two allocations.
+const ENTRY_BYTES: u64 = 96;
 /// Subject of errors.
 const NAME: &[u8] = b"memory";
 
@@ -35,8 +38,9 @@ impl MemoryStore {
         MemoryStore::with_limit(u64::MAX)
     }
 
-    /// Returns a store without entries. A commit that would make the sum of the lengths of all keys
-    /// and values greater than it was, and greater than `bytes_max`, returns `NoSpace`.
+    /// Returns a store without entries. A commit that would make the memory of all entries greater
+    /// than it was, and greater than `bytes_max`, returns `NoSpace`. An entry counts as 96 bytes
+    /// plus the lengths of its key and its value.
     pub fn with_limit(bytes_max: u64) -> MemoryStore {
         MemoryStore { content: RwLock::default(), bytes_max }
     }
@@ -78,14 +82,19 @@ impl KeyValue for MemoryStore {
         batch.check(NAME)?;
         let operations = batch.into_last_of_each_key();
         let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);
-        let mut bytes = content.bytes;
+        let (mut bytes, mut count) = (content.bytes, content.entries.len() as u64);
+        let used_bytes = |bytes: u64, count: u64| bytes + count * ENTRY_BYTES;
+        let used_before = used_bytes(bytes, count);
         for operation in &operations {
             let key_bytes = operation.key.len() as u64;
-            let old = content.entries.get(&operation.key).map_or(0, |old| key_bytes + old.len() as u64);
-            let new = operation.value.as_ref().map_or(0, |new| key_bytes + new.len() as u64);
-            bytes = bytes + new - old;
+            let old = content.entries.get(&operation.key);
+            let old_bytes = old.map_or(0, |old| key_bytes + old.len() as u64);
+            let new_bytes = operation.value.as_ref().map_or(0, |new| key_bytes + new.len() as u64);
+            bytes = bytes + new_bytes - old_bytes;
+            count = count + u64::from(operation.value.is_some()) - u64::from(old.is_some());
         }
-        if bytes > self.bytes_max && bytes > content.bytes {
+        let used = used_bytes(bytes, count);
+        if used > self.bytes_max && used > used_before {
             return Err(Error::new(ErrorKind::NoSpace, "commit", NAME));
         }
         let content = Arc::make_mut(&mut content);

@@ -47,6 +47,7 @@ pub enum PoolCommand {
 Example:
   quell pool up --local 1
   quell pool up scratch --local 3 --dir /mnt/ssd
+  quell pool up scratch --local 1 --memory 4G
   # in a job: on all of its nodes
   quell pool up scratch --dir /local
   # with ssh, on the nodes of a file
@@ -90,6 +91,12 @@ pub struct PoolUpArgs {
     /// or /tmp].
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Keep the data in the memory of the nodes instead of in a directory. Each daemon uses at most
+    /// SIZE, a number with the unit M, G or T (such as 4G), at least 16M: seven eighths for data,
+    /// and one eighth for names and attributes. What does not fit fails with ENOSPC. Requires root,
+    /// or a system that permits user namespaces.
+    #[arg(long, value_name = "SIZE", value_parser = memory_size, conflicts_with = "dir")]
+    pub memory: Option<u64>,
     /// The size of the chunks into which files are divided, in KiB, 4 to 512.
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=512))]
     pub chunk_kib: u32,
@@ -97,6 +104,24 @@ pub struct PoolUpArgs {
     /// against changes, but can be read on the network.
     #[arg(long)]
     pub encrypt: bool,
+}
+
+/// Parses a size with the unit M, G or T (2^20, 2^30 and 2^40 bytes). Returns bytes.
+fn memory_size(text: &str) -> Result<u64, String> {
+    const BYTES_MIN: u64 = 16 << 20;
+    let parsed = text.split_at_checked(text.len().saturating_sub(1)).and_then(|(number, unit)| {
+        let unit: u64 = match unit {
+            "M" => 1 << 20,
+            "G" => 1 << 30,
+            "T" => 1 << 40,
+            _ => return None,
+        };
+        number.parse::<u32>().ok().and_then(|number| unit.checked_mul(number.into()))
+    });
+    match parsed.filter(|bytes| *bytes >= BYTES_MIN) {
+        Some(bytes) => Ok(bytes),
+        None => Err("a size is a number with the unit M, G or T, such as 512M or 4G, at least 16M".into()),
+    }
 }
 
 /// List the pools of this user on this machine, with the number of their daemons.

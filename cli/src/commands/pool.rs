@@ -65,7 +65,9 @@ struct DaemonStatus {
     number: u16,
     host: String,
     pid: u32,
-    directory: PathBuf,
+    /// The directory with its data, unless that is in memory.
+    directory: Option<PathBuf>,
+    memory_bytes: Option<u64>,
     address: String,
     /// The space of the file system with its data.
     total_bytes: Option<u64>,
@@ -99,7 +101,8 @@ fn daemon_status(state: MemberState) -> DaemonStatus {
         number: member.id.0,
         host: member.host,
         pid: member.pid,
-        directory: member.directory,
+        directory: member.memory_bytes.is_none().then_some(member.directory),
+        memory_bytes: member.memory_bytes,
         address: member.address,
         total_bytes: space.as_ref().ok().map(|space| space.total_bytes),
         available_bytes: space.as_ref().ok().map(|space| space.available_bytes),
@@ -123,7 +126,11 @@ fn print_status(status: &PoolStatus, as_json: bool) {
         outln!("space: {} available of {}", HumanBytes(available), HumanBytes(total));
     }
     for daemon in &status.daemons {
-        let DaemonStatus { number, host, pid, directory, address, .. } = daemon;
+        let DaemonStatus { number, host, pid, address, .. } = daemon;
+        let storage = match &daemon.directory {
+            Some(directory) => shown(directory),
+            None => "in memory".into(),
+        };
         let state = match (&daemon.error, daemon.available_bytes) {
             (None, Some(available)) => format!("up, {} available", HumanBytes(available)),
             (error, _) => format!(
@@ -132,7 +139,7 @@ fn print_status(status: &PoolStatus, as_json: bool) {
                 error.as_deref().unwrap_or("no answer")
             ),
         };
-        outln!("daemon {number}  {host}  process {pid}  {address}  {}  {state}", shown(directory));
+        outln!("daemon {number}  {host}  process {pid}  {address}  {storage}  {state}");
     }
 }
 

@@ -42,6 +42,7 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
         name: args.name,
         members,
         directory,
+        memory_bytes: args.memory,
         runtime: named_directory().map(|path| absolute(&path)).transpose()?,
         chunk_bytes: args.chunk_kib << 10,
         partitions: PARTITIONS,

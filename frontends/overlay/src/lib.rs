@@ -21,7 +21,8 @@ pub use files::{FilePart, attach_files};
 pub use members::{end_other_members, other_members};
 pub use metadata::{Ids, Metadata, fill, finish_upper};
 pub use mount::{
-    Credentials, Layers, Powers, Upper, attach, attach_below, mount_overlay, mount_tmpfs, open_layer,
+    Credentials, Layers, Powers, Upper, attach, attach_below, mount_bounded_tmpfs, mount_overlay,
+    mount_tmpfs, open_layer,
 };
 pub use namespace::{Isolation, Namespaces, isolate};
 pub use redirected::Redirected;

@@ -85,9 +85,20 @@ pub struct Layers<'a> {
 
 /// Creates a detached, empty tmpfs.
 pub fn mount_tmpfs() -> Result<OwnedFd> {
+    mount_tmpfs_with([("size", "100%"), ("nr_inodes", "0"), ("mode", "0755")])
+}
+
+/// Creates a detached, empty tmpfs for this user only, with at most this number of bytes, which is
+/// rounded up to whole pages, and of files.
+pub fn mount_bounded_tmpfs(size_bytes: u64, files: u64) -> Result<OwnedFd> {
+    let (size, files) = (size_bytes.to_string(), files.to_string());
+    mount_tmpfs_with([("size", &size), ("nr_inodes", &files), ("mode", "0700")])
+}
+
+fn mount_tmpfs_with(options: [(&str, &str); 3]) -> Result<OwnedFd> {
     let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "mount", b"tmpfs");
     let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
-    for (key, value) in [("size", "100%"), ("nr_inodes", "0"), ("mode", "0755")] {
+    for (key, value) in options {
         fsconfig_set_string(fs.as_fd(), key, value).map_err(failed)?;
     }
     fsconfig_set_flag(fs.as_fd(), "inode64").map_err(failed)?;

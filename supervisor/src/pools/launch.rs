@@ -46,6 +46,8 @@ pub struct NewPool {
     /// The absolute path of the directory on each node below which the daemons keep their data.
     /// `None` stands for `$TMPDIR` or `/tmp` of the node.
     pub directory: Option<PathBuf>,
+    /// The largest number of bytes that each daemon keeps, if it keeps them in memory.
+    pub memory_bytes: Option<u64>,
     /// The absolute path of the runtime directory on each node. `None` stands for the default
     /// directory of the user.
     pub runtime: Option<PathBuf>,
@@ -161,6 +163,7 @@ impl StartedPool {
                 member: MemberId(id),
                 host: member.host.clone(),
                 directory: new.directory.clone(),
+                memory_bytes: new.memory_bytes,
                 runtime: new.runtime.clone(),
                 listen: member.listen.clone(),
                 encrypts: new.encrypts,
@@ -471,6 +474,7 @@ mod tests {
             name: "p".into(),
             members: scripts.iter().enumerate().map(member).collect(),
             directory: None,
+            memory_bytes: None,
             runtime: None,
             chunk_bytes: 4096,
             partitions: 16,

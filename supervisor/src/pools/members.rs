@@ -72,8 +72,12 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
     let mut left = Vec::new();
     for (member, ended) in for_each_member(others, &stop) {
         if let Err(error) = ended {
-            let PoolMember { id, host, directory, .. } = member;
-            left.push(format!("the daemon {} on {host}: {error}; its data is in {}", id.0, shown(directory)));
+            let PoolMember { id, host, directory, memory_bytes, .. } = member;
+            let data = match memory_bytes {
+                Some(_) => String::new(),
+                None => format!("; its data is in {}", shown(directory)),
+            };
+            left.push(format!("the daemon {} on {host}: {error}{data}", id.0));
         }
     }
     // The daemons of this node end last, because the requests to the others pass through them.

@@ -194,7 +194,8 @@ fn the_size_grows_with_the_entries() {
 
 #[test]
 fn a_full_memory_store_refuses_growth_and_accepts_deletes() {
-    let store = MemoryStore::with_limit(10);
+    // An entry counts as 96 bytes besides its key and its value.
+    let store = MemoryStore::with_limit(106);
     put(&store, b"a", b"12345");
     let refused = store.commit(batch(&[(b"a", Some(b"1234567890")), (b"b", Some(b""))])).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::NoSpace);

@@ -29,6 +29,9 @@ pub struct MemberSettings {
     /// The absolute path of an existing directory on its node, below which it keeps its data.
     /// `None` stands for `$TMPDIR` or `/tmp`.
     pub directory: Option<PathBuf>,
+    /// The largest number of bytes that it keeps, if it keeps them in memory instead of in a
+    /// directory.
+    pub memory_bytes: Option<u64>,
     /// The absolute path of the runtime directory, in which pools are registered. `None` stands for
     /// the default directory of the user.
     pub runtime: Option<PathBuf>,
@@ -86,8 +89,10 @@ pub struct PoolMember {
     pub node: String,
     /// Its process id on its node.
     pub pid: u32,
-    /// The directory with its data, on its node.
+    /// The directory with its data, on its node. It does not exist if the data is in memory.
     pub directory: PathBuf,
+    /// The largest number of bytes that it keeps in memory, if its data is there.
+    pub memory_bytes: Option<u64>,
     /// The socket for the clients of its node, at most 107 bytes.
     pub socket: PathBuf,
     /// The address at which other members reach it, `ADDRESS:PORT`.
