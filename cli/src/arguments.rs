@@ -17,8 +17,8 @@ pub use log::{
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
 };
 pub use pool::{
-    PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolMapArgs, PoolStageInArgs, PoolStageOutArgs,
-    PoolStatusArgs, PoolUpArgs, StagingArgs, StagingPart,
+    PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolMapArgs, PoolMetricsArgs, PoolStageInArgs,
+    PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs, StagingPart,
 };
 
 const AFTER: &str = "\

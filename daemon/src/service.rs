@@ -13,7 +13,7 @@ use futures_executor::{LocalPool, LocalSpawner};
 use futures_util::FutureExt;
 use futures_util::task::LocalSpawnExt;
 use quell_kv::KeyValue;
-use quell_pool_service::{Chunks, ClientId, Clients, Environment, Member, PoolMap};
+use quell_pool_service::{Chunks, ClientCounts, ClientId, Clients, Environment, Member, PoolMap};
 use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
 use quell_transport::peer::{Handler, PeerNetwork, PoolId, PoolKey, Protection, Reply, Request, Settings};
 use quell_vfs::{Error, ErrorKind, errno};
@@ -58,13 +58,22 @@ impl Handler for Inbox {
     }
 }
 
-/// The clients of this daemon. The version of the directories is in the memory that they share with
-/// it.
-struct LocalClients(Waker);
+/// The clients of this daemon. The version of the directories and their counters are in the memory
+/// that they share with it.
+struct LocalClients {
+    waker: Waker,
+    server: Rc<RefCell<LocalServer>>,
+}
 
 impl Clients for LocalClients {
     fn forget_dirs(&self) {
-        self.0.increase_version();
+        self.waker.increase_version();
+    }
+
+    fn counts(&self) -> ClientCounts {
+        // Members run while the service does not use the server.
+        let mut server = self.server.borrow_mut();
+        ClientCounts { connections: server.clients() as u64, direct: server.counters().into() }
     }
 }
 
@@ -109,7 +118,7 @@ impl Listening {
 /// A running service.
 pub struct Service {
     member: Rc<Member>,
-    server: LocalServer,
+    server: Rc<RefCell<LocalServer>>,
     network: Rc<PeerNetwork>,
     requests: mpsc::Receiver<(Request, Reply)>,
     executor: LocalPool,
@@ -130,11 +139,13 @@ impl Service {
     ) -> Result<Service, StartFailure> {
         let Listening { store, chunks, server, network, requests } = listening;
         let network = Rc::new(network);
+        let waker = server.waker();
+        let server = Rc::new(RefCell::new(server));
         let environment = Environment {
             store,
             chunks,
-            peers: Rc::new(Network::new(Rc::clone(&network), pool, server.waker())?),
-            clients: Rc::new(LocalClients(server.waker())),
+            peers: Rc::new(Network::new(Rc::clone(&network), pool, waker.clone())?),
+            clients: Rc::new(LocalClients { waker, server: Rc::clone(&server) }),
             machine: machine()?,
             clock: Rc::new(SystemClock::new()),
         };
@@ -184,14 +195,14 @@ impl Service {
             }
             if !self.send_replies() {
                 let has_changes = self.member.has_unsent_times();
-                self.server.wait(Some(if has_changes { INTERVAL } else { SLEEP_MAX }))?;
+                self.server.borrow_mut().wait(Some(if has_changes { INTERVAL } else { SLEEP_MAX }))?;
             }
         }
         self.end(remove)
     }
 
     fn end(self, remove: impl FnOnce() -> Result<(), StartFailure>) -> Result<(), StartFailure> {
-        let Service { member, mut server, network, executor, outbox, kept, .. } = self;
+        let Service { member, server, network, executor, outbox, kept, .. } = self;
         // Requests that have not ended have references to the member, which has the store open.
         drop(executor);
         drop(member);
@@ -205,7 +216,7 @@ impl Service {
             reply.send(failure.clone().unwrap_or(bytes));
         }
         for (ticket, bytes) in outbox.take() {
-            server.reply_bytes(ticket, failure.as_ref().unwrap_or(&bytes));
+            server.borrow_mut().reply_bytes(ticket, failure.as_ref().unwrap_or(&bytes));
         }
         network.stop(STOP_LIMIT);
         removed
@@ -213,7 +224,8 @@ impl Service {
 
     fn take_requests(&mut self) {
         let Service { member, server, spawner, outbox, clients, next_client, .. } = self;
-        server.drain(&mut |ticket, request| {
+        // The operations begin when the executor runs.
+        server.borrow_mut().drain(&mut |ticket, request| {
             let client = *clients.entry(ticket.client()).or_insert_with(|| {
                 *next_client += 1;
                 ClientId(*next_client)
@@ -241,12 +253,13 @@ impl Service {
 
     /// Releases the references of clients that have ended.
     fn end_clients(&mut self) {
-        let server = &self.server;
+        let server = self.server.borrow();
         let ended: Vec<ClientId> = self
             .clients
             .extract_if(|connection, _| !server.is_connected(*connection))
             .map(|(_, id)| id)
             .collect();
+        drop(server);
         for client in ended {
             self.spawn(Rc::clone(&self.member).end_client(client));
         }
@@ -277,11 +290,12 @@ impl Service {
     fn send_replies(&mut self) -> bool {
         let replies = std::mem::take(&mut *self.outbox.borrow_mut());
         let is_any = !replies.is_empty();
+        let mut server = self.server.borrow_mut();
         for (ticket, mut reply) in replies {
             if reply.len() > PAYLOAD_BYTES_MAX {
                 reply = too_long();
             }
-            self.server.reply_bytes(ticket, &reply);
+            server.reply_bytes(ticket, &reply);
         }
         is_any
     }

@@ -10,7 +10,7 @@ use quell_posix::PosixDir;
 use quell_transport::local::LocalChannel;
 use quell_vfs::{Error, NodeId, Result};
 use quell_wire::Failure;
-use quell_wire::pool::{FileId, Mark, MemberId, Operation, Reply};
+use quell_wire::pool::{DirectAccess, FileId, Mark, MemberId, Operation, Reply};
 
 /// A connection of this process to a daemon, through shared memory.
 pub struct PoolConnection {
@@ -173,6 +173,12 @@ impl Daemon for PoolConnection {
 
     fn local_data(&self) -> Option<&LocalData> {
         self.data.as_ref()
+    }
+
+    fn count_direct(&self, access: DirectAccess, bytes: u64) {
+        let (accesses, sum) = access.positions();
+        self.channel.count(accesses, 1);
+        self.channel.count(sum, bytes);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use quell_metrics::Address;
 
 /// Start, describe and end pools: file systems of a job's own on local disks.
 ///
@@ -27,6 +28,8 @@ pub enum PoolCommand {
     Ls(PoolLsArgs),
     Status(PoolStatusArgs),
     Map(PoolMapArgs),
+    Top(PoolTopArgs),
+    Metrics(PoolMetricsArgs),
     Env(PoolEnvArgs),
     StageIn(PoolStageInArgs),
     StageOut(PoolStageOutArgs),
@@ -170,6 +173,67 @@ pub struct PoolMapArgs {
     /// Print one JSON object for each range, after one for the attributes.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Show the rates of operations and bytes, the latencies and the space of a pool by daemon, and
+/// update them until q or Ctrl-C is pressed.
+///
+/// On a terminal, the table fills the screen. Otherwise it is printed again after each interval.
+/// The second line has the rates of each kind of operation; `direct` are accesses of clients to
+/// chunks of their node, which send no request. The columns: connections of client processes (one
+/// of them may be that of this command); operations of the clients of the daemon, those that have
+/// failed, requests of other daemons, and bytes that clients have read and written, all in one
+/// second; the time that half and 99 % of the clients' operations did not exceed, rounded up to a
+/// power of 2 in microseconds; available space. With --once, the exit code is 1 if a daemon does
+/// not answer.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool top scratch
+  # one line of JSON every ten seconds, with the rates and all counters
+  quell pool top scratch --interval 10 --json >> top.jsonl")]
+pub struct PoolTopArgs {
+    /// The name of the pool.
+    #[arg(default_value = "pool")]
+    pub name: String,
+    /// The interval, in seconds, 0.1 to 3600.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    pub interval: f64,
+    /// Print the table of one interval.
+    #[arg(long)]
+    pub once: bool,
+    /// Print one line of JSON for each interval.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "an interval is a number from 0.1 to 3600".into())
+}
+
+/// Print the counters of a pool's daemons in the Prometheus text format, or serve them for
+/// Prometheus.
+///
+/// Without --listen, the exit code is 1 if a daemon does not answer. With --listen, the command
+/// runs until SIGINT or SIGTERM, and answers `GET /metrics` with counters that are at most 1 s old.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool metrics scratch
+  quell pool metrics scratch --listen unix:$XDG_RUNTIME_DIR/scratch.metrics &
+  curl --unix-socket $XDG_RUNTIME_DIR/scratch.metrics http://localhost/metrics
+  # a port, which every user of this node can read
+  quell pool metrics scratch --listen 127.0.0.1:9469")]
+pub struct PoolMetricsArgs {
+    /// The name of the pool.
+    #[arg(default_value = "pool")]
+    pub name: String,
+    /// Serve the counters by HTTP at ADDRESS: unix:PATH for a Unix socket that only this user can
+    /// use, or 127.0.0.1:PORT, to which all users of this node can connect. Port 0 selects a free
+    /// port, which is printed.
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<Address>,
 }
 
 /// Print the environment variables with which a program sees a pool without `quell run`. The

@@ -12,7 +12,7 @@ use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
 use serde::Serialize;
 
 use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs};
-use crate::commands::{pool_map, pool_staging, pool_up};
+use crate::commands::{pool_map, pool_metrics, pool_staging, pool_top, pool_up};
 use crate::failure::{Failure, NO};
 use crate::inputs::shown;
 use crate::installed::{PRELOAD_LIBRARY, library};
@@ -25,6 +25,8 @@ pub fn run(command: PoolCommand, quiet: bool) -> Result<ExitCode, Failure> {
         PoolCommand::Ls(args) => list(&args),
         PoolCommand::Status(args) => status(&args),
         PoolCommand::Map(args) => pool_map::run(&args),
+        PoolCommand::Top(args) => pool_top::run(&args),
+        PoolCommand::Metrics(args) => pool_metrics::run(&args, quiet),
         PoolCommand::Env(args) => environment(&args),
         PoolCommand::StageIn(args) => pool_staging::stage_in(&args, quiet),
         PoolCommand::StageOut(args) => pool_staging::stage_out(&args, quiet),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use quell_posix::WritableDir;
 use quell_vfs::{Context, Error, ErrorKind, Result, Space};
 use quell_wire::Failure;
-use quell_wire::pool::{FileId, Node, Operation, Partitions, Reply};
+use quell_wire::pool::{DirectAccess, FileId, Node, Operation, Partitions, Reply};
 
 /// The first pause before an operation is repeated, which doubles up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
@@ -34,6 +34,9 @@ pub trait Daemon: Send + Sync {
     /// Returns the data of the daemon's member, which clients on its machine use without requests,
     /// or `None` if this client cannot access it.
     fn local_data(&self) -> Option<&LocalData>;
+
+    /// Counts an access to the local data and the number of its bytes. Sends no request.
+    fn count_direct(&self, access: DirectAccess, bytes: u64);
 }
 
 /// The chunks of one member.

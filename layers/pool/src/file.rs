@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use quell_vfs::{Attributes, Error, ErrorKind, File, OpenMode, ReadAt, Result, WritableFile, errno};
-use quell_wire::pool::{FILE_BYTES_MAX, Operation, Reply, Settings};
+use quell_wire::pool::{DirectAccess, FILE_BYTES_MAX, Operation, Reply, Settings};
 
 use crate::client::Client;
 use crate::daemon::{done, node};
@@ -187,6 +187,7 @@ impl PoolFile {
     fn write_locally(&self, data: &[u8], offset: u64) -> Result<bool> {
         let missing = || Error::new(ErrorKind::Unavailable, "write", "");
         self.local(true)?.ok_or_else(missing)?.write_at(data, offset)?;
+        self.client.requests.0.count_direct(DirectAccess::Write, data.len() as u64);
         let data = self.client.requests.0.local_data();
         Ok(data.is_some_and(|data| data.partitions.has(self.node.id.partition())))
     }
@@ -195,7 +196,11 @@ impl PoolFile {
     fn read_part(&self, part: &Part, into: &mut [u8]) -> Result<usize> {
         match *part {
             Part::Local { offset, .. } => match self.local(false)? {
-                Some(file) => file.read_at(into, offset),
+                Some(file) => {
+                    let read = file.read_at(into, offset)?;
+                    self.client.requests.0.count_direct(DirectAccess::Read, read as u64);
+                    Ok(read)
+                }
                 None => Ok(0),
             },
             Part::Remote { chunk, offset_in_chunk, bytes } => {

@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_transport::local::{
-    LocalChannel, LocalServer, PAYLOAD_BYTES_MAX, SLOTS, ServerOptions, Ticket, Waker,
+    COUNTERS_OF_CLIENT, LocalChannel, LocalServer, PAYLOAD_BYTES_MAX, SLOTS, ServerOptions, Ticket, Waker,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -525,4 +525,66 @@ fn a_socket_that_other_users_could_reach_is_refused() {
     let refused = LocalServer::bind(&path, ServerOptions::default());
     assert_eq!(kind(refused), ErrorKind::PermissionDenied);
     assert_eq!(kind(LocalChannel::connect(&path)), ErrorKind::NotFound);
+}
+
+/// Answers each request with the counters of the server.
+fn answer_counters(server: &mut LocalServer, requests: &mut VecDeque<(Ticket, Vec<u8>)>) {
+    for (ticket, _) in requests.drain(..) {
+        let bytes: Vec<u8> = server.counters().into_iter().flat_map(u64::to_ne_bytes).collect();
+        server.reply_bytes(ticket, &bytes);
+    }
+}
+
+fn counters(channel: &LocalChannel) -> [u64; COUNTERS_OF_CLIENT] {
+    let read = |bytes: &[u8]| -> Vec<u64> {
+        bytes.chunks_exact(8).map(|long| u64::from_ne_bytes(long.try_into().unwrap())).collect()
+    };
+    channel.call(None, |_| Ok(0), read).unwrap().try_into().unwrap()
+}
+
+#[test]
+fn the_counters_of_clients_are_added_up_and_survive_the_clients() {
+    let server = Server::start(ServerOptions::default(), answer_counters);
+    let reader = server.connect();
+    assert_eq!(counters(&reader), [0; 4]);
+    let channel = server.connect();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..1000).for_each(|_| channel.count(1, 3)));
+        }
+    });
+    reader.count(1, 5);
+    reader.count(3, 7);
+    assert_eq!(counters(&reader), [0, 12_005, 0, 7]);
+    channel.count(0, 1);
+    // The end of the client before its counters are read again.
+    drop(channel);
+    server.wait_for_clients(1);
+    assert_eq!(counters(&reader), [1, 12_005, 0, 7]);
+    // A new client, which may get the place of the former one, begins with 0.
+    let channel = server.connect();
+    channel.count(2, 2);
+    assert_eq!(counters(&reader), [1, 12_005, 2, 7]);
+}
+
+#[test]
+fn no_value_of_a_client_decreases_the_sum_of_its_counter() {
+    let server = Server::start(ServerOptions::default(), answer_counters);
+    let (reader, hostile) = (server.connect(), server.connect());
+    reader.count(0, 10);
+    hostile.count(0, 100);
+    assert_eq!(counters(&reader)[0], 110);
+    // Its counter becomes 50.
+    hostile.count(0, 0_u64.wrapping_sub(50));
+    assert_eq!(counters(&reader)[0], 110);
+    hostile.count(0, 1);
+    assert_eq!(counters(&reader)[0], 111);
+    hostile.count(0, u64::MAX - 51);
+    hostile.count(1, u64::MAX);
+    reader.count(1, 9);
+    assert_eq!(counters(&reader), [u64::MAX, u64::MAX, 0, 0]);
+    drop(hostile);
+    server.wait_for_clients(1);
+    reader.count(0, 1);
+    assert_eq!(counters(&reader), [u64::MAX, u64::MAX, 0, 0]);
 }

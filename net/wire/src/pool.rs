@@ -2,13 +2,19 @@
 //! performs it or sends it to the member that it concerns. Members send each other
 //! [`PeerRequest`]s.
 
+mod counters;
 mod entry;
+mod kinds;
 mod operation;
 mod partitions;
 mod peer;
 mod replica;
 mod start;
 
+pub use counters::{
+    BUCKETS, DirectAccess, DirectCounters, Histogram, MemberCounters, OPERATION_KINDS, OperationKind,
+    RequestCounters,
+};
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{
     Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings, XattrMode,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use quell_kv::KeyValue;
 use quell_vfs::Result;
-use quell_wire::pool::{MemberId, Stamp};
+use quell_wire::pool::{DirectCounters, MemberId, Stamp};
 
 use crate::chunks::Chunks;
 
@@ -29,6 +29,19 @@ pub trait Clients {
     /// Invalidates the cached directories of the clients. A client that begins to resolve a path
     /// after this call uses no earlier result.
     fn forget_dirs(&self);
+
+    /// Returns the counters of the clients.
+    fn counts(&self) -> ClientCounts;
+}
+
+/// The counters of the clients of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClientCounts {
+    /// The current number of their connections.
+    pub connections: u64,
+    /// Their accesses to chunks without requests, including those of clients that have ended. No
+    /// number ever decreases, whatever a client writes to the shared memory.
+    pub direct: DirectCounters,
 }
 
 /// The clock of the node.

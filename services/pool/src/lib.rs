@@ -10,6 +10,8 @@
 
 mod changes;
 mod chunks;
+mod counters;
+mod counting;
 mod creation;
 mod data;
 mod directories;
@@ -38,7 +40,7 @@ mod waiting;
 mod xattrs;
 
 pub use chunks::{ChunkDir, ChunkState, Chunks, Space};
-pub use environment::{Clients, Clock, Environment, Peers};
+pub use environment::{ClientCounts, Clients, Clock, Environment, Peers};
 pub use holds::ClientId;
 pub use map::PoolMap;
 pub use member::Member;

@@ -55,6 +55,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::OwnPartitions
         | Operation::Placement
         | Operation::MemberSpace { .. }
+        | Operation::Counters { .. }
         | Operation::StopMember { .. }
         | Operation::Marks
         | Operation::RecordMarks { .. } => false,

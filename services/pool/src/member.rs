@@ -16,6 +16,7 @@ use quell_wire::pool::{
 };
 use quell_wire::{Failure, decode, encode};
 
+use crate::counters::Counters;
 use crate::environment::Environment;
 use crate::holds::{ClientHolds, ClientId, MemberHolds};
 use crate::inode::EntryRecord;
@@ -77,6 +78,7 @@ pub struct Member {
     /// Truncated files of this member, whose chunks on this member are not truncated yet.
     pub(crate) untruncated: RefCell<BTreeSet<FileId>>,
     pub(crate) marks: Marks,
+    pub(crate) counters: Counters,
     is_stopping: Cell<bool>,
     pub(crate) next_number: Cell<u64>,
     pub(crate) reserved_numbers: Cell<u64>,
@@ -127,6 +129,7 @@ impl Member {
             files_with_data: RefCell::new(LruCache::new(FILES_WITH_DATA_MAX)),
             untruncated: RefCell::default(),
             marks: Marks::default(),
+            counters: Counters::default(),
             is_stopping: Cell::new(false),
             next_number: Cell::new(0),
             reserved_numbers: Cell::new(0),
@@ -152,7 +155,15 @@ impl Member {
     /// The operation must be polled to its end, even if the client has ended meanwhile.
     pub async fn perform(self: Rc<Member>, client: ClientId, operation: Vec<u8>) -> Vec<u8> {
         self.client_holds.borrow_mut().begin(client);
-        let result = self.perform_decoded(client, &operation).await;
+        let result = match decode(&operation) {
+            Ok(operation) => {
+                let counted = self.begin_operation(&operation);
+                let result = self.perform_decoded(client, operation).await;
+                self.end_request(&counted, &result);
+                result
+            }
+            Err(error) => Err(error),
+        };
         let released = self.client_holds.borrow_mut().end(client);
         self.return_references(released).await;
         encode(&result.map_err(Failure::from))
@@ -161,9 +172,8 @@ impl Member {
     async fn perform_decoded(
         self: &Rc<Member>,
         client: ClientId,
-        operation: &[u8],
+        operation: Operation<'_>,
     ) -> Result<Reply<'static>> {
-        let operation: Operation<'_> = decode(operation)?;
         match operation {
             Operation::Release { references } => {
                 let released = {
@@ -275,7 +285,10 @@ impl Member {
         if admission == Admission::First {
             self.forget_references(from);
         }
-        self.serve_request(origin, request).await
+        let counted = self.begin_peer_request(&request);
+        let result = self.serve_request(origin, request).await;
+        self.end_request(&counted, &result);
+        result
     }
 
     async fn serve_request(
@@ -355,6 +368,7 @@ impl Member {
             Operation::Reserve { id, bytes } => self.reserve(id, bytes).await,
             Operation::Sync { id } => self.sync(id).await,
             Operation::MemberSpace { .. } => self.own_space(),
+            Operation::Counters { .. } => self.own_counters(),
             Operation::StopMember { .. } => {
                 self.is_stopping.set(true);
                 Ok(Reply::Done)
@@ -396,12 +410,12 @@ impl Member {
             | Operation::Grow { id, .. }
             | Operation::Reserve { id, .. }
             | Operation::Sync { id } => self.map.home(*id),
-            Operation::MemberSpace { member } | Operation::StopMember { member } => {
-                match self.map.members().contains(member) {
-                    true => Ok(*member),
-                    false => Err(Error::new(ErrorKind::InvalidInput, "ask member", member.0.to_string())),
-                }
-            }
+            Operation::MemberSpace { member }
+            | Operation::Counters { member }
+            | Operation::StopMember { member } => match self.map.members().contains(member) {
+                true => Ok(*member),
+                false => Err(Error::new(ErrorKind::InvalidInput, "ask member", member.0.to_string())),
+            },
             Operation::List { .. }
             | Operation::Release { .. }
             | Operation::Space

@@ -23,6 +23,7 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::Space { total_bytes, free_bytes, available_bytes, file_system } => {
             Reply::Space { total_bytes, free_bytes, available_bytes, file_system }
         }
+        Reply::Counters(counters) => Reply::Counters(counters),
         Reply::HasEntries(has_entries) => Reply::HasEntries(has_entries),
         Reply::Missing(files) => Reply::Missing(files),
         Reply::Prepared(existing) => Reply::Prepared(existing),

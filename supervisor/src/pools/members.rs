@@ -9,7 +9,7 @@ use quell_pool::{ask, done, space};
 use quell_runtime::{Pool, Registry};
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Result, Space};
-use quell_wire::pool::{Operation, PoolMember};
+use quell_wire::pool::{MemberCounters, MemberId, Operation, PoolMember, Reply};
 
 use crate::display::shown;
 use crate::failure::Failure;
@@ -34,21 +34,60 @@ pub struct MemberState {
 /// this node get the request directly, and the others get it through a daemon of this node. The
 /// states are in the order of the daemons' numbers.
 pub fn member_states(pool: &Pool, limit: Duration) -> Vec<MemberState> {
+    let request = |member| Operation::MemberSpace { member };
+    let answers = ask_members(pool, limit, &request, &space);
+    let state = |(member, Answer { result: space, elapsed, .. })| MemberState { member, space, elapsed };
+    answers.into_iter().map(state).collect()
+}
+
+/// The counters of a member at one time.
+#[derive(Debug)]
+pub struct CountedMember {
+    /// The member.
+    pub member: PoolMember,
+    /// The counters, or the reason why the member does not answer.
+    pub counters: Result<MemberCounters>,
+    /// When the answer arrived.
+    pub at: Instant,
+}
+
+/// Requests the counters of all members of a pool, in the way of [`member_states`].
+pub fn member_counters(pool: &Pool, limit: Duration) -> Vec<CountedMember> {
+    let request = |member| Operation::Counters { member };
+    let read = |reply: Reply<'_>| match reply {
+        Reply::Counters(counters) => Some(*counters),
+        _ => None,
+    };
+    let answers = ask_members(pool, limit, &request, &read);
+    let counted = |(member, Answer { result: counters, at, .. })| CountedMember { member, counters, at };
+    answers.into_iter().map(counted).collect()
+}
+
+/// The answer of a member.
+struct Answer<T> {
+    result: Result<T>,
+    elapsed: Duration,
+    at: Instant,
+}
+
+/// Sends a request to each member of a pool, and waits at most `limit` for each answer. The answers
+/// are in the order of the members' numbers.
+fn ask_members<T: Send>(
+    pool: &Pool,
+    limit: Duration,
+    request: &(dyn Fn(MemberId) -> Operation<'static> + Sync),
+    read: &(dyn Fn(Reply<'_>) -> Option<T> + Sync),
+) -> Vec<(PoolMember, Answer<T>)> {
     let gateway = gateway(pool);
     for_each_member(pool.members.iter().collect(), &|member| {
         let begun = Instant::now();
-        let space = with_connection(pool, member, gateway.as_ref(), |connection| {
-            let operation = Operation::MemberSpace { member: member.id };
+        let result = with_connection(pool, member, gateway.as_ref(), |connection| {
             let number = member.id.0.to_string();
-            ask(
-                connection,
-                Some(Instant::now() + limit),
-                &operation,
-                ("ask daemon", number.as_bytes()),
-                space,
-            )
+            let described = ("ask daemon", number.as_bytes());
+            ask(connection, Some(Instant::now() + limit), &request(member.id), described, read)
         });
-        MemberState { member: member.clone(), space, elapsed: begun.elapsed() }
+        let at = Instant::now();
+        (member.clone(), Answer { result, elapsed: at - begun, at })
     })
 }
 

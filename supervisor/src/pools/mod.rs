@@ -13,7 +13,7 @@ pub use quell_wire::pool::{Lifetime, Listen};
 pub use keeper::{run_pool_keeper, signals, start_kept_pool};
 pub use launch::{NewMember, NewPool, StartedPool, start_pool};
 pub use launcher::Launcher;
-pub use members::{MemberState, member_states, stop_pool};
+pub use members::{CountedMember, MemberState, member_counters, member_states, stop_pool};
 pub use node::{Node, host_of};
 pub use nodes::{JobNodes, NODES_MAX, nodes_of_file, nodes_of_job};
 

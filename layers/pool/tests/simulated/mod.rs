@@ -16,11 +16,13 @@ use futures_util::future::LocalBoxFuture;
 use futures_util::task::LocalSpawnExt;
 use quell_kv::MemoryStore;
 use quell_pool::{Daemon, LocalData};
-use quell_pool_service::{ChunkDir, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap};
+use quell_pool_service::{
+    ChunkDir, ClientCounts, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap,
+};
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore as MemoryDirs;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{MemberId, Operation, Partitions, Reply, Stamp};
+use quell_wire::pool::{DirectAccess, MemberId, Operation, Partitions, Reply, Stamp};
 use quell_wire::{Failure, decode, encode};
 
 const PARTITIONS: u16 = 64;
@@ -106,6 +108,10 @@ struct Forgetting(Arc<AtomicU64>);
 impl Clients for Forgetting {
     fn forget_dirs(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn counts(&self) -> ClientCounts {
+        ClientCounts::default()
     }
 }
 
@@ -236,6 +242,8 @@ impl Daemon for Connection {
     fn local_data(&self) -> Option<&LocalData> {
         self.data.as_ref()
     }
+
+    fn count_direct(&self, _: DirectAccess, _: u64) {}
 }
 
 impl Drop for Connection {

@@ -162,6 +162,13 @@ impl LocalChannel {
         self.status.version()
     }
 
+    /// Adds to one of the [`COUNTERS_OF_CLIENT`](super::COUNTERS_OF_CLIENT) counters of this
+    /// connection, which the daemon reads. Sends no request. The daemon and its clients define the
+    /// meaning of the counters. Panics if there is no counter of this number.
+    pub fn count(&self, counter: usize, amount: u64) {
+        self.segment.counter(counter).fetch_add(amount, Ordering::Relaxed);
+    }
+
     /// Returns whether calls can succeed: the connection belongs to this process, and this process
     /// has not noticed the end of the daemon.
     pub fn is_open(&self) -> bool {

@@ -12,6 +12,10 @@ pub(super) const PAGE_BYTES: usize = 4096;
 pub(super) const PENDING: usize = 0;
 /// The offset of `watched` in a segment.
 pub(super) const WATCHED: usize = 64;
+/// The offset of the first counter in a segment.
+const COUNTERS: usize = 128;
+/// The number of counters of a client.
+pub const COUNTERS_OF_CLIENT: usize = 4;
 /// The offset of `awake` in the status page.
 pub(super) const AWAKE: usize = 0;
 /// The offset of `version` in the status page.
@@ -30,6 +34,12 @@ pub(super) const REQUESTED: u32 = 1;
 pub(super) const AWAITED: u32 = 2;
 /// The slot has a reply, which the client may have read already.
 pub(super) const REPLIED: u32 = 3;
+
+/// Returns the offset of a counter in a segment.
+pub(super) const fn counter(number: usize) -> usize {
+    assert!(number < COUNTERS_OF_CLIENT);
+    COUNTERS + 8 * number
+}
 
 /// Returns the offset of a slot.
 const fn slot(slot: usize) -> usize {

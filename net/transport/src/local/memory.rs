@@ -16,8 +16,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::layout::{
-    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, VERSION, WATCHED, payload, processor,
-    reply_bytes, request_bytes, state,
+    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, VERSION, WATCHED, counter, payload,
+    processor, reply_bytes, request_bytes, state,
 };
 
 /// The seals without which a mapping could be cut by the other process, which is then fatal for the
@@ -133,6 +133,10 @@ impl Segment {
 
     pub(super) fn watched(&self) -> &AtomicU32 {
         self.0.word(WATCHED)
+    }
+
+    pub(super) fn counter(&self, number: usize) -> &AtomicU64 {
+        self.0.long(counter(number))
     }
 
     pub(super) fn state(&self, slot: usize) -> &AtomicU32 {

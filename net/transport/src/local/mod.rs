@@ -10,6 +10,6 @@ mod server;
 mod waker;
 
 pub use client::LocalChannel;
-pub use layout::{PAYLOAD_BYTES_MAX, SLOTS};
+pub use layout::{COUNTERS_OF_CLIENT, PAYLOAD_BYTES_MAX, SLOTS};
 pub use server::{ClientId, LocalServer, ServerOptions, Ticket};
 pub use waker::Waker;

@@ -20,7 +20,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 use rustix::thread::futex;
 
 use super::handshake::{self, FURTHER_MAX, HELLO_BYTES, Status};
-use super::layout::{AWAITED, PAYLOAD_BYTES_MAX, REPLIED, REQUESTED, SLOTS};
+use super::layout::{AWAITED, COUNTERS_OF_CLIENT, PAYLOAD_BYTES_MAX, REPLIED, REQUESTED, SLOTS};
 use super::memory::{Daemon, Segment, StatusPage};
 use super::polling::{LOADS_PER_CHECK, Polling};
 use super::waker::{WakeState, Waker, eventfd};
@@ -102,6 +102,8 @@ struct Client {
     is_watched: bool,
     /// Whether it has sent a request since `unwatch_inactive` was last called.
     is_active: bool,
+    /// The values of its counters when they were last added to those of the server.
+    counted: [u64; COUNTERS_OF_CLIENT],
     _socket: OwnedFd,
     doorbell: OwnedFd,
 }
@@ -174,6 +176,8 @@ pub struct LocalServer {
     watch_until: Instant,
     /// The number of entries in `clients` that are not empty.
     connected: usize,
+    /// The sums of the counters of all clients, as far as they were read.
+    counters: [u64; COUNTERS_OF_CLIENT],
     /// Whether a client has connected or disconnected in the current `wait`.
     has_changed: bool,
     /// Numbers clients and greetings.
@@ -245,6 +249,7 @@ impl LocalServer {
             watched: Vec::new(),
             watch_until: now,
             connected: 0,
+            counters: [0; COUNTERS_OF_CLIENT],
             has_changed: false,
             next_number: 0,
             greetings: VecDeque::new(),
@@ -275,6 +280,17 @@ impl LocalServer {
     /// Returns the number of connected clients.
     pub fn clients(&self) -> usize {
         self.connected
+    }
+
+    /// Returns the sums of what all clients, also those that have ended, have added to their
+    /// counters. They never decrease, whatever a client writes to its counters: a smaller value
+    /// than before changes no sum, and a sum stops at the largest number. Reads a cache line of
+    /// each client, which takes 280 us for 4,096 clients.
+    pub fn counters(&mut self) -> [u64; COUNTERS_OF_CLIENT] {
+        for client in self.clients.iter_mut().flatten() {
+            client.add_counters(&mut self.counters);
+        }
+        self.counters
     }
 
     /// Takes all pending requests, and calls `visit` for each with its bytes. Returns their number.
@@ -575,8 +591,16 @@ impl LocalServer {
             return sent;
         }
         let (is_watched, is_active, unanswered) = (false, false, 0);
-        let connected =
-            Client { segment, generation, unanswered, is_watched, is_active, _socket: socket, doorbell };
+        let connected = Client {
+            segment,
+            generation,
+            unanswered,
+            is_watched,
+            is_active,
+            counted: [0; COUNTERS_OF_CLIENT],
+            _socket: socket,
+            doorbell,
+        };
         match self.clients.get_mut(vacant) {
             Some(entry) => *entry = Some(connected),
             None => self.clients.push(Some(connected)),
@@ -588,7 +612,8 @@ impl LocalServer {
 
     /// Forgets a client: closing the socket tells it.
     fn disconnect(&mut self, number: u32) {
-        if let Some(client) = self.clients[number as usize].take() {
+        if let Some(mut client) = self.clients[number as usize].take() {
+            client.add_counters(&mut self.counters);
             self.connected -= 1;
             self.has_changed = true;
             self.watched.retain(|watched| *watched != number);
@@ -635,6 +660,15 @@ impl Client {
         }
         self.unanswered |= 1 << slot;
         Some((length, self.segment.processor(slot).load(Ordering::Relaxed)))
+    }
+
+    /// Adds the increases of the counters since the last call.
+    fn add_counters(&mut self, sums: &mut [u64; COUNTERS_OF_CLIENT]) {
+        for (number, (sum, counted)) in sums.iter_mut().zip(&mut self.counted).enumerate() {
+            let value = self.segment.counter(number).load(Ordering::Relaxed);
+            *sum = sum.saturating_add(value.saturating_sub(*counted));
+            *counted = value;
+        }
     }
 
     fn answer(&mut self, slot: usize, bytes: &[u8]) {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use super::counters::MemberCounters;
 use super::entry::{FileId, MemberId, Node, NodeKind, Stamp};
 use super::partitions::Partitions;
 
@@ -254,6 +255,11 @@ pub enum Operation<'a> {
         /// The member.
         member: MemberId,
     },
+    /// Returns the counters of one member: `Reply::Counters`.
+    Counters {
+        /// The member.
+        member: MemberId,
+    },
     /// Ends one member, which removes its files: `Reply::Done` after they are removed.
     StopMember {
         /// The member.
@@ -360,6 +366,8 @@ pub enum Reply<'a> {
         /// machine may share a file system.
         file_system: u64,
     },
+    /// The counters of a member.
+    Counters(Box<MemberCounters>),
     /// The partitions of a member.
     Partitions(Partitions),
     /// The member of each partition, in the order of the partitions.

@@ -21,7 +21,7 @@ use super::replicas::{Replicas, SimulatedDaemons};
 use super::storage::{Disk, Life};
 use super::time::{Sleep, World};
 use crate::replies::into_owned;
-use crate::{ClientId, Clients, Clock, Environment, Member, Peers, PoolMap, Replication};
+use crate::{ClientCounts, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap, Replication};
 
 pub const CHUNK_BYTES: u32 = 64;
 const PARTITIONS: u16 = 16;
@@ -333,6 +333,10 @@ struct NoClients;
 
 impl Clients for NoClients {
     fn forget_dirs(&self) {}
+
+    fn counts(&self) -> ClientCounts {
+        ClientCounts::default()
+    }
 }
 
 struct SimulatedClock {

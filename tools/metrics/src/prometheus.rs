@@ -1,0 +1,153 @@
+//! The counters in the Prometheus text format, version 0.0.4
+//! (<https://prometheus.io/docs/instrumenting/exposition_formats/>). docs/techniques/pool.md lists
+//! the metrics.
+
+use std::fmt::{Display, Write};
+
+use quell_wire::pool::{
+    BUCKETS, DirectCounters, Histogram, MemberCounters, OPERATION_KINDS, OperationKind, RequestCounters,
+};
+
+use crate::sample::{MemberSample, PoolSample};
+
+/// Returns the counters of a pool in the Prometheus text format.
+pub fn prometheus_text(sample: &PoolSample) -> String {
+    let mut families = Families { text: String::new(), sample };
+    families.up();
+    families.gauge("uptime_seconds", "Time since the start of the member.", |counters| {
+        counters.uptime_ms as f64 / 1000.0
+    });
+    families.gauge("connections", "Connections of client processes.", |counters| counters.connections);
+    families.requests("operations", "Operations of the clients of the node", |counters| &counters.clients);
+    families.requests("peer_requests", "Requests of other members", |counters| &counters.peers);
+    families.direct();
+    families.bytes();
+    families.gauge("size_bytes", "Size of the file system with the data of the member.", |counters| {
+        counters.total_bytes
+    });
+    families.gauge("available_bytes", "Available space in the file system with the data.", |counters| {
+        counters.available_bytes
+    });
+    families.text
+}
+
+/// The families of metrics of a pool. All samples of a family are consecutive, as the format
+/// requires.
+struct Families<'a> {
+    text: String,
+    sample: &'a PoolSample,
+}
+
+impl Families<'_> {
+    fn begin(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.text, "# HELP quell_pool_{name} {help}\n# TYPE quell_pool_{name} {kind}");
+    }
+
+    /// Adds a sample of a member. `labels` are more labels, each after a comma.
+    fn add(&mut self, name: &str, member: &MemberSample, labels: &str, value: impl Display) {
+        let (pool, machine) = (escaped(&self.sample.pool), escaped(&member.machine));
+        let number = member.member;
+        let _ = writeln!(
+            self.text,
+            "quell_pool_{name}{{pool=\"{pool}\",member=\"{number}\",machine=\"{machine}\"{labels}}} {value}"
+        );
+    }
+
+    /// Calls `add` for each member that has answered.
+    fn each(&mut self, mut add: impl FnMut(&mut Self, &MemberSample, &MemberCounters)) {
+        let sample = self.sample;
+        for member in &sample.members {
+            if let Some(counters) = &member.counters {
+                add(self, member, counters);
+            }
+        }
+    }
+
+    fn up(&mut self) {
+        self.begin("up", "gauge", "Whether the member has answered.");
+        let sample = self.sample;
+        for member in &sample.members {
+            self.add("up", member, "", u8::from(member.counters.is_some()));
+        }
+    }
+
+    fn gauge<T: Display>(&mut self, name: &str, help: &str, value: fn(&MemberCounters) -> T) {
+        self.begin(name, "gauge", help);
+        self.each(|families, member, counters| families.add(name, member, "", value(counters)));
+    }
+
+    /// Adds the families of the requests of one kind of sender.
+    fn requests(&mut self, name: &str, subject: &str, of: fn(&MemberCounters) -> &RequestCounters) {
+        self.by_kind(&format!("{name}_total"), &format!("{subject}."), of, |requests| &requests.requests);
+        let errors = format!("{name}_failed_total");
+        self.by_kind(&errors, &format!("{subject} that have failed."), of, |requests| &requests.errors);
+        let in_flight = format!("{name}_in_flight");
+        self.begin(&in_flight, "gauge", &format!("{subject} that are being performed."));
+        self.each(|families, member, counters| families.add(&in_flight, member, "", of(counters).in_flight));
+        let duration = format!("{name}_duration_seconds");
+        self.begin(&duration, "histogram", &format!("{subject}: the time from the begin to the result."));
+        self.each(|families, member, counters| families.histogram(&duration, member, &of(counters).latency));
+    }
+
+    fn by_kind(
+        &mut self,
+        name: &str,
+        help: &str,
+        of: fn(&MemberCounters) -> &RequestCounters,
+        counts: fn(&RequestCounters) -> &[u64; OPERATION_KINDS],
+    ) {
+        self.begin(name, "counter", help);
+        self.each(|families, member, counters| {
+            for (kind, count) in OperationKind::ALL.into_iter().zip(counts(of(counters))) {
+                families.add(name, member, &format!(",operation=\"{}\"", kind.name()), count);
+            }
+        });
+    }
+
+    fn histogram(&mut self, name: &str, member: &MemberSample, histogram: &Histogram) {
+        let bucket_name = format!("{name}_bucket");
+        let mut count = 0_u64;
+        for bucket in 0..BUCKETS {
+            count = count.saturating_add(histogram.counts[bucket]);
+            let bound = match Histogram::bound_us(bucket) {
+                Some(microseconds) => (microseconds as f64 / 1e6).to_string(),
+                None => "+Inf".to_owned(),
+            };
+            self.add(&bucket_name, member, &format!(",le=\"{bound}\""), count);
+        }
+        self.add(&format!("{name}_sum"), member, "", histogram.total_ns as f64 / 1e9);
+        self.add(&format!("{name}_count"), member, "", count);
+    }
+
+    fn direct(&mut self) {
+        let name = "direct_accesses_total";
+        self.begin(name, "counter", "Accesses of clients to the chunks of their node, without requests.");
+        self.each(|families, member, MemberCounters { direct: DirectCounters { reads, writes, .. }, .. }| {
+            families.add(name, member, ",operation=\"read\"", reads);
+            families.add(name, member, ",operation=\"write\"", writes);
+        });
+    }
+
+    fn bytes(&mut self) {
+        let name = "bytes_total";
+        let help = "Bytes of file data: of clients through the daemon (daemon), of clients in the chunks of their \
+                    node (direct), and for other members (peer).";
+        self.begin(name, "counter", help);
+        self.each(|families, member, MemberCounters { clients, peers, direct, .. }| {
+            for (path, read, written) in [
+                ("daemon", clients.read_bytes, clients.written_bytes),
+                ("direct", direct.read_bytes, direct.written_bytes),
+                ("peer", peers.read_bytes, peers.written_bytes),
+            ] {
+                families.add(name, member, &format!(",path=\"{path}\",operation=\"read\""), read);
+                families.add(name, member, &format!(",path=\"{path}\",operation=\"write\""), written);
+            }
+        });
+    }
+}
+
+/// Returns the value of a label with the escapes of the format.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
