@@ -17,8 +17,8 @@ pub use log::{
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
 };
 pub use pool::{
-    PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolMapArgs, PoolMetricsArgs, PoolStageInArgs,
-    PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs, StagingPart,
+    PoolCommand, PoolConsistency, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolMapArgs, PoolMetricsArgs,
+    PoolStageInArgs, PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs, StagingPart,
 };
 
 const AFTER: &str = "\

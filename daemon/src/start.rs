@@ -65,7 +65,7 @@ fn serve(
     }))?;
     let pool: PoolSettings = input.receive(stop)?;
     let ids: Vec<MemberId> = pool.members.iter().map(|member| member.id).collect();
-    let map = PoolMap::new(pool.partitions, &ids, pool.chunk_bytes)?;
+    let map = PoolMap::new(pool.partitions, &ids, pool.chunk_bytes)?.with_consistency(pool.consistency);
     let service = Service::start(settings.member, &pool, map, listening)?;
     files.register(&pool)?;
     // The messages of the start go to the starting program, later ones to a file on the node.

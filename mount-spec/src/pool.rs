@@ -10,12 +10,13 @@ use quell_posix::PosixDir;
 use quell_transport::local::LocalChannel;
 use quell_vfs::{Error, NodeId, Result};
 use quell_wire::Failure;
-use quell_wire::pool::{DirectAccess, FileId, Mark, MemberId, Operation, Reply};
+use quell_wire::pool::{Consistency, DirectAccess, FileId, Mark, MemberId, Operation, Reply};
 
 /// A connection of this process to a daemon, through shared memory.
 pub struct PoolConnection {
     channel: LocalChannel,
     data: Option<LocalData>,
+    consistency: Consistency,
 }
 
 impl std::fmt::Debug for PoolConnection {
@@ -33,15 +34,21 @@ impl PoolConnection {
     /// another user.
     pub fn open(socket: &Path) -> Result<PoolConnection> {
         let channel = LocalChannel::connect_with(socket, quell_posix::moved)?;
-        Ok(PoolConnection { channel, data: None })
+        Ok(PoolConnection { channel, data: None, consistency: Consistency::Synchronous })
     }
 
-    /// Opens the data of the daemon's member, so that reads and writes of it need no requests.
+    /// Prepares the connection for reads and writes of files: opens the data of the daemon's
+    /// member, which needs no requests then, and reads when the sizes of files are to be sent.
     ///
     /// # Errors
     ///
     /// Those of a lost connection, and `Damaged` for an invalid reply.
     pub fn with_data(mut self) -> Result<PoolConnection> {
+        let described = ("open", &b"a pool"[..]);
+        self.consistency = ask(&self, None, &Operation::Consistency, described, |reply| match reply {
+            Reply::Consistency(consistency) => Some(consistency),
+            _ => None,
+        })?;
         let Some(dir) = self.channel.descriptors().next().map(|dir| dir.try_clone_to_owned()) else {
             return Ok(self);
         };
@@ -169,6 +176,10 @@ impl Daemon for PoolConnection {
 
     fn dirs_version(&self) -> u64 {
         self.channel.version()
+    }
+
+    fn consistency(&self) -> Consistency {
+        self.consistency
     }
 
     fn local_data(&self) -> Option<&LocalData> {

@@ -274,6 +274,48 @@ assert os.getxattr(file, "user.a") == b"by link", "an open file keeps its attrib
     pool.expect_nothing_left();
 }
 
+#[test]
+fn with_consistency_commit_sizes_are_visible_after_a_close() {
+    if is_incomplete() || !has("python3") {
+        skip!("no quelld or no libquell_preload.so beside the binary, or no python3");
+    }
+    let stage = Stage::new();
+    let (files, data) = (stage.dir("files"), stage.dir("data"));
+    let mut up = stage.quell();
+    up.args(["pool", "up", "p", "--local", "3", "--consistency", "commit", "--chunk-kib", "4", "--dir"]);
+    stage.run(up.arg(data)).expect(0);
+    let pool = Pool { stage, files };
+    // Each process writes its own blocks of one file. The last of 200 chunks is probably not on the
+    // daemon of the attributes, so its size is sent.
+    let program = r#"
+import os, sys
+rank, path = int(sys.argv[1]), sys.argv[2] + "/shared"
+file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+for block in range(rank, 200, 4):
+    os.pwrite(file, bytes([rank + 1]) * 4096, block * 4096)
+    assert os.fstat(file).st_size >= (block + 1) * 4096, "a process sees its own size"
+    assert os.pread(file, 4096, block * 4096) == bytes([rank + 1]) * 4096
+if rank == 0:
+    os._exit(0)
+os.close(file)
+"#;
+    let script = pool.stage.file("program.py", program);
+    let run = format!(
+        "for rank in 0 1 2 3; do python3 {} $rank \"$PWD\" || echo failed & done; wait; wc -c <shared",
+        script.display()
+    );
+    assert_eq!(pool.sh(&run).expect(0).text().trim(), "819200");
+    let check = "import sys; data = open(sys.argv[1] + '/shared', 'rb').read()\n\
+        assert all(data[n * 4096:(n + 1) * 4096] == bytes([n % 4 + 1]) * 4096 for n in range(200))";
+    pool.stage.run(pool.with_files().args(["python3", "-c", check]).arg(&pool.files)).expect(0);
+    // cp -p sets the times before it closes the copy.
+    pool.sh(
+        "touch -d 2001-02-03 shared && cp -p shared copy && test ! copy -nt shared && test ! copy -ot shared",
+    )
+    .expect(0);
+    pool.expect_nothing_left();
+}
+
 /// Returns the memory of all tmpfs and all shared mappings on this machine, in bytes.
 fn shared_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();

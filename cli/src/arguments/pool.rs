@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use quell_metrics::Address;
 
 /// Start, describe and end pools: file systems of a job's own on local disks.
@@ -103,10 +103,22 @@ pub struct PoolUpArgs {
     /// The size of the chunks into which files are divided, in KiB, 4 to 512.
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=512))]
     pub chunk_kib: u32,
+    /// When other processes see the size and the times of a file that a process writes: `sync`, when
+    /// the write returns; `commit`, when the process closes the file or calls fsync(2), which saves
+    /// a request for each write to a file of several chunks.
+    #[arg(long, value_enum, default_value_t = PoolConsistency::Sync)]
+    pub consistency: PoolConsistency,
     /// Encrypt the data that the daemons send to each other. Without this option it is protected
     /// against changes, but can be read on the network.
     #[arg(long)]
     pub encrypt: bool,
+}
+
+/// When other processes see the sizes of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoolConsistency {
+    Sync,
+    Commit,
 }
 
 /// Parses a size with the unit M, G or T (2^20, 2^30 and 2^40 bytes). Returns bytes.

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use quell_runtime::{check_pool_name, named_directory};
 use quell_supervisor::{
-    Launcher, Lifetime, Listen, NODES_MAX, NewMember, NewPool, Node, host_of, nodes_of_file, nodes_of_job,
-    signals, start_kept_pool, start_pool,
+    Consistency, Launcher, Lifetime, Listen, NODES_MAX, NewMember, NewPool, Node, host_of, nodes_of_file,
+    nodes_of_job, signals, start_kept_pool, start_pool,
 };
 
-use crate::arguments::PoolUpArgs;
+use crate::arguments::{PoolConsistency, PoolUpArgs};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::installed::daemon;
@@ -46,6 +46,10 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
         runtime: named_directory().map(|path| absolute(&path)).transpose()?,
         chunk_bytes: args.chunk_kib << 10,
         partitions: PARTITIONS,
+        consistency: match args.consistency {
+            PoolConsistency::Sync => Consistency::Synchronous,
+            PoolConsistency::Commit => Consistency::Commit,
+        },
         encrypts: args.encrypt,
         lifetime: if args.local.is_some() { Lifetime::Unlimited } else { Lifetime::Input },
         timeout_ms: u64::from(args.timeout) * 1000,

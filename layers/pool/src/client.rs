@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use quell_threads::lock;
 use quell_vfs::{Context, Error, ErrorKind, NodeId, Result};
-use quell_wire::pool::{FileId, Operation};
+use quell_wire::pool::{Consistency, FileId, Node, Operation};
 
 use crate::daemon::{Daemon, Requests, done};
 use crate::dir_cache::DirCache;
@@ -18,6 +18,7 @@ const RETURNED_TOGETHER: usize = 32;
 pub struct Client {
     pub requests: Requests,
     pub chunk_bytes: u32,
+    pub consistency: Consistency,
     pub nodes: Mutex<Nodes>,
     pub dirs: Mutex<DirCache>,
     /// References that are not needed any more.
@@ -27,6 +28,7 @@ pub struct Client {
 impl Client {
     pub fn new(daemon: Arc<dyn Daemon>, chunk_bytes: u32) -> Client {
         Client {
+            consistency: daemon.consistency(),
             requests: Requests(daemon),
             chunk_bytes,
             nodes: Mutex::new(Nodes::new()),
@@ -45,6 +47,42 @@ impl Client {
             Some(deadline) if deadline <= Instant::now() => Err(Error::new(ErrorKind::TimedOut, "open", "")),
             _ => Ok(()),
         }
+    }
+
+    /// Records that a file was written up to `end`, which the member of its attributes does not know:
+    /// at once, or when the file is closed or synced.
+    pub fn grow(&self, node: &KnownNode, end: u64) -> Result<()> {
+        match self.consistency {
+            Consistency::Synchronous => self.send_end(node, end),
+            Consistency::Commit => {
+                node.add_unsent(end);
+                Ok(())
+            }
+        }
+    }
+
+    fn send_end(&self, node: &KnownNode, end: u64) -> Result<()> {
+        let grow = Operation::Grow { id: node.id, size_bytes_min: end };
+        self.requests.ask(None, &grow, ("write", b""), done)
+    }
+
+    /// Sends the size of earlier writes to a file, so that other clients see it, and so that later
+    /// replies of the daemon contain it. After an error, the next call repeats it.
+    pub fn commit(&self, node: &KnownNode) -> Result<()> {
+        let end = node.unsent_end();
+        if end > 0 {
+            self.send_end(node, end)?;
+            node.sent(end);
+        }
+        Ok(())
+    }
+
+    /// Returns the attributes in a reply to a look-up. If this client has written to the file since
+    /// its size was sent, sends the size and requests the attributes again.
+    pub fn with_own_writes(&self, context: &Context<'_>, found: Node) -> Result<Node> {
+        let Some(node) = lock(&self.nodes).with_unsent(found.id) else { return Ok(found) };
+        self.commit(&node)?;
+        self.requests.attributes(context.deadline, found.id)
     }
 
     /// Removes uses of a node. After the last one, its references are returned to the daemon: at

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use quell_posix::WritableDir;
 use quell_vfs::{Context, Error, ErrorKind, Result, Space};
 use quell_wire::Failure;
-use quell_wire::pool::{DirectAccess, FileId, Node, Operation, Partitions, Reply};
+use quell_wire::pool::{Consistency, DirectAccess, FileId, Node, Operation, Partitions, Reply};
 
 /// The first pause before an operation is repeated, which doubles up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
@@ -30,6 +30,10 @@ pub trait Daemon: Send + Sync {
     /// Returns a number that changes after a directory of the pool was renamed or removed, or its
     /// permissions or owners were changed. Sends no request.
     fn dirs_version(&self) -> u64;
+
+    /// Returns the time at which other clients see the sizes of files that this one writes. Sends
+    /// no request.
+    fn consistency(&self) -> Consistency;
 
     /// Returns the data of the daemon's member, which clients on its machine use without requests,
     /// or `None` if this client cannot access it.

@@ -120,6 +120,7 @@ impl PoolFile {
 
     /// Returns the current size, and records it.
     fn size_bytes(&self) -> Result<u64> {
+        self.client.commit(&self.node)?;
         let node = self.client.requests.attributes(None, self.node.id)?;
         self.node.note(&node);
         Ok(node.size_bytes)
@@ -246,6 +247,7 @@ impl ReadAt for PoolFile {
 impl File for PoolFile {
     fn attributes(&self) -> Result<Attributes> {
         self.check_open()?;
+        self.client.commit(&self.node)?;
         Ok(self.client.requests.attributes(None, self.node.id)?.attributes())
     }
 }
@@ -255,8 +257,9 @@ impl WritableFile for PoolFile {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
+        let committed = self.client.commit(&self.node);
         let dropped = self.drop_set_id_of_later_writes();
-        dropped.and(self.client.release(self.node.id, 1))
+        committed.and(dropped).and(self.client.release(self.node.id, 1))
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
@@ -269,8 +272,7 @@ impl WritableFile for PoolFile {
             return Ok(());
         }
         if !self.write_range(from, offset)? {
-            let grow = Operation::Grow { id: self.node.id, size_bytes_min: end };
-            self.client.requests.ask(None, &grow, ("write", b""), done)?;
+            self.client.grow(&self.node, end)?;
         }
         self.node.has_written_to(end);
         Ok(())
@@ -278,6 +280,7 @@ impl WritableFile for PoolFile {
 
     fn append(&self, from: &[u8]) -> Result<u64> {
         self.check_writable()?;
+        self.client.commit(&self.node)?;
         let reserve = Operation::Reserve { id: self.node.id, bytes: from.len() as u64 };
         let offset = self.client.requests.ask(None, &reserve, ("append", b""), |reply| match reply {
             Reply::Offset(offset) => Some(offset),
@@ -288,14 +291,16 @@ impl WritableFile for PoolFile {
         Ok(offset)
     }
 
-    /// Data is visible everywhere when a write returns.
+    /// Data is visible everywhere when a write returns; its size may not be.
     fn publish(&self) -> Result<()> {
         self.check_open()?;
+        self.client.commit(&self.node)?;
         self.drop_set_id_of_later_writes()
     }
 
     fn sync(&self) -> Result<()> {
         self.check_open()?;
+        self.client.commit(&self.node)?;
         self.drop_set_id_of_later_writes()?;
         // The kernel reports the error of an earlier write to the descriptor of that write.
         if let Some(local) = self.local.get() {

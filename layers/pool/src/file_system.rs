@@ -78,10 +78,11 @@ impl PoolFs {
                 Reply::Found(None) => Some(None),
                 _ => None,
             })?;
-        Ok(found.map(|node| {
-            lock(&self.0.nodes).held(&node, 1);
-            (node, NodeRef::counted(self, node.attributes()))
-        }))
+        let Some(node) = found else { return Ok(None) };
+        lock(&self.0.nodes).held(&node, 1);
+        let reference = NodeRef::counted(self, node.attributes());
+        let node = self.0.with_own_writes(context, node)?;
+        Ok(Some((node, reference.with_attributes(node.attributes()))))
     }
 
     fn remove_entry(
@@ -148,6 +149,7 @@ impl FileSystem for PoolFs {
 
     fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
         let known = self.0.node(node)?;
+        self.0.commit(&known)?;
         Ok(self.0.requests.attributes(context.deadline, known.id)?.attributes())
     }
 
@@ -282,6 +284,7 @@ impl FileSystem for PoolFs {
                 Reply::Found(found) => Some(found),
                 _ => None,
             })?;
+        let found = found.map(|node| self.0.with_own_writes(context, node)).transpose()?;
         Ok(found.map(|node| node.attributes()))
     }
 
@@ -357,6 +360,8 @@ impl Writable for PoolFs {
 
     fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
         let known = self.0.node(node)?;
+        // Otherwise the size would be sent after the change, and replace the times that it sets.
+        self.0.commit(&known)?;
         let is_root = context.caller.is_none_or(|caller| caller.uid == 0);
         let settings = Settings {
             permissions: change.permissions.map(|permissions| (permissions & 0o7777) as u16),

@@ -18,13 +18,17 @@ pub struct KnownNode {
     /// A size that the file had at some time, in bytes. The file is shorter only if another client
     /// has truncated it since.
     known_bytes: AtomicU64,
+    /// The largest end of the writes whose size was not sent to the daemon, in bytes; 0 if there
+    /// are none.
+    unsent_end: AtomicU64,
     /// The daemon last reported set-id bits.
     has_set_id: AtomicBool,
 }
 
 impl KnownNode {
     fn new(id: FileId, kind: NodeKind) -> KnownNode {
-        KnownNode { id, kind, known_bytes: AtomicU64::new(0), has_set_id: AtomicBool::new(false) }
+        let (known_bytes, unsent_end) = (AtomicU64::new(0), AtomicU64::new(0));
+        KnownNode { id, kind, known_bytes, unsent_end, has_set_id: AtomicBool::new(false) }
     }
 
     pub fn known_bytes(&self) -> u64 {
@@ -33,7 +37,7 @@ impl KnownNode {
 
     /// Records the attributes that the daemon reported.
     pub fn note(&self, node: &Node) {
-        self.known_bytes.store(node.size_bytes, Ordering::Relaxed);
+        self.known_bytes.store(node.size_bytes.max(self.unsent_end()), Ordering::Relaxed);
         self.has_set_id.store(node.permissions & SET_ID != 0, Ordering::Relaxed);
     }
 
@@ -45,6 +49,23 @@ impl KnownNode {
     /// Records that this client has written up to this offset.
     pub fn has_written_to(&self, end: u64) {
         self.known_bytes.fetch_max(end, Ordering::Relaxed);
+    }
+
+    /// Returns the largest end of the writes whose size was not sent; 0 if there are none.
+    pub fn unsent_end(&self) -> u64 {
+        self.unsent_end.load(Ordering::SeqCst)
+    }
+
+    /// Records that a write ends at `end`, and that its size is to be sent later.
+    pub fn add_unsent(&self, end: u64) {
+        self.unsent_end.fetch_max(end, Ordering::SeqCst);
+    }
+
+    /// Records that the size `end` was sent. If a later write ends beyond it, its size is still
+    /// unsent.
+    pub fn sent(&self, end: u64) {
+        // Otherwise it has changed.
+        let _ = self.unsent_end.compare_exchange(end, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
@@ -93,6 +114,12 @@ impl Nodes {
         uses.count += count;
         uses.held = uses.held.saturating_add(1);
         Arc::clone(&uses.node)
+    }
+
+    /// Returns a node if this client has writes to it whose size was not sent.
+    pub fn with_unsent(&self, id: FileId) -> Option<Arc<KnownNode>> {
+        let uses = self.0.get(&id).filter(|uses| uses.node.unsent_end() > 0)?;
+        Some(Arc::clone(&uses.node))
     }
 
     /// Adds a use of a node that is in use.

@@ -10,12 +10,22 @@ use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{Change, Context, FileSystem, NewEntry, NodeId, OpenMode, Rename, Time, WritableFile};
 
+use quell_wire::pool::Consistency;
 use simulated::SimulatedPool;
 
 /// Runs `check` on pools of this number of members. Each mount is a client of another member.
 fn on_pools(members: u16, chunk_bytes: u32, check: impl Fn(&WritableImplementation<'_>)) {
+    on_pools_with(members, chunk_bytes, Consistency::Synchronous, check);
+}
+
+fn on_pools_with(
+    members: u16,
+    chunk_bytes: u32,
+    consistency: Consistency,
+    check: impl Fn(&WritableImplementation<'_>),
+) {
     let make = |count: usize| {
-        let pool = SimulatedPool::start(members, chunk_bytes);
+        let pool = SimulatedPool::start_with(members, chunk_bytes, consistency);
         let mount = |number| -> Arc<dyn FileSystem> {
             Arc::new(PoolFs::new(Arc::new(pool.connect(number as u16 % members)), chunk_bytes))
         };
@@ -56,6 +66,70 @@ fn random_histories_of_two_mounts_match_the_model() {
     on_pools(2, 1000, |implementation| histories::check(implementation, Shape::TWO_MOUNTS, 0..25));
     let dense = Shape { mounts: 2, ..Shape::DENSE };
     on_pools(5, 4096, |implementation| histories::check(implementation, dense, 0..25));
+}
+
+#[test]
+fn promises_are_kept_if_sizes_are_sent_at_a_close() {
+    on_pools_with(3, 4096, Consistency::Commit, writing::run);
+}
+
+#[test]
+fn random_histories_match_the_model_if_sizes_are_sent_at_a_close() {
+    let check = |members, chunk_bytes, shape, seeds: std::ops::Range<u64>| {
+        on_pools_with(members, chunk_bytes, Consistency::Commit, |implementation| {
+            histories::check(implementation, shape, seeds.clone());
+        });
+    };
+    check(3, 1000, Shape::ONE_MOUNT, 0..25);
+    check(2, 1000, Shape::TWO_MOUNTS, 0..25);
+    check(5, 4096, Shape { mounts: 2, ..Shape::DENSE }, 0..25);
+}
+
+#[test]
+fn a_size_is_visible_to_others_after_a_sync_or_a_close_if_it_is_not_sent_at_once() {
+    // The writer has no access to chunks, and the members of the first chunks are not all that of
+    // the attributes.
+    let pool = SimulatedPool::start_with(3, 1000, Consistency::Commit);
+    let mount = |member| PoolFs::new(Arc::new(pool.connect(member)), 1000);
+    let (reader, writer) = (mount(0), mount(1));
+    let context = Context::default();
+    let new = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };
+    let verbs = writer.writable().unwrap();
+    let mut was_late = false;
+    for number in 0..20 {
+        let name = format!("file {number}").into_bytes();
+        let (entry, file) = verbs.create(&context, writer.root(), &name, new, OpenMode::READ_WRITE).unwrap();
+        let seen = || reader.attributes_of_path(&context, &name).unwrap().unwrap();
+        file.write_at(&[1; 3500], 0).unwrap();
+        was_late |= seen().size_bytes < 3500;
+        // The writer sees its own size by name, node and descriptor, and reads its data.
+        let mut data = [0; 4000];
+        assert_eq!(file.read_at(&mut data, 0).unwrap(), 3500);
+        if number % 2 == 0 {
+            assert_eq!(writer.attributes_of_path(&context, &name).unwrap().unwrap().size_bytes, 3500);
+        }
+        file.sync().unwrap();
+        assert_eq!(seen().size_bytes, 3500);
+        file.write_at(&[2; 3500], 3500).unwrap();
+        // A time that is set after a write is not replaced by the close.
+        let past = Time { seconds: 1_000_000_000, nanoseconds: 5 };
+        let change = Change { modified: Some(past), ..Change::default() };
+        verbs.change(&context, entry.node(), &change).unwrap();
+        file.close().unwrap();
+        assert_eq!((seen().size_bytes, seen().modified), (7000, past));
+        // Another client removes data whose size was not sent.
+        let file = verbs.open_as(&context, entry.node(), OpenMode::READ_WRITE).unwrap();
+        file.write_at(&[3; 5000], 7000).unwrap();
+        let found = reader.lookup(&context, reader.root(), &name).unwrap().unwrap();
+        let size = |size_bytes| Change { size_bytes: Some(size_bytes), ..Change::default() };
+        reader.writable().unwrap().change(&context, found.node(), &size(8500)).unwrap();
+        file.close().unwrap();
+        let bytes = reader.open(&context, found.node()).unwrap();
+        let mut data = [9; 12_000];
+        assert_eq!(bytes.read_at(&mut data, 0).unwrap(), 12_000);
+        assert!(data[8500..].iter().all(|byte| *byte == 0), "the truncation has removed the data");
+    }
+    assert!(was_late, "the test has files whose size is sent");
 }
 
 #[test]

@@ -23,7 +23,8 @@ pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};
 pub use replica::{Change, DaemonId, KeyChange, ReplicaMessage};
 pub use start::{
-    Complete, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberSettings, PoolMember, PoolSettings, Ready,
+    Complete, Consistency, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberSettings, PoolMember,
+    PoolSettings, Ready,
 };
 
 /// The largest number of bytes of file data in one message.

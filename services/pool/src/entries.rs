@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use quell_kv::Batch;
 use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
-use quell_wire::pool::{FILE_BYTES_MAX, FileId, NodeKind, PeerRequest, Reply, Settings, Stamp};
+use quell_wire::pool::{Consistency, FILE_BYTES_MAX, FileId, NodeKind, PeerRequest, Reply, Settings, Stamp};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::creation::SET_GROUP_ID;
@@ -219,8 +219,9 @@ impl Member {
         if drops_set_id {
             inode.drop_set_id();
         }
-        let truncates =
-            inode.has_chunks && size_bytes < inode.size_bytes || inode.truncating_to_bytes.is_some();
+        // Without synchronous sizes, there may be data beyond the recorded size.
+        let is_shorter = size_bytes < inode.size_bytes || self.map.consistency() == Consistency::Commit;
+        let truncates = inode.has_chunks && is_shorter || inode.truncating_to_bytes.is_some();
         inode.size_bytes = size_bytes;
         inode.truncating_to_bytes = truncates.then_some(size_bytes);
         inode.write_at(self.now());

@@ -5,7 +5,7 @@
 //! partition moves.
 
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{FileId, MemberId, PARTITIONS_MAX, Partitions};
+use quell_wire::pool::{Consistency, FileId, MemberId, PARTITIONS_MAX, Partitions};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const _: () = assert!(PARTITIONS_MAX == 1 << PARTITION_BITS);
@@ -44,6 +44,7 @@ pub struct PoolMap {
     /// The member of each partition.
     owners: Vec<MemberId>,
     chunk_bytes: u32,
+    consistency: Consistency,
 }
 
 impl PoolMap {
@@ -70,7 +71,17 @@ impl PoolMap {
             return Err(refused("the size of a chunk must be 1 byte to 512 KiB"));
         }
         let owners = (0..partitions).map(|partition| best(Partition(partition), members)).collect();
-        Ok(PoolMap { members: members.to_vec(), owners, chunk_bytes })
+        Ok(PoolMap { members: members.to_vec(), owners, chunk_bytes, consistency: Consistency::Synchronous })
+    }
+
+    /// Sets the time at which sizes are visible. It is `Synchronous` otherwise.
+    pub fn with_consistency(self, consistency: Consistency) -> PoolMap {
+        PoolMap { consistency, ..self }
+    }
+
+    /// Returns the time at which sizes are visible.
+    pub fn consistency(&self) -> Consistency {
+        self.consistency
     }
 
     /// Returns the members.

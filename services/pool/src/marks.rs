@@ -54,6 +54,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Space
         | Operation::OwnPartitions
         | Operation::Placement
+        | Operation::Consistency
         | Operation::MemberSpace { .. }
         | Operation::Counters { .. }
         | Operation::StopMember { .. }

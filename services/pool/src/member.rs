@@ -189,6 +189,7 @@ impl Member {
             Operation::Space => self.space().await,
             Operation::OwnPartitions => Ok(Reply::Partitions(self.map.partitions_of(self.id))),
             Operation::Placement => Ok(Reply::Placement(self.map.owners().to_vec())),
+            Operation::Consistency => Ok(Reply::Consistency(self.map.consistency())),
             Operation::Marks => self.all_marks().await,
             Operation::RecordMarks { marks } => self.record_marks(marks).await,
             Operation::Lookup { dir, name, holds } => {
@@ -379,6 +380,7 @@ impl Member {
             | Operation::Space
             | Operation::OwnPartitions
             | Operation::Placement
+            | Operation::Consistency
             | Operation::Marks
             | Operation::RecordMarks { .. } => {
                 Err(Error::new(ErrorKind::InvalidInput, "perform for another member", ""))
@@ -421,6 +423,7 @@ impl Member {
             | Operation::Space
             | Operation::OwnPartitions
             | Operation::Placement
+            | Operation::Consistency
             | Operation::Marks
             | Operation::RecordMarks { .. } => Ok(self.id),
         }

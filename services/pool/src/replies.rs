@@ -29,6 +29,7 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::Prepared(existing) => Reply::Prepared(existing),
         Reply::Partitions(partitions) => Reply::Partitions(partitions),
         Reply::Placement(members) => Reply::Placement(members),
+        Reply::Consistency(consistency) => Reply::Consistency(consistency),
         Reply::Committed(is_committed) => Reply::Committed(is_committed),
         Reply::Marks(marks) => Reply::Marks(marks),
         Reply::Lease { session, number } => Reply::Lease { session, number },

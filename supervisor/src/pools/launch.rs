@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_wire::pool::{
-    Complete, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberId, MemberSettings, PoolMember,
+    Complete, Consistency, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberId, MemberSettings, PoolMember,
     PoolSettings, Ready,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -55,6 +55,8 @@ pub struct NewPool {
     pub chunk_bytes: u32,
     /// The number of partitions.
     pub partitions: u16,
+    /// The time at which the sizes of files are visible.
+    pub consistency: Consistency,
     /// Whether the data that daemons send to each other is encrypted.
     pub encrypts: bool,
     /// The event that ends the daemons.
@@ -186,6 +188,7 @@ impl StartedPool {
             members,
             partitions: new.partitions,
             chunk_bytes: new.chunk_bytes,
+            consistency: new.consistency,
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
         };
@@ -478,6 +481,7 @@ mod tests {
             runtime: None,
             chunk_bytes: 4096,
             partitions: 16,
+            consistency: Consistency::Synchronous,
             encrypts: false,
             lifetime: Lifetime::Input,
             timeout_ms: 60_000,

@@ -8,7 +8,7 @@ mod node;
 mod nodes;
 
 use quell_runtime::{Pool, Registry};
-pub use quell_wire::pool::{Lifetime, Listen};
+pub use quell_wire::pool::{Consistency, Lifetime, Listen};
 
 pub use keeper::{run_pool_keeper, signals, start_kept_pool};
 pub use launch::{NewMember, NewPool, StartedPool, start_pool};

@@ -22,7 +22,7 @@ use quell_pool_service::{
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore as MemoryDirs;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{DirectAccess, MemberId, Operation, Partitions, Reply, Stamp};
+use quell_wire::pool::{Consistency, DirectAccess, MemberId, Operation, Partitions, Reply, Stamp};
 use quell_wire::{Failure, decode, encode};
 
 const PARTITIONS: u16 = 64;
@@ -38,6 +38,7 @@ pub struct SimulatedPool {
     clients: AtomicU64,
     /// For each member.
     shared: Vec<Shared>,
+    consistency: Consistency,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -47,6 +48,7 @@ pub struct Connection {
     member: MemberId,
     client: ClientId,
     dirs_version: Arc<AtomicU64>,
+    consistency: Consistency,
     data: Option<LocalData>,
 }
 
@@ -122,9 +124,9 @@ struct Shared {
     chunk_dir: Arc<dyn WritableDir>,
 }
 
-fn start_members(chunk_bytes: u32, shared: &[Shared]) -> Members {
+fn start_members(chunk_bytes: u32, consistency: Consistency, shared: &[Shared]) -> Members {
     let ids: Vec<MemberId> = (0..shared.len() as u16).map(MemberId).collect();
-    let map = PoolMap::new(PARTITIONS, &ids, chunk_bytes).unwrap();
+    let map = PoolMap::new(PARTITIONS, &ids, chunk_bytes).unwrap().with_consistency(consistency);
     let members = Members::default();
     for (id, shared) in ids.into_iter().zip(shared) {
         let environment = Environment {
@@ -141,8 +143,8 @@ fn start_members(chunk_bytes: u32, shared: &[Shared]) -> Members {
     members
 }
 
-fn serve(events: &mpsc::Receiver<Event>, chunk_bytes: u32, shared: &[Shared]) {
-    let members = start_members(chunk_bytes, shared);
+fn serve(events: &mpsc::Receiver<Event>, chunk_bytes: u32, consistency: Consistency, shared: &[Shared]) {
+    let members = start_members(chunk_bytes, consistency, shared);
     let mut executor = LocalPool::new();
     let spawner = executor.spawner();
     while let Ok(event) = events.recv() {
@@ -172,13 +174,25 @@ fn serve(events: &mpsc::Receiver<Event>, chunk_bytes: u32, shared: &[Shared]) {
 
 impl SimulatedPool {
     /// Starts a pool of `count` members.
+    #[allow(dead_code)] // not all tests need it
     pub fn start(count: u16, chunk_bytes: u32) -> SimulatedPool {
+        SimulatedPool::start_with(count, chunk_bytes, Consistency::Synchronous)
+    }
+
+    /// Starts a pool in which sizes are visible at these times.
+    pub fn start_with(count: u16, chunk_bytes: u32, consistency: Consistency) -> SimulatedPool {
         let (sender, receiver) = mpsc::channel();
         let new = |_| Shared { dirs_version: Arc::default(), chunk_dir: MemoryDirs::new().root() };
         let shared: Vec<Shared> = (0..count).map(new).collect();
         let passed = shared.clone();
-        let thread = std::thread::spawn(move || serve(&receiver, chunk_bytes, &passed));
-        SimulatedPool { events: Some(sender), clients: AtomicU64::new(0), shared, thread: Some(thread) }
+        let thread = std::thread::spawn(move || serve(&receiver, chunk_bytes, consistency, &passed));
+        SimulatedPool {
+            events: Some(sender),
+            clients: AtomicU64::new(0),
+            shared,
+            consistency,
+            thread: Some(thread),
+        }
     }
 
     /// Returns the names of the local files with the chunks of a member.
@@ -194,7 +208,8 @@ impl SimulatedPool {
         let events = self.events.clone().expect("the pool is running");
         let Shared { dirs_version, chunk_dir } = self.shared[usize::from(member)].clone();
         let (member, client) = (MemberId(member), ClientId(number));
-        let mut connection = Connection { events, member, client, dirs_version, data: None };
+        let mut connection =
+            Connection { events, member, client, dirs_version, consistency: self.consistency, data: None };
         if number.is_multiple_of(2) {
             let mut own = Partitions::default();
             let receive = |reply: Result<Reply<'_>, Failure>| match reply {
@@ -237,6 +252,10 @@ impl Daemon for Connection {
 
     fn dirs_version(&self) -> u64 {
         self.dirs_version.load(Ordering::SeqCst)
+    }
+
+    fn consistency(&self) -> Consistency {
+        self.consistency
     }
 
     fn local_data(&self) -> Option<&LocalData> {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::counters::MemberCounters;
 use super::entry::{FileId, MemberId, Node, NodeKind, Stamp};
 use super::partitions::Partitions;
+use super::start::Consistency;
 
 /// The kind of a new entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -224,6 +225,8 @@ pub enum Operation<'a> {
     OwnPartitions,
     /// Returns the member of each partition: `Reply::Placement`.
     Placement,
+    /// Returns the time at which sizes are visible: `Reply::Consistency`.
+    Consistency,
     /// Records that a file was written and has at least this size: `Reply::Done`.
     Grow {
         /// The file.
@@ -372,6 +375,8 @@ pub enum Reply<'a> {
     Partitions(Partitions),
     /// The member of each partition, in the order of the partitions.
     Placement(Vec<MemberId>),
+    /// The time at which sizes are visible.
+    Consistency(Consistency),
     /// Whether a directory has entries.
     HasEntries(bool),
     /// Files that do not exist.

@@ -113,6 +113,18 @@ pub enum Listening {
     },
 }
 
+/// The time at which other processes see the size and the times of a file that a process writes.
+/// Data below the size of a file is visible when a write returns, in both cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Consistency {
+    /// When the write returns.
+    #[default]
+    Synchronous,
+    /// When the process closes or syncs the file. Clients keep the largest end of their writes
+    /// until then.
+    Commit,
+}
+
 /// The settings of the pool. Second message of the starting program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -123,6 +135,8 @@ pub struct PoolSettings {
     pub partitions: u16,
     /// The size of chunks, in bytes.
     pub chunk_bytes: u32,
+    /// The time at which sizes are visible.
+    pub consistency: Consistency,
     /// The owner of the root directory.
     pub uid: u32,
     /// The group of the root directory.
