@@ -28,14 +28,19 @@ pub fn log_file() -> Option<PathBuf> {
     LOG_FILE.get().cloned()
 }
 
+/// Returns the value of `QUELL_LOG`, unless it is empty.
+pub fn filter() -> Result<Option<String>, Failure> {
+    let filter = std::env::var_os(FILTER_VARIABLE).filter(|filter| !filter.is_empty());
+    let invalid = |_| Failure::wrong_input(format!("{FILTER_VARIABLE}: the value is not UTF-8"));
+    filter.map(|filter| filter.into_string().map_err(invalid)).transpose()
+}
+
 /// Starts the trace if the environment or `log_file` requests one. Must be called once.
 pub fn start(log_file: Option<&Path>) -> Result<(), Failure> {
     let from_environment = || std::env::var_os(LOG_FILE_VARIABLE).filter(|path| !path.is_empty());
     let log_file = log_file.map(Path::to_owned).or_else(|| from_environment().map(PathBuf::from));
-    let filter = match std::env::var_os(FILTER_VARIABLE).filter(|filter| !filter.is_empty()) {
-        Some(filter) => filter
-            .into_string()
-            .map_err(|_| Failure::wrong_input(format!("{FILTER_VARIABLE}: the value is not UTF-8")))?,
+    let filter = match filter()? {
+        Some(filter) => filter,
         None if log_file.is_some() => FILTER_OF_LOG_FILE.into(),
         None => return Ok(()),
     };

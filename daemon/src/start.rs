@@ -13,6 +13,7 @@ use quell_wire::pool::{
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::address;
 use crate::clock::machine;
@@ -24,7 +25,6 @@ use crate::storage;
 
 /// Runs the daemon until its end.
 pub fn run() -> Result<(), Failure> {
-    trace()?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))
@@ -34,6 +34,7 @@ pub fn run() -> Result<(), Failure> {
     std::env::set_current_dir("/").map_err(|e| Failure::cannot(format!("/: {e}")))?;
     let input = Input::start()?;
     let settings: MemberSettings = input.receive(&stop)?;
+    trace(settings.log_filter.as_deref())?;
     let files = NodeFiles::create(&settings, machine()?)?;
     let served = serve(&settings, &files, &input, &stop);
     // The service has removed the files, unless its start has failed.
@@ -95,14 +96,22 @@ fn serve(
 }
 
 /// Writes events to standard error, which the starting program has opened: warnings, or the events
-/// that QUELL_LOG selects.
-fn trace() -> Result<(), Failure> {
+/// that `filter` or QUELL_LOG selects. An event that cannot be written is lost.
+fn trace(filter: Option<&str>) -> Result<(), Failure> {
+    let filter = filter.map(str::to_owned).or_else(|| std::env::var("QUELL_LOG").ok());
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing::Level::WARN.into())
-        .with_env_var("QUELL_LOG")
-        .from_env()
-        .map_err(|e| Failure::wrong_input(format!("QUELL_LOG: {e}")))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
+        .parse(filter.unwrap_or_default())
+        .map_err(|e| Failure::wrong_input(format!("QUELL_LOG: {e}; for example: QUELL_LOG=debug")))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_thread_names(true)
+        .with_span_events(FmtSpan::CLOSE)
+        // It would print the error to standard error, and panic because that fails, too.
+        .log_internal_errors(false)
+        .with_writer(std::io::stderr)
+        .init();
     Ok(())
 }
 

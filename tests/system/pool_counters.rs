@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::pool::{Pool, is_incomplete};
 use crate::skip;
-use crate::stage::{eventually, has};
+use crate::stage::{Stage, eventually, has};
 
 /// The counters of the daemons of a pool.
 struct Counters(Vec<Value>);
@@ -236,6 +236,40 @@ fn a_daemon_that_does_not_answer_is_reported() {
     pool.quell(&["pool", "top", "other", "--once"]).expect(2).says("there is no pool other");
     pool.quell(&["pool", "top", "p", "--interval", "0"]).expect(2).says("from 0.1 to 3600");
     pool.expect_nothing_left();
+}
+
+#[test]
+fn the_log_of_a_daemon_has_the_events_that_quell_log_selects() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    for (filter, is_selected) in [(None, false), (Some("quell_pool_service=debug"), true), (Some(""), false)]
+    {
+        let stage = Stage::new();
+        let (data, files) = (stage.dir("data"), stage.dir("files"));
+        let mut up = stage.quell();
+        up.args(["pool", "up", "p", "--local", "2", "--dir"]).arg(data);
+        filter.map(|filter| up.env("QUELL_LOG", filter));
+        stage.run(&mut up).expect(0);
+        let pool = Pool { stage, files };
+        pool.sh("for i in 1 2 3 4 5 6 7 8; do mkdir d$i; done").expect(0);
+        let read = |number| {
+            let path = pool.stage.runtime().join(format!("pools/p/{number}.log"));
+            std::fs::read_to_string(path).unwrap()
+        };
+        let (first, second) = (read(0), read(1));
+        assert_eq!(first.contains("operation=\"create\" sender=Client"), is_selected, "{filter:?}: {first}");
+        // The other daemon has created some of the directories.
+        assert_eq!(
+            second.contains("operation=\"create\" sender=Member"),
+            is_selected,
+            "{filter:?}: {second}"
+        );
+        assert!(is_selected || first.is_empty(), "{first}");
+        // The filter selects no other events.
+        assert!(!first.contains("quell_transport"), "{first}");
+        pool.expect_nothing_left();
+    }
 }
 
 /// Runs a command on a new terminal, and sends a key after it has printed a word. Prints its exit

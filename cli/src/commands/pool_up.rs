@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::installed::daemon;
 use crate::progress::watch_line;
+use crate::trace::filter;
 
 /// The number of partitions of a pool: enough for an even distribution on all daemons.
 const PARTITIONS: u16 = 4096;
@@ -53,6 +54,7 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
         encrypts: args.encrypt,
         lifetime: if args.local.is_some() { Lifetime::Unlimited } else { Lifetime::Input },
         timeout_ms: u64::from(args.timeout) * 1000,
+        log_filter: filter()?,
     };
     let count = new.members.len();
     let line = |elapsed: Duration| format!("starting {count} daemons: {} s", elapsed.as_secs());

@@ -24,9 +24,17 @@ impl Member {
         request
     }
 
-    /// Counts a request with its result.
+    /// Counts a request with its result, and writes an event to the trace.
     pub(crate) fn end_request(&self, request: &CountedRequest, result: &Result<Reply<'static>>) {
-        self.counters.end(request, self.monotonic(), result);
+        let elapsed = self.monotonic().saturating_sub(request.begun);
+        self.counters.end(request, elapsed, result);
+        tracing::debug!(
+            operation = request.kind.name(),
+            sender = ?request.sender,
+            ?elapsed,
+            error = result.as_ref().err().map(tracing::field::display),
+            "performed"
+        );
     }
 
     /// Returns the counters of this member.

@@ -63,6 +63,8 @@ pub struct NewPool {
     pub lifetime: Lifetime,
     /// The time limit of the start, in milliseconds.
     pub timeout_ms: u64,
+    /// The filter of the daemons' events. `None` stands for `QUELL_LOG` of each node.
+    pub log_filter: Option<String>,
 }
 
 /// A daemon that is to be started.
@@ -170,6 +172,7 @@ impl StartedPool {
                 listen: member.listen.clone(),
                 encrypts: new.encrypts,
                 lifetime: new.lifetime,
+                log_filter: new.log_filter.clone(),
             });
         }
         let mut members: Vec<PoolMember> = Vec::new();
@@ -485,6 +488,7 @@ mod tests {
             encrypts: false,
             lifetime: Lifetime::Input,
             timeout_ms: 60_000,
+            log_filter: None,
         }
     }
 

@@ -41,6 +41,9 @@ pub struct MemberSettings {
     pub encrypts: bool,
     /// The event that ends the daemon.
     pub lifetime: Lifetime,
+    /// The filter of its events, if `QUELL_LOG` was set for the program that starts it. `None`
+    /// stands for `QUELL_LOG` of the node.
+    pub log_filter: Option<String>,
 }
 
 /// The address on which a member listens for others. The system chooses the port.
