@@ -17,6 +17,11 @@ impl SystemClock {
     pub fn new() -> SystemClock {
         SystemClock { started: Instant::now() }
     }
+
+    /// Returns the time of the monotonic clock at an instant, or 0 before its beginning.
+    pub fn time_at(&self, instant: Instant) -> Duration {
+        instant.saturating_duration_since(self.started)
+    }
 }
 
 impl Clock for SystemClock {

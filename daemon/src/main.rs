@@ -6,12 +6,17 @@
 #![warn(missing_docs)]
 
 mod address;
+mod backups;
 mod clock;
+mod control;
+mod event;
 mod failure;
 mod input;
 mod memory;
 mod node_files;
 mod peers;
+mod request;
+mod router;
 mod service;
 mod start;
 mod storage;

@@ -42,7 +42,7 @@ impl NodeFiles {
         match DirBuilder::new().mode(0o700).create(&files.base) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
                 let failure = Failure::cannot(format!("{}: {e}", files.base.display()));
-                let removed = files.remove();
+                let removed = files.remove(&[]);
                 Err(removed.err().unwrap_or(failure))
             }
             // `Storage` checks that other users have no access to it.
@@ -50,9 +50,9 @@ impl NodeFiles {
         }
     }
 
-    /// Returns the path of the socket.
-    pub fn socket(&self) -> PathBuf {
-        self.registration.socket(self.member)
+    /// Returns the path of the socket of a member.
+    pub fn socket_of(&self, member: MemberId) -> PathBuf {
+        self.registration.socket(member)
     }
 
     /// Returns the directory above the data, to which other users must have no access.
@@ -63,6 +63,11 @@ impl NodeFiles {
     /// Returns the directory with the data.
     pub fn data(&self) -> PathBuf {
         self.base.join(self.member.0.to_string())
+    }
+
+    /// Returns the directory with the backups of members that other daemons run.
+    pub fn backups(&self) -> PathBuf {
+        self.data().join("backups")
     }
 
     /// Returns the path of the file with the messages.
@@ -79,12 +84,34 @@ impl NodeFiles {
     pub fn register(&self, pool: &PoolSettings) -> Result<(), Failure> {
         let members: Vec<PoolMember> = pool.members.clone();
         let (name, node) = (self.name.clone(), self.registration.node.clone());
-        let pool = Pool { name, chunk_bytes: pool.chunk_bytes, node, members };
+        let ended = pool.ended.clone();
+        let (chunk_bytes, replicas) = (pool.chunk_bytes, pool.replicas);
+        let pool = Pool { name, chunk_bytes, replicas, node, members, ended };
         Ok(self.registry.save(&pool, self.member)?)
     }
 
-    /// Removes the data, and then the entry in the registry.
-    pub fn remove(&self) -> Result<(), Failure> {
+    /// Removes the data of daemons of this node that have ended.
+    pub fn remove_ended(&self, ended: &[PoolMember]) {
+        for member in ended.iter().filter(|member| member.node == self.registration.node) {
+            if member.directory.parent() != Some(&self.base) || member.directory == self.data() {
+                continue;
+            }
+            match fs::remove_dir_all(&member.directory) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(error = %e, path = %member.directory.display(), "data was not removed");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Removes the data, the sockets of the members that this daemon runs, and then the entry in
+    /// the registry.
+    pub fn remove(&self, members: &[MemberId]) -> Result<(), Failure> {
+        for member in members {
+            // The registry removes the socket of the first member, and reports a failure.
+            let _ = fs::remove_file(self.registration.socket(*member));
+        }
         let data = self.data();
         let removed = match fs::remove_dir_all(&data) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {

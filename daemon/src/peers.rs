@@ -1,43 +1,160 @@
-//! The other members, as the service calls them.
+//! The other daemons: the members and the backups that they have, and the requests to them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker as TaskWaker};
 use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
 use futures_util::FutureExt;
-use futures_util::future::LocalBoxFuture;
-use quell_pool_service::Peers;
+use futures_util::future::{LocalBoxFuture, poll_fn};
+use quell_pool_service::{BackupDaemons, Peers};
 use quell_transport::local::Waker;
-use quell_transport::peer::{self, PeerNetwork};
+use quell_transport::peer::{self, PeerNetwork, was_not_executed};
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{MemberId, PoolSettings};
+use quell_wire::pool::{DaemonId, MemberId, PoolMember, Reply};
+use quell_wire::{Failure as WireFailure, decode};
 
 use crate::failure::Failure;
 
 /// How long a member may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The largest reply of a daemon with a backup, in bytes.
+const CONFIRMATION_BYTES_MAX: u32 = 8 << 10;
 
-/// The connections to the other members.
+/// The daemon of each member.
+pub struct Placement {
+    state: Mutex<PlacementState>,
+    /// Whether another daemon can run a member later, so that requests are sent again.
+    has_replicas: bool,
+}
+
+#[derive(Default)]
+struct PlacementState {
+    daemons: HashMap<MemberId, DaemonId>,
+    /// Increases with each change.
+    version: u64,
+}
+
+impl Placement {
+    pub fn new(has_replicas: bool) -> Placement {
+        Placement { state: Mutex::default(), has_replicas }
+    }
+
+    fn state(&self) -> MutexGuard<'_, PlacementState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the daemons of the members, and connects this daemon to `daemons`.
+    pub fn set(
+        &self,
+        network: &PeerNetwork,
+        members: &[PoolMember],
+        daemons: &[(DaemonId, String)],
+    ) -> Result<(), Failure> {
+        let mut addresses = HashMap::new();
+        for (daemon, address) in daemons {
+            let refused = || Failure::wrong_input(format!("{address} is not an address with a port"));
+            let parsed: SocketAddr = address.parse().map_err(|_| refused())?;
+            addresses.insert(number(*daemon), parsed);
+        }
+        let mut state = self.state();
+        state.daemons = members.iter().map(|member| (member.id, member.daemon)).collect();
+        state.version += 1;
+        drop(state);
+        // Requests to daemons that are not listed any more fail now, and are sent to others.
+        Ok(network.set_members(&addresses)?)
+    }
+
+    fn daemon(&self, member: MemberId) -> (Option<DaemonId>, u64) {
+        let state = self.state();
+        (state.daemons.get(&member).copied(), state.version)
+    }
+}
+
+/// Tasks of one thread that wait before they send a request again.
+#[derive(Default)]
+pub struct Retries(Mutex<Vec<TaskWaker>>);
+
+impl Retries {
+    /// Wakes the tasks. Called about once a second, and after a change of the placement.
+    pub fn wake(&self) {
+        let waiting = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        waiting.into_iter().for_each(TaskWaker::wake);
+    }
+
+    async fn wait(&self) {
+        let mut has_waited = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// The connections to the other daemons, for one member.
+#[derive(Clone)]
 pub struct Network {
-    network: Rc<PeerNetwork>,
-    /// Wakes the service thread when a reply has arrived.
-    waker: Waker,
+    pub network: Arc<PeerNetwork>,
+    pub placement: Arc<Placement>,
+    pub retries: Rc<Retries>,
+    /// Wakes the thread of the member when a reply has arrived.
+    pub waker: Waker,
 }
 
 impl Network {
-    /// Connects the members of a pool. `waker` wakes the thread of the service.
-    pub fn new(network: Rc<PeerNetwork>, pool: &PoolSettings, waker: Waker) -> Result<Network, Failure> {
-        let mut members = HashMap::new();
-        for member in &pool.members {
-            let refused =
-                || Failure::wrong_input(format!("{} is not an address with a port", member.address));
-            let address: SocketAddr = member.address.parse().map_err(|_| refused())?;
-            members.insert(number(member.id), address);
+    fn call_daemon(
+        &self,
+        to: DaemonId,
+        request: Vec<u8>,
+        reply_bytes_max: u32,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Vec<u8>>> + use<> {
+        let (sender, receiver) = oneshot::channel();
+        let waker = self.waker.clone();
+        self.network.call(number(to), request, reply_bytes_max, deadline, move |reply| {
+            // The service waits for the reply until it ends.
+            let _ = sender.send(reply);
+            waker.wake();
+        });
+        let ended = move |_| Err(Error::new(ErrorKind::Unavailable, "call daemon", to.0.to_string()));
+        receiver.map(move |reply| reply.unwrap_or_else(ended))
+    }
+
+    /// Sends a request to the daemon of a member. If it was not executed, or can be repeated, it is
+    /// sent again until the time limit: another daemon may run the member.
+    async fn call_member(
+        self,
+        to: MemberId,
+        request: Vec<u8>,
+        reply_bytes_max: u32,
+        is_repeatable: bool,
+    ) -> Result<Vec<u8>> {
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        loop {
+            let (daemon, version) = self.placement.daemon(to);
+            let Some(daemon) = daemon else {
+                return Err(Error::new(ErrorKind::Unavailable, "call member", to.0.to_string()));
+            };
+            match self.call_daemon(daemon, request.clone(), reply_bytes_max, deadline).await {
+                Err(error)
+                    if error.kind == ErrorKind::Unavailable
+                        && (is_repeatable || was_not_executed(&error))
+                        && Instant::now() < deadline =>
+                {
+                    if self.placement.daemon(to).1 == version {
+                        self.retries.wait().await;
+                    }
+                }
+                reply => return reply,
+            }
         }
-        network.set_members(&members)?;
-        Ok(Network { network, waker })
     }
 }
 
@@ -47,21 +164,32 @@ impl Peers for Network {
         to: MemberId,
         request: Vec<u8>,
         reply_bytes_max: u32,
+        is_repeatable: bool,
     ) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
-        let (sender, receiver) = oneshot::channel();
-        let waker = self.waker.clone();
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
-        self.network.call(number(to), request, reply_bytes_max, deadline, move |reply| {
-            // The service waits for the reply until it ends.
-            let _ = sender.send(reply);
-            waker.wake();
-        });
-        let ended = move |_| Err(Error::new(ErrorKind::Unavailable, "call member", to.0.to_string()));
-        receiver.map(move |reply| reply.unwrap_or_else(ended)).boxed_local()
+        if self.placement.has_replicas {
+            return self.clone().call_member(to, request, reply_bytes_max, is_repeatable).boxed_local();
+        }
+        let (daemon, _) = self.placement.daemon(to);
+        // All members are in the first placement.
+        let daemon = daemon.unwrap_or(DaemonId(to.0));
+        self.call_daemon(daemon, request, reply_bytes_max, Instant::now() + ANSWER_TIMEOUT).boxed_local()
     }
 }
 
-/// Returns the number of a member in the connections.
-pub fn number(member: MemberId) -> peer::MemberId {
-    peer::MemberId(u64::from(member.0))
+impl BackupDaemons for Network {
+    fn send(&self, to: DaemonId, message: Vec<u8>) -> LocalBoxFuture<'static, Result<()>> {
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        let confirmed = self.call_daemon(to, message, CONFIRMATION_BYTES_MAX, deadline);
+        let decoded = |reply: Result<Vec<u8>>| {
+            let reply = reply?;
+            let result: Result<Reply<'_>, WireFailure> = decode(&reply)?;
+            result.map(drop).map_err(|failure| failure.into_error("change a backup", b""))
+        };
+        confirmed.map(decoded).boxed_local()
+    }
+}
+
+/// Returns the number of a daemon in the connections.
+pub fn number(daemon: DaemonId) -> peer::MemberId {
+    peer::MemberId(u64::from(daemon.0))
 }

@@ -1,28 +1,31 @@
-//! The thread of the service: takes requests of local clients and of other members, lets the member
+//! The thread of a member: takes requests of local clients and of other members, lets the member
 //! perform them, and returns the replies.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_executor::{LocalPool, LocalSpawner};
-use futures_util::FutureExt;
 use futures_util::task::LocalSpawnExt;
-use quell_kv::KeyValue;
-use quell_pool_service::{Chunks, ClientCounts, ClientId, Clients, Environment, Member, PoolMap};
+use quell_pool_service::{
+    BackupEvent, ClientCounts, ClientId, Clients, Environment, Member, PoolMap, Replication,
+};
 use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
-use quell_transport::peer::{Handler, PeerNetwork, PoolId, PoolKey, Protection, Reply, Request, Settings};
+use quell_transport::peer::{PeerNetwork, Reply};
 use quell_vfs::{Error, ErrorKind, errno};
-use quell_wire::Failure;
-use quell_wire::pool::{self, MemberId, MemberSettings, PoolSettings};
+use quell_wire::pool::{DaemonId, LEASE_MS, MemberId};
 
 use crate::clock::{SystemClock, machine};
-use crate::failure::Failure as StartFailure;
-use crate::peers::{Network, number};
+use crate::event::Event;
+use crate::failure::Failure;
+use crate::peers::{Network, Placement, Retries};
+use crate::request::{PeerRequest, failure};
+use crate::router::{Inbox, Router};
 use crate::storage::Storage;
 
 /// The longest sleep of the thread, after which it looks whether it is to end.
@@ -35,28 +38,11 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// waits, and renews references.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the end of the daemon waits for requests of other members that were begun.
-const STOP_LIMIT: Duration = Duration::from_secs(1);
-
 /// Replies that wait to be copied to their clients.
 type Outbox = Rc<RefCell<Vec<(Ticket, Vec<u8>)>>>;
 
-/// Replies to other members that are sent after the files of this member were removed.
+/// Replies to other members that are sent after the files of this daemon were removed.
 type Kept = Rc<RefCell<Vec<(Reply, Vec<u8>)>>>;
-
-/// Passes requests of other members to the thread of the service.
-struct Inbox {
-    requests: mpsc::Sender<(Request, Reply)>,
-    waker: Waker,
-}
-
-impl Handler for Inbox {
-    fn handle(&self, request: Request, reply: Reply) {
-        // After the end of the service, the reply is dropped, and the sender gets an error.
-        let _ = self.requests.send((request, reply));
-        self.waker.wake();
-    }
-}
 
 /// The clients of this daemon. The version of the directories and their counters are in the memory
 /// that they share with it.
@@ -77,50 +63,145 @@ impl Clients for LocalClients {
     }
 }
 
-/// A member that listens for clients and other members, and does not know the others yet.
-pub struct Listening {
-    store: Arc<dyn KeyValue>,
-    chunks: Arc<dyn Chunks>,
+/// A message of the daemon to the thread of a member.
+pub enum Command {
+    /// The daemons that are to have backups of the member.
+    Backups(Vec<DaemonId>),
+    /// The members run on other daemons than before.
+    PlacementChanged,
+    /// A lease was granted to a request of this time.
+    Lease(Instant),
+}
+
+/// The settings of a member that this daemon runs.
+pub struct MemberStart {
+    pub id: MemberId,
+    pub map: PoolMap,
+    /// The owner and the group of the root directory.
+    pub owner: (u32, u32),
+    /// Whether the member has backups. Then replies wait for a lease, and clients do not get the
+    /// directory of the chunks, because backups would miss their writes.
+    pub has_replicas: bool,
+    pub storage: Storage,
+    /// The path of the socket for clients. Its directory is new, or contains sockets of other
+    /// members of the same pool.
+    pub socket: PathBuf,
+}
+
+/// The objects that the members of a daemon share.
+#[derive(Clone)]
+pub struct Shared {
+    pub router: Arc<Router>,
+    pub network: Arc<PeerNetwork>,
+    pub placement: Arc<Placement>,
+    pub events: mpsc::Sender<Event>,
+}
+
+/// The running thread of a member.
+pub struct RunningMember {
+    commands: mpsc::Sender<Command>,
+    waker: Waker,
+    is_ending: Arc<AtomicBool>,
+    has_failed: Arc<AtomicBool>,
+    thread: JoinHandle<Result<EndedMember, Failure>>,
+}
+
+impl RunningMember {
+    /// Starts a member and its thread, and waits until it serves.
+    pub fn start(start: MemberStart, shared: Shared) -> Result<RunningMember, Failure> {
+        let (commands, receiver) = mpsc::channel();
+        let (started, is_started) = mpsc::channel();
+        let is_ending = Arc::new(AtomicBool::new(false));
+        let has_failed = Arc::new(AtomicBool::new(false));
+        let (flag, failed) = (Arc::clone(&is_ending), Arc::clone(&has_failed));
+        let name = format!("quell-member-{}", start.id.0);
+        let run = move || {
+            let id = start.id;
+            let (router, events) = (Arc::clone(&shared.router), shared.events.clone());
+            let service = Service::start(start, shared, receiver);
+            let (service, inbox) = match service {
+                Ok(service) => service,
+                Err(failure) => {
+                    let _ = started.send(Err(failure));
+                    return Err(Failure::cannot("the member was not started"));
+                }
+            };
+            router.add(id, inbox);
+            // The receiver waits.
+            let _ = started.send(Ok(service.waker()));
+            let ended = service.run(&flag);
+            failed.store(ended.is_err(), Ordering::SeqCst);
+            // The main thread may have ended the member, and does not wait for the event then.
+            let _ = events.send(Event::Ended(id));
+            ended
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(run);
+        let thread = thread.map_err(|e| Failure::cannot(format!("cannot start a thread: {e}")))?;
+        match is_started.recv() {
+            Ok(Ok(waker)) => Ok(RunningMember { commands, waker, is_ending, has_failed, thread }),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::cannot("the thread of a member has panicked")),
+        }
+    }
+
+    /// Sends a command. A thread that has ended ignores it.
+    pub fn command(&self, command: Command) {
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+
+    /// Returns whether the thread has ended because of a failure.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::SeqCst)
+    }
+
+    /// Asks the thread to end.
+    pub fn begin_end(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    /// Ends the thread, after it has performed the requests that it has got.
+    pub fn end(self) -> Result<EndedMember, Failure> {
+        self.begin_end();
+        self.thread.join().map_err(|_| Failure::cannot("the thread of a member has panicked"))?
+    }
+}
+
+/// A member that has ended, and the replies that are to be sent after its files were removed.
+pub struct EndedMember {
     server: LocalServer,
-    network: PeerNetwork,
-    requests: mpsc::Receiver<(Request, Reply)>,
+    outbox: Vec<(Ticket, Vec<u8>)>,
+    kept: Vec<(Reply, Vec<u8>)>,
 }
 
-impl Listening {
-    /// Begins to listen for other members on the address, and for clients at the socket. The
-    /// directory of the socket is new, or contains sockets of other daemons of the same pool.
-    pub fn start(
-        settings: &MemberSettings,
-        listen: SocketAddr,
-        socket: &Path,
-        storage: Storage,
-    ) -> Result<Listening, StartFailure> {
-        // A daemon that was killed has left its socket. The store is locked by this one.
-        let _ = std::fs::remove_file(socket);
-        let Storage { store, chunks, chunk_dir } = storage;
-        let options = ServerOptions { descriptors: vec![chunk_dir], ..ServerOptions::default() };
-        let server = LocalServer::bind(socket, options)?;
-        let (sender, requests) = mpsc::channel();
-        let inbox = Arc::new(Inbox { requests: sender, waker: server.waker() });
-        let (pool, key) = (PoolId(settings.pool.to_le_bytes()), PoolKey(settings.key));
-        let network = Settings::new(pool, key, number(settings.member), listen);
-        let protection = if settings.encrypts { Protection::Encryption } else { Protection::Integrity };
-        let network = PeerNetwork::start(Settings { protection, ..network }, inbox)?;
-        Ok(Listening { store, chunks, server, network, requests })
-    }
-
-    /// Returns the address at which other members reach this one.
-    pub fn address(&self) -> SocketAddr {
-        self.network.address()
+impl EndedMember {
+    /// Sends the replies. If the files were not removed, the replies contain the reason.
+    pub fn reply(mut self, removed: &Result<(), Failure>) {
+        let failed = removed.as_ref().err().map(|reason| {
+            let error = Error::new(ErrorKind::Os(errno::EIO), "remove the files of a daemon", "");
+            failure(Error { source: Some(reason.to_string().into()), ..error })
+        });
+        for (reply, bytes) in self.kept {
+            reply.send(failed.clone().unwrap_or(bytes));
+        }
+        for (ticket, bytes) in self.outbox {
+            self.server.reply_bytes(ticket, failed.as_ref().unwrap_or(&bytes));
+        }
     }
 }
 
-/// A running service.
-pub struct Service {
+/// The service of a member, on its thread.
+struct Service {
+    id: MemberId,
     member: Rc<Member>,
+    replication: Rc<Replication>,
+    retries: Rc<Retries>,
+    clock: Rc<SystemClock>,
     server: Rc<RefCell<LocalServer>>,
-    network: Rc<PeerNetwork>,
-    requests: mpsc::Receiver<(Request, Reply)>,
+    requests: mpsc::Receiver<PeerRequest>,
+    commands: mpsc::Receiver<Command>,
+    events: mpsc::Sender<Event>,
     executor: LocalPool,
     spawner: LocalSpawner,
     outbox: Outbox,
@@ -129,53 +210,77 @@ pub struct Service {
     kept: Kept,
 }
 
+fn bind(socket: &Path, storage: &Storage, has_replicas: bool) -> Result<LocalServer, Failure> {
+    // A daemon that was killed has left its socket. The store is locked by this one.
+    let _ = std::fs::remove_file(socket);
+    let chunk_dir = match has_replicas {
+        true => None,
+        false => Some(storage.chunk_dir.try_clone()),
+    };
+    let chunk_dir = chunk_dir.transpose();
+    let chunk_dir = chunk_dir.map_err(|e| Failure::cannot(format!("cannot copy a descriptor: {e}")))?;
+    let options = ServerOptions { descriptors: chunk_dir.into_iter().collect(), ..ServerOptions::default() };
+    Ok(LocalServer::bind(socket, options)?)
+}
+
 impl Service {
     /// Starts the member. Requests are served by `run`.
-    pub fn start(
-        id: MemberId,
-        pool: &PoolSettings,
-        map: PoolMap,
-        listening: Listening,
-    ) -> Result<Service, StartFailure> {
-        let Listening { store, chunks, server, network, requests } = listening;
-        let network = Rc::new(network);
+    fn start(
+        start: MemberStart,
+        shared: Shared,
+        commands: mpsc::Receiver<Command>,
+    ) -> Result<(Service, Inbox), Failure> {
+        let MemberStart { id, map, owner, has_replicas, storage, socket } = start;
+        let Shared { network, placement, events, .. } = shared;
+        let server = bind(&socket, &storage, has_replicas)?;
+        let (sender, requests) = mpsc::channel();
         let waker = server.waker();
+        let inbox = Inbox { requests: sender, waker: waker.clone() };
+        let retries = Rc::<Retries>::default();
+        let network = Network { network, placement, retries: Rc::clone(&retries), waker: waker.clone() };
         let server = Rc::new(RefCell::new(server));
+        let clock = Rc::new(SystemClock::new());
+        let Storage { store, chunks, .. } = storage;
+        let replication = Replication::new(store, chunks, Rc::clone(&clock) as _, Rc::new(network.clone()));
+        replication.set_lease_end(has_replicas.then_some(Duration::ZERO));
         let environment = Environment {
-            store,
-            chunks,
-            peers: Rc::new(Network::new(Rc::clone(&network), pool, waker.clone())?),
+            store: replication.store(),
+            chunks: replication.chunks(),
+            peers: replication.peers(Rc::new(network)),
             clients: Rc::new(LocalClients { waker, server: Rc::clone(&server) }),
             machine: machine()?,
-            clock: Rc::new(SystemClock::new()),
+            clock: Rc::clone(&clock) as _,
         };
-        let member = Member::start(id, map, environment, (pool.uid, pool.gid))?;
+        let member = Member::start(id, map, environment, owner)?;
         let executor = LocalPool::new();
         let spawner = executor.spawner();
-        Ok(Service {
+        let service = Service {
+            id,
             member,
+            replication,
+            retries,
+            clock,
             server,
-            network,
             requests,
+            commands,
+            events,
             executor,
             spawner,
             outbox: Outbox::default(),
             clients: HashMap::new(),
             next_client: 0,
             kept: Kept::default(),
-        })
+        };
+        Ok((service, inbox))
     }
 
-    /// Serves requests until `is_stopped` returns true, which is called at least four times each
-    /// second, or until a client ends the member. Then `remove` removes the files of the member,
-    /// and after that the clients and members that have requested the end get their replies.
-    pub fn run(
-        mut self,
-        is_stopped: &dyn Fn() -> bool,
-        remove: impl FnOnce() -> Result<(), StartFailure>,
-    ) -> Result<(), StartFailure> {
+    /// Serves requests until `is_ending` is true, which is read at least four times each second, or
+    /// until a client ends the member.
+    fn run(mut self, is_ending: &AtomicBool) -> Result<EndedMember, Failure> {
         let (mut repeated, mut maintained) = (Instant::now(), Instant::now());
-        while !is_stopped() && !self.member.is_stopping() {
+        while !self.member.is_stopping() {
+            let is_last = is_ending.load(Ordering::Relaxed);
+            self.take_commands();
             self.take_requests();
             self.take_peer_requests();
             if repeated.elapsed() >= INTERVAL {
@@ -190,7 +295,8 @@ impl Service {
                 }
             }
             self.executor.run_until_stalled();
-            if self.member.is_stopping() {
+            self.report_backups();
+            if is_last || self.member.is_stopping() {
                 break;
             }
             if !self.send_replies() {
@@ -198,32 +304,48 @@ impl Service {
                 self.server.borrow_mut().wait(Some(if has_changes { INTERVAL } else { SLEEP_MAX }))?;
             }
         }
-        self.end(remove)
+        let Service { server, member, replication, executor, outbox, kept, .. } = self;
+        // Requests that have not ended have references to the member, which has the store open.
+        drop((executor, member, replication));
+        let server = Rc::into_inner(server).expect("the member has ended");
+        Ok(EndedMember { server: server.into_inner(), outbox: outbox.take(), kept: kept.take() })
     }
 
-    fn end(self, remove: impl FnOnce() -> Result<(), StartFailure>) -> Result<(), StartFailure> {
-        let Service { member, server, network, executor, outbox, kept, .. } = self;
-        // Requests that have not ended have references to the member, which has the store open.
-        drop(executor);
-        drop(member);
-        let removed = remove();
-        let failure = removed.as_ref().err().map(|failure| {
-            let error = Error::new(ErrorKind::Os(errno::EIO), "remove the files of a daemon", "");
-            let error = Error { source: Some(failure.to_string().into()), ..error };
-            quell_wire::encode(&Err::<pool::Reply<'_>, Failure>(Failure::from(error)))
-        });
-        for (reply, bytes) in kept.take() {
-            reply.send(failure.clone().unwrap_or(bytes));
+    fn waker(&self) -> Waker {
+        self.server.borrow().waker()
+    }
+
+    fn take_commands(&mut self) {
+        for command in self.commands.try_iter() {
+            match command {
+                Command::Backups(daemons) => {
+                    let session = self.member.session();
+                    for task in self.replication.set_backups(self.id, session, &daemons) {
+                        self.spawn(task);
+                    }
+                }
+                Command::PlacementChanged => self.retries.wake(),
+                Command::Lease(requested) => {
+                    let end = self.clock.time_at(requested) + Duration::from_millis(LEASE_MS);
+                    self.replication.set_lease_end(Some(end));
+                }
+            }
         }
-        for (ticket, bytes) in outbox.take() {
-            server.borrow_mut().reply_bytes(ticket, failure.as_ref().unwrap_or(&bytes));
+    }
+
+    fn report_backups(&self) {
+        for event in self.replication.take_events() {
+            let (backup, is_complete) = match event {
+                BackupEvent::Complete(backup) => (backup, true),
+                BackupEvent::Failed(backup) => (backup, false),
+            };
+            // The main thread runs longer than this one.
+            let _ = self.events.send(Event::Backup { member: self.id, backup, is_complete });
         }
-        network.stop(STOP_LIMIT);
-        removed
     }
 
     fn take_requests(&mut self) {
-        let Service { member, server, spawner, outbox, clients, next_client, .. } = self;
+        let Service { member, replication, server, spawner, outbox, clients, next_client, .. } = self;
         // The operations begin when the executor runs.
         server.borrow_mut().drain(&mut |ticket, request| {
             let client = *clients.entry(ticket.client()).or_insert_with(|| {
@@ -231,22 +353,29 @@ impl Service {
                 ClientId(*next_client)
             });
             let outbox = Rc::clone(outbox);
-            let performed = Rc::clone(member).perform(client, request.to_vec());
-            let answered = performed.map(move |reply| outbox.borrow_mut().push((ticket, reply)));
+            let (member, replication) = (Rc::clone(member), Rc::clone(replication));
+            let request = request.to_vec();
+            let answered = async move {
+                let reply = Rc::clone(&member).perform(client, request).await;
+                settle(&member, &replication).await;
+                outbox.borrow_mut().push((ticket, reply));
+            };
             spawner.spawn_local(answered).expect("the executor runs until the end of the thread");
         });
     }
 
     fn take_peer_requests(&mut self) {
-        for (request, reply) in self.requests.try_iter() {
-            // The numbers of members are those that this daemon has passed to the connections.
-            let Ok(from) = u16::try_from(request.from.0) else { continue };
-            let served = Rc::clone(&self.member).serve(MemberId(from), request.bytes);
-            let (member, kept) = (Rc::clone(&self.member), Rc::clone(&self.kept));
-            let answered = served.map(move |bytes| match member.is_stopping() {
-                true => kept.borrow_mut().push((reply, bytes)),
-                false => reply.send(bytes),
-            });
+        for PeerRequest { bytes, reply, .. } in self.requests.try_iter() {
+            let (member, replication) = (Rc::clone(&self.member), Rc::clone(&self.replication));
+            let kept = Rc::clone(&self.kept);
+            let answered = async move {
+                let bytes = Rc::clone(&member).serve(bytes).await;
+                settle(&member, &replication).await;
+                match member.is_stopping() {
+                    true => kept.borrow_mut().push((reply, bytes)),
+                    false => reply.send(bytes),
+                }
+            };
             self.spawner.spawn_local(answered).expect("the executor runs until the end of the thread");
         }
     }
@@ -277,6 +406,8 @@ impl Service {
     /// Lets the member perform the work that no request causes.
     fn maintain(&self) {
         self.member.end_waits();
+        self.replication.retry();
+        self.retries.wake();
         let member = Rc::clone(&self.member);
         self.spawn(async move {
             if let Err(error) = member.maintain().await {
@@ -307,6 +438,12 @@ impl Service {
 
 /// Returns the result of an operation whose reply does not fit in a message.
 fn too_long() -> Vec<u8> {
-    let error = Error::new(ErrorKind::Os(errno::E2BIG), "reply", "");
-    quell_wire::encode(&Err::<pool::Reply<'_>, Failure>(Failure::from(error)))
+    failure(Error::new(ErrorKind::Os(errno::E2BIG), "reply", ""))
+}
+
+/// Waits until a reply may leave the member. The reply that ends the member does not wait.
+async fn settle(member: &Member, replication: &Rc<Replication>) {
+    if !member.is_stopping() && !replication.is_settled() {
+        replication.settled().await;
+    }
 }

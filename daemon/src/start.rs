@@ -2,26 +2,36 @@
 //! through standard output, and serves until the event that its settings name, a signal, or the
 //! command of a client ends it. A clean end removes all its files.
 
-use std::io::Write;
+use std::fs::File;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use quell_pool_service::PoolMap;
+use quell_transport::peer::{PeerNetwork, PoolId, PoolKey, Protection, Settings};
 use quell_wire::pool::{
     Complete, Lifetime, Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
 };
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
-use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::address;
+use crate::backups::{BackupStorage, Backups};
 use crate::clock::machine;
+use crate::control::{Daemon, write_line};
+use crate::event::Event;
 use crate::failure::Failure;
-use crate::input::Input;
+use crate::input;
 use crate::node_files::NodeFiles;
-use crate::service::{self, Service};
+use crate::peers::{Placement, number};
+use crate::router::Router;
+use crate::service::Shared;
 use crate::storage;
+
+/// The purpose of the messages of the start, in errors.
+const REPORT: &str = "report the start";
 
 /// Runs the daemon until its end.
 pub fn run() -> Result<(), Failure> {
@@ -32,20 +42,21 @@ pub fn run() -> Result<(), Failure> {
     }
     // A working directory could not be unmounted.
     std::env::set_current_dir("/").map_err(|e| Failure::cannot(format!("/: {e}")))?;
-    let input = Input::start()?;
-    let settings: MemberSettings = input.receive(&stop)?;
+    let (sender, events) = channel();
+    input::start(sender.clone())?;
+    let settings: MemberSettings = input::receive(&events, &stop)?;
     trace(settings.log_filter.as_deref())?;
     let files = NodeFiles::create(&settings, machine()?)?;
-    let served = serve(&settings, &files, &input, &stop);
-    // The service has removed the files, unless its start has failed.
-    let removed = files.remove();
+    let served = serve(&settings, &files, (sender, &events), &stop);
+    // The daemon has removed the files, unless its start has failed.
+    let removed = files.remove(&[]);
     served.and(removed)
 }
 
 fn serve(
     settings: &MemberSettings,
     files: &NodeFiles,
-    input: &Input,
+    (sender, events): (Sender<Event>, &Receiver<Event>),
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let listen = address::choose(&settings.listen)?;
@@ -53,32 +64,73 @@ fn serve(
         Some(bytes) => storage::in_memory(bytes)?,
         None => storage::open(files.base(), &files.data())?,
     };
-    let listening = service::Listening::start(settings, listen, &files.socket(), storage)?;
-    write_line(&Listening::At(PoolMember {
+    let (jobs, receiver) = channel();
+    let router = Arc::new(Router::new(jobs.clone()));
+    let network = Arc::new(start_network(settings, listen, Arc::clone(&router))?);
+    let backup_storage = match settings.memory_bytes {
+        Some(bytes) => BackupStorage::Memory { bytes_max: bytes },
+        None => BackupStorage::Disk { base: files.base().to_owned(), directory: files.backups() },
+    };
+    let backups = Backups::start((jobs, receiver), backup_storage)?;
+    let own = PoolMember {
         id: settings.member,
+        daemon: settings.daemon,
+        backups: Vec::new(),
         host: settings.host.clone(),
         node: files.node().to_owned(),
         pid: std::process::id(),
         directory: files.data(),
         memory_bytes: settings.memory_bytes,
-        socket: files.socket(),
-        address: listening.address().to_string(),
-    }))?;
-    let pool: PoolSettings = input.receive(stop)?;
+        socket: files.socket_of(settings.member),
+        address: network.address().to_string(),
+    };
+    write_line(&Listening::At(own), REPORT)?;
+    let pool: PoolSettings = input::receive(events, stop)?;
     let ids: Vec<MemberId> = pool.members.iter().map(|member| member.id).collect();
     let map = PoolMap::new(pool.partitions, &ids, pool.chunk_bytes)?.with_consistency(pool.consistency);
-    let service = Service::start(settings.member, &pool, map, listening)?;
-    files.register(&pool)?;
-    // The messages of the start go to the starting program, later ones to a file on the node.
-    let log = std::fs::File::create(files.log());
-    let log = log.map_err(|e| Failure::cannot(format!("{}: {e}", files.log().display())))?;
-    write_line(&Ready::Serving)?;
-    let Complete = input.receive(stop)?;
+    let placement = Arc::new(Placement::new(pool.replicas > 1));
+    let addresses: Vec<_> = pool.members.iter().map(|m| (m.daemon, m.address.clone())).collect();
+    placement.set(&network, &pool.members, &addresses)?;
+    let shared = Shared { router, network, placement, events: sender };
+    let mut daemon = Daemon::new(settings.daemon, pool.clone(), map, shared, backups);
+    let started = daemon.start_member(settings.member, storage, files);
+    let served = started.and_then(|()| {
+        files.register(&pool)?;
+        // The messages of the start go to the starting program, later ones to a file on the node.
+        let log = std::fs::File::create(files.log());
+        let log = log.map_err(|e| Failure::cannot(format!("{}: {e}", files.log().display())))?;
+        write_line(&Ready::Serving, REPORT)?;
+        let Complete = input::receive(events, stop)?;
+        detach(settings.lifetime, &log)?;
+        // With the lifetime `Input`, standard output stays open; its end informs the starting
+        // program that the daemon has ended.
+        let ends_with_input = settings.lifetime == Lifetime::Input;
+        daemon.run(events, files, ends_with_input, &|| stop.load(Ordering::Relaxed))
+    });
+    let ended = daemon.end(files);
+    served.and(ended)
+}
+
+/// Begins to listen for other daemons.
+fn start_network(
+    settings: &MemberSettings,
+    listen: SocketAddr,
+    router: Arc<Router>,
+) -> Result<PeerNetwork, Failure> {
+    let (pool, key) = (PoolId(settings.pool.to_le_bytes()), PoolKey(settings.key));
+    let network = Settings::new(pool, key, number(settings.daemon), listen);
+    let protection = if settings.encrypts { Protection::Encryption } else { Protection::Integrity };
+    Ok(PeerNetwork::start(Settings { protection, ..network }, router)?)
+}
+
+/// Directs messages to the log, and leaves the session of the starting program, if the daemon does
+/// not end with it.
+fn detach(lifetime: Lifetime, log: &File) -> Result<(), Failure> {
     let failed =
         |e: rustix::io::Errno| Failure::cannot(format!("cannot detach from the starting program: {e}"));
-    dup2_stderr(&log).map_err(failed)?;
-    if settings.lifetime == Lifetime::Unlimited {
-        let null = std::fs::File::options().read(true).write(true).open("/dev/null");
+    dup2_stderr(log).map_err(failed)?;
+    if lifetime == Lifetime::Unlimited {
+        let null = File::options().read(true).write(true).open("/dev/null");
         let null = null.map_err(|e| Failure::cannot(format!("/dev/null: {e}")))?;
         dup2_stdin(&null).map_err(failed)?;
         dup2_stdout(&null).map_err(failed)?;
@@ -88,11 +140,7 @@ fn serve(
             Err(e) => return Err(failed(e)),
         }
     }
-    // Otherwise standard output stays open; its end informs the starting program that the daemon
-    // has ended.
-    let ends_with_input = settings.lifetime == Lifetime::Input;
-    let is_stopped = || stop.load(Ordering::Relaxed) || (ends_with_input && input.is_ended());
-    service.run(&is_stopped, || files.remove())
+    Ok(())
 }
 
 /// Writes events to standard error, which the starting program has opened: warnings, or the events
@@ -119,13 +167,5 @@ fn trace(filter: Option<&str>) -> Result<(), Failure> {
 /// exit code if it does not read any more.
 pub fn report(failure: &Failure) {
     let message = failure.to_string();
-    let _ = write_line(&Listening::Failed { code: failure.code(), message });
-}
-
-fn write_line(message: &impl Serialize) -> Result<(), Failure> {
-    let mut line = serde_json::to_vec(message).expect("the messages have no maps");
-    line.push(b'\n');
-    let mut output = std::io::stdout().lock();
-    let written = output.write_all(&line).and_then(|()| output.flush());
-    written.map_err(|e| Failure::cannot(format!("cannot report the start: {e}")))
+    let _ = write_line(&Listening::Failed { code: failure.code(), message }, REPORT);
 }

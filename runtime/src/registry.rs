@@ -37,10 +37,14 @@ pub struct Pool {
     pub name: String,
     /// The size of its chunks, in bytes.
     pub chunk_bytes: u32,
+    /// The number of copies of all names and data.
+    pub replicas: u16,
     /// The node of this description, as `PoolMember::node`.
     pub node: String,
-    /// The daemons, on all nodes.
+    /// The members, on all nodes, with the daemons that run them.
     pub members: Vec<PoolMember>,
+    /// The members of daemons that have ended, as they were before.
+    pub ended: Vec<PoolMember>,
 }
 
 impl Pool {
@@ -336,8 +340,14 @@ mod tests {
         }
         assert!(matches!(registry.join("p", 8, 1), Err(Refusal::WrongInput(_))), "another pool");
         assert!(matches!(registry.join("p", 7, 2), Err(Refusal::Cannot(_))), "another node");
-        let pool =
-            Pool { name: "p".into(), chunk_bytes: 4096, node: first.node.clone(), members: Vec::new() };
+        let pool = Pool {
+            name: "p".into(),
+            chunk_bytes: 4096,
+            replicas: 1,
+            node: first.node.clone(),
+            members: Vec::new(),
+            ended: Vec::new(),
+        };
         registry.save(&pool, MemberId(1)).unwrap();
         assert_eq!(registry.find("p").unwrap(), pool);
         registry.leave(&first, MemberId(0)).unwrap();

@@ -51,6 +51,7 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
             PoolConsistency::Sync => Consistency::Synchronous,
             PoolConsistency::Commit => Consistency::Commit,
         },
+        replicas: 1,
         encrypts: args.encrypt,
         lifetime: if args.local.is_some() { Lifetime::Unlimited } else { Lifetime::Input },
         timeout_ms: u64::from(args.timeout) * 1000,

@@ -21,10 +21,10 @@ pub use operation::{
 };
 pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};
-pub use replica::{Change, DaemonId, KeyChange, ReplicaMessage};
+pub use replica::{Change, DaemonId, KeyChange, ReplicaMessage, Route};
 pub use start::{
-    Complete, Consistency, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberSettings, PoolMember,
-    PoolSettings, Ready,
+    Complete, Configuration, Consistency, DaemonReport, KeeperMessage, LEASE_MS, LINE_BYTES_MAX, Lifetime,
+    Listen, Listening, MemberSettings, PoolMember, PoolSettings, Ready,
 };
 
 /// The largest number of bytes of file data in one message.

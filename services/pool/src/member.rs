@@ -12,7 +12,8 @@ use futures_util::future::{join_all, join4};
 use lru::LruCache;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{
-    FileId, MemberId, Operation, PeerMessage, PeerRequest, Reply, Stamp, TransactionId, XATTRS_BYTES_MAX,
+    FileId, MemberId, Operation, PeerMessage, PeerRequest, Reply, Route, Stamp, TransactionId,
+    XATTRS_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
@@ -252,6 +253,12 @@ impl Member {
         result
     }
 
+    /// Returns the number of this start of the member, which is larger than those of earlier
+    /// starts.
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
     /// Returns whether a client has asked this member to end.
     pub fn is_stopping(&self) -> bool {
         self.is_stopping.get()
@@ -266,9 +273,10 @@ impl Member {
 
     /// Performs a request of another member and returns the encoded result: `Result<Reply,
     /// Failure>`. It must be polled to its end.
-    pub async fn serve(self: Rc<Member>, from: MemberId, message: Vec<u8>) -> Vec<u8> {
+    pub async fn serve(self: Rc<Member>, message: Vec<u8>) -> Vec<u8> {
         let result = match decode(&message) {
-            Ok(message) => self.serve_message(from, message).await,
+            Ok((Route::Member { from, .. }, message)) => self.serve_message(from, message).await,
+            Ok((Route::Backup, _)) => Err(Error::new(ErrorKind::Damaged, "decode a message", "")),
             Err(error) => Err(error),
         };
         encode(&result.map_err(Failure::from))
@@ -451,16 +459,17 @@ impl Member {
             // The future is boxed because requests to this member can be nested.
             return (Box::pin(self.serve_request(origin, request)).await, number);
         }
-        let reply_bytes_max = reply_bytes_max(&request);
+        let (reply_bytes_max, is_repeatable) = (reply_bytes_max(&request), is_repeatable(&request));
         let waiting = self.outgoing.borrow_mut().entry(to).or_default().begin(number);
-        let message = encode(&PeerMessage {
+        let message = PeerMessage {
             session: self.session,
             number,
             first_waiting: waiting.first,
             abandoned: waiting.abandoned,
             request,
-        });
-        let reply = self.environment.peers.call(to, message, reply_bytes_max).await;
+        };
+        let message = encode(&(Route::Member { from: self.id, to }, message));
+        let reply = self.environment.peers.call(to, message, reply_bytes_max, is_repeatable).await;
         self.outgoing.borrow_mut().entry(to).or_default().end(number, reply.is_ok());
         let result = reply.and_then(|reply| {
             let result: Result<Reply<'_>, Failure> = decode(&reply)?;
@@ -551,6 +560,30 @@ impl Member {
 /// Returns whether a request that failed with this error may have been performed.
 pub(crate) fn is_unknown(error: &Error) -> bool {
     matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
+}
+
+/// Returns whether a repetition of a request has no other effect than the request itself. A
+/// reference has the number of its request, which a repetition keeps.
+fn is_repeatable(request: &PeerRequest<'_>) -> bool {
+    match request {
+        PeerRequest::Perform(operation) => matches!(
+            operation,
+            Operation::Lookup { .. }
+                | Operation::Attributes { .. }
+                | Operation::Name { .. }
+                | Operation::ReadLink { .. }
+                | Operation::Read { .. }
+                | Operation::Write { .. }
+                | Operation::NoteData { .. }
+                | Operation::Grow { .. }
+                | Operation::Sync { .. }
+                | Operation::MemberSpace { .. }
+        ),
+        PeerRequest::PrepareName { .. }
+        | PeerRequest::PrepareNode { .. }
+        | PeerRequest::PrepareRemoval { .. } => false,
+        _ => true,
+    }
 }
 
 /// Returns the largest length of the reply to a request, in bytes.

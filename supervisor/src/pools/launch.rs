@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_wire::pool::{
-    Complete, Consistency, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberId, MemberSettings, PoolMember,
-    PoolSettings, Ready,
+    Complete, Consistency, DaemonId, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberId, MemberSettings,
+    PoolMember, PoolSettings, Ready,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -57,6 +57,8 @@ pub struct NewPool {
     pub partitions: u16,
     /// The time at which the sizes of files are visible.
     pub consistency: Consistency,
+    /// The number of copies of all names and data.
+    pub replicas: u16,
     /// Whether the data that daemons send to each other is encrypted.
     pub encrypts: bool,
     /// The event that ends the daemons.
@@ -164,6 +166,7 @@ impl StartedPool {
                 name: new.name.clone(),
                 pool: u128::from_le_bytes(number),
                 key,
+                daemon: DaemonId(id),
                 member: MemberId(id),
                 host: member.host.clone(),
                 directory: new.directory.clone(),
@@ -189,6 +192,8 @@ impl StartedPool {
         }
         let settings = PoolSettings {
             members,
+            ended: Vec::new(),
+            replicas: new.replicas,
             partitions: new.partitions,
             chunk_bytes: new.chunk_bytes,
             consistency: new.consistency,
@@ -485,6 +490,7 @@ mod tests {
             chunk_bytes: 4096,
             partitions: 16,
             consistency: Consistency::Synchronous,
+            replicas: 1,
             encrypts: false,
             lifetime: Lifetime::Input,
             timeout_ms: 60_000,

@@ -56,20 +56,24 @@ type Members = Rc<RefCell<HashMap<MemberId, Rc<Member>>>>;
 
 /// The other members, as one of them sees them.
 struct Network {
-    from: MemberId,
     members: Weak<RefCell<HashMap<MemberId, Rc<Member>>>>,
 }
 
 impl Peers for Network {
-    fn call(&self, to: MemberId, request: Vec<u8>, _: u32) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
+    fn call(
+        &self,
+        to: MemberId,
+        request: Vec<u8>,
+        _: u32,
+        _: bool,
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
         let members = self.members.upgrade().expect("the pool is running");
         let member = members.borrow().get(&to).map(Rc::clone);
-        let from = self.from;
         async move {
             // Other members run between the request and its arrival.
             yield_once().await;
             match member {
-                Some(member) => Ok(member.serve(from, request).await),
+                Some(member) => Ok(member.serve(request).await),
                 None => Err(Error::new(ErrorKind::Unavailable, "call", to.0.to_string())),
             }
         }
@@ -132,7 +136,7 @@ fn start_members(chunk_bytes: u32, consistency: Consistency, shared: &[Shared]) 
         let environment = Environment {
             store: Arc::new(MemoryStore::new()),
             chunks: Arc::new(ChunkDir::new(Arc::clone(&shared.chunk_dir))),
-            peers: Rc::new(Network { from: id, members: Rc::downgrade(&members) }),
+            peers: Rc::new(Network { members: Rc::downgrade(&members) }),
             machine: u64::from(id.0),
             clients: Rc::new(Forgetting(Arc::clone(&shared.dirs_version))),
             clock: Rc::new(SystemClock(Instant::now())),

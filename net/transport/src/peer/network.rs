@@ -18,6 +18,7 @@ use tokio::time::{sleep, sleep_until};
 use super::connection::{Failure, Proved, initiate, respond, serve};
 use super::handler::Handler;
 use super::handshake::Refusal;
+use super::not_executed::NotExecuted;
 use super::outgoing::Done;
 use super::peer_state::{Peer, PeerCounters};
 use super::settings::{MemberId, Settings};
@@ -140,8 +141,8 @@ impl PeerNetwork {
     /// Errors: `TimedOut` at the deadline; `Unavailable` if the member has no connection, is
     /// stopping, was restarted or is not listed; `PermissionDenied` if the member has no connection
     /// because it has another key; `Busy` if too many calls wait; `InvalidInput` for sizes out of
-    /// bounds. After `TimedOut` and `Unavailable` the request may have been executed, unless the
-    /// text says that it was not sent or not executed.
+    /// bounds. After an error for which [`was_not_executed`](super::was_not_executed) is false, the
+    /// request may have been executed.
     pub fn call(
         &self,
         to: MemberId,
@@ -155,7 +156,7 @@ impl PeerNetwork {
         match peer {
             Some(peer) => peer.call(request, reply_bytes_max, deadline, done),
             None => done(Err(Error {
-                source: Some("it is not a member of the pool".into()),
+                source: Some(NotExecuted("it is not a member of the pool".into()).into()),
                 ..Error::new(ErrorKind::Unavailable, "call", to.to_string())
             })),
         }

@@ -15,6 +15,7 @@ use super::handler::{Handler, Reply, ReplySink, Request};
 use super::handshake::{Hello, Refusal};
 use super::incoming::{Incoming, Verdict};
 use super::link::{Link, Written};
+use super::not_executed::NotExecuted;
 use super::outgoing::{Credit, Done, Ended, Frame, Outgoing};
 use super::settings::{MemberId, Settings};
 
@@ -197,12 +198,12 @@ impl Peer {
         let mut state = self.state();
         let (calls, queued_bytes) = state.outgoing.queued();
         let refused = if state.is_removed || self.is_stopping.load(Ordering::Relaxed) {
-            Some(self.error(ErrorKind::Unavailable, "the connections are closed"))
+            Some(self.not_executed(ErrorKind::Unavailable, "the connections are closed"))
         } else if state.link.is_none() && state.disconnected_at.elapsed() > self.limits.unreachable_after {
             Some(self.unreachable(&state, false))
         } else if calls >= self.limits.calls_queued_max || queued_bytes + bytes > self.limits.bytes_queued_max
         {
-            Some(self.error(ErrorKind::Busy, "too many requests wait for the member"))
+            Some(self.not_executed(ErrorKind::Busy, "too many requests wait for the member"))
         } else {
             None
         };
@@ -225,14 +226,27 @@ impl Peer {
         Error { source: Some(text.into().into()), ..Error::new(kind, "call", self.id.to_string()) }
     }
 
+    /// Returns the error of a request that was certainly not executed.
+    fn not_executed(&self, kind: ErrorKind, text: impl Into<String>) -> Error {
+        let source = Some(NotExecuted(text.into()).into());
+        Error { source, ..Error::new(kind, "call", self.id.to_string()) }
+    }
+
+    /// Returns the error of a request that has ended without a reply.
+    fn ended(&self, kind: ErrorKind, text: &str, is_sent: bool) -> Error {
+        match is_sent {
+            true => self.error(kind, format!("{text}; it is not known whether the request was executed")),
+            false => self.not_executed(kind, text),
+        }
+    }
+
     fn unreachable(&self, state: &State, is_sent: bool) -> Error {
-        let unknown = if is_sent { "; it is not known whether the request was executed" } else { "" };
         match state.refusal {
             Some(Refusal::Proof) => {
-                self.error(ErrorKind::PermissionDenied, format!("{}{unknown}", Refusal::Proof))
+                self.ended(ErrorKind::PermissionDenied, &Refusal::Proof.to_string(), is_sent)
             }
-            Some(refusal) => self.error(ErrorKind::Unavailable, format!("{refusal}{unknown}")),
-            None => self.error(ErrorKind::Unavailable, format!("there is no connection{unknown}")),
+            Some(refusal) => self.ended(ErrorKind::Unavailable, &refusal.to_string(), is_sent),
+            None => self.ended(ErrorKind::Unavailable, "there is no connection", is_sent),
         }
     }
 
@@ -256,10 +270,10 @@ impl Peer {
         drop(state);
         for ended in expired {
             let text = match ended.is_sent {
-                true => "no reply before the deadline; it is not known whether the request was executed",
+                true => "no reply before the deadline",
                 false => "the request could not be sent before the deadline",
             };
-            contain(|| (ended.done)(Err(self.error(ErrorKind::TimedOut, text))));
+            contain(|| (ended.done)(Err(self.ended(ErrorKind::TimedOut, text, ended.is_sent))));
         }
         for (error, done) in errors {
             contain(|| done(Err(error)));
@@ -412,7 +426,8 @@ impl Peer {
             Status::Done => return Ok(reply),
             Status::Cancelled => (ErrorKind::TimedOut, "the request was cancelled"),
             Status::Stopping => {
-                (ErrorKind::Unavailable, "the member is stopping; the request was not executed")
+                let text = "the member is stopping; the request was not executed";
+                return Err(self.not_executed(ErrorKind::Unavailable, text));
             }
             Status::Unanswered => (
                 ErrorKind::Unavailable,
@@ -540,10 +555,8 @@ impl Peer {
         }
         drop(state);
         for ended in ended {
-            let unknown =
-                if ended.is_sent { "; it is not known whether the request was executed" } else { "" };
-            let text = format!("the connections are closed{unknown}");
-            (ended.done)(Err(self.error(ErrorKind::Unavailable, text)));
+            let error = self.ended(ErrorKind::Unavailable, "the connections are closed", ended.is_sent);
+            (ended.done)(Err(error));
         }
         self.timer.notify_one();
         self.connector.notify_one();

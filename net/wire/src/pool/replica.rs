@@ -10,6 +10,20 @@ use super::entry::{FileId, MemberId, Stamp};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DaemonId(pub u16);
 
+/// The beginning of each message between two daemons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Route {
+    /// A [`PeerMessage`](super::PeerMessage) follows.
+    Member {
+        /// The member that has sent it.
+        from: MemberId,
+        /// The member that gets it.
+        to: MemberId,
+    },
+    /// A [`ReplicaMessage`] with its changes follows.
+    Backup,
+}
+
 /// The beginning of a message to a daemon with a backup. `count` encodings of [`Change`] follow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaMessage {

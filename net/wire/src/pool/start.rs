@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::entry::MemberId;
+use super::replica::DaemonId;
 
 /// The largest length of such a line, in bytes.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -22,7 +23,9 @@ pub struct MemberSettings {
     pub pool: u128,
     /// The key by which the members prove to each other that they belong to the pool.
     pub key: [u8; 32],
-    /// The number of the member.
+    /// The number of the daemon.
+    pub daemon: DaemonId,
+    /// The number of the member that it runs at first.
     pub member: MemberId,
     /// The name of its node in messages.
     pub host: String,
@@ -86,6 +89,10 @@ pub enum Lifetime {
 pub struct PoolMember {
     /// Its number.
     pub id: MemberId,
+    /// The daemon that runs it.
+    pub daemon: DaemonId,
+    /// The daemons with backups of it.
+    pub backups: Vec<DaemonId>,
     /// The name of its node in messages.
     pub host: String,
     /// Identifies its node: members with the same value have the same runtime directory.
@@ -134,8 +141,12 @@ pub enum Consistency {
 pub struct PoolSettings {
     /// The members.
     pub members: Vec<PoolMember>,
+    /// The members of daemons that have ended, as they were before.
+    pub ended: Vec<PoolMember>,
     /// The number of partitions: a power of two, at most 32,768.
     pub partitions: u16,
+    /// The number of copies of all names and data.
+    pub replicas: u16,
     /// The size of chunks, in bytes.
     pub chunk_bytes: u32,
     /// The time at which sizes are visible.
@@ -164,3 +175,54 @@ pub enum Ready {
 /// this message, the daemon ends and removes its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Complete;
+
+/// The longest time for which a daemon may run members of a pool with replicas after its last
+/// request for a lease that was granted, in milliseconds.
+pub const LEASE_MS: u64 = 3000;
+
+/// A message of the starting program to a daemon that serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeeperMessage {
+    /// The daemons that run the members, and those with backups.
+    Configuration(Configuration),
+    /// The daemon may run its members for [`LEASE_MS`] after it has sent the request of this
+    /// number.
+    Lease(u64),
+}
+
+/// The daemons that run the members of a pool, and those with backups.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// A number that is larger in each later configuration.
+    pub number: u64,
+    /// The members, in the order of their numbers.
+    pub members: Vec<PoolMember>,
+    /// The daemons that can be reached, with their addresses.
+    pub daemons: Vec<(DaemonId, String)>,
+    /// The members of daemons that have ended, as they were before. Daemons on the same node remove
+    /// their files.
+    pub ended: Vec<PoolMember>,
+}
+
+/// A message of a daemon that serves to the starting program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DaemonReport {
+    /// Asks for a lease with this number.
+    Lease(u64),
+    /// A backup of a member has everything that was acknowledged.
+    Complete {
+        /// The member, which the daemon runs.
+        member: MemberId,
+        /// The daemon with the backup.
+        backup: DaemonId,
+    },
+    /// A backup of a member has failed.
+    Failed {
+        /// The member, which the daemon runs.
+        member: MemberId,
+        /// The daemon with the backup.
+        backup: DaemonId,
+    },
+    /// A command ends the pool.
+    Ending,
+}

@@ -21,7 +21,7 @@ use futures_util::future::LocalBoxFuture;
 use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::encode;
-use quell_wire::pool::{Change, DATA_BYTES_MAX, DaemonId, MemberId, ReplicaMessage};
+use quell_wire::pool::{Change, DATA_BYTES_MAX, DaemonId, MemberId, ReplicaMessage, Route};
 
 pub use backup::Backup;
 
@@ -35,9 +35,9 @@ const MESSAGE_BYTES: usize = DATA_BYTES_MAX / 2;
 
 /// The connections to the daemons with backups.
 pub trait BackupDaemons {
-    /// Sends a [`ReplicaMessage`] with its changes, and waits for the confirmation. Errors:
-    /// `Unavailable` and `TimedOut` if it is not known whether the changes were made; others if the
-    /// backup has failed.
+    /// Sends a message of [`Route::Backup`] with its changes, and waits for the confirmation.
+    /// Errors: `Unavailable` and `TimedOut` if it is not known whether the changes were made;
+    /// others if the backup has failed.
     fn send(&self, to: DaemonId, message: Vec<u8>) -> LocalBoxFuture<'static, Result<()>>;
 }
 
@@ -143,8 +143,8 @@ impl Replication {
         self.lease_end.get().is_none_or(|end| self.clock.monotonic() < end)
     }
 
-    /// Sets the daemons that have backups. Returns tasks that send the changes to the new ones; they
-    /// end when their backup is removed. `session` is the session of the member.
+    /// Sets the daemons that have backups. Returns tasks that send the changes to the new ones;
+    /// they end when their backup is removed. `session` is the session of the member.
     pub fn set_backups(
         self: &Rc<Replication>,
         member: MemberId,
@@ -217,7 +217,7 @@ impl Replication {
             let Some((changes, count, position, is_complete)) = self.next_changes(to, stream.1).await else {
                 return;
             };
-            let mut message = encode(&ReplicaMessage { member, stream, number, count });
+            let mut message = encode(&(Route::Backup, ReplicaMessage { member, stream, number, count }));
             message.extend(changes);
             if !self.deliver(to, stream.1, message).await {
                 return;
@@ -287,7 +287,8 @@ impl Replication {
         .await
     }
 
-    /// Sends a message until it is confirmed. Returns false if the backup was removed or has failed.
+    /// Sends a message until it is confirmed. Returns false if the backup was removed or has
+    /// failed.
     async fn deliver(&self, to: DaemonId, generation: u32, message: Vec<u8>) -> bool {
         loop {
             match self.daemons.send(to, message.clone()).await {
@@ -355,14 +356,15 @@ impl Peers for ReplicatedPeers {
         to: MemberId,
         request: Vec<u8>,
         reply_bytes_max: u32,
+        is_repeatable: bool,
     ) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
         if self.replication.is_settled() {
-            return self.peers.call(to, request, reply_bytes_max);
+            return self.peers.call(to, request, reply_bytes_max, is_repeatable);
         }
         let (peers, settled) = (Rc::clone(&self.peers), self.replication.settled());
         async move {
             settled.await;
-            peers.call(to, request, reply_bytes_max).await
+            peers.call(to, request, reply_bytes_max, is_repeatable).await
         }
         .boxed_local()
     }

@@ -14,7 +14,7 @@ use futures_util::task::LocalSpawnExt;
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore};
 use quell_testkit::MemoryStore as MemoryDirs;
 use quell_vfs::{ErrorKind, Result};
-use quell_wire::pool::{Change, DaemonId, FileId, KeyChange, MemberId, ReplicaMessage, Stamp};
+use quell_wire::pool::{Change, DaemonId, FileId, KeyChange, MemberId, ReplicaMessage, Route, Stamp};
 use quell_wire::{decode_first, encode};
 
 use super::{Backup, BackupDaemons, BackupEvent, Replication};
@@ -40,8 +40,10 @@ struct OneDaemon(RefCell<Backup>);
 
 impl BackupDaemons for OneDaemon {
     fn send(&self, _: DaemonId, message: Vec<u8>) -> LocalBoxFuture<'static, Result<()>> {
-        let applied = decode_first(&message)
-            .and_then(|(header, changes): (ReplicaMessage, _)| self.0.borrow_mut().apply(&header, changes));
+        let applied =
+            decode_first(&message).and_then(|((_, header), changes): ((Route, ReplicaMessage), _)| {
+                self.0.borrow_mut().apply(&header, changes)
+            });
         ready(applied).boxed_local()
     }
 }

@@ -239,7 +239,7 @@ impl Cluster {
             let member = Rc::clone(&served.member);
             let replication = Rc::clone(&served.replication);
             let serve = async move {
-                let reply = member.serve(MemberId(from), request).await;
+                let reply = member.serve(request).await;
                 replication.settled().await;
                 cluster.world.sleep(cluster.delay()).await;
                 if !cluster.is_lost() {
@@ -322,7 +322,13 @@ struct Network {
 }
 
 impl Peers for Network {
-    fn call(&self, to: MemberId, request: Vec<u8>, _: u32) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
+    fn call(
+        &self,
+        to: MemberId,
+        request: Vec<u8>,
+        _: u32,
+        _: bool,
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
         let cluster = self.cluster.upgrade().expect("the simulation is running");
         cluster.call(self.from, Arc::clone(&self.life), to.0, request).boxed_local()
     }

@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::decode_first;
-use quell_wire::pool::{DaemonId, ReplicaMessage};
+use quell_wire::pool::{DaemonId, ReplicaMessage, Route};
 
 use super::cluster::Cluster;
 use super::storage::{Disk, Life};
@@ -135,7 +135,7 @@ impl Cluster {
         if self.replicas.failed.borrow().contains(&to) || self.is_lost() {
             return Err(unavailable());
         }
-        let (header, changes): (ReplicaMessage, _) = decode_first(&message)?;
+        let ((_, header), changes): ((Route, ReplicaMessage), _) = decode_first(&message)?;
         assert_eq!(header.member.0, from);
         let applied = match &*self.replicas.backups[usize::from(from)].borrow() {
             Some(backup) if backup.daemon == to => backup.backup.borrow_mut().apply(&header, changes),

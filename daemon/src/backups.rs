@@ -1,0 +1,143 @@
+//! The backups of members that other daemons run. One thread has them.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use quell_pool_service::{Backup, no_backup};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{MemberId, ReplicaMessage, Reply, Route};
+use quell_wire::{Failure as WireFailure, decode_first, encode};
+
+use crate::failure::Failure;
+use crate::request::{Job, PeerRequest, failure};
+use crate::storage::{self, Storage};
+
+/// The thread with the backups.
+pub struct Backups {
+    jobs: mpsc::Sender<Job>,
+    thread: JoinHandle<()>,
+}
+
+/// The storage of the backups.
+pub enum BackupStorage {
+    /// Each backup is a directory in `directory`, which is below `base`. Other users have no access
+    /// to these directories.
+    Disk { base: PathBuf, directory: PathBuf },
+    /// Each backup is in memory, and has at most this number of bytes.
+    Memory { bytes_max: u64 },
+}
+
+impl Backups {
+    /// Starts the thread.
+    pub fn start(
+        jobs: (mpsc::Sender<Job>, mpsc::Receiver<Job>),
+        storage: BackupStorage,
+    ) -> std::result::Result<Backups, Failure> {
+        let (sender, receiver) = jobs;
+        let held = Held { storage, backups: HashMap::new() };
+        let started = std::thread::Builder::new().name("quell-backups".into()).spawn(|| held.run(receiver));
+        let thread = started.map_err(|e| Failure::cannot(format!("cannot start a thread: {e}")))?;
+        Ok(Backups { jobs: sender, thread })
+    }
+
+    /// Removes the backups of all members but these.
+    pub fn keep(&self, members: Vec<MemberId>) {
+        // The thread runs until `end`.
+        let _ = self.jobs.send(Job::Keep(members));
+    }
+
+    /// Returns the storage of the complete backup of a member. The backup gets no changes any more.
+    pub fn take(&self, member: MemberId) -> Option<Storage> {
+        let (sender, receiver) = mpsc::channel();
+        // The thread runs until `end`.
+        let _ = self.jobs.send(Job::Take(member, sender));
+        receiver.recv().ok().flatten()
+    }
+
+    /// Ends the thread, which closes the storage.
+    pub fn end(self) {
+        let _ = self.jobs.send(Job::End);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread of the backups has panicked");
+        }
+    }
+}
+
+struct Held {
+    storage: BackupStorage,
+    backups: HashMap<MemberId, (Backup, Storage)>,
+}
+
+impl Held {
+    fn run(mut self, jobs: mpsc::Receiver<Job>) {
+        for job in jobs {
+            match job {
+                Job::Message(PeerRequest { bytes, reply, .. }) => reply.send(match self.apply(&bytes) {
+                    Ok(()) => encode(&Ok::<_, WireFailure>(Reply::Done)),
+                    Err(error) => failure(error),
+                }),
+                Job::Keep(members) => {
+                    let removed: Vec<_> =
+                        self.backups.extract_if(|member, _| !members.contains(member)).collect();
+                    for (member, backup) in removed {
+                        drop(backup);
+                        self.remove(member);
+                    }
+                }
+                Job::Take(member, sender) => {
+                    let taken = self.backups.remove(&member).filter(|(backup, _)| backup.is_complete());
+                    // The receiver waits.
+                    let _ = sender.send(taken.map(|(_, storage)| storage));
+                }
+                Job::End => return,
+            }
+        }
+    }
+
+    fn apply(&mut self, message: &[u8]) -> Result<()> {
+        let ((_, header), changes): ((Route, ReplicaMessage), _) = decode_first(message)?;
+        let member = header.member;
+        if !self.backups.contains_key(&member) {
+            if header.number != 0 {
+                return Err(no_backup(member));
+            }
+            let storage = self.create(member)?;
+            let backup = Backup::new(Arc::clone(&storage.store), Arc::clone(&storage.chunks));
+            self.backups.insert(member, (backup, storage));
+        }
+        let (backup, _) = self.backups.get_mut(&member).expect("it was inserted");
+        backup.apply(&header, changes)
+    }
+
+    fn create(&self, member: MemberId) -> Result<Storage> {
+        let (base, directory) = match &self.storage {
+            BackupStorage::Memory { bytes_max } => {
+                return storage::in_memory(*bytes_max).map_err(|failure| {
+                    let source = Some(failure.to_string().into());
+                    let subject = member.0.to_string();
+                    Error { source, ..Error::new(ErrorKind::NoSpace, "create a backup of member", subject) }
+                });
+            }
+            BackupStorage::Disk { base, directory } => (base, directory),
+        };
+        quell_runtime::make_private(directory)
+            .map_err(|e| Error::from_io(e, "create", directory.as_os_str().as_encoded_bytes()))?;
+        let own = directory.join(member.0.to_string());
+        if own.exists() {
+            // This daemon runs the member, or has run it.
+            return Err(Error::new(ErrorKind::Stale, "create a backup of member", member.0.to_string()));
+        }
+        storage::open(base, &own)
+    }
+
+    fn remove(&self, member: MemberId) {
+        let BackupStorage::Disk { directory, .. } = &self.storage else { return };
+        let path = directory.join(member.0.to_string());
+        if let Err(error) = std::fs::remove_dir_all(&path) {
+            tracing::warn!(%error, path = %path.display(), "a backup was not removed");
+        }
+    }
+}

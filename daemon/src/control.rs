@@ -1,0 +1,229 @@
+//! The main thread of a daemon that serves: it runs the members that the keeper of the pool assigns
+//! to this daemon, requests leases, and ends the daemon.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Write;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use quell_pool_service::PoolMap;
+use quell_wire::pool::{
+    Configuration, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, MemberId, PoolSettings,
+};
+use serde::Serialize;
+
+use crate::backups::Backups;
+use crate::event::Event;
+use crate::failure::Failure;
+use crate::node_files::NodeFiles;
+use crate::service::{Command, EndedMember, MemberStart, RunningMember, Shared};
+use crate::storage::Storage;
+
+/// How often the main thread checks for signals.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(250);
+/// How often a daemon of a pool with replicas requests a lease.
+const LEASE_INTERVAL: Duration = Duration::from_millis(LEASE_MS / 6);
+/// The largest number of requests for leases without an answer. Older ones are forgotten.
+const REQUESTS_MAX: usize = 64;
+/// How long the end of the daemon waits for requests of other members that were begun.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
+/// A daemon that serves.
+pub struct Daemon {
+    pub id: DaemonId,
+    pub pool: PoolSettings,
+    pub map: PoolMap,
+    pub shared: Shared,
+    pub backups: Backups,
+    members: HashMap<MemberId, RunningMember>,
+    /// The number of the last configuration.
+    configuration: u64,
+    last_request: u64,
+    /// Requests for leases without an answer, with their times.
+    requests: VecDeque<(u64, Instant)>,
+}
+
+impl Daemon {
+    pub fn new(id: DaemonId, pool: PoolSettings, map: PoolMap, shared: Shared, backups: Backups) -> Daemon {
+        Daemon {
+            id,
+            pool,
+            map,
+            shared,
+            backups,
+            members: HashMap::new(),
+            configuration: 0,
+            last_request: 0,
+            requests: VecDeque::new(),
+        }
+    }
+
+    fn has_replicas(&self) -> bool {
+        self.pool.replicas > 1
+    }
+
+    /// Runs a member on its storage.
+    pub fn start_member(&mut self, id: MemberId, storage: Storage, files: &NodeFiles) -> Result<(), Failure> {
+        let start = MemberStart {
+            id,
+            map: self.map.clone(),
+            owner: (self.pool.uid, self.pool.gid),
+            has_replicas: self.has_replicas(),
+            storage,
+            socket: files.socket_of(id),
+        };
+        let running = RunningMember::start(start, self.shared.clone())?;
+        self.members.insert(id, running);
+        Ok(())
+    }
+
+    /// Serves until `is_stopped` returns true, which is called at least four times each second,
+    /// until a command ends the pool, or until the input ends, if `ends_with_input`.
+    ///
+    /// Returns early if a member has failed; `end` returns the failure.
+    ///
+    /// # Errors
+    ///
+    /// Those of messages of the keeper and to it.
+    pub fn run(
+        &mut self,
+        events: &Receiver<Event>,
+        files: &NodeFiles,
+        ends_with_input: bool,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let interval = if self.has_replicas() { LEASE_INTERVAL } else { SIGNAL_INTERVAL };
+        let mut has_input = true;
+        while !is_stopped() && (has_input || !ends_with_input) {
+            if self.has_replicas() {
+                self.request_lease()?;
+            }
+            match events.recv_timeout(interval) {
+                Ok(Event::Line(line)) => self.take_line(line, files)?,
+                Ok(Event::InputEnded) => has_input = false,
+                Ok(Event::Ended(member)) => match self.members.get(&member) {
+                    Some(running) if running.has_failed() => return Ok(()),
+                    // A command ends the pool.
+                    Some(_) => return report(&DaemonReport::Ending),
+                    None => {}
+                },
+                Ok(Event::Backup { member, backup, is_complete: true }) => {
+                    report(&DaemonReport::Complete { member, backup })?;
+                }
+                Ok(Event::Backup { member, backup, is_complete: false }) => {
+                    report(&DaemonReport::Failed { member, backup })?;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn request_lease(&mut self) -> Result<(), Failure> {
+        let now = Instant::now();
+        if self.requests.back().is_some_and(|(_, last)| now.duration_since(*last) < LEASE_INTERVAL) {
+            return Ok(());
+        }
+        self.last_request += 1;
+        self.requests.push_back((self.last_request, now));
+        if self.requests.len() > REQUESTS_MAX {
+            self.requests.pop_front();
+        }
+        report(&DaemonReport::Lease(self.last_request))
+    }
+
+    fn take_line(&mut self, line: std::io::Result<String>, files: &NodeFiles) -> Result<(), Failure> {
+        let line = line.map_err(|e| Failure::cannot(format!("cannot read a message of the keeper: {e}")))?;
+        let message = serde_json::from_str(&line)
+            .map_err(|e| Failure::wrong_input(format!("damaged message of the keeper: {e}")))?;
+        match message {
+            KeeperMessage::Lease(number) => {
+                let requested = self.requests.iter().find(|(request, _)| *request == number);
+                if let Some((_, requested)) = requested.copied() {
+                    self.requests.retain(|(request, _)| *request > number);
+                    self.members.values().for_each(|member| member.command(Command::Lease(requested)));
+                }
+                Ok(())
+            }
+            KeeperMessage::Configuration(configuration) => self.configure(configuration, files),
+        }
+    }
+
+    fn configure(&mut self, configuration: Configuration, files: &NodeFiles) -> Result<(), Failure> {
+        let Configuration { number, members, daemons, ended } = configuration;
+        if number <= self.configuration {
+            return Ok(());
+        }
+        self.configuration = number;
+        self.shared.placement.set(&self.shared.network, &members, &daemons)?;
+        let is_here =
+            |member: MemberId| members.iter().any(|placed| placed.id == member && placed.daemon == self.id);
+        let removed: Vec<MemberId> = self.members.keys().copied().filter(|id| !is_here(*id)).collect();
+        for member in removed {
+            // Another daemon runs it. Its replies are not sent.
+            if let Some(running) = self.members.remove(&member) {
+                running.end().map(drop)?;
+            }
+        }
+        let is_kept = |placed: &&_| is_placed(placed, self.id);
+        self.backups.keep(members.iter().filter(is_kept).map(|placed| placed.id).collect());
+        let new = members.iter().filter(|placed| placed.daemon == self.id);
+        let new: Vec<MemberId> =
+            new.map(|placed| placed.id).filter(|id| !self.members.contains_key(id)).collect();
+        for member in new {
+            let missing = || Failure::cannot(format!("there is no complete backup of member {}", member.0));
+            let storage = self.backups.take(member).ok_or_else(missing)?;
+            self.start_member(member, storage, files)?;
+        }
+        for placed in &members {
+            if let Some(member) = self.members.get(&placed.id) {
+                member.command(Command::Backups(placed.backups.clone()));
+                member.command(Command::PlacementChanged);
+            }
+        }
+        files.remove_ended(&ended);
+        self.pool.members = members;
+        self.pool.ended = ended;
+        files.register(&self.pool)
+    }
+
+    /// Ends the members and the backups, removes the files, and sends the last replies.
+    pub fn end(self, files: &NodeFiles) -> Result<(), Failure> {
+        let Daemon { shared, backups, members, .. } = self;
+        let sockets = members.keys().copied().collect::<Vec<_>>();
+        members.values().for_each(RunningMember::begin_end);
+        let ended: Vec<Result<EndedMember, Failure>> =
+            members.into_values().map(RunningMember::end).collect();
+        backups.end();
+        let removed = files.remove(&sockets);
+        let mut failed = None;
+        for ended in ended {
+            match ended {
+                Ok(ended) => ended.reply(&removed),
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        shared.network.stop(STOP_LIMIT);
+        removed.and(failed.map_or(Ok(()), Err))
+    }
+}
+
+/// Returns whether a daemon runs a member or has a backup of it.
+fn is_placed(member: &quell_wire::pool::PoolMember, daemon: DaemonId) -> bool {
+    member.daemon == daemon || member.backups.contains(&daemon)
+}
+
+/// Writes a message to standard output, which the keeper of the pool reads.
+fn report(message: &DaemonReport) -> Result<(), Failure> {
+    write_line(message, "report to the keeper of the pool")
+}
+
+/// Writes a line of JSON to standard output. `purpose` is a part of the error message.
+pub fn write_line(message: &impl Serialize, purpose: &str) -> Result<(), Failure> {
+    let mut line = serde_json::to_vec(message).expect("the messages have no maps");
+    line.push(b'\n');
+    let mut output = std::io::stdout().lock();
+    let written = output.write_all(&line).and_then(|()| output.flush());
+    written.map_err(|e| Failure::cannot(format!("cannot {purpose}: {e}")))
+}

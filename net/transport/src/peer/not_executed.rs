@@ -1,0 +1,23 @@
+//! The cause of the failure of a call whose request was certainly not executed.
+
+use std::fmt;
+
+use quell_vfs::Error;
+
+/// The reason, as a text.
+#[derive(Debug)]
+pub(super) struct NotExecuted(pub String);
+
+impl fmt::Display for NotExecuted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotExecuted {}
+
+/// Returns whether the request of a failed call was certainly not executed, so that it can be sent
+/// again, also to another member.
+pub fn was_not_executed(error: &Error) -> bool {
+    error.source.as_ref().is_some_and(|source| source.is::<NotExecuted>())
+}
