@@ -6,7 +6,9 @@ use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use quell_vfs::{Change, FileIdentity, Kind, LockMode, ReadAt, Rename, Result, Space, Time};
+use quell_vfs::{
+    Change, Error, ErrorKind, FileIdentity, Kind, LockMode, ReadAt, Rename, Result, Space, Time,
+};
 
 /// The metadata of one name, without following symbolic links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -241,6 +243,13 @@ pub trait WritableDir: Dir {
     /// size is `InvalidInput`; use [`WritableFile::set_size`]. For a file that was just created,
     /// [`WritableFile::change`] is safer: the name may refer to another file meanwhile.
     fn change(&self, name: &[u8], change: &Change) -> Result<()>;
+
+    /// Sets an extended attribute of a child, or of the directory itself if `name` is empty, or
+    /// removes it if `value` is `None`. A symbolic link is not followed. Errors: `Unsupported` if
+    /// the file system has no such attributes, and for a directory that other users may change.
+    fn set_xattr(&self, _name: &[u8], attribute: &[u8], _value: Option<&[u8]>) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "set the extended attribute", attribute))
+    }
 
     /// Makes names created, removed and renamed here survive a power failure.
     fn sync(&self) -> Result<()>;

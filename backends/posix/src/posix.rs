@@ -89,6 +89,14 @@ impl PosixDir {
         Ok(PosixDir::new(fd, is_shared))
     }
 
+    /// Returns a path to a child, or to the directory itself if `name` is empty, for the system
+    /// calls for extended attributes. Those that take a directory and a name need Linux 6.13; this
+    /// works on all versions.
+    fn path_of_child(&self, name: &[u8]) -> Vec<u8> {
+        let child: &[u8] = if name.is_empty() { b"." } else { name };
+        [format!("/proc/self/fd/{}/", self.fd.as_raw_fd()).as_bytes(), child].concat()
+    }
+
     fn child(&self, name: &[u8], access: OFlags) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
@@ -244,10 +252,7 @@ impl Dir for PosixDir {
 
     fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let _span = entry_span("listxattr", name);
-        // The system calls that take a directory and a name need Linux 6.13; this works on all
-        // versions.
-        let child: &[u8] = if name.is_empty() { b"." } else { name };
-        let path = [format!("/proc/self/fd/{}/", self.fd.as_raw_fd()).as_bytes(), child].concat();
+        let path = self.path_of_child(name);
         let path = Path::new(OsStr::from_bytes(&path));
         let list = match sized(|buffer| rustix::fs::llistxattr(path, buffer)) {
             Ok(list) => list,

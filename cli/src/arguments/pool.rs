@@ -316,6 +316,10 @@ pub struct StagingArgs {
     /// Do not read the copies back.
     #[arg(long)]
     pub no_verify: bool,
+    /// Do not copy extended attributes. Without this option, those with names that begin with
+    /// "user." are copied.
+    #[arg(long)]
+    pub no_xattrs: bool,
     /// Compare the content of files that exist with the size and time of the source, and copy files
     /// that differ.
     #[arg(long)]

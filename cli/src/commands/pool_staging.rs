@@ -253,6 +253,7 @@ fn run(
         verifies: !args.no_verify,
         compares_content: args.checksum || args.manifest.is_some(),
         keeps_owners: geteuid().is_root(),
+        keeps_xattrs: !args.no_xattrs,
         part: args.part.map(part_of_process).transpose()?,
     };
     let progress = Progress::default();

@@ -49,8 +49,8 @@ impl Client {
         }
     }
 
-    /// Records that a file was written up to `end`, which the member of its attributes does not know:
-    /// at once, or when the file is closed or synced.
+    /// Records that a file was written up to `end`, which the member of its attributes does not
+    /// know: at once, or when the file is closed or synced.
     pub fn grow(&self, node: &KnownNode, end: u64) -> Result<()> {
         match self.consistency {
             Consistency::Synchronous => self.send_end(node, end),

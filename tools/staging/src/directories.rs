@@ -9,6 +9,7 @@ use quell_posix::{Dir, Stat, WritableDir};
 use quell_vfs::{Change, Error, ErrorKind, Result};
 
 use crate::context::Context;
+use crate::xattrs::copy_xattrs;
 
 /// The largest depth of a directory that is copied. The directories above it are kept open.
 pub const DEPTH_MAX: usize = 1000;
@@ -125,6 +126,9 @@ impl Directory {
         if context.options.part.is_some() {
             // Other processes may still create entries in it.
             change.permissions = change.permissions.map(|permissions| permissions | OWNER);
+        }
+        if context.options.keeps_xattrs {
+            copy_xattrs(&*self.source, b"", &*self.target, b"")?;
         }
         self.target.change(b"", &change)
     }

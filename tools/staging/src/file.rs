@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::digest::{Ranges, update_with_zeros};
 use crate::directories::{Directory, attributes_of};
 use crate::options::CopiedFile;
+use crate::xattrs::copy_xattrs;
 
 /// The length of the buffer of a thread, in bytes.
 pub const BUFFER_BYTES: usize = 1 << 20;
@@ -114,6 +115,9 @@ fn is_complete(
     let has_owners = !keeps_owners || (existing.uid, existing.gid) == (found.uid, found.gid);
     if existing.mode != found.mode || !has_owners {
         dir.target.change(name, &attributes_of(found, keeps_owners))?;
+    }
+    if context.options.keeps_xattrs {
+        copy_xattrs(&*dir.source, name, &*dir.target, name)?;
     }
     context.progress.add_unchanged();
     let path = dir.path_of(name);
@@ -303,6 +307,10 @@ impl FileCopy {
     /// Sets the attributes and the final name of the copy.
     fn complete(&self, context: &Context<'_>) -> Result<()> {
         context.check_stop()?;
+        if context.options.keeps_xattrs {
+            // Before the permissions, which may forbid it.
+            copy_xattrs(&*self.dir.source, &self.name, &*self.dir.target, &self.temporary)?;
+        }
         check_unchanged(&*self.source, &self.found)?;
         self.target.change(&attributes_of(&self.found, context.options.keeps_owners))?;
         let target = &*self.dir.target;

@@ -20,6 +20,7 @@ mod progress;
 mod queue;
 mod tree_dir;
 mod walk;
+mod xattrs;
 
 pub use context::TEMPORARY_PREFIX;
 pub use copy::copy;

@@ -55,6 +55,8 @@ pub struct Options {
     pub compares_content: bool,
     /// Whether the copies get the owners of the source, which needs root.
     pub keeps_owners: bool,
+    /// Whether the copies get the `user.` attributes of the source.
+    pub keeps_xattrs: bool,
     /// Copies only the files and links of this part, and all directories.
     pub part: Option<Part>,
 }

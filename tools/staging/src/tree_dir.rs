@@ -7,7 +7,7 @@ use std::sync::Arc;
 use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
 use quell_vfs::{
     Attributes, Change, Context, Cursor, Error, ErrorKind, File, FileSystem, Kind, NewEntry, NodeId, NodeRef,
-    OpenMode, ReadAt, Rename, Result, Space, Writable, check_name, resolve,
+    OpenMode, ReadAt, Rename, Result, SetXattr, Space, Writable, check_name, resolve,
 };
 
 /// A directory of a file system of the contract.
@@ -237,6 +237,19 @@ impl WritableDir for TreeDir {
         check_name(name)?;
         let found = self.find("change", name)?;
         self.node.writable()?.change(&Context::OWN, found.node(), change).map(drop)
+    }
+
+    fn set_xattr(&self, name: &[u8], attribute: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let found = match name.is_empty() {
+            true => None,
+            false => Some(self.find("set attributes", name)?),
+        };
+        let node = found.as_ref().map_or(self.node.id, NodeRef::node);
+        let fs = self.node.writable()?;
+        match value {
+            Some(value) => fs.set_xattr(&Context::OWN, node, attribute, value, SetXattr::Any),
+            None => fs.remove_xattr(&Context::OWN, node, attribute),
+        }
     }
 
     fn sync(&self) -> Result<()> {

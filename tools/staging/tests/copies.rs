@@ -7,12 +7,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, PosixDir, WritableDir};
-use quell_staging::{CopiedFile, DEPTH_MAX, Options, Part, Progress, Report, Source, TEMPORARY_PREFIX, copy};
-use quell_testkit::{CountingDir, MemoryStore, Operation};
-use quell_vfs::{Change, Error, Kind, Time, errno};
+use quell_staging::{
+    CopiedFile, DEPTH_MAX, Options, Part, Progress, Report, Source, TEMPORARY_PREFIX, TreeDir, copy,
+};
+use quell_testkit::{CountingDir, MemoryStore, Operation, WritableModel};
+use quell_vfs::{Change, Error, ErrorKind, FileSystem, Kind, Time, errno};
 
-const OPTIONS: Options =
-    Options { threads: 3, verifies: true, compares_content: false, keeps_owners: false, part: None };
+const OPTIONS: Options = Options {
+    threads: 3,
+    verifies: true,
+    compares_content: false,
+    keeps_owners: false,
+    keeps_xattrs: true,
+    part: None,
+};
 
 /// Records the results of a copy.
 #[derive(Default)]
@@ -143,6 +151,44 @@ fn a_tree_keeps_its_content_links_holes_permissions_and_times() {
             fs::set_permissions(root.join(name), fs::Permissions::from_mode(0o755)).unwrap();
         }
     }
+}
+
+#[test]
+fn extended_attributes_of_files_and_directories_are_copied_into_a_tree_and_out_of_it() {
+    let tree: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
+    let in_tree: Arc<dyn WritableDir> = Arc::new(TreeDir::open(&tree, b"", (0, 0)).unwrap());
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::create_dir(from.path().join("dir")).unwrap();
+    fs::write(from.path().join("dir/file"), "data").unwrap();
+    let (source, target) = (on_disk(from.path()), on_disk(to.path()));
+    let dir = on_disk(&from.path().join("dir"));
+    match dir.set_xattr(b"file", b"user.a", Some(b"1")) {
+        Err(error) if error.kind == ErrorKind::Unsupported => {
+            return println!("SKIPPED: no user attributes on {}", from.path().display());
+        }
+        done => done.unwrap(),
+    }
+    source.set_xattr(b"dir", b"user.empty", Some(b"")).unwrap();
+    // A later copy also changes the attributes of a file whose content is complete.
+    for changes in [&[][..], &[(&b"user.a"[..], None), (b"user.b", Some(&b"2"[..]))]] {
+        for (attribute, value) in changes {
+            dir.set_xattr(b"file", attribute, *value).unwrap();
+        }
+        let into = copy_all(Arc::clone(&source) as _, &in_tree, OPTIONS);
+        assert!(into.failed.is_empty(), "{:?}", into.failed);
+        let out_of = Arc::new(TreeDir::open(&tree, b"", (0, 0)).unwrap());
+        let out = copy_all(out_of, &(Arc::clone(&target) as _), OPTIONS);
+        assert!(out.failed.is_empty(), "{:?}", out.failed);
+        assert_eq!(target.xattrs(b"dir").unwrap(), [(b"user.empty".to_vec(), Vec::new())]);
+        let copied = on_disk(&to.path().join("dir"));
+        assert_eq!(copied.xattrs(b"file").unwrap(), dir.xattrs(b"file").unwrap());
+    }
+    // A destination without attributes is a failure, unless they are not to be copied.
+    let plain = MemoryStore::new();
+    let refused = copy_all(Arc::clone(&source) as _, &plain.root(), OPTIONS);
+    assert!(refused.failed[&b"dir/file"[..]].contains("--no-xattrs"), "{:?}", refused.failed);
+    let options = Options { keeps_xattrs: false, ..OPTIONS };
+    assert!(copy_all(source, &plain.root(), options).failed.is_empty());
 }
 
 #[test]

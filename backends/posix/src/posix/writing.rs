@@ -7,11 +7,13 @@ use std::io::IoSlice;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use quell_vfs::{Caller, Change, Error, ErrorKind, Rename, Result, Space, check_name};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
+    Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
@@ -310,6 +312,28 @@ impl WritableDir for PosixDir {
             Errno::INVAL if flags.is_empty() => invalid(),
             Errno::INVAL | Errno::NOSYS => Error::new(ErrorKind::Unsupported, "rename", from),
             e => failed(e, "rename", from),
+        })
+    }
+
+    fn set_xattr(&self, name: &[u8], attribute: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let _span = entry_span("setxattr", name);
+        if !name.is_empty() {
+            check_name(name)?;
+        }
+        if self.is_shared {
+            return Err(Error::new(ErrorKind::Unsupported, "set the extended attribute", attribute));
+        }
+        let path = self.path_of_child(name);
+        let (path, key) = (Path::new(OsStr::from_bytes(&path)), OsStr::from_bytes(attribute));
+        let done = match value {
+            Some(value) => rustix::fs::lsetxattr(path, key, value, XattrFlags::empty()),
+            None => rustix::fs::lremovexattr(path, key),
+        };
+        done.map_err(|e| match e {
+            Errno::OPNOTSUPP | Errno::NOSYS => {
+                Error::new(ErrorKind::Unsupported, "set the extended attribute", attribute)
+            }
+            e => failed(e, "set an extended attribute of", name),
         })
     }
 
