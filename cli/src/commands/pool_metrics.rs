@@ -15,7 +15,7 @@ use crate::failure::{Failure, NO};
 use crate::output::{self, errln};
 use crate::progress::interruption;
 
-/// How long the answer of a daemon is waited for.
+/// How long the answer of a daemon is waited for, after the connection.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 /// How long a text is served again: other users of the node can connect to a port, and must not
 /// cause more requests to the daemons than this permits.

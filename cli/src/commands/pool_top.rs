@@ -16,7 +16,7 @@ use crate::pool_table::{DaemonRates, PoolRates};
 use crate::progress::interruption;
 use crate::screen::Screen;
 
-/// How long the answer of a daemon is waited for.
+/// How long the answer of a daemon is waited for, after the connection.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How often the command checks whether it is to end.
 const INPUT_INTERVAL: Duration = Duration::from_millis(100);

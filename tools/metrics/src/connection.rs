@@ -10,14 +10,15 @@ use rustix::net::{SendFlags, Shutdown};
 /// The path of the text.
 pub const METRICS_PATH: &str = "/metrics";
 
-/// The largest time of a connection, from its acceptance to its end.
+/// The largest time from the acceptance of a connection to the end of its request, and again from
+/// the begin of the response to the end of the connection.
 const TIME_MAX: Duration = Duration::from_secs(5);
 /// The largest request, in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// The largest number of header lines of a request.
 const HEADERS_MAX: usize = 64;
 
-/// A connection with its time limit.
+/// A connection, with the time limit of its current step.
 pub struct Connection {
     socket: OwnedFd,
     deadline: Instant,
@@ -44,11 +45,12 @@ impl Connection {
     }
 
     /// Answers one request with the text for [`METRICS_PATH`]. A client that sends no request, or
-    /// does not read the response, is disconnected after 5 s.
-    pub fn serve(&self, text: &dyn Fn() -> String) {
+    /// does not read the response, is disconnected after 5 s. The time of `text` does not count.
+    pub fn serve(mut self, text: &dyn Fn() -> String) {
         // A client that ends or is too slow needs no response.
         if let Ok(request) = self.receive() {
             let response = respond(&request, text);
+            self.deadline = Instant::now() + TIME_MAX;
             let Response { status, header, content_type, body } = response;
             let length = body.len();
             let head = format!(

@@ -67,8 +67,8 @@ impl Endpoint {
     }
 
     /// Serves `text` until `is_stopped` returns true, which is called at least ten times each
-    /// second. `text` is called for each request, by up to 16 threads at a time. Returns at most
-    /// about 5 s later, after the last connection has ended.
+    /// second. `text` is called for each request, by up to 16 threads at a time. Returns after
+    /// the last connection has ended: at most about 10 s later, and the time of `text`.
     ///
     /// # Errors
     ///

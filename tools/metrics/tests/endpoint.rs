@@ -11,14 +11,18 @@ use quell_metrics::{Address, Endpoint};
 
 const TEXT: &str = "quell_pool_up{member=\"0\"} 1\n";
 
-/// Calls `test` while an endpoint serves `TEXT`.
+/// Calls `test` while an endpoint serves `TEXT`, or the text that a function returns.
 fn with_endpoint(address: &Address, test: impl FnOnce(&Address)) {
+    with_endpoint_of(address, &|| TEXT.to_owned(), test);
+}
+
+fn with_endpoint_of(address: &Address, text: &(dyn Fn() -> String + Sync), test: impl FnOnce(&Address)) {
     let endpoint = Endpoint::listen(address).unwrap();
     let address = endpoint.address().clone();
     let is_stopped = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let served = scope.spawn(|| {
-            endpoint.serve(&|| is_stopped.load(Ordering::Relaxed), &|| TEXT.to_owned()).unwrap();
+            endpoint.serve(&|| is_stopped.load(Ordering::Relaxed), text).unwrap();
         });
         let tested = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&address)));
         is_stopped.store(true, Ordering::Relaxed);
@@ -136,4 +140,16 @@ fn a_unix_socket_belongs_to_its_user_and_is_removed() {
     std::fs::write(&path, "kept").unwrap();
     assert_eq!(Endpoint::listen(&address).unwrap_err().kind(), ErrorKind::AddrInUse);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+}
+
+#[test]
+fn a_text_that_takes_longer_than_a_client_may_is_sent() {
+    let slow = || {
+        std::thread::sleep(Duration::from_millis(5500));
+        TEXT.to_owned()
+    };
+    with_endpoint_of(&"127.0.0.1:0".parse().unwrap(), &slow, |address| {
+        let Address::Loopback(address) = address else { unreachable!("it is a port") };
+        assert!(ask(*address, b"GET /metrics HTTP/1.1\r\n\r\n").ends_with(TEXT));
+    });
 }
