@@ -1,4 +1,4 @@
-//! The counters of a member. They are plain numbers of the one thread of the service. A request
+//! The counters of a member. They are plain numbers of the thread of the member. A request
 //! costs two readings of the clock and a few additions. The module `counting` counts the requests.
 
 use std::cell::RefCell;
