@@ -16,7 +16,7 @@ use quell_pool_service::{
     BackupEvent, ClientCounts, ClientId, Clients, Environment, Member, PoolMap, Replication,
 };
 use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
-use quell_transport::peer::{PeerNetwork, Reply};
+use quell_transport::peer::{CollectedSends, PeerNetwork, Reply};
 use quell_vfs::{Error, ErrorKind, errno};
 use quell_wire::pool::{DaemonId, LEASE_MS, MemberId};
 
@@ -277,6 +277,7 @@ impl Service {
     /// Serves requests until `is_ending` is true, which is read at least four times each second, or
     /// until a client ends the member.
     fn run(mut self, is_ending: &AtomicBool) -> Result<EndedMember, Failure> {
+        let sends = CollectedSends::begin();
         let (mut repeated, mut maintained) = (Instant::now(), Instant::now());
         while !self.member.is_stopping() {
             let is_last = is_ending.load(Ordering::Relaxed);
@@ -296,6 +297,7 @@ impl Service {
             }
             self.executor.run_until_stalled();
             self.report_backups();
+            sends.send();
             if is_last || self.member.is_stopping() {
                 break;
             }

@@ -19,6 +19,7 @@
 
 mod directory;
 mod engine_error;
+mod recent;
 mod space;
 
 use std::fmt;
@@ -26,7 +27,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use fjall::config::{HashRatioPolicy, RestartIntervalPolicy};
@@ -38,6 +39,7 @@ use quell_vfs::{Error, ErrorKind, Result, errno};
 use crate::{Batch, KEY_BYTES_MAX, KeyRange, KeyValue, Value};
 use directory::Directory;
 use engine_error::kind_of;
+use recent::Recent;
 use space::Space;
 
 /// Number of full write buffers that may wait for the engine's thread.
@@ -105,6 +107,9 @@ impl Default for DiskOptions {
 ///
 /// **Waiting.** A commit waits while two full write buffers have not reached the disk, and while
 /// the engine synchronizes its journal before a flush.
+///
+/// **Memory.** Besides the write buffers and the cache of blocks, the store keeps the 65,536 entries
+/// of at most 512 bytes that were committed or read last.
 pub struct DiskStore {
     // The order of the fields is the order in which they are dropped: the lock is released last.
     entries: Keyspace,
@@ -116,8 +121,9 @@ pub struct DiskStore {
     buffered_bytes: AtomicU64,
     /// Held while a flush is started.
     flushing: Mutex<()>,
-    /// Held shared by a commit in the engine, and exclusively while a scan takes its snapshot.
-    commits: RwLock<()>,
+    /// Held by a commit in the engine, and while a scan takes its snapshot.
+    commits: Mutex<()>,
+    recent: Recent,
     space: Space,
     /// The kind of the first failed write.
     failed: OnceLock<ErrorKind>,
@@ -168,7 +174,8 @@ impl DiskStore {
             write_buffer_bytes,
             buffered_bytes: AtomicU64::new(buffered_bytes),
             flushing: Mutex::new(()),
-            commits: RwLock::new(()),
+            commits: Mutex::new(()),
+            recent: Recent::new(),
             space: Space::new(options.reserve_bytes),
             failed: OnceLock::new(),
             directory,
@@ -295,8 +302,11 @@ impl KeyValue for DiskStore {
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
             return Ok(None);
         }
-        let value = self.entries.get(key);
-        Ok(value.map_err(|cause| engine_error(cause, "get", self.directory.path()))?.map(Value))
+        let read = || {
+            let value = self.entries.get(key);
+            value.map_err(|cause| engine_error(cause, "get", self.directory.path()))
+        };
+        Ok(self.recent.get(key, read)?.map(Value))
     }
 
     fn commit(&self, batch: Batch) -> Result<()> {
@@ -311,14 +321,20 @@ impl KeyValue for DiskStore {
         let operations = batch.into_last_of_each_key();
         let mut engine_batch = OwnedWriteBatch::with_capacity(self.database.clone(), operations.len())
             .durability(Some(self.durability));
+        let turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        self.recent.begin(&operations);
+        let mut written = Vec::with_capacity(operations.len());
         for operation in operations {
             match operation.value {
-                Some(value) => engine_batch.insert(&self.entries, operation.key, value),
+                Some(value) => {
+                    written.push((operation.key.clone(), value.clone()));
+                    engine_batch.insert(&self.entries, operation.key, value);
+                }
                 None => engine_batch.remove(&self.entries, operation.key),
             }
         }
-        let turn = self.commits.read().unwrap_or_else(PoisonError::into_inner);
         engine_batch.commit().map_err(|cause| self.fail(cause, "commit"))?;
+        self.recent.end(written);
         drop(turn);
         let buffered = self.buffered_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         // The commit is stored. An error of the start of a flush is that of the next commit.
@@ -332,7 +348,7 @@ impl KeyValue for DiskStore {
         if range.is_empty() {
             return Ok(());
         }
-        let turn = self.commits.write().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
         let snapshot = self.database.snapshot();
         drop(turn);
         for entry in snapshot.range::<&[u8], _>(&self.entries, range.bounds()) {

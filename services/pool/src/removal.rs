@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use quell_kv::{Batch, KeyRange};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
 use quell_wire::pool::{FileId, Matching, NodeKind, PeerRequest, Reply};
 
 use crate::inode::to_bytes;
@@ -22,6 +22,9 @@ impl Member {
         name: &[u8],
         matching: Matching,
     ) -> Result<Reply<'static>> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::new(ErrorKind::NameTooLong, "remove", name));
+        }
         let name_lock = self.lock(Lock::Name(dir, name.to_vec())).await?;
         let refused = |kind| Err(Error::new(kind, "remove", name));
         let Some(entry) = self.entry(dir, name)? else { return refused(ErrorKind::NotFound) };

@@ -103,8 +103,11 @@ fn remove_dir(entry: &Entry) -> Outcome<c_int> {
     Ok(0)
 }
 
+/// Removes an entry that was found with [`LastLink::KeepUnread`].
 fn remove_file(entry: &Entry) -> Outcome<c_int> {
-    if entry.node()?.kind == Kind::Dir {
+    // A pool itself refuses to remove a directory in this way, so the name was not looked up.
+    let is_unread = entry.dir.is_pool() && entry.found.is_none() && !entry.must_be_dir;
+    if !is_unread && entry.node()?.kind == Kind::Dir {
         return Err(Errno(libc::EISDIR));
     }
     entry.writable()?.remove(&context(), entry.parent.node(), entry.name())?;
@@ -121,7 +124,7 @@ wrap! {
 wrap! {
     fn unlink(path: *const c_char) -> c_int, |next| {
         // SAFETY: the caller's argument is that of unlink(2).
-        unsafe { with_path(libc::AT_FDCWD, path, LastLink::Keep, |_, path| next(path), remove_file) }
+        unsafe { with_path(libc::AT_FDCWD, path, LastLink::KeepUnread, |_, path| next(path), remove_file) }
     }
 }
 
@@ -129,8 +132,10 @@ wrap! {
     fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, |next| {
         // SAFETY: the caller's arguments are those of unlinkat(2).
         unsafe {
-            with_path(dirfd, path, LastLink::Keep, |dirfd, path| next(dirfd, path, flags), |entry| {
-                match flags & libc::AT_REMOVEDIR != 0 {
+            let removes_dir = flags & libc::AT_REMOVEDIR != 0;
+            let last_link = if removes_dir { LastLink::Keep } else { LastLink::KeepUnread };
+            with_path(dirfd, path, last_link, |dirfd, path| next(dirfd, path, flags), |entry| {
+                match removes_dir {
                     true => remove_dir(entry),
                     false => remove_file(entry),
                 }

@@ -68,6 +68,8 @@ pub struct LocalChannel {
     /// Whether the daemon has closed the connection.
     closed: AtomicBool,
     polling: Polling,
+    /// The number of processors that this process may use.
+    processors: u32,
 }
 
 /// A slot that belongs to the calling thread. When the value is dropped, also if `encode` or
@@ -148,6 +150,7 @@ impl LocalChannel {
             slot_waiters: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             polling: Polling::new(Instant::now()),
+            processors: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
         })
     }
 
@@ -299,8 +302,12 @@ impl LocalChannel {
     }
 
     /// Polls for the reply as long as this is likely to be quicker than to sleep. Returns whether
-    /// the reply is there.
+    /// the reply is there. If the clients and the daemon need all processors, a thread that polls
+    /// would take the processor from another client, which can prepare its next request meanwhile.
     fn poll(&self, state: &AtomicU32, start: Instant) -> bool {
+        if self.status.clients() >= self.processors {
+            return false;
+        }
         let Some(mut attempt) = self.polling.begin(start, start + POLL_TIME) else { return false };
         loop {
             match self.status.daemon() {

@@ -20,6 +20,8 @@ pub const COUNTERS_OF_CLIENT: usize = 4;
 pub(super) const AWAKE: usize = 0;
 /// The offset of `version` in the status page.
 pub(super) const VERSION: usize = 64;
+/// The offset of `clients` in the status page.
+pub(super) const CLIENTS: usize = 128;
 
 const PAYLOAD_OFFSET: usize = 64;
 const SLOT_BYTES: usize = PAGE_BYTES + PAYLOAD_BYTES_MAX;

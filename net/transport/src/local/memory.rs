@@ -16,8 +16,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::layout::{
-    AWAKE, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, VERSION, WATCHED, counter, payload,
-    processor, reply_bytes, request_bytes, state,
+    AWAKE, CLIENTS, PAGE_BYTES, PAYLOAD_BYTES_MAX, PENDING, SEGMENT_BYTES, VERSION, WATCHED, counter,
+    payload, processor, reply_bytes, request_bytes, state,
 };
 
 /// The seals without which a mapping could be cut by the other process, which is then fatal for the
@@ -221,6 +221,10 @@ impl StatusPage {
         self.0.word(AWAKE).store(daemon.encode(), Ordering::SeqCst);
     }
 
+    pub(super) fn set_clients(&self, count: u32) {
+        self.0.word(CLIENTS).store(count, Ordering::Relaxed);
+    }
+
     pub(super) fn increase_version(&self) {
         self.0.long(VERSION).fetch_add(1, Ordering::SeqCst);
     }
@@ -265,6 +269,11 @@ impl StatusView {
 
     pub(super) fn daemon(&self) -> Daemon {
         Daemon::decode(self.0.word(AWAKE).load(Ordering::SeqCst))
+    }
+
+    /// Returns the number of clients with recent requests.
+    pub(super) fn clients(&self) -> u32 {
+        self.0.word(CLIENTS).load(Ordering::Relaxed)
     }
 
     pub(super) fn version(&self) -> u64 {

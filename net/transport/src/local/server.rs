@@ -443,6 +443,7 @@ impl LocalServer {
                 client.is_watched = true;
                 client.segment.watched().store(1, Ordering::SeqCst);
                 self.watched.push(number);
+                self.shared.status.set_clients(self.watched.len() as u32);
             }
         }
     }
@@ -463,6 +464,7 @@ impl LocalServer {
             }
             client.is_watched
         });
+        self.shared.status.set_clients(self.watched.len() as u32);
     }
 
     /// Waits for events of the kernel, and handles them.
@@ -617,6 +619,7 @@ impl LocalServer {
             self.connected -= 1;
             self.has_changed = true;
             self.watched.retain(|watched| *watched != number);
+            self.shared.status.set_clients(self.watched.len() as u32);
             self.forget_doorbell(&client.doorbell);
         }
     }

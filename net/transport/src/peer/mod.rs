@@ -26,5 +26,5 @@ pub use frame::PAYLOAD_BYTES_MAX;
 pub use handler::{Handler, Reply, Request};
 pub use network::PeerNetwork;
 pub use not_executed::was_not_executed;
-pub use peer_state::PeerCounters;
+pub use peer_state::{CollectedSends, PeerCounters};
 pub use settings::{BYTES_HELD_MIN, MemberId, PoolId, PoolKey, Protection, Settings};

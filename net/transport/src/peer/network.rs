@@ -116,7 +116,7 @@ impl PeerNetwork {
             }
             let settings = &self.shared.settings;
             let handler = self.shared.handler.clone();
-            let peer = Arc::new(Peer::new(settings, *id, random_number()?, *address, handler));
+            let peer = Peer::new(settings, *id, random_number()?, *address, handler);
             peers.insert(*id, peer.clone());
             runtime.spawn(end_calls(peer.clone()));
             if own < *id {

@@ -122,8 +122,8 @@ impl Outgoing {
         self.used.requests
     }
 
-    /// Adds a call. Returns whether its deadline is now the earliest.
-    pub fn call(&mut self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) -> bool {
+    /// Adds a call.
+    pub fn call(&mut self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
         let id = self.next_id;
         self.next_id += 1;
         self.queued += 1;
@@ -134,7 +134,6 @@ impl Outgoing {
         self.calls.insert(id, call);
         self.queue.push_back(id);
         self.deadlines.insert((deadline, id));
-        self.deadlines.first() == Some(&(deadline, id))
     }
 
     /// Returns the earliest deadline of a call.

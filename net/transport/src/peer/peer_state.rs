@@ -1,10 +1,13 @@
 //! One other member: its calls, requests and connection under one lock, which is never held during
 //! I/O or while a handler or the receiver of a result runs.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use quell_vfs::{Error, ErrorKind, Result};
@@ -57,6 +60,52 @@ struct Counts {
     requests_executed: AtomicU64,
 }
 
+thread_local! {
+    /// The members to which this thread has sent requests or replies that are not written yet, if
+    /// it collects them.
+    static COLLECTED: RefCell<Option<BTreeMap<*const Peer, Arc<Peer>>>> = const { RefCell::new(None) };
+}
+
+/// The collection of the requests and replies of the calling thread, as long as this value exists:
+/// [`send`](CollectedSends::send) must follow them. Without it, a thread of the connections is
+/// woken for each of them, and writes it.
+#[derive(Debug)]
+pub struct CollectedSends(PhantomData<*const ()>);
+
+impl CollectedSends {
+    /// Begins to collect. A thread has at most one collection.
+    pub fn begin() -> CollectedSends {
+        COLLECTED.with_borrow_mut(|collected| *collected = Some(BTreeMap::new()));
+        CollectedSends(PhantomData)
+    }
+
+    /// Writes what was collected, as far as the sockets accept it; the threads of the connections
+    /// write the rest. Does not wait.
+    pub fn send(&self) {
+        while let Some((_, peer)) =
+            COLLECTED.with_borrow_mut(|collected| collected.as_mut().and_then(BTreeMap::pop_first))
+        {
+            let link = peer.state().link.clone();
+            if let Some(link) = link {
+                peer.flush(&link);
+            }
+        }
+    }
+}
+
+impl Drop for CollectedSends {
+    /// Leaves what was collected to the threads of the connections.
+    fn drop(&mut self) {
+        let collected = COLLECTED.with_borrow_mut(Option::take).unwrap_or_default();
+        for peer in collected.into_values() {
+            let link = peer.state().link.clone();
+            if let Some(link) = link {
+                peer.wake(&link);
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 struct State {
     outgoing: Outgoing,
@@ -68,6 +117,8 @@ struct State {
     disconnected_at: Instant,
     refusal: Option<Refusal>,
     is_removed: bool,
+    /// When the task that ends calls looks at them next; `None` if it waits for `timer`.
+    timer_at: Option<Instant>,
 }
 
 /// One other member.
@@ -84,6 +135,7 @@ pub(super) struct Peer {
     /// Wakes the task that connects.
     pub connector: Notify,
     is_stopping: AtomicBool,
+    this: Weak<Peer>,
 }
 
 /// The settings that concern every call.
@@ -108,7 +160,7 @@ impl Peer {
         session: u64,
         address: SocketAddr,
         handler: Arc<dyn Handler>,
-    ) -> Peer {
+    ) -> Arc<Peer> {
         let held = Credit { requests: settings.requests_held_max as usize, bytes: settings.bytes_held_max };
         let state = State {
             outgoing: Outgoing::new(),
@@ -119,6 +171,7 @@ impl Peer {
             disconnected_at: Instant::now(),
             refusal: None,
             is_removed: false,
+            timer_at: None,
         };
         let limits = Limits {
             held,
@@ -126,7 +179,7 @@ impl Peer {
             bytes_queued_max: settings.bytes_queued_max,
             unreachable_after: settings.unreachable_after,
         };
-        Peer {
+        Arc::new_cyclic(|this| Peer {
             id,
             session,
             handler,
@@ -136,7 +189,8 @@ impl Peer {
             timer: Notify::new(),
             connector: Notify::new(),
             is_stopping: AtomicBool::new(false),
-        }
+            this: Weak::clone(this),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -211,14 +265,18 @@ impl Peer {
             drop(state);
             return done(Err(refused));
         }
-        let is_earliest = state.outgoing.call(request, reply_bytes_max, deadline, done);
+        state.outgoing.call(request, reply_bytes_max, deadline, done);
+        let is_earliest = state.timer_at.is_none_or(|timer_at| deadline < timer_at);
+        if is_earliest {
+            state.timer_at = Some(deadline);
+        }
         let link = state.link.clone();
         drop(state);
         if is_earliest {
             self.timer.notify_one();
         }
         if let Some(link) = link {
-            self.wake(&link);
+            self.announce(&link);
         }
     }
 
@@ -266,6 +324,7 @@ impl Peer {
         if state.link.is_none() && next.is_some() {
             next = next.min(Some(unreachable_at));
         }
+        state.timer_at = next;
         let link = state.link.clone();
         drop(state);
         for ended in expired {
@@ -460,6 +519,21 @@ impl Peer {
         }
     }
 
+    /// Has a request or reply written: by the task of the connection, or by this thread if it
+    /// collects them.
+    fn announce(&self, link: &Link) {
+        let is_collected = COLLECTED.with_borrow_mut(|collected| match (collected, self.this.upgrade()) {
+            (Some(collected), Some(peer)) => {
+                collected.insert(Arc::as_ptr(&peer), peer);
+                true
+            }
+            _ => false,
+        });
+        if !is_collected {
+            self.wake(link);
+        }
+    }
+
     /// Writes frames until there are no more or the socket is full. If another thread does this
     /// now, it writes the frames of this one also.
     pub fn flush(&self, link: &Arc<Link>) {
@@ -590,7 +664,7 @@ impl ReplySink for Peer {
         let link = state.link.clone();
         drop(state);
         if let Some(link) = link.filter(|_| is_queued) {
-            self.wake(&link);
+            self.announce(&link);
         }
     }
 }

@@ -12,7 +12,7 @@ use members::{
     ANSWER_LATER, FORGET, KEEP, LONG, Member, PANIC, answer_to, kind, pair, result, settings, text,
     wait_until,
 };
-use quell_transport::peer::{MemberId, PAYLOAD_BYTES_MAX, PoolId, PoolKey, Protection};
+use quell_transport::peer::{CollectedSends, MemberId, PAYLOAD_BYTES_MAX, PoolId, PoolKey, Protection};
 use quell_vfs::ErrorKind;
 
 const MODES: [Protection; 2] = [Protection::Integrity, Protection::Encryption];
@@ -74,6 +74,21 @@ fn payloads_of_every_size_are_carried_in_both_directions() {
         }
         assert_eq!(kind(one.call(two.id, &vec![0; PAYLOAD_BYTES_MAX + 1])), ErrorKind::InvalidInput);
     }
+}
+
+#[test]
+fn collected_calls_are_sent_on_request_and_at_the_end_of_the_collection() {
+    // A ping would send them, too.
+    let (one, two) = pair(|settings| settings.ping_interval = LONG);
+    let sends = CollectedSends::begin();
+    let calls: Vec<_> = (0..10).map(|number| one.begin(two.id, vec![0, number], LONG)).collect();
+    sends.send();
+    assert!(calls.iter().all(|call| result(call).is_ok()));
+    let last = one.begin(two.id, vec![0, 10], LONG);
+    drop(sends);
+    assert!(result(&last).is_ok());
+    assert!(one.call(two.id, &[0, 11]).is_ok());
+    assert_eq!(two.handler.executions(), 12);
 }
 
 #[test]
