@@ -108,8 +108,8 @@ impl Default for DiskOptions {
 /// **Waiting.** A commit waits while two full write buffers have not reached the disk, and while
 /// the engine synchronizes its journal before a flush.
 ///
-/// **Memory.** Besides the write buffers and the cache of blocks, the store keeps the 65,536 entries
-/// of at most 512 bytes that were committed or read last.
+/// **Memory.** Besides the write buffers and the cache of blocks, the store keeps the 65,536
+/// entries of at most 512 bytes that were committed or read last.
 pub struct DiskStore {
     // The order of the fields is the order in which they are dropped: the lock is released last.
     entries: Keyspace,

@@ -3,8 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use quell_vfs::{Attributes, Error, ErrorKind, File, OpenMode, ReadAt, Result, WritableFile, errno};
-use quell_wire::pool::{DirectAccess, FILE_BYTES_MAX, Operation, Reply, Settings};
+use quell_vfs::{Attributes, Change, Error, ErrorKind, File, OpenMode, ReadAt, Result, WritableFile, errno};
+use quell_wire::pool::{
+    DATA_FILES_MAX, DirectAccess, FILE_BYTES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, Operation, Reply,
+    Settings, data_files, read_data_files,
+};
 
 use crate::client::Client;
 use crate::daemon::{done, node};
@@ -22,8 +25,8 @@ pub struct PoolFile {
     must_drop_set_id: AtomicBool,
     /// Whether the member of the attributes has recorded that the file may have data.
     has_noted_data: AtomicBool,
-    /// The local file with the chunks on this machine. It is opened when it is needed.
-    local: OnceLock<Box<dyn quell_posix::WritableFile>>,
+    /// The local files with the chunks on this machine. They are opened when they are needed.
+    local: [OnceLock<Box<dyn quell_posix::WritableFile>>; DATA_FILES_MAX],
 }
 
 /// A part of a range of a file.
@@ -81,7 +84,7 @@ impl PoolFile {
             has_dropped_set_id: AtomicBool::new(false),
             must_drop_set_id: AtomicBool::new(false),
             has_noted_data: AtomicBool::new(false),
-            local: OnceLock::new(),
+            local: Default::default(),
         }
     }
 
@@ -133,24 +136,41 @@ impl PoolFile {
         })
     }
 
-    /// Returns the local file, or `None` if there is none and `creates` is false.
-    fn local(&self, creates: bool) -> Result<Option<&dyn quell_posix::WritableFile>> {
+    /// Returns a local file, or `None` if there is none and `creates` is false.
+    fn local(&self, number: usize, creates: bool) -> Result<Option<&dyn quell_posix::WritableFile>> {
+        if let Some(file) = self.local[number].get() {
+            return Ok(Some(&**file));
+        }
         let Some(data) = self.client.requests.0.local_data() else { return Ok(None) };
-        let name = self.node.id.data_name();
-        while self.local.get().is_none() {
+        let name = self.node.id.data_name(number);
+        while self.local[number].get().is_none() {
             let opened = match data.dir.open_writable_file(&name) {
                 Err(error) if error.kind == ErrorKind::NotFound && !creates => return Ok(None),
-                Err(error) if error.kind == ErrorKind::NotFound => data.dir.create_file(&name, 0o600),
+                Err(error) if error.kind == ErrorKind::NotFound => {
+                    if number > 0 {
+                        self.announce_others()?;
+                    }
+                    data.dir.create_file(&name, ONLY_DATA_FILE)
+                }
                 opened => opened,
             };
             match opened {
-                Ok(file) => drop(self.local.set(file)),
+                Ok(file) => drop(self.local[number].set(file)),
                 // The daemon or another client has created it.
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.local.get().map(|file| &**file))
+        Ok(self.local[number].get().map(|file| &**file))
+    }
+
+    /// Records in the first local file that there may be others.
+    fn announce_others(&self) -> Result<()> {
+        let Some(first) = self.local(0, true)? else { return Ok(()) };
+        match first.stat()?.mode & 0o777 {
+            FIRST_DATA_FILE => Ok(()),
+            _ => first.change(&Change { permissions: Some(FIRST_DATA_FILE), ..Change::default() }),
+        }
     }
 
     /// Makes the member of the attributes record that the file may have data.
@@ -187,7 +207,12 @@ impl PoolFile {
 
     fn write_locally(&self, data: &[u8], offset: u64) -> Result<bool> {
         let missing = || Error::new(ErrorKind::Unavailable, "write", "");
-        self.local(true)?.ok_or_else(missing)?.write_at(data, offset)?;
+        let mut rest = data;
+        for (number, offset, bytes) in data_files(offset, data.len()) {
+            let (part, after) = rest.split_at(bytes);
+            self.local(number, true)?.ok_or_else(missing)?.write_at(part, offset)?;
+            rest = after;
+        }
         self.client.requests.0.count_direct(DirectAccess::Write, data.len() as u64);
         let data = self.client.requests.0.local_data();
         Ok(data.is_some_and(|data| data.partitions.has(self.node.id.partition())))
@@ -196,14 +221,16 @@ impl PoolFile {
     /// Reads a part of a range. Returns fewer bytes if the data ends before, or if a hole follows.
     fn read_part(&self, part: &Part, into: &mut [u8]) -> Result<usize> {
         match *part {
-            Part::Local { offset, .. } => match self.local(false)? {
-                Some(file) => {
-                    let read = file.read_at(into, offset)?;
-                    self.client.requests.0.count_direct(DirectAccess::Read, read as u64);
-                    Ok(read)
-                }
-                None => Ok(0),
-            },
+            Part::Local { offset, .. } => {
+                let read = read_data_files(into, offset, |number, part, offset| {
+                    match self.local(number, false)? {
+                        Some(file) => file.read_at(part, offset),
+                        None => Ok(0),
+                    }
+                })?;
+                self.client.requests.0.count_direct(DirectAccess::Read, read as u64);
+                Ok(read)
+            }
             Part::Remote { chunk, offset_in_chunk, bytes } => {
                 let operation =
                     Operation::Read { id: self.node.id, chunk, offset: offset_in_chunk, bytes: bytes as u32 };
@@ -303,7 +330,7 @@ impl WritableFile for PoolFile {
         self.client.commit(&self.node)?;
         self.drop_set_id_of_later_writes()?;
         // The kernel reports the error of an earlier write to the descriptor of that write.
-        if let Some(local) = self.local.get() {
+        for local in self.local.iter().filter_map(OnceLock::get) {
             local.sync()?;
         }
         self.client.requests.ask(None, &Operation::Sync { id: self.node.id }, ("sync", b""), done)

@@ -3,6 +3,7 @@
 //! [`PeerRequest`]s.
 
 mod counters;
+mod data_files;
 mod entry;
 mod kinds;
 mod operation;
@@ -15,6 +16,7 @@ pub use counters::{
     BUCKETS, DirectAccess, DirectCounters, Histogram, MemberCounters, OPERATION_KINDS, OperationKind,
     RequestCounters,
 };
+pub use data_files::{DATA_FILES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, data_files, read_data_files};
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{
     Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings, XattrMode,

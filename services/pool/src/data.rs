@@ -1,8 +1,8 @@
-//! Data of files, in chunks. The chunks of a file on one member are one local file, in which each
-//! chunk has the offset that it has in the file. Clients on the machine of the member use this file
-//! without requests (layers/pool/src/file.rs). The size and times of the local file on the member
-//! of the attributes are therefore part of the attributes: it may be longer than the recorded size,
-//! and may have been written later than the recorded times.
+//! Data of files, in chunks. The chunks of a file on one member are in local files, in which they
+//! have the offsets that they have in the file. Clients on the machine of the member use these
+//! files without requests (layers/pool/src/file.rs). The sizes and times of the local files on the
+//! member of the attributes are therefore part of the attributes: they may be longer than the
+//! recorded size, and may have been written later than the recorded times.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

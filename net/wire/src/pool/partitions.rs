@@ -23,17 +23,6 @@ impl FileId {
     pub fn partition_of_chunk(self, chunk: u64, partitions: u16) -> u16 {
         (xxh3_64_with_seed(&chunk.to_le_bytes(), self.0) % u64::from(partitions)) as u16
     }
-
-    /// Returns the name of the local file with the chunks of this file on a member.
-    pub fn data_name(self) -> Vec<u8> {
-        format!("{:x}", self.0).into_bytes()
-    }
-
-    /// Returns the file whose local file has this name.
-    pub fn from_data_name(name: &[u8]) -> Option<FileId> {
-        let number = u64::from_str_radix(std::str::from_utf8(name).ok()?, 16).ok()?;
-        Some(FileId(number)).filter(|id| id.data_name() == name)
-    }
 }
 
 /// A set of partitions of a pool.
@@ -71,16 +60,6 @@ impl Partitions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_is_found_by_the_name_of_its_data() {
-        for id in [FileId(0), FileId(0xa0), FileId(u64::MAX)] {
-            assert_eq!(FileId::from_data_name(&id.data_name()), Some(id));
-        }
-        for name in ["", "-1", "+1", "0A", "01", "g", "10000000000000000"] {
-            assert_eq!(FileId::from_data_name(name.as_bytes()), None, "{name}");
-        }
-    }
 
     #[test]
     fn a_set_has_the_partitions_that_it_was_made_of() {

@@ -40,7 +40,10 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
             })
             .unwrap();
         let files = cluster.disk(number).chunks.root().names().unwrap().into_iter();
-        chunks.extend(files.map(|name| FileId::from_data_name(&name).unwrap()));
+        chunks.extend(files.map(|name| {
+            let first = name.split(|byte| *byte == b'.').next();
+            FileId::from_data_name(first.unwrap_or_default()).unwrap()
+        }));
         wrong.extend(cluster.running(number).unwrap().member.remains());
     }
     let mut named = BTreeSet::from([FileId::ROOT]);
