@@ -103,9 +103,9 @@ pub struct PoolUpArgs {
     /// The size of the chunks into which files are divided, in KiB, 4 to 512.
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=512))]
     pub chunk_kib: u32,
-    /// When other processes see the size and the times of a file that a process writes: `sync`, when
-    /// the write returns; `commit`, when the process closes the file or calls fsync(2), which saves
-    /// a request for each write to a file of several chunks.
+    /// When other processes see the size and the times of a file that a process writes: `sync`,
+    /// when the write returns; `commit`, when the process closes the file or calls fsync(2), which
+    /// saves a request for each write to a file of several chunks.
     #[arg(long, value_enum, default_value_t = PoolConsistency::Sync)]
     pub consistency: PoolConsistency,
     /// Encrypt the data that the daemons send to each other. Without this option it is protected
