@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use quell_pool_service::PoolMap;
+use quell_runtime::Socket;
 use quell_wire::pool::{
     Configuration, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, MemberId, PoolSettings,
 };
@@ -30,7 +31,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 
 /// A daemon that serves.
 pub struct Daemon {
-    pub id: DaemonId,
     pub pool: PoolSettings,
     pub map: PoolMap,
     pub shared: Shared,
@@ -39,14 +39,15 @@ pub struct Daemon {
     /// The number of the last configuration.
     configuration: u64,
     last_request: u64,
+    /// The time of the last request for a lease.
+    requested: Option<Instant>,
     /// Requests for leases without an answer, with their times.
     requests: VecDeque<(u64, Instant)>,
 }
 
 impl Daemon {
-    pub fn new(id: DaemonId, pool: PoolSettings, map: PoolMap, shared: Shared, backups: Backups) -> Daemon {
+    pub fn new(pool: PoolSettings, map: PoolMap, shared: Shared, backups: Backups) -> Daemon {
         Daemon {
-            id,
             pool,
             map,
             shared,
@@ -54,6 +55,7 @@ impl Daemon {
             members: HashMap::new(),
             configuration: 0,
             last_request: 0,
+            requested: None,
             requests: VecDeque::new(),
         }
     }
@@ -122,9 +124,10 @@ impl Daemon {
 
     fn request_lease(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
-        if self.requests.back().is_some_and(|(_, last)| now.duration_since(*last) < LEASE_INTERVAL) {
+        if self.requested.is_some_and(|last| now.duration_since(last) < LEASE_INTERVAL) {
             return Ok(());
         }
+        self.requested = Some(now);
         self.last_request += 1;
         self.requests.push_back((self.last_request, now));
         if self.requests.len() > REQUESTS_MAX {
@@ -151,14 +154,15 @@ impl Daemon {
     }
 
     fn configure(&mut self, configuration: Configuration, files: &NodeFiles) -> Result<(), Failure> {
-        let Configuration { number, members, daemons, ended } = configuration;
+        let Configuration { number, members, daemons, ended, is_complete } = configuration;
         if number <= self.configuration {
             return Ok(());
         }
         self.configuration = number;
         self.shared.placement.set(&self.shared.network, &members, &daemons)?;
-        let is_here =
-            |member: MemberId| members.iter().any(|placed| placed.id == member && placed.daemon == self.id);
+        let is_here = |member: MemberId| {
+            members.iter().any(|placed| placed.id == member && placed.daemon == self.shared.daemon)
+        };
         let removed: Vec<MemberId> = self.members.keys().copied().filter(|id| !is_here(*id)).collect();
         for member in removed {
             // Another daemon runs it. Its replies are not sent.
@@ -166,9 +170,9 @@ impl Daemon {
                 running.end().map(drop)?;
             }
         }
-        let is_kept = |placed: &&_| is_placed(placed, self.id);
+        let is_kept = |placed: &&_| is_placed(placed, self.shared.daemon);
         self.backups.keep(members.iter().filter(is_kept).map(|placed| placed.id).collect());
-        let new = members.iter().filter(|placed| placed.daemon == self.id);
+        let new = members.iter().filter(|placed| placed.daemon == self.shared.daemon);
         let new: Vec<MemberId> =
             new.map(|placed| placed.id).filter(|id| !self.members.contains_key(id)).collect();
         for member in new {
@@ -185,13 +189,14 @@ impl Daemon {
         files.remove_ended(&ended);
         self.pool.members = members;
         self.pool.ended = ended;
+        self.pool.is_complete = is_complete;
         files.register(&self.pool)
     }
 
     /// Ends the members and the backups, removes the files, and sends the last replies.
     pub fn end(self, files: &NodeFiles) -> Result<(), Failure> {
         let Daemon { shared, backups, members, .. } = self;
-        let sockets = members.keys().copied().collect::<Vec<_>>();
+        let sockets: Vec<Socket> = members.values().map(|member| member.socket().clone()).collect();
         members.values().for_each(RunningMember::begin_end);
         let ended: Vec<Result<EndedMember, Failure>> =
             members.into_values().map(RunningMember::end).collect();

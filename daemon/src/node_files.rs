@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use quell_runtime::{Pool, Registration, Registry};
+use quell_runtime::{Pool, Registration, Registry, Socket};
 use quell_wire::pool::{MemberId, MemberSettings, PoolMember, PoolSettings};
 
 use crate::failure::Failure;
@@ -85,8 +85,8 @@ impl NodeFiles {
         let members: Vec<PoolMember> = pool.members.clone();
         let (name, node) = (self.name.clone(), self.registration.node.clone());
         let ended = pool.ended.clone();
-        let (chunk_bytes, replicas) = (pool.chunk_bytes, pool.replicas);
-        let pool = Pool { name, chunk_bytes, replicas, node, members, ended };
+        let PoolSettings { chunk_bytes, replicas, is_complete, .. } = *pool;
+        let pool = Pool { name, chunk_bytes, replicas, node, members, ended, is_complete };
         Ok(self.registry.save(&pool, self.member)?)
     }
 
@@ -107,11 +107,7 @@ impl NodeFiles {
 
     /// Removes the data, the sockets of the members that this daemon runs, and then the entry in
     /// the registry.
-    pub fn remove(&self, members: &[MemberId]) -> Result<(), Failure> {
-        for member in members {
-            // The registry removes the socket of the first member, and reports a failure.
-            let _ = fs::remove_file(self.registration.socket(*member));
-        }
+    pub fn remove(&self, sockets: &[Socket]) -> Result<(), Failure> {
         let data = self.data();
         let removed = match fs::remove_dir_all(&data) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -121,6 +117,6 @@ impl NodeFiles {
         };
         // Other daemons of the pool may have their data in it.
         let _ = fs::remove_dir(&self.base);
-        removed.and(self.registry.leave(&self.registration, self.member).map_err(Failure::from))
+        removed.and(self.registry.leave(&self.registration, self.member, sockets).map_err(Failure::from))
     }
 }

@@ -18,6 +18,8 @@ use quell_wire::pool::{DaemonId, MemberId, PoolMember, Reply};
 use quell_wire::{Failure as WireFailure, decode};
 
 use crate::failure::Failure;
+use crate::request::{PeerRequest, Replier};
+use crate::router::Router;
 
 /// How long a member may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -101,6 +103,10 @@ impl Retries {
 /// The connections to the other daemons, for one member.
 #[derive(Clone)]
 pub struct Network {
+    /// The daemon that runs the member.
+    pub daemon: DaemonId,
+    /// Passes requests to other members of the same daemon.
+    pub router: Arc<Router>,
     pub network: Arc<PeerNetwork>,
     pub placement: Arc<Placement>,
     pub retries: Rc<Retries>,
@@ -118,11 +124,16 @@ impl Network {
     ) -> impl Future<Output = Result<Vec<u8>>> + use<> {
         let (sender, receiver) = oneshot::channel();
         let waker = self.waker.clone();
-        self.network.call(number(to), request, reply_bytes_max, deadline, move |reply| {
-            // The service waits for the reply until it ends.
-            let _ = sender.send(reply);
-            waker.wake();
-        });
+        if to == self.daemon {
+            let reply = Replier::Member(sender, waker);
+            self.router.pass(PeerRequest { bytes: request, reply, deadline });
+        } else {
+            self.network.call(number(to), request, reply_bytes_max, deadline, move |reply| {
+                // The service waits for the reply until it ends.
+                let _ = sender.send(reply);
+                waker.wake();
+            });
+        }
         let ended = move |_| Err(Error::new(ErrorKind::Unavailable, "call daemon", to.0.to_string()));
         receiver.map(move |reply| reply.unwrap_or_else(ended))
     }

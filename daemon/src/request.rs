@@ -1,19 +1,43 @@
-//! The requests of other daemons, and the tasks of the thread with the backups.
+//! The requests of members to other members, and the tasks of the thread with the backups.
 
 use std::sync::mpsc;
 use std::time::Instant;
 
+use futures_channel::oneshot;
+use quell_transport::local::Waker;
 use quell_transport::peer::Reply;
-use quell_vfs::Error;
+use quell_vfs::{Error, Result};
 use quell_wire::pool::{self, MemberId};
 use quell_wire::{Failure, encode};
 
 use crate::storage::Storage;
 
-/// A request of another daemon.
+/// The receiver of the reply to a request.
+pub enum Replier {
+    /// Another daemon.
+    Daemon(Reply),
+    /// A member of this daemon. `Waker` wakes its thread.
+    Member(oneshot::Sender<Result<Vec<u8>>>, Waker),
+}
+
+impl Replier {
+    /// Sends the reply.
+    pub fn send(self, reply: Vec<u8>) {
+        match self {
+            Replier::Daemon(replier) => replier.send(reply),
+            Replier::Member(sender, waker) => {
+                // The member may have ended.
+                let _ = sender.send(Ok(reply));
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// A request of a member to another one, or a message for a backup.
 pub struct PeerRequest {
     pub bytes: Vec<u8>,
-    pub reply: Reply,
+    pub reply: Replier,
     pub deadline: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! The requests of other daemons: each is for a member that this daemon runs, or for a backup.
+//! The requests of members: each is for a member that this daemon runs, or for a backup.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -9,7 +9,7 @@ use quell_transport::peer::{Handler, Reply, Request};
 use quell_wire::decode_first;
 use quell_wire::pool::{MemberId, Route};
 
-use crate::request::{Job, PeerRequest, failure};
+use crate::request::{Job, PeerRequest, Replier, failure};
 
 /// The largest number of requests that wait until this daemon runs their member.
 const WAITING_MAX: usize = 4096;
@@ -59,7 +59,7 @@ impl Router {
         }
     }
 
-    fn pass(&self, to: MemberId, request: PeerRequest) {
+    fn pass_to_member(&self, to: MemberId, request: PeerRequest) {
         let mut members = self.members();
         match members.entry(to).or_insert_with(|| Destination::Waiting(Vec::new())) {
             Destination::Running(inbox) => {
@@ -79,16 +79,26 @@ impl Router {
     }
 }
 
-impl Handler for Router {
-    fn handle(&self, request: Request, reply: Reply) {
-        let Request { bytes, deadline, .. } = request;
+impl Router {
+    /// Passes a request to a member or a backup of this daemon.
+    pub fn pass(&self, request: PeerRequest) {
+        let PeerRequest { bytes, reply, deadline } = request;
         match decode_first(&bytes) {
-            Ok((Route::Member { to, .. }, _)) => self.pass(to, PeerRequest { bytes, reply, deadline }),
+            Ok((Route::Member { to, .. }, _)) => {
+                self.pass_to_member(to, PeerRequest { bytes, reply, deadline })
+            }
             Ok((Route::Backup, _)) => {
                 // The thread ends with the process.
                 let _ = self.backups.send(Job::Message(PeerRequest { bytes, reply, deadline }));
             }
             Err(error) => reply.send(failure(error)),
         }
+    }
+}
+
+impl Handler for Router {
+    fn handle(&self, request: Request, reply: Reply) {
+        let Request { bytes, deadline, .. } = request;
+        self.pass(PeerRequest { bytes, reply: Replier::Daemon(reply), deadline });
     }
 }

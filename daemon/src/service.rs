@@ -15,8 +15,9 @@ use futures_util::task::LocalSpawnExt;
 use quell_pool_service::{
     BackupEvent, ClientCounts, ClientId, Clients, Environment, Member, PoolMap, Replication,
 };
+use quell_runtime::Socket;
 use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
-use quell_transport::peer::{CollectedSends, PeerNetwork, Reply};
+use quell_transport::peer::{CollectedSends, PeerNetwork};
 use quell_vfs::{Error, ErrorKind, errno};
 use quell_wire::pool::{DaemonId, LEASE_MS, MemberId};
 
@@ -24,7 +25,7 @@ use crate::clock::{SystemClock, machine};
 use crate::event::Event;
 use crate::failure::Failure;
 use crate::peers::{Network, Placement, Retries};
-use crate::request::{PeerRequest, failure};
+use crate::request::{PeerRequest, Replier, failure};
 use crate::router::{Inbox, Router};
 use crate::storage::Storage;
 
@@ -42,7 +43,7 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 type Outbox = Rc<RefCell<Vec<(Ticket, Vec<u8>)>>>;
 
 /// Replies to other members that are sent after the files of this daemon were removed.
-type Kept = Rc<RefCell<Vec<(Reply, Vec<u8>)>>>;
+type Kept = Rc<RefCell<Vec<(Replier, Vec<u8>)>>>;
 
 /// The clients of this daemon. The version of the directories and their counters are in the memory
 /// that they share with it.
@@ -91,6 +92,7 @@ pub struct MemberStart {
 /// The objects that the members of a daemon share.
 #[derive(Clone)]
 pub struct Shared {
+    pub daemon: DaemonId,
     pub router: Arc<Router>,
     pub network: Arc<PeerNetwork>,
     pub placement: Arc<Placement>,
@@ -103,6 +105,7 @@ pub struct RunningMember {
     waker: Waker,
     is_ending: Arc<AtomicBool>,
     has_failed: Arc<AtomicBool>,
+    socket: Socket,
     thread: JoinHandle<Result<EndedMember, Failure>>,
 }
 
@@ -114,14 +117,17 @@ impl RunningMember {
         let is_ending = Arc::new(AtomicBool::new(false));
         let has_failed = Arc::new(AtomicBool::new(false));
         let (flag, failed) = (Arc::clone(&is_ending), Arc::clone(&has_failed));
+        let socket = start.socket.clone();
         let name = format!("quell-member-{}", start.id.0);
         let run = move || {
-            let id = start.id;
+            let (id, path) = (start.id, start.socket.clone());
             let (router, events) = (Arc::clone(&shared.router), shared.events.clone());
             let service = Service::start(start, shared, receiver);
             let (service, inbox) = match service {
                 Ok(service) => service,
                 Err(failure) => {
+                    // It may have been created. The failure is the one to report.
+                    let _ = std::fs::remove_file(&path);
                     let _ = started.send(Err(failure));
                     return Err(Failure::cannot("the member was not started"));
                 }
@@ -138,7 +144,11 @@ impl RunningMember {
         let thread = std::thread::Builder::new().name(name).spawn(run);
         let thread = thread.map_err(|e| Failure::cannot(format!("cannot start a thread: {e}")))?;
         match is_started.recv() {
-            Ok(Ok(waker)) => Ok(RunningMember { commands, waker, is_ending, has_failed, thread }),
+            Ok(Ok(waker)) => {
+                let failed = |e| Failure::cannot(format!("{}: {e}", socket.display()));
+                let socket = Socket::new(socket.clone()).map_err(failed)?;
+                Ok(RunningMember { commands, waker, is_ending, has_failed, socket, thread })
+            }
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(Failure::cannot("the thread of a member has panicked")),
         }
@@ -148,6 +158,11 @@ impl RunningMember {
     pub fn command(&self, command: Command) {
         let _ = self.commands.send(command);
         self.waker.wake();
+    }
+
+    /// Returns the socket for the clients of the member.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
     }
 
     /// Returns whether the thread has ended because of a failure.
@@ -172,7 +187,7 @@ impl RunningMember {
 pub struct EndedMember {
     server: LocalServer,
     outbox: Vec<(Ticket, Vec<u8>)>,
-    kept: Vec<(Reply, Vec<u8>)>,
+    kept: Vec<(Replier, Vec<u8>)>,
 }
 
 impl EndedMember {
@@ -231,13 +246,20 @@ impl Service {
         commands: mpsc::Receiver<Command>,
     ) -> Result<(Service, Inbox), Failure> {
         let MemberStart { id, map, owner, has_replicas, storage, socket } = start;
-        let Shared { network, placement, events, .. } = shared;
+        let Shared { daemon, router, network, placement, events } = shared;
         let server = bind(&socket, &storage, has_replicas)?;
         let (sender, requests) = mpsc::channel();
         let waker = server.waker();
         let inbox = Inbox { requests: sender, waker: waker.clone() };
         let retries = Rc::<Retries>::default();
-        let network = Network { network, placement, retries: Rc::clone(&retries), waker: waker.clone() };
+        let network = Network {
+            daemon,
+            router,
+            network,
+            placement,
+            retries: Rc::clone(&retries),
+            waker: waker.clone(),
+        };
         let server = Rc::new(RefCell::new(server));
         let clock = Rc::new(SystemClock::new());
         let Storage { store, chunks, .. } = storage;

@@ -91,8 +91,8 @@ fn serve(
     let placement = Arc::new(Placement::new(pool.replicas > 1));
     let addresses: Vec<_> = pool.members.iter().map(|m| (m.daemon, m.address.clone())).collect();
     placement.set(&network, &pool.members, &addresses)?;
-    let shared = Shared { router, network, placement, events: sender };
-    let mut daemon = Daemon::new(settings.daemon, pool.clone(), map, shared, backups);
+    let shared = Shared { daemon: settings.daemon, router, network, placement, events: sender };
+    let mut daemon = Daemon::new(pool.clone(), map, shared, backups);
     let started = daemon.start_member(settings.member, storage, files);
     let served = started.and_then(|()| {
         files.register(&pool)?;

@@ -45,6 +45,8 @@ pub struct Pool {
     pub members: Vec<PoolMember>,
     /// The members of daemons that have ended, as they were before.
     pub ended: Vec<PoolMember>,
+    /// Whether each member has all its backups, and they are complete.
+    pub is_complete: bool,
 }
 
 impl Pool {
@@ -68,6 +70,33 @@ pub struct Registration {
     /// Identifies the node: daemons with the same value have the same runtime directory.
     pub node: String,
     identity: String,
+}
+
+/// The socket of a member that a daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Socket {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Socket {
+    /// Returns the socket with this path, which a daemon has created.
+    ///
+    /// # Errors
+    ///
+    /// Those of lstat(2).
+    pub fn new(path: PathBuf) -> std::io::Result<Socket> {
+        let found = fs::symlink_metadata(&path)?;
+        Ok(Socket { path, device: found.dev(), inode: found.ino() })
+    }
+
+    /// Returns whether its path still leads to it, and not to the socket of another daemon that
+    /// runs the member now.
+    fn exists(&self) -> bool {
+        let found = fs::symlink_metadata(&self.path);
+        found.is_ok_and(|found| (found.dev(), found.ino()) == (self.device, self.inode))
+    }
 }
 
 /// Checks that a name is valid as a component of a path.
@@ -185,9 +214,15 @@ impl Registry {
         fs::rename(&new, directory.join(DESCRIPTION)).map_err(failed)
     }
 
-    /// Removes the socket and the messages of a daemon that ends. The last daemon of this node also
-    /// removes the directory of the pool. Has no effect if the directory belongs to another pool.
-    pub fn leave(&self, registration: &Registration, member: MemberId) -> Result<(), Refusal> {
+    /// Removes the sockets of the members that a daemon ran until its end, and its messages in the
+    /// file of its first member. The last daemon of this node also removes the directory of the
+    /// pool. Has no effect if the directory belongs to another pool.
+    pub fn leave(
+        &self,
+        registration: &Registration,
+        member: MemberId,
+        sockets: &[Socket],
+    ) -> Result<(), Refusal> {
         let directory = &registration.directory;
         // Without a lock, the directory of a new pool of the same name could be removed.
         let lock = match File::open(&self.pools) {
@@ -200,7 +235,8 @@ impl Registry {
         {
             return Ok(());
         }
-        for path in [registration.socket(member), registration.log(member)] {
+        let own = sockets.iter().filter(|socket| socket.exists()).map(|socket| socket.path.clone());
+        for path in own.chain([registration.log(member)]) {
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Refusal::from_io(&path, &e));
@@ -335,9 +371,10 @@ mod tests {
         let registry = Registry::within(Some(runtime.path().to_owned())).unwrap();
         let first = registry.join("p", 7, 1).unwrap();
         assert_eq!(registry.join("p", 7, 1).unwrap(), first);
-        for member in [MemberId(0), MemberId(1)] {
+        let sockets = [MemberId(0), MemberId(1)].map(|member| {
             fs::write(first.socket(member), "").unwrap();
-        }
+            Socket::new(first.socket(member)).unwrap()
+        });
         assert!(matches!(registry.join("p", 8, 1), Err(Refusal::WrongInput(_))), "another pool");
         assert!(matches!(registry.join("p", 7, 2), Err(Refusal::Cannot(_))), "another node");
         let pool = Pool {
@@ -347,16 +384,23 @@ mod tests {
             node: first.node.clone(),
             members: Vec::new(),
             ended: Vec::new(),
+            is_complete: true,
         };
         registry.save(&pool, MemberId(1)).unwrap();
         assert_eq!(registry.find("p").unwrap(), pool);
-        registry.leave(&first, MemberId(0)).unwrap();
+        // Another daemon runs the member now.
+        fs::remove_file(first.socket(MemberId(0))).unwrap();
+        fs::write(first.socket(MemberId(0)), "").unwrap();
+        let again = Socket::new(first.socket(MemberId(0))).unwrap();
+        registry.leave(&first, MemberId(0), &sockets[..1]).unwrap();
+        assert!(first.socket(MemberId(0)).exists(), "it belongs to the other daemon");
+        registry.leave(&first, MemberId(0), &[again]).unwrap();
         assert_eq!(registry.pools().unwrap(), [pool]);
-        registry.leave(&first, MemberId(1)).unwrap();
-        registry.leave(&first, MemberId(1)).unwrap();
+        registry.leave(&first, MemberId(1), &sockets[1..]).unwrap();
+        registry.leave(&first, MemberId(1), &sockets[1..]).unwrap();
         assert_eq!(fs::read_dir(runtime.path()).unwrap().count(), 0);
         registry.join("p", 8, 1).unwrap();
-        registry.leave(&first, MemberId(1)).unwrap();
+        registry.leave(&first, MemberId(1), &sockets[1..]).unwrap();
         assert!(registry.directory("p").unwrap().exists(), "it is that of another pool");
     }
 }

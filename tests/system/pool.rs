@@ -18,11 +18,16 @@ pub struct Pool {
 impl Pool {
     /// Starts a pool of `daemons` daemons.
     pub fn start(daemons: u16) -> Pool {
+        Pool::start_with(daemons, &[])
+    }
+
+    /// Starts a pool with further options.
+    pub fn start_with(daemons: u16, options: &[&str]) -> Pool {
         let stage = Stage::new();
         let files = stage.dir("files");
         let data = stage.dir("data");
         let mut up = stage.quell();
-        up.args(["pool", "up", "p", "--local", &daemons.to_string(), "--dir"]).arg(data);
+        up.args(["pool", "up", "p", "--local", &daemons.to_string(), "--dir"]).arg(data).args(options);
         let ended = stage.run(&mut up).expect(0);
         assert_eq!((ended.text(), ended.err.as_str()), (String::new(), ""));
         Pool { stage, files }

@@ -370,3 +370,37 @@ fn the_nodes_of_a_job_are_those_of_its_system() {
     assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
     stage.expect_nothing_left();
 }
+
+#[test]
+fn other_nodes_have_the_files_of_a_node_whose_daemon_was_killed() {
+    if let Some(reason) = why_no_nodes() {
+        skip!("{reason}");
+    }
+    let cluster = Cluster::start(3);
+    cluster.stage.run(&mut cluster.up("n1\nn2\nn3\n", &["--replicas", "2"])).expect(0);
+    cluster
+        .sh(2, "mkdir out && for i in 1 2 3 4 5 6 7 8; do head -c 700000 /dev/zero >out/$i; done")
+        .expect(0);
+    let status = cluster.quell(1, &["pool", "status", "p", "--json"]).expect(0).json();
+    assert_eq!((&status["replicas"], &status["is_complete"]), (&2.into(), &true.into()), "{status}");
+    let killed = i32::try_from(status["daemons"][1]["pid"].as_i64().unwrap()).unwrap();
+    send(killed, Signal::KILL);
+    let check = "wc -c out/* | tail -1; for i in 1 2 3 4 5 6 7 8; do mv out/$i out/$i.$1 || exit; done; ls out | wc -l";
+    assert_eq!(cluster.sh(3, check).expect(0).text(), "5600000 total\n8\n");
+    assert_eq!(
+        cluster.sh(1, "cat out/1. | wc -c; mkdir e && rmdir e && ls").expect(0).text(),
+        "700000\nout\n"
+    );
+    let is_complete = || {
+        let status = cluster.quell(3, &["pool", "status", "p", "--json"]).json();
+        status["is_complete"] == true
+            && status["daemons"].as_array().unwrap().iter().all(|d| d["host"] != "n2")
+    };
+    assert!(eventually(is_complete));
+    // No daemon on the second node can remove the data of the killed one.
+    cluster
+        .quell(1, &["pool", "down", "p", "--discard"])
+        .expect(3)
+        .says("the daemon on n2 has failed before");
+    assert!(eventually(|| cluster.pool_processes().is_empty()), "{:?}", cluster.pool_processes());
+}

@@ -53,6 +53,7 @@ Example:
   quell pool up scratch --local 1 --memory 4G
   # in a job: on all of its nodes
   quell pool up scratch --dir /local
+  quell pool up scratch --dir /local --replicas 2
   # with ssh, on the nodes of a file
   quell pool up scratch --hosts nodes.txt --interface ib0
 
@@ -103,6 +104,10 @@ pub struct PoolUpArgs {
     /// The size of the chunks into which files are divided, in KiB, 4 to 512.
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=512))]
     pub chunk_kib: u32,
+    /// Keep COPIES copies of all names and data on different daemons, 1 to 4, so that programs can
+    /// go on if a daemon fails. Writes then pass through the daemons.
+    #[arg(long, value_name = "COPIES", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4))]
+    pub replicas: u16,
     /// When other processes see the size and the times of a file that a process writes: `sync`,
     /// when the write returns; `commit`, when the process closes the file or calls fsync(2), which
     /// saves a request for each write to a file of several chunks.

@@ -57,6 +57,10 @@ fn list(args: &PoolLsArgs) -> Result<ExitCode, Failure> {
 struct PoolStatus {
     name: String,
     chunk_bytes: u32,
+    /// The number of copies of all names and data.
+    replicas: u16,
+    /// Whether all copies exist. Missing ones are being made, if there are enough daemons.
+    is_complete: bool,
     total_bytes: Option<u64>,
     available_bytes: Option<u64>,
     daemons: Vec<DaemonStatus>,
@@ -89,6 +93,8 @@ fn status(args: &PoolStatusArgs) -> Result<ExitCode, Failure> {
     let status = PoolStatus {
         name: pool.name,
         chunk_bytes: pool.chunk_bytes,
+        replicas: pool.replicas,
+        is_complete: pool.is_complete,
         total_bytes: space.map(|space| space.total_bytes),
         available_bytes: space.map(|space| space.available_bytes),
         daemons,
@@ -124,6 +130,10 @@ fn print_status(status: &PoolStatus, as_json: bool) {
         return;
     }
     outln!("pool {}, chunks of {}", status.name, HumanBytes(u64::from(status.chunk_bytes)));
+    if status.replicas > 1 {
+        let state = if status.is_complete { "all exist" } else { "some are missing" };
+        outln!("copies: {}, {state}", status.replicas);
+    }
     if let (Some(total), Some(available)) = (status.total_bytes, status.available_bytes) {
         outln!("space: {} available of {}", HumanBytes(available), HumanBytes(total));
     }

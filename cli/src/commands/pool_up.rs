@@ -30,6 +30,13 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Some(daemons) => local_members(daemons)?,
         None => remote_members(&args)?,
     };
+    if usize::from(args.replicas) > members.len() {
+        let daemons = members.len();
+        return Err(Failure::wrong_input(format!(
+            "--replicas {} needs as many daemons; the pool would have {daemons}",
+            args.replicas
+        )));
+    }
     let absolute = |path: &Path| {
         std::path::absolute(path).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
     };
@@ -51,9 +58,15 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
             PoolConsistency::Sync => Consistency::Synchronous,
             PoolConsistency::Commit => Consistency::Commit,
         },
-        replicas: 1,
+        replicas: args.replicas,
         encrypts: args.encrypt,
-        lifetime: if args.local.is_some() { Lifetime::Unlimited } else { Lifetime::Input },
+        // The keeper replaces daemons that fail.
+        lifetime: if args.local.is_some() && args.replicas == 1 {
+            Lifetime::Unlimited
+        } else {
+            Lifetime::Input
+        },
+        is_detached: args.local.is_some(),
         timeout_ms: u64::from(args.timeout) * 1000,
         log_filter: filter()?,
     };

@@ -22,7 +22,7 @@ const KEEPER_COMMAND: &str = "pool-keeper";
 /// How often the command checks for a signal while it waits for the keeper, and how often the
 /// keeper checks for one while it waits for the end of the daemons.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
-const KEEPING_INTERVAL: Duration = Duration::from_millis(250);
+const KEEPING_INTERVAL: Duration = Duration::from_millis(100);
 /// The largest plan, in bytes: 1,024 command lines.
 const PLAN_BYTES_MAX: u64 = 16 << 20;
 
@@ -125,6 +125,13 @@ pub fn run_pool_keeper() -> Result<(), Failure> {
     });
     let is_cancelled = || flag.load(Ordering::SeqCst) || abandoned.load(Ordering::SeqCst);
     std::env::set_current_dir("/").map_err(failed)?;
+    if new.is_detached {
+        // EPERM: the process is the leader of its group already.
+        match rustix::process::setsid() {
+            Ok(_) | Err(rustix::io::Errno::PERM) => {}
+            Err(e) => return Err(failed(e.into())),
+        }
+    }
     let started = start_pool(&new, &is_cancelled);
     let answer = match &started {
         Ok(_) => Answer::Serving,

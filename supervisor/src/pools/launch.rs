@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_wire::pool::{
-    Complete, Consistency, DaemonId, LINE_BYTES_MAX, Lifetime, Listen, Listening, MemberId, MemberSettings,
-    PoolMember, PoolSettings, Ready,
+    Complete, Consistency, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, LINE_BYTES_MAX, Lifetime, Listen,
+    Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -22,10 +22,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::pools::replicas::Replicas;
 
 /// How long the end of a launcher that has closed its connection is waited for.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long after the end of a lease a daemon is replaced, and the longest time between two
+/// examinations of the leases while this process runs.
+const LEASE_MARGIN: Duration = Duration::from_secs(1);
 /// How often a start checks whether it was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 /// The time that launchers have to end after the end of their input, and again after SIGTERM.
@@ -63,6 +67,8 @@ pub struct NewPool {
     pub encrypts: bool,
     /// The event that ends the daemons.
     pub lifetime: Lifetime,
+    /// Whether the pool continues after the end of the session in which it was started.
+    pub is_detached: bool,
     /// The time limit of the start, in milliseconds.
     pub timeout_ms: u64,
     /// The filter of the daemons' events. `None` stands for `QUELL_LOG` of each node.
@@ -85,6 +91,14 @@ pub struct NewMember {
 pub struct StartedPool {
     members: Vec<RunningLauncher>,
     events: Receiver<(usize, Event)>,
+    /// The placement of the members, if they have backups.
+    replicas: Option<Replicas>,
+    /// When the last lease was granted to each daemon.
+    granted: Vec<Instant>,
+    /// When leases were last examined.
+    examined: Instant,
+    /// Whether a command ends the pool.
+    is_ending: bool,
 }
 
 /// A launcher that runs.
@@ -98,6 +112,8 @@ struct RunningLauncher {
     messages: Arc<Mutex<VecDeque<String>>>,
     reader: Option<JoinHandle<()>>,
     is_ended: bool,
+    /// Whether the program is the daemon itself, on this node.
+    is_daemon: bool,
 }
 
 /// An event of one launcher.
@@ -123,7 +139,14 @@ pub fn start_pool(new: &NewPool, is_cancelled: &dyn Fn() -> bool) -> Result<Star
     }
     let deadline = Instant::now() + Duration::from_millis(new.timeout_ms);
     let (sender, events) = channel();
-    let mut launched = StartedPool { members: Vec::new(), events };
+    let mut launched = StartedPool {
+        members: Vec::new(),
+        events,
+        replicas: None,
+        granted: Vec::new(),
+        examined: Instant::now(),
+        is_ending: false,
+    };
     let mut started = Ok(());
     for member in &new.members {
         match RunningLauncher::start(member, launched.members.len(), &sender) {
@@ -193,6 +216,7 @@ impl StartedPool {
         let settings = PoolSettings {
             members,
             ended: Vec::new(),
+            is_complete: new.replicas == 1,
             replicas: new.replicas,
             partitions: new.partitions,
             chunk_bytes: new.chunk_bytes,
@@ -206,7 +230,136 @@ impl StartedPool {
             Ready::Failed { code, message } => Err(launch.refused(code, &message)),
         })?;
         self.members.iter().for_each(|launch| launch.send(&Complete));
+        match new.replicas {
+            1 => Ok(()),
+            copies => self.start_replicas(&settings.members, copies, deadline, is_cancelled),
+        }
+    }
+
+    /// Gives each member its backups, and waits until they are complete.
+    fn start_replicas(
+        &mut self,
+        members: &[PoolMember],
+        copies: u16,
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), Failure> {
+        self.replicas = Some(Replicas::new(members, copies));
+        self.granted = vec![Instant::now(); self.members.len()];
+        self.examined = Instant::now();
+        self.send_configuration();
+        while !self.replicas.as_ref().is_some_and(Replicas::is_complete) {
+            self.step(CANCEL_INTERVAL);
+            if let Some(ended) = self.members.iter_mut().find(|launch| launch.is_ended) {
+                return Err(ended.ended());
+            }
+            if is_cancelled() {
+                return Err(Failure::interrupted("the start was interrupted"));
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::cannot("the backups were not complete within the time limit"));
+            }
+        }
         Ok(())
+    }
+
+    fn send_configuration(&self) {
+        let Some(replicas) = &self.replicas else { return };
+        let message = KeeperMessage::Configuration(replicas.configuration());
+        for (number, launch) in (0..).zip(&self.members) {
+            if replicas.is_usable(DaemonId(number)) {
+                launch.send(&message);
+            }
+        }
+    }
+
+    /// Waits for an event, at most for `timeout`, and performs what it requires.
+    fn step(&mut self, timeout: Duration) {
+        let mut next = self.events.recv_timeout(timeout).ok();
+        // All reports are read before the leases are examined, also after this process was stopped.
+        while let Some((number, event)) = next {
+            match event {
+                Event::Ended => self.launcher_ended(number),
+                Event::Line(line) => self.take_report(number, &line),
+            }
+            next = self.events.try_recv().ok();
+        }
+        self.examine_leases();
+    }
+
+    fn launcher_ended(&mut self, number: usize) {
+        let launch = &mut self.members[number];
+        launch.is_ended = true;
+        launch.input = None;
+        // The launcher ends with the daemon. `end` waits for launchers that do not.
+        let _ = launch.child.try_wait();
+    }
+
+    fn take_report(&mut self, number: usize, line: &str) {
+        let Some(replicas) = &mut self.replicas else { return };
+        let daemon = DaemonId(number as u16);
+        if !replicas.is_usable(daemon) {
+            return;
+        }
+        match serde_json::from_str(line) {
+            Ok(DaemonReport::Lease(request)) => {
+                self.granted[number] = Instant::now();
+                self.members[number].send(&KeeperMessage::Lease(request));
+            }
+            Ok(DaemonReport::Complete { member, backup }) => {
+                if replicas.backup_complete(daemon, member, backup) {
+                    self.send_configuration();
+                }
+            }
+            Ok(DaemonReport::Failed { member, backup }) => {
+                if replicas.backup_failed(daemon, member, backup) {
+                    self.send_configuration();
+                }
+            }
+            Ok(DaemonReport::Ending) => self.is_ending = true,
+            // Without a lease, the daemon fails.
+            Err(_) => self.members[number].input = None,
+        }
+    }
+
+    /// Lets other daemons run the members of a daemon that certainly does not run them any more.
+    fn daemon_failed(&mut self, number: usize) {
+        if self.is_ending {
+            return;
+        }
+        // The end of its input ends a daemon that continues later.
+        self.members[number].input = None;
+        if let Some(replicas) = &mut self.replicas {
+            replicas.daemon_failed(DaemonId(number as u16));
+            self.send_configuration();
+        }
+    }
+
+    /// Finds daemons that have ended, and those whose leases have ended.
+    fn examine_leases(&mut self) {
+        if self.replicas.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        if now.duration_since(self.examined) > LEASE_MARGIN {
+            // This process was stopped, and so were its grants.
+            self.granted.iter_mut().for_each(|granted| *granted = now);
+        }
+        self.examined = now;
+        let limit = Duration::from_millis(LEASE_MS) + LEASE_MARGIN;
+        for number in 0..self.members.len() {
+            if !self.replicas.as_ref().is_some_and(|r| r.is_usable(DaemonId(number as u16))) {
+                continue;
+            }
+            // A daemon on another node may run after the end of its connection, until its lease
+            // ends.
+            let launch = &mut self.members[number];
+            let has_ended =
+                launch.is_daemon && launch.is_ended && matches!(launch.child.try_wait(), Ok(Some(_)));
+            if has_ended || now.duration_since(self.granted[number]) > limit {
+                self.daemon_failed(number);
+            }
+        }
     }
 
     /// Receives one message of each daemon.
@@ -273,21 +426,11 @@ impl StartedPool {
         }
     }
 
-    /// Waits until all daemons have ended, or until `is_cancelled` returns true, which is called at
-    /// least once each `interval`.
+    /// Keeps the pool until all daemons have ended, or until `is_cancelled` returns true, which is
+    /// called at least once each `interval`: grants leases, and replaces daemons that fail.
     pub fn wait(&mut self, interval: Duration, is_cancelled: &dyn Fn() -> bool) {
         while !self.members.iter().all(|launch| launch.is_ended) && !is_cancelled() {
-            match self.events.recv_timeout(interval) {
-                Ok((number, Event::Ended)) => {
-                    let launch = &mut self.members[number];
-                    launch.is_ended = true;
-                    launch.input = None;
-                    // The launcher ends with the daemon. `end` waits for launchers that do not.
-                    let _ = launch.child.try_wait();
-                }
-                Ok((_, Event::Line(_))) | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
+            self.step(interval);
         }
     }
 
@@ -359,6 +502,7 @@ impl RunningLauncher {
             messages,
             reader: None,
             is_ended: false,
+            is_daemon: arguments.is_empty(),
         };
         let started = (|| {
             launch.writer = Some(thread(move || write_lines(input, &lines))?);
@@ -493,6 +637,7 @@ mod tests {
             replicas: 1,
             encrypts: false,
             lifetime: Lifetime::Input,
+            is_detached: false,
             timeout_ms: 60_000,
             log_filter: None,
         }

@@ -1,5 +1,6 @@
 //! Requests of commands to each daemon of a running pool: its state, and its end.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use quell_pool::{ask, done, space};
 use quell_runtime::{Pool, Registry};
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Result, Space};
-use quell_wire::pool::{MemberCounters, MemberId, Operation, PoolMember, Reply};
+use quell_wire::pool::{DaemonId, MemberCounters, MemberId, Operation, PoolMember, Reply};
 
 use crate::display::shown;
 use crate::failure::Failure;
@@ -79,7 +80,7 @@ fn ask_members<T: Send>(
     read: &(dyn Fn(Reply<'_>) -> Option<T> + Sync),
 ) -> Vec<(PoolMember, Answer<T>)> {
     let gateway = gateway(pool);
-    for_each_member(pool.members.iter().collect(), &|member| {
+    for_each(pool.members.iter().collect(), &|member: &&PoolMember| {
         let begun = Instant::now();
         let result = with_connection(pool, member, gateway.as_ref(), |connection| {
             let number = member.id.0.to_string();
@@ -87,7 +88,7 @@ fn ask_members<T: Send>(
             ask(connection, Some(Instant::now() + limit), &request(member.id), described, read)
         });
         let at = Instant::now();
-        (member.clone(), Answer { result, elapsed: at - begun, at })
+        ((*member).clone(), Answer { result, elapsed: at - begun, at })
     })
 }
 
@@ -99,37 +100,58 @@ fn ask_members<T: Send>(
 /// reached. The other daemons have ended then.
 pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
     let gateway = gateway(pool);
-    let (own, others): (Vec<&PoolMember>, Vec<&PoolMember>) =
-        pool.members.iter().partition(|member| member.node == pool.node);
-    let stop = |member: &PoolMember| {
-        let operation = Operation::StopMember { member: member.id };
-        let ended = with_connection(pool, member, gateway.as_ref(), |connection| {
-            ask(connection, Some(Instant::now() + END_LIMIT), &operation, ("end", b""), done)
-        });
-        (member.clone(), ended)
+    let mut daemons: BTreeMap<DaemonId, Vec<&PoolMember>> = BTreeMap::new();
+    for member in &pool.members {
+        daemons.entry(member.daemon).or_default().push(member);
+    }
+    let (own, others): (Vec<_>, Vec<_>) =
+        daemons.into_values().partition(|members| members.iter().any(|member| member.node == pool.node));
+    // A daemon ends with the first of its members that ends.
+    let stop = |members: &Vec<&PoolMember>| {
+        let mut ended = Ok(());
+        for member in members {
+            let operation = Operation::StopMember { member: member.id };
+            ended = with_connection(pool, member, gateway.as_ref(), |connection| {
+                ask(connection, Some(Instant::now() + END_LIMIT), &operation, ("end", b""), done)
+            });
+            if ended.is_ok() {
+                break;
+            }
+        }
+        ended
     };
     let mut left = Vec::new();
-    for (member, ended) in for_each_member(others, &stop) {
+    for (members, ended) in others.iter().zip(for_each(others.iter().collect(), &|m: &&Vec<_>| stop(m))) {
         if let Err(error) = ended {
-            let PoolMember { id, host, directory, memory_bytes, .. } = member;
-            let data = match memory_bytes {
-                Some(_) => String::new(),
-                None => format!("; its data is in {}", shown(directory)),
-            };
-            left.push(format!("the daemon {} on {host}: {error}{data}", id.0));
+            for PoolMember { id, host, directory, memory_bytes, .. } in members {
+                let data = match memory_bytes {
+                    Some(_) => String::new(),
+                    None => format!("; its data is in {}", shown(directory)),
+                };
+                left.push(format!("the daemon {} on {host}: {error}{data}", id.0));
+            }
         }
     }
     // The daemons of this node end last, because the requests to the others pass through them.
-    for (member, ended) in for_each_member(own, &stop) {
+    for (members, ended) in own.iter().zip(for_each(own.iter().collect(), &|m: &&Vec<_>| stop(m))) {
         match ended {
             Ok(()) => {}
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => {
-                remove_files_of(&member)?;
+                members.iter().try_for_each(|member| remove_files_of(member))?;
             }
             Err(error) => {
-                let PoolMember { id, pid, .. } = member;
-                left.push(format!("the daemon {} (process {pid}): {error}", id.0));
+                for PoolMember { id, pid, .. } in members {
+                    left.push(format!("the daemon {} (process {pid}): {error}", id.0));
+                }
             }
+        }
+    }
+    for member in &pool.ended {
+        let PoolMember { host, directory, memory_bytes, .. } = member;
+        if member.node == pool.node {
+            remove_files_of(member)?;
+        } else if memory_bytes.is_none() && !has_other_daemon(pool, member) {
+            left.push(format!("the daemon on {host} has failed before; its data is in {}", shown(directory)));
         }
     }
     if left.is_empty() {
@@ -137,6 +159,11 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
         return Ok(Registry::of_user()?.forget(&pool.name)?);
     }
     Err(Failure::cannot(format!("the pool {} has not ended completely:\n  {}", pool.name, left.join("\n  "))))
+}
+
+/// Returns whether a daemon on the node of one that has failed has removed its files.
+fn has_other_daemon(pool: &Pool, failed: &PoolMember) -> bool {
+    pool.members.iter().any(|member| member.node == failed.node && member.daemon != failed.daemon)
 }
 
 /// Returns a connection to a daemon of this node, through which those of other nodes are reached.
@@ -166,12 +193,12 @@ fn with_connection<T>(
     }
 }
 
-/// Calls a function for each member, several at a time, and returns the results in order.
-fn for_each_member<T: Send>(members: Vec<&PoolMember>, ask: &(dyn Fn(&PoolMember) -> T + Sync)) -> Vec<T> {
+/// Calls a function for each element, several at a time, and returns the results in order.
+fn for_each<E: Send, T: Send>(elements: Vec<E>, call: &(dyn Fn(&E) -> T + Sync)) -> Vec<T> {
     let results = Mutex::new(Vec::new());
-    let threads = members.len().min(PARALLEL_REQUESTS_MAX);
-    quell_threads::run(threads, members.into_iter().enumerate(), |(number, member), _| {
-        let result = ask(member);
+    let threads = elements.len().min(PARALLEL_REQUESTS_MAX);
+    quell_threads::run(threads, elements.into_iter().enumerate(), |(number, element), _| {
+        let result = call(&element);
         lock(&results).push((number, result));
     });
     let mut results = into_inner(results);

@@ -6,6 +6,7 @@ mod launcher;
 mod members;
 mod node;
 mod nodes;
+mod replicas;
 
 use quell_runtime::{Pool, Registry};
 pub use quell_wire::pool::{Consistency, Lifetime, Listen};

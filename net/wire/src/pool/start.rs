@@ -143,6 +143,8 @@ pub struct PoolSettings {
     pub members: Vec<PoolMember>,
     /// The members of daemons that have ended, as they were before.
     pub ended: Vec<PoolMember>,
+    /// Whether each member has all its backups, and they are complete.
+    pub is_complete: bool,
     /// The number of partitions: a power of two, at most 32,768.
     pub partitions: u16,
     /// The number of copies of all names and data.
@@ -202,6 +204,8 @@ pub struct Configuration {
     /// The members of daemons that have ended, as they were before. Daemons on the same node remove
     /// their files.
     pub ended: Vec<PoolMember>,
+    /// Whether each member has all its backups, and they are complete.
+    pub is_complete: bool,
 }
 
 /// A message of a daemon that serves to the starting program.

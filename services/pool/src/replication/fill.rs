@@ -65,11 +65,11 @@ impl Fill {
                     *offset = 0;
                     return Ok(Vec::new());
                 };
-                let mut data = vec![0; STEP_BYTES];
-                let read = chunks.read(id, &mut data, *offset)?;
-                data.truncate(read);
-                let (start, end) = (*offset, *offset + read as u64);
-                let is_last = read < STEP_BYTES || end >= state.end;
+                let (start, end) = (*offset, state.end.min(*offset + STEP_BYTES as u64));
+                let mut data = vec![0; end.saturating_sub(start) as usize];
+                // Parts that were not written remain zeros.
+                chunks.read(id, &mut data, start)?;
+                let is_last = end >= state.end;
                 if is_last {
                     files.pop_front();
                     *offset = 0;
@@ -82,7 +82,7 @@ impl Fill {
                 Ok(match data.iter().any(|byte| *byte != 0) {
                     true => vec![write(start, &data)],
                     // The last byte sets the end of the file. Others are a hole.
-                    false if is_last && read > 0 => vec![write(end - 1, &[0])],
+                    false if is_last && !data.is_empty() => vec![write(end - 1, &[0])],
                     // An empty local file exists.
                     false if is_last => vec![write(start, &[])],
                     false => Vec::new(),

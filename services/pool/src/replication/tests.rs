@@ -103,6 +103,8 @@ fn a_new_backup_gets_everything_and_further_changes() {
     let large = vec![5; 300 << 10];
     primary.chunks.write(FileId(1), &large, 0).unwrap();
     primary.chunks.write(FileId(2), b"after a hole", 400 << 10).unwrap();
+    primary.chunks.write(FileId(6), b"begin", 0).unwrap();
+    primary.chunks.write(FileId(6), b"far behind a hole", 3 << 20).unwrap();
     primary.chunks.write(FileId(3), b"", 0).unwrap();
     primary.chunks.write(FileId(4), &[0; 1000], 0).unwrap();
     primary.chunks.set_modified(FileId(4), Stamp { seconds: 77, nanoseconds: 1 }).unwrap();
