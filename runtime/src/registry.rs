@@ -76,8 +76,8 @@ pub struct Registration {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
     path: PathBuf,
-    device: u64,
-    inode: u64,
+    /// Device and inode number, and the time of the creation, because an inode number can be reused.
+    identity: (u64, u64, i64, i64),
 }
 
 impl Socket {
@@ -87,15 +87,19 @@ impl Socket {
     ///
     /// Those of lstat(2).
     pub fn new(path: PathBuf) -> std::io::Result<Socket> {
-        let found = fs::symlink_metadata(&path)?;
-        Ok(Socket { path, device: found.dev(), inode: found.ino() })
+        let identity = Socket::identity_of(&path)?;
+        Ok(Socket { path, identity })
     }
 
     /// Returns whether its path still leads to it, and not to the socket of another daemon that
     /// runs the member now.
     fn exists(&self) -> bool {
-        let found = fs::symlink_metadata(&self.path);
-        found.is_ok_and(|found| (found.dev(), found.ino()) == (self.device, self.inode))
+        Socket::identity_of(&self.path).is_ok_and(|found| found == self.identity)
+    }
+
+    fn identity_of(path: &Path) -> std::io::Result<(u64, u64, i64, i64)> {
+        let found = fs::symlink_metadata(path)?;
+        Ok((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
     }
 }
 
@@ -389,8 +393,9 @@ mod tests {
         registry.save(&pool, MemberId(1)).unwrap();
         assert_eq!(registry.find("p").unwrap(), pool);
         // Another daemon runs the member now.
-        fs::remove_file(first.socket(MemberId(0))).unwrap();
-        fs::write(first.socket(MemberId(0)), "").unwrap();
+        let new = first.directory.join("new");
+        fs::write(&new, "").unwrap();
+        fs::rename(&new, first.socket(MemberId(0))).unwrap();
         let again = Socket::new(first.socket(MemberId(0))).unwrap();
         registry.leave(&first, MemberId(0), &sockets[..1]).unwrap();
         assert!(first.socket(MemberId(0)).exists(), "it belongs to the other daemon");
