@@ -76,7 +76,8 @@ pub struct Registration {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
     path: PathBuf,
-    /// Device and inode number, and the time of the creation, because an inode number can be reused.
+    /// Device and inode number, and the time of the creation, because an inode number can be
+    /// reused.
     identity: (u64, u64, i64, i64),
 }
 

@@ -30,19 +30,19 @@ const CHECK: &str = "set -e
     [ $(wc -c <large9) = 100 ]; [ $(stat -c %a-%Y large8) = 640-$(date -d '2020-01-02 03:04:05' +%s) ]
     echo right";
 
-/// Creates 200 files, and prints how many were not created. Before file 60, it runs the commands
-/// in place of `FAULT`.
-const CREATE_FILES: &str = "mkdir -p new; i=0; bad=0
+/// Creates 200 files, and prints the number of errors. Wrong contents of a file that was created
+/// without an error count 1000. Before file 60, it runs the commands in place of `FAULT`.
+const CREATE_FILES: &str = "mkdir -p new; i=0; bad=0; failed=' '
     while [ $i -lt 200 ]; do
         if [ $i = 60 ]; then
             FAULT
         fi
-        (echo $i >new/f$i) 2>/dev/null || bad=$((bad + 1))
+        (echo $i >new/f$i) || { bad=$((bad + 1)); failed=\"$failed$i \"; }
         i=$((i + 1))
     done
     i=0
     while [ $i -lt 200 ]; do
-        [ \"$(cat new/f$i)\" = $i ] || bad=$((bad + 1000))
+        case $failed in *\" $i \"*) ;; *) [ \"$(cat new/f$i)\" = $i ] || bad=$((bad + 1000)) ;; esac
         i=$((i + 1))
     done
     echo $bad; rm -r new";

@@ -284,6 +284,7 @@ impl StartedPool {
             }
             next = self.events.try_recv().ok();
         }
+        self.reap();
         self.examine_leases();
     }
 
@@ -291,8 +292,14 @@ impl StartedPool {
         let launch = &mut self.members[number];
         launch.is_ended = true;
         launch.input = None;
-        // The launcher ends with the daemon. `end` waits for launchers that do not.
-        let _ = launch.child.try_wait();
+    }
+
+    /// Takes the exit status of launchers that have ended, so that they do not stay as zombies.
+    /// `end` waits for those that have closed their output and go on.
+    fn reap(&mut self) {
+        for launch in self.members.iter_mut().filter(|launch| launch.is_ended) {
+            let _ = launch.child.try_wait();
+        }
     }
 
     fn take_report(&mut self, number: usize, line: &str) {
