@@ -17,8 +17,9 @@ pub use log::{
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
 };
 pub use pool::{
-    PoolCommand, PoolConsistency, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolMapArgs, PoolMetricsArgs,
-    PoolStageInArgs, PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs, StagingPart,
+    PoolCommand, PoolCompression, PoolConsistency, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolMapArgs,
+    PoolMetricsArgs, PoolStageInArgs, PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs,
+    StagingPart,
 };
 
 const AFTER: &str = "\

@@ -4,14 +4,15 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use quell_pool_service::PoolMap;
-use quell_transport::peer::{PeerNetwork, PoolId, PoolKey, Protection, Settings};
+use quell_transport::peer::{Compression, PeerNetwork, PoolId, PoolKey, Protection, Settings};
 use quell_wire::pool::{
-    Complete, Lifetime, Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
+    self as wire, Complete, Lifetime, Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
 };
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -32,6 +33,9 @@ use crate::storage;
 
 /// The purpose of the messages of the start, in errors.
 const REPORT: &str = "report the start";
+
+/// The largest number of threads that compress.
+const THREADS_MAX: usize = 4;
 
 /// Runs the daemon until its end.
 pub fn run() -> Result<(), Failure> {
@@ -120,7 +124,17 @@ fn start_network(
     let (pool, key) = (PoolId(settings.pool.to_le_bytes()), PoolKey(settings.key));
     let network = Settings::new(pool, key, number(settings.daemon), listen);
     let protection = if settings.encrypts { Protection::Encryption } else { Protection::Integrity };
-    Ok(PeerNetwork::start(Settings { protection, ..network }, router)?)
+    let compression = match settings.compression {
+        wire::Compression::None => Compression::None,
+        wire::Compression::Lz4 => Compression::Lz4,
+        wire::Compression::Zstd => Compression::Zstd,
+    };
+    // Compression takes more time than everything else, so connections share the processors.
+    let threads = match compression {
+        Compression::None => network.threads,
+        _ => std::thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX),
+    };
+    Ok(PeerNetwork::start(Settings { protection, compression, threads, ..network }, router)?)
 }
 
 /// Directs messages to the log, and leaves the session of the starting program, if the daemon does

@@ -404,3 +404,47 @@ fn other_nodes_have_the_files_of_a_node_whose_daemon_was_killed() {
         .says("the daemon on n2 has failed before");
     assert!(eventually(|| cluster.pool_processes().is_empty()), "{:?}", cluster.pool_processes());
 }
+
+/// Returns the bytes that the network interface of a node has sent.
+fn sent_bytes(cluster: &Cluster, node: usize) -> u64 {
+    let mut command = cluster.command(node, Path::new("cat"));
+    let text = cluster.stage.run(command.arg("/proc/net/dev")).expect(0).text();
+    let interface = text.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    // Eight numbers of received data, then the bytes that were sent.
+    interface.split_whitespace().nth(8).unwrap().parse().unwrap()
+}
+
+#[test]
+fn data_between_nodes_is_compressed_and_arrives_as_it_was_written() {
+    if let Some(reason) = why_no_nodes() {
+        skip!("{reason}");
+    }
+    let cluster = Cluster::start(2);
+    // Text of 8 MB, and the same number of bytes that cannot be compressed.
+    let text: String = (0..).map(|i| format!("record {i} of rank {}\n", i % 64)).take(400_000).collect();
+    let bytes = text.len() as u64;
+    cluster.stage.file("text", text);
+    let sources = cluster.stage.path("");
+    let script = format!("head -c {bytes} /dev/urandom >random && sha256sum text random >sums");
+    cluster.stage.sh(&format!("cd '{}' && {script}", sources.display()), &[]).expect(0);
+    let mut sent = Vec::new();
+    for options in [&[][..], &["--compress", "lz4"], &["--compress", "zstd", "--encrypt"]] {
+        cluster.stage.run(&mut cluster.up("n1\nn2\n", options)).expect(0);
+        let mut of_files = Vec::new();
+        for file in ["text", "random"] {
+            let before = sent_bytes(&cluster, 1);
+            cluster.sh(1, &format!("cat '{}/{file}' >{file}", sources.display())).expect(0);
+            of_files.push(sent_bytes(&cluster, 1) - before);
+        }
+        for node in [1, 2] {
+            cluster.sh(node, &format!("sha256sum -c '{}/sums'", sources.display())).expect(0);
+        }
+        sent.push(of_files);
+        cluster.quell(2, &["pool", "down", "p", "--discard"]).expect(0);
+        cluster.expect_nothing_left();
+    }
+    // About half of the data is sent to the other node.
+    assert!(sent.iter().all(|of_files| of_files[1] > bytes / 4), "{sent:?}");
+    assert!(sent[1][0] < sent[0][0] * 2 / 3 && sent[2][0] < sent[1][0], "{sent:?}");
+    cluster.stage.run(&mut cluster.up("n1\nn2\n", &["--compress", "gzip"])).expect(2).says("zstd");
+}

@@ -117,6 +117,18 @@ pub struct PoolUpArgs {
     /// against changes, but can be read on the network.
     #[arg(long)]
     pub encrypt: bool,
+    /// Compress the data that the daemons send to each other: `lz4`, for networks up to about 1
+    /// Gbit/s, or `zstd`, which is smaller and slower. The data on the nodes is not compressed.
+    #[arg(long, value_enum, value_name = "ALGORITHM", default_value_t = PoolCompression::None)]
+    pub compress: PoolCompression,
+}
+
+/// The compression of the data between daemons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoolCompression {
+    None,
+    Lz4,
+    Zstd,
 }
 
 /// When other processes see the sizes of files.

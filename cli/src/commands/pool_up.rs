@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use quell_runtime::{check_pool_name, named_directory};
 use quell_supervisor::{
-    Consistency, Launcher, Lifetime, Listen, NODES_MAX, NewMember, NewPool, Node, host_of, nodes_of_file,
-    nodes_of_job, signals, start_kept_pool, start_pool,
+    Compression, Consistency, Launcher, Lifetime, Listen, NODES_MAX, NewMember, NewPool, Node, host_of,
+    nodes_of_file, nodes_of_job, signals, start_kept_pool, start_pool,
 };
 
-use crate::arguments::{PoolConsistency, PoolUpArgs};
+use crate::arguments::{PoolCompression, PoolConsistency, PoolUpArgs};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::installed::daemon;
@@ -60,6 +60,11 @@ pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
         },
         replicas: args.replicas,
         encrypts: args.encrypt,
+        compression: match args.compress {
+            PoolCompression::None => Compression::None,
+            PoolCompression::Lz4 => Compression::Lz4,
+            PoolCompression::Zstd => Compression::Zstd,
+        },
         // The keeper replaces daemons that fail.
         lifetime: if args.local.is_some() && args.replicas == 1 {
             Lifetime::Unlimited

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_wire::pool::{
-    Complete, Consistency, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, LINE_BYTES_MAX, Lifetime, Listen,
-    Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
+    Complete, Compression, Consistency, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, LINE_BYTES_MAX,
+    Lifetime, Listen, Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -65,6 +65,8 @@ pub struct NewPool {
     pub replicas: u16,
     /// Whether the data that daemons send to each other is encrypted.
     pub encrypts: bool,
+    /// The compression of the data that daemons send to each other.
+    pub compression: Compression,
     /// The event that ends the daemons.
     pub lifetime: Lifetime,
     /// Whether the pool continues after the end of the session in which it was started.
@@ -197,6 +199,7 @@ impl StartedPool {
                 runtime: new.runtime.clone(),
                 listen: member.listen.clone(),
                 encrypts: new.encrypts,
+                compression: new.compression,
                 lifetime: new.lifetime,
                 log_filter: new.log_filter.clone(),
             });
@@ -643,6 +646,7 @@ mod tests {
             consistency: Consistency::Synchronous,
             replicas: 1,
             encrypts: false,
+            compression: Compression::None,
             lifetime: Lifetime::Input,
             is_detached: false,
             timeout_ms: 60_000,

@@ -9,7 +9,7 @@ mod nodes;
 mod replicas;
 
 use quell_runtime::{Pool, Registry};
-pub use quell_wire::pool::{Consistency, Lifetime, Listen};
+pub use quell_wire::pool::{Compression, Consistency, Lifetime, Listen};
 
 pub use keeper::{run_pool_keeper, signals, start_kept_pool};
 pub use launch::{NewMember, NewPool, StartedPool, start_pool};

@@ -74,17 +74,17 @@ pub(super) struct Proved {
     receiving: Seal,
 }
 
+fn prefix(settings: &Settings, initiator: MemberId, responder: MemberId) -> Prefix {
+    let Settings { protection, compression, pool, .. } = *settings;
+    Prefix { protection, compression, pool, initiator, responder }
+}
+
 /// Connects to a member and agrees on keys.
 pub(super) async fn initiate(settings: &Settings, peer: &Peer, connection: u64) -> Result<Proved, Failure> {
     let attempt = async {
         let mut stream = TcpStream::connect(peer.address()).await?;
         stream.set_nodelay(true)?;
-        let prefix = Prefix {
-            protection: settings.protection,
-            pool: settings.pool,
-            initiator: settings.member,
-            responder: peer.id,
-        };
+        let prefix = prefix(settings, settings.member, peer.id);
         let (initiator, greeting) = Initiator::new(&prefix, &settings.key, &peer.hello(connection));
         stream.write_all(&greeting).await?;
         let mut head = [0; ANSWER_HEAD_BYTES];
@@ -121,7 +121,7 @@ pub(super) async fn respond(
         stream.set_nodelay(true)?;
         let mut greeting = [0; GREETING_BYTES];
         stream.read_exact(&mut greeting).await?;
-        let checked = check_prefix(&greeting, settings.protection, settings.pool, settings.member);
+        let checked = check_prefix(&greeting, &prefix(settings, settings.member, settings.member));
         let checked = checked.and_then(|initiator| {
             // The proof first, so that a process without the key learns no member numbers.
             let (theirs, noise) = read_greeting(&greeting, &settings.key)?;
@@ -164,8 +164,8 @@ pub(super) async fn serve(
     established: impl FnOnce(),
 ) -> Failure {
     let (read_half, write_half) = proved.stream.into_split();
-    let mut reader = FrameReader::new(read_half, proved.receiving);
-    let link = Arc::new(Link::new(write_half, proved.sending));
+    let mut reader = FrameReader::new(read_half, proved.receiving, settings.compression);
+    let link = Arc::new(Link::new(write_half, proved.sending, settings.compression));
     let first = timeout(settings.handshake_limit, reader.next()).await;
     let payload = match first {
         Err(_) => return Failure::TimedOut,

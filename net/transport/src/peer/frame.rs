@@ -65,11 +65,13 @@ pub(super) struct Fields {
     pub id: u64,
     pub deadline_ms: u32,
     pub reply_bytes_max: u32,
+    /// The length of the payload before its compression, or 0 if it is not compressed.
+    pub expanded_bytes: u32,
 }
 
 impl Fields {
     pub fn new(kind: FrameKind, id: u64) -> Fields {
-        Fields { kind, status: Status::Done, id, deadline_ms: 0, reply_bytes_max: 0 }
+        Fields { kind, status: Status::Done, id, deadline_ms: 0, reply_bytes_max: 0, expanded_bytes: 0 }
     }
 
     pub fn encode(&self) -> [u8; FIELD_BYTES] {
@@ -79,6 +81,7 @@ impl Fields {
         bytes[4..12].copy_from_slice(&self.id.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.deadline_ms.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.reply_bytes_max.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.expanded_bytes.to_le_bytes());
         bytes
     }
 
@@ -89,8 +92,15 @@ impl Fields {
         let status = *STATUSES.get(usize::from(bytes[1])).ok_or(Violation("unknown status of a reply"))?;
         let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let id = u64::from_le_bytes(bytes[4..12].try_into().expect("8 bytes"));
-        let fields = Fields { kind, status, id, deadline_ms: number(12), reply_bytes_max: number(16) };
-        if bytes[2..4] != [0; 2] || bytes[20..24] != [0; 4] {
+        let fields = Fields {
+            kind,
+            status,
+            id,
+            deadline_ms: number(12),
+            reply_bytes_max: number(16),
+            expanded_bytes: number(20),
+        };
+        if bytes[2..4] != [0; 2] {
             return Err(Violation("a zero field is not zero"));
         }
         let has_id = matches!(kind, FrameKind::Request | FrameKind::Reply | FrameKind::Cancel);
@@ -107,9 +117,20 @@ impl Fields {
         if kind != FrameKind::Reply && status != Status::Done {
             return Err(Violation("a frame that is not a reply has a status"));
         }
+        if fields.expanded_bytes != 0 {
+            if !is_request && kind != FrameKind::Reply {
+                return Err(Violation("a frame that is neither a request nor a reply is compressed"));
+            }
+            if fields.expanded_bytes as usize > PAYLOAD_BYTES_MAX {
+                return Err(Violation("a compressed payload is larger than a frame"));
+            }
+            if payload_bytes >= fields.expanded_bytes as usize {
+                return Err(Violation("a compressed payload is not smaller than before"));
+            }
+        }
         let is_payload_right = match kind {
             FrameKind::Request => true,
-            FrameKind::Reply => status == Status::Done || payload_bytes == 0,
+            FrameKind::Reply => status == Status::Done || (payload_bytes == 0 && fields.expanded_bytes == 0),
             FrameKind::Resume | FrameKind::Acknowledge => payload_bytes.is_multiple_of(8),
             _ => payload_bytes == 0,
         };
@@ -168,7 +189,7 @@ mod tests {
     #[test]
     fn fields_that_a_type_does_not_have_are_refused() {
         let request = Fields { deadline_ms: 1, ..Fields::new(FrameKind::Request, 1) };
-        for at in [2, 3, 20, 23] {
+        for at in [2, 3] {
             let mut bytes = request.encode();
             bytes[at] = 1;
             assert!(Fields::decode(&bytes, 0).is_err(), "{at}");
@@ -177,8 +198,27 @@ mod tests {
         assert!(Fields::decode(&Fields::new(FrameKind::Ping, 1).encode(), 0).is_err());
         assert!(Fields::decode(&Fields::new(FrameKind::Ping, 0).encode(), 1).is_err());
         assert!(Fields::decode(&Fields::new(FrameKind::Acknowledge, 0).encode(), 9).is_err());
+        let ids = Fields { expanded_bytes: 64, ..Fields::new(FrameKind::Acknowledge, 0) };
+        assert!(Fields::decode(&ids.encode(), 8).is_err());
         let cancelled = Fields { status: Status::Cancelled, ..Fields::new(FrameKind::Reply, 1) };
         assert!(Fields::decode(&cancelled.encode(), 0).is_ok());
         assert!(Fields::decode(&cancelled.encode(), 1).is_err());
+        let cancelled = Fields { expanded_bytes: 1, ..cancelled };
+        assert!(Fields::decode(&cancelled.encode(), 0).is_err());
+    }
+
+    #[test]
+    fn the_length_before_compression_is_bounded() {
+        let decode = |kind, expanded_bytes, payload_bytes| {
+            let fields = Fields { expanded_bytes, ..Fields::new(kind, 1) };
+            let decoded = Fields::decode(&fields.encode(), payload_bytes);
+            assert!(decoded.is_err() || decoded == Ok(fields));
+            decoded.is_ok()
+        };
+        for kind in [FrameKind::Request, FrameKind::Reply] {
+            assert!(decode(kind, 11, 10) && decode(kind, PAYLOAD_BYTES_MAX as u32, 0));
+            assert!(!decode(kind, 10, 10) && !decode(kind, 9, 10));
+            assert!(!decode(kind, PAYLOAD_BYTES_MAX as u32 + 1, 10) && !decode(kind, u32::MAX, 10));
+        }
     }
 }

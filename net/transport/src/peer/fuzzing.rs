@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::compression::{Compressor, expand};
 use super::frame::{
     FIELD_BYTES, Fields, FrameKind, LENGTH_BYTES, LENGTH_MIN, Status, decode_ids, decode_length,
     encode_length,
@@ -15,11 +16,12 @@ use super::handshake::{
 use super::incoming::{Incoming, Verdict};
 use super::outgoing::{Credit, Frame, Outgoing};
 use super::seal::Seal;
-use super::settings::{BYTES_HELD_MIN, MemberId, PoolId, PoolKey, Protection};
+use super::settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection};
 
 const KEY: PoolKey = PoolKey([7; 32]);
 const PREFIX: Prefix = Prefix {
     protection: Protection::Integrity,
+    compression: Compression::None,
     pool: PoolId([1; 16]),
     initiator: MemberId(1),
     responder: MemberId(2),
@@ -30,7 +32,7 @@ const HELLO: Hello =
 /// Reads bytes as a greeting, as an answer, and as a hello.
 pub fn check_handshake(bytes: &[u8]) {
     if let Some(greeting) = bytes.first_chunk::<GREETING_BYTES>()
-        && let Ok(initiator) = check_prefix(greeting, PREFIX.protection, PREFIX.pool, PREFIX.responder)
+        && let Ok(initiator) = check_prefix(greeting, &PREFIX)
     {
         assert_eq!(greeting[..48], Prefix { initiator, ..PREFIX }.encode());
         if let Ok((theirs, noise)) = read_greeting(greeting, &KEY) {
@@ -49,6 +51,27 @@ pub fn check_handshake(bytes: &[u8]) {
     if let Ok(hello) = Hello::decode(bytes) {
         assert_eq!(hello.encode(), bytes);
     }
+}
+
+const ALGORITHMS: [Compression; 2] = [Compression::Lz4, Compression::Zstd];
+
+/// Expands the payload of a frame with each algorithm, and compresses it. Returns its length before
+/// compression, or `None` if no algorithm can expand it.
+fn check_compression(fields: &Fields, payload: &[u8]) -> Option<usize> {
+    if fields.expanded_bytes == 0 {
+        for compression in ALGORITHMS {
+            if let Some((compressed, bytes)) = Compressor::new(compression).compress(fields, payload) {
+                assert!(expand(compression, &compressed, bytes).expect("it was compressed") == payload);
+            }
+        }
+        return Some(payload.len());
+    }
+    assert!(expand(Compression::None, fields, payload.to_vec()).is_err());
+    let expanded = ALGORITHMS.map(|compression| expand(compression, fields, payload.to_vec()));
+    for expanded in expanded.iter().flatten() {
+        assert_eq!(expanded.len(), fields.expanded_bytes as usize);
+    }
+    expanded.iter().flatten().next().map(Vec::len)
 }
 
 /// Reads bytes as frames without protection, and passes them to the state of a member that has sent
@@ -82,13 +105,14 @@ pub fn check_frames(bytes: &[u8]) {
         assert_eq!(decoded.encode(), *fields);
         // A frame that was not sealed is refused.
         assert!(Seal::new(Protection::Integrity, &[7; 32]).open(frame.to_vec()).is_err());
+        let Some(expanded_bytes) = check_compression(&decoded, payload) else { return };
         let taken = match decoded.kind {
-            FrameKind::Request => incoming.request(&decoded, payload_bytes).map(|verdict| {
+            FrameKind::Request => incoming.request(&decoded, expanded_bytes).map(|verdict| {
                 if verdict == Verdict::Execute && decoded.id.is_multiple_of(3) {
                     incoming.answer(1, decoded.id, Status::Done, vec![0; 5]);
                 }
             }),
-            FrameKind::Reply => outgoing.reply(decoded.id, payload_bytes).map(drop),
+            FrameKind::Reply => outgoing.reply(decoded.id, expanded_bytes).map(drop),
             FrameKind::Cancel => incoming.cancel(decoded.id),
             FrameKind::Acknowledge => incoming.acknowledge(decode_ids(payload)),
             FrameKind::Resume => {
@@ -126,6 +150,13 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         let fields = Fields { deadline_ms: 9, reply_bytes_max: 64, ..Fields::new(FrameKind::Request, id) };
         frame(fields, b"hello")
     };
+    let compressed = |compression, id| {
+        let fields = Fields { reply_bytes_max: 64, ..Fields::new(FrameKind::Request, id) };
+        let payload: Vec<u8> = (0..4096).map(|i| (i / 100) as u8).collect();
+        let (fields, payload) =
+            Compressor::new(compression).compress(&fields, &payload).expect("a payload that is worth it");
+        frame(fields, &payload)
+    };
     let of_kind = |kind, id| frame(Fields::new(kind, id), b"");
     let ids = |kind, id: u64| frame(Fields::new(kind, 0), &id.to_le_bytes());
     let cancelled = Fields { status: Status::Cancelled, ..Fields::new(FrameKind::Reply, 3) };
@@ -134,6 +165,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("peer_handshake", "answer", answer.to_vec()),
         ("peer_handshake", "hello", HELLO.encode().to_vec()),
         ("peer_frames", "requests", [request(3), request(4), ids(FrameKind::Acknowledge, 3)].concat()),
+        ("peer_frames", "lz4", compressed(Compression::Lz4, 3)),
+        ("peer_frames", "zstd", compressed(Compression::Zstd, 3)),
         ("peer_frames", "cancel", [request(4), of_kind(FrameKind::Cancel, 4)].concat()),
         (
             "peer_frames",

@@ -5,7 +5,9 @@ use std::fmt;
 
 use snow::{Builder, HandshakeState};
 
-use super::settings::{BYTES_HELD_MIN, MemberId, PoolId, PoolKey, Protection, REQUESTS_HELD_MAX};
+use super::settings::{
+    BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, REQUESTS_HELD_MAX,
+};
 
 const MAGIC: [u8; 8] = *b"QUELPEER";
 const VERSION: u16 = 1;
@@ -36,11 +38,12 @@ pub(super) enum Refusal {
     UnknownInitiator,
     Proof,
     Stopping,
+    Compression,
     /// Bytes that are not a greeting or an answer. No answer is sent.
     Malformed,
 }
 
-const REFUSALS: [Refusal; 8] = [
+const REFUSALS: [Refusal; 9] = [
     Refusal::Version,
     Refusal::Role,
     Refusal::Protection,
@@ -49,6 +52,7 @@ const REFUSALS: [Refusal; 8] = [
     Refusal::UnknownInitiator,
     Refusal::Proof,
     Refusal::Stopping,
+    Refusal::Compression,
 ];
 
 impl fmt::Display for Refusal {
@@ -62,6 +66,7 @@ impl fmt::Display for Refusal {
             Refusal::UnknownInitiator => "the other member does not know this member",
             Refusal::Proof => "the two members have different keys",
             Refusal::Stopping => "the other member is stopping",
+            Refusal::Compression => "the two members compress their connections in different ways",
             Refusal::Malformed => "the other process does not speak the protocol of pools",
         })
     }
@@ -110,6 +115,7 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prefix {
     pub protection: Protection,
+    pub compression: Compression,
     pub pool: PoolId,
     pub initiator: MemberId,
     pub responder: MemberId,
@@ -124,6 +130,14 @@ fn protection_number(protection: Protection) -> u8 {
     }
 }
 
+fn compression_number(compression: Compression) -> u8 {
+    match compression {
+        Compression::None => 0,
+        Compression::Lz4 => 1,
+        Compression::Zstd => 2,
+    }
+}
+
 impl Prefix {
     pub fn encode(&self) -> [u8; PREFIX_BYTES] {
         let mut bytes = [0; PREFIX_BYTES];
@@ -131,6 +145,7 @@ impl Prefix {
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         bytes[10] = ROLE_POOL;
         bytes[11] = protection_number(self.protection);
+        bytes[12] = compression_number(self.compression);
         bytes[16..32].copy_from_slice(&self.pool.0);
         bytes[32..40].copy_from_slice(&self.initiator.0.to_le_bytes());
         bytes[40..].copy_from_slice(&self.responder.0.to_le_bytes());
@@ -138,22 +153,19 @@ impl Prefix {
     }
 }
 
-/// Checks a greeting's first bytes against the own settings, and returns the initiator's number.
-pub(super) fn check_prefix(
-    greeting: &[u8; GREETING_BYTES],
-    protection: Protection,
-    pool: PoolId,
-    responder: MemberId,
-) -> Result<MemberId, Refusal> {
+/// Checks a greeting's first bytes against the own settings, in which the initiator is not
+/// considered, and returns the initiator's number.
+pub(super) fn check_prefix(greeting: &[u8; GREETING_BYTES], own: &Prefix) -> Result<MemberId, Refusal> {
     let initiator = MemberId(number(greeting, 32));
-    let expected = Prefix { protection, pool, initiator, responder }.encode();
+    let expected = Prefix { initiator, ..*own }.encode();
     let differs = |from: usize, to: usize| greeting[from..to] != expected[from..to];
     match () {
         () if differs(0, 8) => Err(Refusal::Malformed),
         () if differs(8, 10) => Err(Refusal::Version),
         () if differs(10, 11) => Err(Refusal::Role),
         () if differs(11, 12) => Err(Refusal::Protection),
-        () if differs(12, 16) => Err(Refusal::Malformed),
+        () if differs(12, 13) => Err(Refusal::Compression),
+        () if differs(13, 16) => Err(Refusal::Malformed),
         () if differs(16, 32) => Err(Refusal::Pool),
         () if differs(40, 48) => Err(Refusal::NotThisMember),
         () => Ok(initiator),
@@ -272,6 +284,7 @@ mod tests {
 
     const PREFIX: Prefix = Prefix {
         protection: Protection::Integrity,
+        compression: Compression::None,
         pool: PoolId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
         initiator: MemberId(1),
         responder: MemberId(2),
@@ -301,8 +314,7 @@ mod tests {
     fn both_members_agree_on_keys_and_know_the_other_session() {
         let key = PoolKey([3; 32]);
         let (initiator, greeting) = Initiator::new(&PREFIX, &key, &hello(10));
-        let pool = PREFIX.pool;
-        assert_eq!(check_prefix(&greeting, Protection::Integrity, pool, MemberId(2)), Ok(MemberId(1)));
+        assert_eq!(check_prefix(&greeting, &PREFIX), Ok(MemberId(1)));
         let (answer, at_responder) = answer(&greeting, &key).unwrap();
         decode_answer_head(answer.first_chunk().unwrap()).unwrap();
         let at_initiator = initiator.finish(answer.last_chunk().unwrap()).unwrap();
@@ -341,11 +353,11 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_for_another_pool_version_member_or_mode_is_refused() {
+    fn a_greeting_for_another_pool_version_member_mode_or_compression_is_refused() {
         let check = |change: &dyn Fn(&mut [u8; GREETING_BYTES])| {
             let (_, mut greeting) = Initiator::new(&PREFIX, &PoolKey([3; 32]), &hello(10));
             change(&mut greeting);
-            check_prefix(&greeting, Protection::Integrity, PREFIX.pool, MemberId(2))
+            check_prefix(&greeting, &PREFIX)
         };
         assert_eq!(check(&|_| ()), Ok(MemberId(1)));
         for (at, refusal) in [
@@ -353,7 +365,8 @@ mod tests {
             (8, Refusal::Version),
             (10, Refusal::Role),
             (11, Refusal::Protection),
-            (12, Refusal::Malformed),
+            (12, Refusal::Compression),
+            (13, Refusal::Malformed),
             (31, Refusal::Pool),
             (40, Refusal::NotThisMember),
         ] {

@@ -2,16 +2,18 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
+use super::compression::{Compressor, expand};
 use super::frame::{Fields, LENGTH_BYTES, Violation, decode_length};
 use super::outgoing::Frame;
 use super::seal::{Seal, Segment};
+use super::settings::Compression;
 
 /// Bytes that are read with one call, if the rest of a frame is not larger.
 const READ_BYTES: usize = 64 << 10;
@@ -41,6 +43,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct Writer {
     seal: Seal,
+    compressor: Compressor,
     segments: VecDeque<Segment>,
     /// Bytes of the first segment that were written.
     written: usize,
@@ -55,8 +58,9 @@ pub(super) enum Written {
 }
 
 impl Link {
-    pub fn new(half: OwnedWriteHalf, seal: Seal) -> Link {
-        let writer = Writer { seal, segments: VecDeque::new(), written: 0, pending: 0 };
+    pub fn new(half: OwnedWriteHalf, seal: Seal, compression: Compression) -> Link {
+        let compressor = Compressor::new(compression);
+        let writer = Writer { seal, compressor, segments: VecDeque::new(), written: 0, pending: 0 };
         Link {
             half,
             writer: Mutex::new(writer),
@@ -85,14 +89,23 @@ impl Writer {
         self.pending
     }
 
-    /// Protects frames and adds them.
-    pub fn add(&mut self, frames: &[Frame]) {
+    /// Compresses and protects frames, and adds them. Returns the number of bytes that compression
+    /// has saved.
+    pub fn add(&mut self, frames: &[Frame]) -> usize {
         let mut sealed = Vec::new();
-        for frame in frames {
-            self.seal.seal(&frame.fields, &frame.payload, &mut sealed);
+        let mut saved = 0;
+        for Frame { fields, payload } in frames {
+            match self.compressor.compress(fields, payload) {
+                Some((fields, compressed)) => {
+                    saved += payload.len() - compressed.len();
+                    self.seal.seal(&fields, &Arc::new(compressed), &mut sealed);
+                }
+                None => self.seal.seal(fields, payload, &mut sealed),
+            }
         }
         self.pending += sealed.iter().map(|segment| segment.bytes().len()).sum::<usize>();
         self.segments.extend(sealed);
+        saved
     }
 
     /// Writes until all is written or the socket is full. Returns the number of bytes also.
@@ -137,6 +150,7 @@ impl Writer {
 pub(super) struct FrameReader {
     half: OwnedReadHalf,
     seal: Seal,
+    compression: Compression,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -157,8 +171,8 @@ impl From<Violation> for ReadFailure {
 }
 
 impl FrameReader {
-    pub fn new(half: OwnedReadHalf, seal: Seal) -> FrameReader {
-        FrameReader { half, seal, buffer: vec![0; READ_BYTES], start: 0, end: 0 }
+    pub fn new(half: OwnedReadHalf, seal: Seal, compression: Compression) -> FrameReader {
+        FrameReader { half, seal, compression, buffer: vec![0; READ_BYTES], start: 0, end: 0 }
     }
 
     /// Returns whether `next` would return a frame without waiting.
@@ -168,7 +182,8 @@ impl FrameReader {
         decode_length(*length).map_or(true, |length| buffered.len() >= LENGTH_BYTES + length)
     }
 
-    /// Reads a frame, and checks its protection. Returns the size of the frame also.
+    /// Reads a frame, checks its protection, and expands its payload. Returns the size of the frame
+    /// also.
     pub async fn next(&mut self) -> Result<(Fields, Vec<u8>, usize), ReadFailure> {
         while self.end - self.start < LENGTH_BYTES {
             self.fill().await?;
@@ -196,6 +211,7 @@ impl FrameReader {
             frame
         };
         let (fields, payload) = self.seal.open(frame)?;
+        let payload = expand(self.compression, &fields, payload)?;
         Ok((fields, payload, LENGTH_BYTES + length))
     }
 

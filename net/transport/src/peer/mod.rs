@@ -5,6 +5,7 @@
 //! `outgoing` and `incoming` decide, as state machines; `peer_state` joins them with a connection;
 //! `connection` and `network` do the I/O.
 
+mod compression;
 mod connection;
 #[cfg(test)]
 mod exchange_test;
@@ -27,4 +28,4 @@ pub use handler::{Handler, Reply, Request};
 pub use network::PeerNetwork;
 pub use not_executed::was_not_executed;
 pub use peer_state::{CollectedSends, PeerCounters};
-pub use settings::{BYTES_HELD_MIN, MemberId, PoolId, PoolKey, Protection, Settings};
+pub use settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Settings};

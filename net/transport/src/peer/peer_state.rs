@@ -13,14 +13,17 @@ use std::time::{Duration, Instant};
 use quell_vfs::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 
-use super::frame::{Fields, FrameKind, PAYLOAD_BYTES_MAX, Status, Violation, decode_ids};
+use super::compression::COMPRESSED_BYTES_MIN;
+use super::frame::{
+    Fields, FrameKind, LENGTH_BYTES, LENGTH_MIN, PAYLOAD_BYTES_MAX, Status, Violation, decode_ids,
+};
 use super::handler::{Handler, Reply, ReplySink, Request};
 use super::handshake::{Hello, Refusal};
 use super::incoming::{Incoming, Verdict};
 use super::link::{Link, Written};
 use super::not_executed::NotExecuted;
 use super::outgoing::{Credit, Done, Ended, Frame, Outgoing};
-use super::settings::{MemberId, Settings};
+use super::settings::{Compression, MemberId, Settings};
 
 /// Bytes that are protected before they are written.
 const BATCH_BYTES: usize = 256 << 10;
@@ -40,6 +43,10 @@ pub struct PeerCounters {
     pub bytes_sent: u64,
     /// Bytes of the frames that were received.
     pub bytes_received: u64,
+    /// Bytes that compression has saved in the frames that were sent.
+    pub bytes_saved_sent: u64,
+    /// Bytes that compression has saved in the frames that were received.
+    pub bytes_saved_received: u64,
     /// Requests of the member that were passed to the handler.
     pub requests_executed: u64,
     /// Calls that wait for a connection or for credit.
@@ -57,6 +64,8 @@ struct Counts {
     frames_received: AtomicU64,
     bytes_sent: AtomicU64,
     bytes_received: AtomicU64,
+    bytes_saved_sent: AtomicU64,
+    bytes_saved_received: AtomicU64,
     requests_executed: AtomicU64,
 }
 
@@ -145,6 +154,8 @@ struct Limits {
     calls_queued_max: usize,
     bytes_queued_max: usize,
     unreachable_after: Duration,
+    /// The smallest payload that the task of the connection compresses.
+    compressed_bytes_min: usize,
 }
 
 impl std::fmt::Debug for Peer {
@@ -178,6 +189,10 @@ impl Peer {
             calls_queued_max: settings.calls_queued_max,
             bytes_queued_max: settings.bytes_queued_max,
             unreachable_after: settings.unreachable_after,
+            compressed_bytes_min: match settings.compression {
+                Compression::None => usize::MAX,
+                Compression::Lz4 | Compression::Zstd => COMPRESSED_BYTES_MIN,
+            },
         };
         Arc::new_cyclic(|this| Peer {
             id,
@@ -234,6 +249,8 @@ impl Peer {
             frames_received: count(&self.counts.frames_received),
             bytes_sent: count(&self.counts.bytes_sent),
             bytes_received: count(&self.counts.bytes_received),
+            bytes_saved_sent: count(&self.counts.bytes_saved_sent),
+            bytes_saved_received: count(&self.counts.bytes_saved_received),
             requests_executed: count(&self.counts.requests_executed),
             calls_queued: state.outgoing.queued().0 as u64,
             calls_in_flight: state.outgoing.in_flight() as u64,
@@ -276,7 +293,7 @@ impl Peer {
             self.timer.notify_one();
         }
         if let Some(link) = link {
-            self.announce(&link);
+            self.announce(&link, bytes);
         }
     }
 
@@ -426,6 +443,10 @@ impl Peer {
     ) -> Result<(), Violation> {
         self.counts.frames_received.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes_received.fetch_add(bytes as u64, Ordering::Relaxed);
+        if fields.expanded_bytes != 0 {
+            let saved = LENGTH_BYTES + LENGTH_MIN + payload.len() - bytes;
+            self.counts.bytes_saved_received.fetch_add(saved as u64, Ordering::Relaxed);
+        }
         link.count_frame();
         let mut state = self.state();
         if !state.is_current(link) {
@@ -519,9 +540,12 @@ impl Peer {
         }
     }
 
-    /// Has a request or reply written: by the task of the connection, or by this thread if it
-    /// collects them.
-    fn announce(&self, link: &Link) {
+    /// Has a request or reply with this number of bytes written: by the task of the connection, or
+    /// by this thread if it collects them. Compression takes longer than to wake the task.
+    fn announce(&self, link: &Link, bytes: usize) {
+        if bytes >= self.limits.compressed_bytes_min {
+            return self.wake(link);
+        }
         let is_collected = COLLECTED.with_borrow_mut(|collected| match (collected, self.this.upgrade()) {
             (Some(collected), Some(peer)) => {
                 collected.insert(Arc::as_ptr(&peer), peer);
@@ -549,7 +573,8 @@ impl Peer {
                 if writer.pending() < BATCH_BYTES {
                     self.take_output(link, BATCH_BYTES, &mut frames);
                     self.counts.frames_sent.fetch_add(frames.len() as u64, Ordering::Relaxed);
-                    writer.add(&frames);
+                    let saved = writer.add(&frames);
+                    self.counts.bytes_saved_sent.fetch_add(saved as u64, Ordering::Relaxed);
                     frames.clear();
                 }
                 if writer.pending() == 0 {
@@ -659,12 +684,13 @@ impl State {
 
 impl ReplySink for Peer {
     fn answer(&self, session: u64, id: u64, status: Status, reply: Vec<u8>) {
+        let bytes = reply.len();
         let mut state = self.state();
         let is_queued = state.incoming.answer(session, id, status, reply);
         let link = state.link.clone();
         drop(state);
         if let Some(link) = link.filter(|_| is_queued) {
-            self.announce(&link);
+            self.announce(&link, bytes);
         }
     }
 }

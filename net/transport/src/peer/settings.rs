@@ -44,6 +44,18 @@ pub enum Protection {
     None,
 }
 
+/// The compression of the payloads of requests and replies. All members of a pool use the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Compression {
+    /// Payloads are sent as they are.
+    #[default]
+    None,
+    /// The block format of LZ4: the fastest.
+    Lz4,
+    /// The frame format of Zstandard, with its level 1: smaller, and slower.
+    Zstd,
+}
+
 /// The settings of a member. `Settings::new` has the defaults.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -57,6 +69,8 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// The protection of frames.
     pub protection: Protection,
+    /// The compression of payloads.
+    pub compression: Compression,
     /// Threads that serve all connections, at least 1.
     pub threads: usize,
     /// Requests that this member holds for each other member at a time, 1 to 65,536.
@@ -95,6 +109,7 @@ impl Settings {
             member,
             listen,
             protection: Protection::Integrity,
+            compression: Compression::None,
             threads: 1,
             requests_held_max: 1024,
             bytes_held_max: 32 << 20,

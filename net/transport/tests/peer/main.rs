@@ -1,5 +1,6 @@
 //! Tests of the connections between members, with several members in this process.
 
+mod compression;
 mod interference;
 mod members;
 
@@ -12,7 +13,9 @@ use members::{
     ANSWER_LATER, FORGET, KEEP, LONG, Member, PANIC, answer_to, kind, pair, result, settings, text,
     wait_until,
 };
-use quell_transport::peer::{CollectedSends, MemberId, PAYLOAD_BYTES_MAX, PoolId, PoolKey, Protection};
+use quell_transport::peer::{
+    CollectedSends, Compression, MemberId, PAYLOAD_BYTES_MAX, PoolId, PoolKey, Protection,
+};
 use quell_vfs::ErrorKind;
 
 const MODES: [Protection; 2] = [Protection::Integrity, Protection::Encryption];
@@ -109,9 +112,11 @@ fn a_member_with_another_key_is_refused() {
 #[test]
 fn members_with_different_settings_are_refused_with_the_reason() {
     type Change = fn(&mut quell_transport::peer::Settings);
-    let changes: [(Change, &str); 2] = [
+    let changes: [(Change, &str); 4] = [
         (|settings| settings.pool = PoolId([2; 16]), "another pool"),
         (|settings| settings.protection = Protection::Encryption, "encrypts its connections"),
+        (|settings| settings.compression = Compression::Lz4, "compress their connections"),
+        (|settings| settings.compression = Compression::Zstd, "compress their connections"),
     ];
     for (change, reason) in changes {
         let (one, two) = pair(|settings| {

@@ -42,6 +42,8 @@ pub struct MemberSettings {
     pub listen: Listen,
     /// Whether the data that members send to each other is encrypted.
     pub encrypts: bool,
+    /// The compression of the data that members send to each other.
+    pub compression: Compression,
     /// The event that ends the daemon.
     pub lifetime: Lifetime,
     /// The filter of its events, if `QUELL_LOG` was set for the program that starts it. `None`
@@ -72,6 +74,18 @@ pub enum Listen {
         /// The number of leading bits that the addresses of the network have in common.
         prefix_bits: u8,
     },
+}
+
+/// The compression of the data that members send to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Compression {
+    /// None.
+    #[default]
+    None,
+    /// LZ4: the fastest.
+    Lz4,
+    /// Zstandard: smaller, and slower.
+    Zstd,
 }
 
 /// The event that ends a daemon, besides a signal and the end of the pool by a command.
