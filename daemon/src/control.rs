@@ -159,7 +159,7 @@ impl Daemon {
             return Ok(());
         }
         self.configuration = number;
-        self.shared.placement.set(&self.shared.network, &members, &daemons)?;
+        self.shared.placement.set(&*self.shared.network, &members, &daemons)?;
         let is_here = |member: MemberId| {
             members.iter().any(|placed| placed.id == member && placed.daemon == self.shared.daemon)
         };

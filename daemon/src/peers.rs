@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use futures_util::future::{LocalBoxFuture, poll_fn};
 use quell_pool_service::{BackupDaemons, Peers};
 use quell_transport::local::Waker;
-use quell_transport::peer::{self, PeerNetwork, was_not_executed};
+use quell_transport::peer::{self, Transport, was_not_executed};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{DaemonId, MemberId, PoolMember, Reply};
 use quell_wire::{Failure as WireFailure, decode};
@@ -52,7 +52,7 @@ impl Placement {
     /// Sets the daemons of the members, and connects this daemon to `daemons`.
     pub fn set(
         &self,
-        network: &PeerNetwork,
+        network: &dyn Transport,
         members: &[PoolMember],
         daemons: &[(DaemonId, String)],
     ) -> Result<(), Failure> {
@@ -107,7 +107,7 @@ pub struct Network {
     pub daemon: DaemonId,
     /// Passes requests to other members of the same daemon.
     pub router: Arc<Router>,
-    pub network: Arc<PeerNetwork>,
+    pub network: Arc<dyn Transport>,
     pub placement: Arc<Placement>,
     pub retries: Rc<Retries>,
     /// Wakes the thread of the member when a reply has arrived.
@@ -128,11 +128,12 @@ impl Network {
             let reply = Replier::Member(sender, waker);
             self.router.pass(PeerRequest { bytes: request, reply, deadline });
         } else {
-            self.network.call(number(to), request, reply_bytes_max, deadline, move |reply| {
+            let done = move |reply| {
                 // The service waits for the reply until it ends.
                 let _ = sender.send(reply);
                 waker.wake();
-            });
+            };
+            self.network.call(number(to), request, reply_bytes_max, deadline, Box::new(done));
         }
         let ended = move |_| Err(Error::new(ErrorKind::Unavailable, "call daemon", to.0.to_string()));
         receiver.map(move |reply| reply.unwrap_or_else(ended))

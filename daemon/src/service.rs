@@ -17,7 +17,7 @@ use quell_pool_service::{
 };
 use quell_runtime::Socket;
 use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
-use quell_transport::peer::{CollectedSends, PeerNetwork};
+use quell_transport::peer::Transport;
 use quell_vfs::{Error, ErrorKind, errno};
 use quell_wire::pool::{DaemonId, LEASE_MS, MemberId};
 
@@ -94,7 +94,7 @@ pub struct MemberStart {
 pub struct Shared {
     pub daemon: DaemonId,
     pub router: Arc<Router>,
-    pub network: Arc<PeerNetwork>,
+    pub network: Arc<dyn Transport>,
     pub placement: Arc<Placement>,
     pub events: mpsc::Sender<Event>,
 }
@@ -122,6 +122,7 @@ impl RunningMember {
         let run = move || {
             let (id, path) = (start.id, start.socket.clone());
             let (router, events) = (Arc::clone(&shared.router), shared.events.clone());
+            let network = Arc::clone(&shared.network);
             let service = Service::start(start, shared, receiver);
             let (service, inbox) = match service {
                 Ok(service) => service,
@@ -135,7 +136,7 @@ impl RunningMember {
             router.add(id, inbox);
             // The receiver waits.
             let _ = started.send(Ok(service.waker()));
-            let ended = service.run(&flag);
+            let ended = service.run(&*network, &flag);
             failed.store(ended.is_err(), Ordering::SeqCst);
             // The main thread may have ended the member, and does not wait for the event then.
             let _ = events.send(Event::Ended(id));
@@ -298,8 +299,8 @@ impl Service {
 
     /// Serves requests until `is_ending` is true, which is read at least four times each second, or
     /// until a client ends the member.
-    fn run(mut self, is_ending: &AtomicBool) -> Result<EndedMember, Failure> {
-        let sends = CollectedSends::begin();
+    fn run(mut self, network: &dyn Transport, is_ending: &AtomicBool) -> Result<EndedMember, Failure> {
+        let sends = network.collect();
         let (mut repeated, mut maintained) = (Instant::now(), Instant::now());
         while !self.member.is_stopping() {
             let is_last = is_ending.load(Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use quell_pool_service::PoolMap;
-use quell_transport::peer::{Compression, PeerNetwork, PoolId, PoolKey, Protection, Settings};
+use quell_transport::peer::{Compression, PeerNetwork, PoolId, PoolKey, Protection, Settings, Transport};
 use quell_wire::pool::{
     self as wire, Complete, Lifetime, Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
 };
@@ -70,7 +70,7 @@ fn serve(
     };
     let (jobs, receiver) = channel();
     let router = Arc::new(Router::new(jobs.clone()));
-    let network = Arc::new(start_network(settings, listen, Arc::clone(&router))?);
+    let network: Arc<dyn Transport> = Arc::new(start_network(settings, listen, Arc::clone(&router))?);
     let backup_storage = match settings.memory_bytes {
         Some(bytes) => BackupStorage::Memory { bytes_max: bytes },
         None => BackupStorage::Disk { base: files.base().to_owned(), directory: files.backups() },
@@ -94,7 +94,7 @@ fn serve(
     let map = PoolMap::new(pool.partitions, &ids, pool.chunk_bytes)?.with_consistency(pool.consistency);
     let placement = Arc::new(Placement::new(pool.replicas > 1));
     let addresses: Vec<_> = pool.members.iter().map(|m| (m.daemon, m.address.clone())).collect();
-    placement.set(&network, &pool.members, &addresses)?;
+    placement.set(&*network, &pool.members, &addresses)?;
     let shared = Shared { daemon: settings.daemon, router, network, placement, events: sender };
     let mut daemon = Daemon::new(pool.clone(), map, shared, backups);
     let started = daemon.start_member(settings.member, storage, files);

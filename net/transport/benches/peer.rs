@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use payloads::{KINDS, data};
 use quell_transport::peer::{
     Compression, Handler, MemberId, PeerNetwork, PoolId, PoolKey, Protection, Reply, Request, Settings,
+    Transport,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -71,9 +72,9 @@ impl Chains {
     /// Returns the processor time of the other process.
     fn their_processor_time(&self) -> Duration {
         let (sender, receiver) = sync_channel(1);
-        self.network.call(TO, vec![0; TIME_REQUEST_BYTES], 64, Instant::now() + LIMIT, move |result| {
-            sender.send(result).expect("this thread waits");
-        });
+        let done = move |result| sender.send(result).expect("this thread waits");
+        let request = vec![0; TIME_REQUEST_BYTES];
+        self.network.call(TO, request, 64, Instant::now() + LIMIT, Box::new(done));
         let reply = receiver.recv().expect("every call ends").expect("they are connected");
         Duration::from_millis(u64::from_le_bytes(reply.try_into().expect("8 bytes")))
     }
@@ -81,23 +82,23 @@ impl Chains {
 
 fn next(chains: &Arc<Chains>) {
     let again = chains.clone();
-    chains.network.call(TO, chains.request(), 64, Instant::now() + LIMIT, move |result| {
+    let done = move |result: quell_vfs::Result<Vec<u8>>| {
         assert_eq!(result.expect("the members are connected").len(), 64);
         again.calls.fetch_add(1, Ordering::Relaxed);
         match again.is_ending.load(Ordering::Relaxed) {
             true => drop(again.running.fetch_sub(1, Ordering::SeqCst)),
             false => next(&again),
         }
-    });
+    };
+    chains.network.call(TO, chains.request(), 64, Instant::now() + LIMIT, Box::new(done));
 }
 
 fn blocking(chains: &Arc<Chains>) {
     let (sender, receiver) = sync_channel(1);
     while !chains.is_ending.load(Ordering::Relaxed) {
         let sender = sender.clone();
-        chains.network.call(TO, chains.request(), 64, Instant::now() + LIMIT, move |result| {
-            sender.send(result).expect("the thread waits");
-        });
+        let done = move |result| sender.send(result).expect("the thread waits");
+        chains.network.call(TO, chains.request(), 64, Instant::now() + LIMIT, Box::new(done));
         assert_eq!(receiver.recv().expect("every call ends").expect("they are connected").len(), 64);
         chains.calls.fetch_add(1, Ordering::Relaxed);
     }

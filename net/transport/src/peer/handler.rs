@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::frame::Status;
 use super::settings::MemberId;
 
 /// A request of another member.
@@ -27,9 +26,11 @@ pub trait Handler: Send + Sync {
     fn handle(&self, request: Request, reply: Reply);
 }
 
-/// The receiver of answers: the state of one other member.
-pub(super) trait ReplySink: Send + Sync {
-    fn answer(&self, session: u64, id: u64, status: Status, reply: Vec<u8>);
+/// The receiver of answers, which an implementation of [`Transport`](super::Transport) has.
+pub trait ReplySink: Send + Sync {
+    /// Takes the reply to a request, with the numbers that were passed to [`Reply::new`]. `None`:
+    /// the handler has ended without a reply. Called once for each request, on any thread.
+    fn answer(&self, session: u64, id: u64, reply: Option<Vec<u8>>);
 }
 
 /// The obligation to answer one request, from any thread.
@@ -47,7 +48,9 @@ impl fmt::Debug for Reply {
 }
 
 impl Reply {
-    pub(super) fn new(sink: Arc<dyn ReplySink>, session: u64, id: u64) -> Reply {
+    /// Returns the obligation to answer the request `id` of a session of its sender. The answer
+    /// goes to `sink`.
+    pub fn new(sink: Arc<dyn ReplySink>, session: u64, id: u64) -> Reply {
         Reply { sink: Some(sink), session, id }
     }
 
@@ -56,7 +59,7 @@ impl Reply {
     /// sender.
     pub fn send(mut self, reply: Vec<u8>) {
         if let Some(sink) = self.sink.take() {
-            sink.answer(self.session, self.id, Status::Done, reply);
+            sink.answer(self.session, self.id, Some(reply));
         }
     }
 }
@@ -66,7 +69,7 @@ impl Drop for Reply {
     /// does not hold the sender's credit for ever.
     fn drop(&mut self) {
         if let Some(sink) = self.sink.take() {
-            sink.answer(self.session, self.id, Status::Unanswered, Vec::new());
+            sink.answer(self.session, self.id, None);
         }
     }
 }

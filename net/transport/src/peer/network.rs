@@ -18,17 +18,17 @@ use tokio::time::{sleep, sleep_until};
 use super::connection::{Failure, Proved, initiate, respond, serve};
 use super::handler::Handler;
 use super::handshake::Refusal;
-use super::not_executed::NotExecuted;
-use super::outgoing::Done;
-use super::peer_state::{Peer, PeerCounters};
+use super::not_executed::not_executed;
+use super::peer_state::{CollectedPeers, Peer, PeerCounters};
 use super::settings::{MemberId, Settings};
+use super::transport::{CollectedSends, Done, Transport};
 
 /// The pause after the first failure to connect, or to accept.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The interval in which `stop` looks whether all requests are answered.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The connections of one member to all others. They are served by threads of their own.
+/// The connections of one member to all others, by TCP. They are served by threads of their own.
 pub struct PeerNetwork {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -86,17 +86,28 @@ impl PeerNetwork {
         Ok(PeerNetwork { shared, address, runtime: Mutex::new(Some(runtime)), listener })
     }
 
-    /// Returns the address that the member listens on.
-    pub fn address(&self) -> SocketAddr {
+    /// Returns the counters of each member.
+    pub fn counters(&self) -> Vec<(MemberId, PeerCounters)> {
+        self.shared.peers().iter().map(|(id, peer)| (*id, peer.counters())).collect()
+    }
+
+    /// Returns the number of connections to this member that were refused before they proved the
+    /// key.
+    pub fn refused_connections(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+
+    fn runtime(&self) -> MutexGuard<'_, Option<Runtime>> {
+        self.runtime.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Transport for PeerNetwork {
+    fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Sets the other members and their addresses; the own number is ignored. A member that is
-    /// no longer listed is disconnected, and calls to it fail with `Unavailable`. An address that
-    /// has changed is used for the next connection.
-    ///
-    /// Fails with the error of the system if it provides no random numbers.
-    pub fn set_members(&self, members: &HashMap<MemberId, SocketAddr>) -> Result<()> {
+    fn set_members(&self, members: &HashMap<MemberId, SocketAddr>) -> Result<()> {
         let runtime = self.runtime();
         let Some(runtime) = &*runtime else { return Ok(()) };
         let mut peers = self.shared.peers.write().unwrap_or_else(PoisonError::into_inner);
@@ -130,55 +141,19 @@ impl PeerNetwork {
         Ok(())
     }
 
-    /// Sends a request to another member, and passes the result to `done` exactly once: on a thread
-    /// of the connections, or on the calling thread if the call fails at once. `done` must not
-    /// block. The request is executed at most once.
-    ///
-    /// The request has at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX) bytes, and so has
-    /// `reply_bytes_max`, the largest reply: it counts for the credit, so it should not be larger
-    /// than necessary.
-    ///
-    /// Errors: `TimedOut` at the deadline; `Unavailable` if the member has no connection, is
-    /// stopping, was restarted or is not listed; `PermissionDenied` if the member has no connection
-    /// because it has another key; `Busy` if too many calls wait; `InvalidInput` for sizes out of
-    /// bounds. After an error for which [`was_not_executed`](super::was_not_executed) is false, the
-    /// request may have been executed.
-    pub fn call(
-        &self,
-        to: MemberId,
-        request: Vec<u8>,
-        reply_bytes_max: u32,
-        deadline: Instant,
-        done: impl FnOnce(Result<Vec<u8>>) + Send + 'static,
-    ) {
+    fn call(&self, to: MemberId, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
         let peer = self.shared.peers().get(&to).cloned();
-        let done: Done = Box::new(done);
         match peer {
             Some(peer) => peer.call(request, reply_bytes_max, deadline, done),
-            None => done(Err(Error {
-                source: Some(NotExecuted("it is not a member of the pool".into()).into()),
-                ..Error::new(ErrorKind::Unavailable, "call", to.to_string())
-            })),
+            None => done(Err(not_executed(ErrorKind::Unavailable, to, "it is not a member of the pool"))),
         }
     }
 
-    /// Returns the counters of each member.
-    pub fn counters(&self) -> Vec<(MemberId, PeerCounters)> {
-        self.shared.peers().iter().map(|(id, peer)| (*id, peer.counters())).collect()
+    fn collect(&self) -> Box<dyn CollectedSends> {
+        Box::new(CollectedPeers::begin())
     }
 
-    /// Returns the number of connections to this member that were refused before they proved the
-    /// key.
-    pub fn refused_connections(&self) -> u64 {
-        self.shared.refused.load(Ordering::Relaxed)
-    }
-
-    /// Refuses new connections, requests and calls, waits at most `limit` for the answers to the
-    /// requests that were begun, and closes all connections. Calls without a reply fail with
-    /// `Unavailable`. A second call does nothing.
-    ///
-    /// It must not be called by a handler or by the receiver of a result.
-    pub fn stop(&self, limit: Duration) {
+    fn stop(&self, limit: Duration) {
         let Some(runtime) = self.runtime().take() else { return };
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         self.listener.abort();
@@ -197,10 +172,6 @@ impl PeerNetwork {
         peers.iter().for_each(|peer| peer.remove());
         // Tasks end at their next wait; a handler that blocks does not hold this thread.
         runtime.shutdown_timeout(DRAIN_INTERVAL.saturating_mul(500));
-    }
-
-    fn runtime(&self) -> MutexGuard<'_, Option<Runtime>> {
-        self.runtime.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use quell_vfs::Error;
+use quell_vfs::{Error, ErrorKind};
+
+use super::settings::MemberId;
 
 /// The reason, as a text.
 #[derive(Debug)]
-pub(super) struct NotExecuted(pub String);
+struct NotExecuted(String);
 
 impl fmt::Display for NotExecuted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -15,6 +17,12 @@ impl fmt::Display for NotExecuted {
 }
 
 impl std::error::Error for NotExecuted {}
+
+/// Returns the error of a call whose request was certainly not executed.
+pub fn not_executed(kind: ErrorKind, to: MemberId, reason: impl Into<String>) -> Error {
+    let source = Some(NotExecuted(reason.into()).into());
+    Error { source, ..Error::new(kind, "call", to.to_string()) }
+}
 
 /// Returns whether the request of a failed call was certainly not executed, so that it can be sent
 /// again, also to another member.

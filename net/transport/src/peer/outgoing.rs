@@ -9,9 +9,7 @@ use std::time::Instant;
 use quell_vfs::Result;
 
 use super::frame::{Fields, FrameKind, Violation, encode_ids};
-
-/// The function that receives the result of a call.
-pub(super) type Done = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
+use super::transport::Done;
 
 /// A frame to send.
 #[derive(Debug, Clone)]

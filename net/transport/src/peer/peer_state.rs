@@ -21,9 +21,10 @@ use super::handler::{Handler, Reply, ReplySink, Request};
 use super::handshake::{Hello, Refusal};
 use super::incoming::{Incoming, Verdict};
 use super::link::{Link, Written};
-use super::not_executed::NotExecuted;
-use super::outgoing::{Credit, Done, Ended, Frame, Outgoing};
+use super::not_executed::not_executed;
+use super::outgoing::{Credit, Ended, Frame, Outgoing};
 use super::settings::{Compression, MemberId, Settings};
+use super::transport::{CollectedSends, Done};
 
 /// Bytes that are protected before they are written.
 const BATCH_BYTES: usize = 256 << 10;
@@ -75,22 +76,19 @@ thread_local! {
     static COLLECTED: RefCell<Option<BTreeMap<*const Peer, Arc<Peer>>>> = const { RefCell::new(None) };
 }
 
-/// The collection of the requests and replies of the calling thread, as long as this value exists:
-/// [`send`](CollectedSends::send) must follow them. Without it, a thread of the connections is
-/// woken for each of them, and writes it.
+/// The collection of the requests and replies of the calling thread.
 #[derive(Debug)]
-pub struct CollectedSends(PhantomData<*const ()>);
+pub(super) struct CollectedPeers(PhantomData<*const ()>);
 
-impl CollectedSends {
-    /// Begins to collect. A thread has at most one collection.
-    pub fn begin() -> CollectedSends {
+impl CollectedPeers {
+    pub fn begin() -> CollectedPeers {
         COLLECTED.with_borrow_mut(|collected| *collected = Some(BTreeMap::new()));
-        CollectedSends(PhantomData)
+        CollectedPeers(PhantomData)
     }
+}
 
-    /// Writes what was collected, as far as the sockets accept it; the threads of the connections
-    /// write the rest. Does not wait.
-    pub fn send(&self) {
+impl CollectedSends for CollectedPeers {
+    fn send(&self) {
         while let Some((_, peer)) =
             COLLECTED.with_borrow_mut(|collected| collected.as_mut().and_then(BTreeMap::pop_first))
         {
@@ -102,7 +100,7 @@ impl CollectedSends {
     }
 }
 
-impl Drop for CollectedSends {
+impl Drop for CollectedPeers {
     /// Leaves what was collected to the threads of the connections.
     fn drop(&mut self) {
         let collected = COLLECTED.with_borrow_mut(Option::take).unwrap_or_default();
@@ -303,8 +301,7 @@ impl Peer {
 
     /// Returns the error of a request that was certainly not executed.
     fn not_executed(&self, kind: ErrorKind, text: impl Into<String>) -> Error {
-        let source = Some(NotExecuted(text.into()).into());
-        Error { source, ..Error::new(kind, "call", self.id.to_string()) }
+        not_executed(kind, self.id, text)
     }
 
     /// Returns the error of a request that has ended without a reply.
@@ -683,7 +680,9 @@ impl State {
 }
 
 impl ReplySink for Peer {
-    fn answer(&self, session: u64, id: u64, status: Status, reply: Vec<u8>) {
+    fn answer(&self, session: u64, id: u64, reply: Option<Vec<u8>>) {
+        let status = if reply.is_some() { Status::Done } else { Status::Unanswered };
+        let reply = reply.unwrap_or_default();
         let bytes = reply.len();
         let mut state = self.state();
         let is_queued = state.incoming.answer(session, id, status, reply);

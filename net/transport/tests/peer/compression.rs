@@ -1,9 +1,9 @@
 //! Tests of connections that compress: all payloads arrive as they were sent, those that can be
 //! compressed as fewer bytes.
 
-use quell_transport::peer::{CollectedSends, Compression, PAYLOAD_BYTES_MAX, PeerCounters, Protection};
+use quell_transport::peer::{Compression, PAYLOAD_BYTES_MAX, PeerCounters, Protection, Transport};
 
-use crate::members::{ANSWER_LATER, LONG, Member, answer_to, pair, result};
+use crate::members::{ANSWER_LATER, LONG, Member, answer_to, begin, pair, result};
 
 /// A pair of members for each compression and protection.
 fn pairs() -> impl Iterator<Item = (Compression, Member, Member)> {
@@ -102,7 +102,7 @@ fn many_calls_of_both_kinds_and_directions_at_the_same_time_arrive() {
                             1 => request[0] = ANSWER_LATER,
                             _ => {}
                         }
-                        let sends = CollectedSends::begin();
+                        let sends = from.network.collect();
                         calls.push((answer_to(&request), from.begin(to.id, request, LONG)));
                         sends.send();
                     }
@@ -125,12 +125,8 @@ fn many_calls_of_both_kinds_and_directions_at_the_same_time_arrive() {
 fn a_compressed_reply_that_is_larger_than_the_request_allows_is_an_error() {
     for (_, one, two) in pairs() {
         // The reply has the length of the request, and would be smaller as a frame.
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let deadline = std::time::Instant::now() + LONG;
-        one.network.call(two.id, vec![0; 100_000], 50_000, deadline, move |reply| {
-            sender.send(reply).unwrap();
-        });
-        let error = receiver.recv().unwrap().unwrap_err();
+        let call = begin(&one.network, two.id, vec![0; 100_000], 50_000, LONG);
+        let error = result(&call).unwrap_err();
         assert!(error.to_string().contains("larger than the request allows"), "{error}");
         let request = text(100_000);
         assert!(one.call(two.id, &request).unwrap() == answer_to(&request));

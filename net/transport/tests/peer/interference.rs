@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use quell_transport::peer::{Protection, Settings};
+use quell_transport::peer::{Protection, Settings, Transport};
 use quell_vfs::ErrorKind;
 
 use crate::members::{ANSWER_LATER, KEEP, LONG, Member, answer_to, kind, result, settings, wait_until};

@@ -1,8 +1,10 @@
 //! Tests of the connections between members, with several members in this process.
 
 mod compression;
+mod contract;
 mod interference;
 mod members;
+mod memory;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -10,12 +12,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use members::{
-    ANSWER_LATER, FORGET, KEEP, LONG, Member, PANIC, answer_to, kind, pair, result, settings, text,
+    ANSWER_LATER, FORGET, KEEP, LONG, Member, PANIC, answer_to, begin, kind, pair, result, settings, text,
     wait_until,
 };
-use quell_transport::peer::{
-    CollectedSends, Compression, MemberId, PAYLOAD_BYTES_MAX, PoolId, PoolKey, Protection,
-};
+use quell_transport::peer::{Compression, MemberId, PoolId, PoolKey, Protection, Transport};
 use quell_vfs::ErrorKind;
 
 const MODES: [Protection; 2] = [Protection::Integrity, Protection::Encryption];
@@ -64,34 +64,6 @@ fn five_members_call_each_other_at_the_same_time() {
             member.network.stop(LONG);
         }
     }
-}
-
-#[test]
-fn payloads_of_every_size_are_carried_in_both_directions() {
-    for protection in MODES {
-        let (one, two) = pair(|settings| settings.protection = protection);
-        for bytes in [0, 1, 4096, 16_384, 16_385, 65_536, 65_537, 512 << 10, PAYLOAD_BYTES_MAX] {
-            let request: Vec<u8> = (0..bytes).map(|i| (i % 199) as u8).collect();
-            assert!(one.call(two.id, &request).unwrap() == answer_to(&request), "{bytes}");
-            assert!(two.call(one.id, &request).unwrap() == answer_to(&request), "{bytes}");
-        }
-        assert_eq!(kind(one.call(two.id, &vec![0; PAYLOAD_BYTES_MAX + 1])), ErrorKind::InvalidInput);
-    }
-}
-
-#[test]
-fn collected_calls_are_sent_on_request_and_at_the_end_of_the_collection() {
-    // A ping would send them, too.
-    let (one, two) = pair(|settings| settings.ping_interval = LONG);
-    let sends = CollectedSends::begin();
-    let calls: Vec<_> = (0..10).map(|number| one.begin(two.id, vec![0, number], LONG)).collect();
-    sends.send();
-    assert!(calls.iter().all(|call| result(call).is_ok()));
-    let last = one.begin(two.id, vec![0, 10], LONG);
-    drop(sends);
-    assert!(result(&last).is_ok());
-    assert!(one.call(two.id, &[0, 11]).is_ok());
-    assert_eq!(two.handler.executions(), 12);
 }
 
 #[test]
@@ -192,10 +164,7 @@ fn a_handler_that_fails_gives_an_error_and_the_connection_stays() {
     for request in [FORGET, PANIC] {
         assert_eq!(kind(one.call(two.id, &[request])), ErrorKind::Unavailable);
     }
-    let (sender, receiver) = std::sync::mpsc::channel();
-    one.network
-        .call(two.id, vec![1; 10], 9, std::time::Instant::now() + LONG, move |r| sender.send(r).unwrap());
-    assert_eq!(kind(result(&receiver)), ErrorKind::InvalidInput);
+    assert_eq!(kind(result(&begin(&one.network, two.id, vec![1; 10], 9, LONG))), ErrorKind::InvalidInput);
     assert_eq!(one.call(two.id, b"a").unwrap(), b"b");
     assert_eq!(one.network.counters()[0].1.connections, 1);
 }

@@ -6,7 +6,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use quell_transport::peer::{Handler, MemberId, PeerNetwork, PoolId, PoolKey, Reply, Request, Settings};
+use quell_transport::peer::{
+    Handler, MemberId, PeerNetwork, PoolId, PoolKey, Reply, Request, Settings, Transport,
+};
 use quell_vfs::{Error, ErrorKind, Result};
 
 /// Longer than any test needs on a slow machine.
@@ -72,6 +74,20 @@ pub fn settings(id: u64) -> Settings {
     Settings::new(PoolId([1; 16]), PoolKey([7; 32]), MemberId(id), listen)
 }
 
+/// Begins a call.
+pub fn begin(
+    from: &dyn Transport,
+    to: MemberId,
+    request: Vec<u8>,
+    reply_bytes_max: u32,
+    limit: Duration,
+) -> Receiver<Result<Vec<u8>>> {
+    let (sender, receiver) = channel();
+    let done = move |result| drop(sender.send(result));
+    from.call(to, request, reply_bytes_max, Instant::now() + limit, Box::new(done));
+    receiver
+}
+
 /// A member with its handler.
 pub struct Member {
     pub id: MemberId,
@@ -107,12 +123,8 @@ impl Member {
 
     /// Begins a call.
     pub fn begin(&self, to: MemberId, request: Vec<u8>, limit: Duration) -> Receiver<Result<Vec<u8>>> {
-        let (sender, receiver) = channel();
         let reply_bytes_max = request.len() as u32;
-        self.network.call(to, request, reply_bytes_max, Instant::now() + limit, move |result| {
-            sender.send(result).ok();
-        });
-        receiver
+        begin(&self.network, to, request, reply_bytes_max, limit)
     }
 
     /// Calls and waits.
