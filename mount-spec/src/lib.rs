@@ -14,6 +14,7 @@ mod late_dir;
 mod log_stores;
 mod output;
 mod pool;
+mod pool_daemons;
 mod process_counters;
 mod resolve;
 mod shared_tree;
@@ -34,7 +35,8 @@ pub use log_stores::{
     change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
-pub use pool::{PlacedRange, PoolConnection, PoolMarks, PoolPlacement, open_pool};
+pub use pool::{PlacedRange, PoolConnection, PoolMarks, PoolPlacement};
+pub use pool_daemons::open_pool;
 pub use process_counters::{
     PROCESS_COUNTERS, PROCESS_COUNTERS_OFFSET, ProcessCounters, create_process_counters,
     process_counters_bytes, read_process_counters,

@@ -1,13 +1,13 @@
-//! A pool as a file system: the connection of this process to the daemon of its node.
+//! The connection of this process to a daemon of its node.
 
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use quell_pool::{Daemon, LocalData, PoolFs, ask, done};
+use quell_pool::{Daemon, LocalData, Unanswered, ask, done};
 use quell_posix::PosixDir;
-use quell_transport::local::LocalChannel;
+use quell_transport::local::{self, IsReplaced, LocalChannel};
 use quell_vfs::{Error, NodeId, Result};
 use quell_wire::Failure;
 use quell_wire::pool::{Consistency, DirectAccess, FileId, Mark, MemberId, Operation, Reply};
@@ -33,7 +33,13 @@ impl PoolConnection {
     /// `NotFound` and `Unavailable` if no daemon serves there, `PermissionDenied` if it belongs to
     /// another user.
     pub fn open(socket: &Path) -> Result<PoolConnection> {
-        let channel = LocalChannel::connect_with(socket, quell_posix::moved)?;
+        PoolConnection::open_checked(socket, None)
+    }
+
+    /// Does the same as `open`. The connection is lost when `is_replaced` returns true, which is
+    /// called while a thread waits for the daemon.
+    pub(crate) fn open_checked(socket: &Path, is_replaced: Option<IsReplaced>) -> Result<PoolConnection> {
+        let channel = LocalChannel::connect_checked(socket, quell_posix::moved, is_replaced)?;
         Ok(PoolConnection { channel, data: None, consistency: Consistency::Synchronous })
     }
 
@@ -169,9 +175,14 @@ impl Daemon for PoolConnection {
         deadline: Option<Instant>,
         operation: &Operation<'_>,
         receive: &mut dyn FnMut(Result<Reply<'_>, Failure>),
-    ) -> Result<()> {
+    ) -> Result<(), Unanswered> {
         let encode = |into: &mut [u8]| quell_wire::encode_into(operation, into);
-        self.channel.call(deadline, encode, |reply| quell_wire::decode(reply).map(receive))?
+        let decoded = self.channel.try_call(deadline, encode, |reply| quell_wire::decode(reply).map(receive));
+        match decoded {
+            Ok(decoded) => Ok(decoded?),
+            Err(local::Unanswered::Lost { error, was_taken }) => Err(Unanswered::Lost { error, was_taken }),
+            Err(local::Unanswered::Failed(error)) => Err(Unanswered::Failed(error)),
+        }
     }
 
     fn dirs_version(&self) -> u64 {
@@ -191,15 +202,6 @@ impl Daemon for PoolConnection {
         self.channel.count(accesses, 1);
         self.channel.count(sum, bytes);
     }
-}
-
-/// Connects to the daemon whose socket is at `socket`. The pool has chunks of `chunk_bytes` bytes.
-///
-/// # Errors
-///
-/// As [`PoolConnection::open`].
-pub fn open_pool(socket: &Path, chunk_bytes: u32) -> Result<PoolFs> {
-    Ok(PoolFs::new(Arc::new(PoolConnection::open(socket)?.with_data()?), chunk_bytes))
 }
 
 #[cfg(test)]

@@ -10,4 +10,4 @@ mod registry;
 
 pub use directory::{is_private, make_private, named_directory, runtime_directory};
 pub use refusal::Refusal;
-pub use registry::{NAME_BYTES_MAX, Pool, Registration, Registry, Socket, check_pool_name};
+pub use registry::{Described, NAME_BYTES_MAX, Pool, Registration, Registry, Socket, check_pool_name};

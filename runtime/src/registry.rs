@@ -92,15 +92,54 @@ impl Socket {
         Ok(Socket { path, identity })
     }
 
+    /// Returns the path.
+    pub fn path(&self) -> &PathBuf {
+        &self.path
+    }
+
     /// Returns whether its path still leads to it, and not to the socket of another daemon that
     /// runs the member now.
-    fn exists(&self) -> bool {
+    pub fn exists(&self) -> bool {
         Socket::identity_of(&self.path).is_ok_and(|found| found == self.identity)
     }
 
     fn identity_of(path: &Path) -> std::io::Result<(u64, u64, i64, i64)> {
         let found = fs::symlink_metadata(path)?;
         Ok((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+    }
+}
+
+/// A pool in a directory of the registry, which is not confused with a later one of its name.
+#[derive(Debug, Clone)]
+pub struct Described {
+    directory: PathBuf,
+    identity: String,
+}
+
+impl Described {
+    /// Returns the pool that is registered in a directory now.
+    ///
+    /// # Errors
+    ///
+    /// Wrong input if there is none.
+    pub fn within(directory: &Path) -> Result<Described, Refusal> {
+        match read_text(&directory.join(IDENTITY), IDENTITY_BYTES_MAX)? {
+            Some(identity) => Ok(Described { directory: directory.to_owned(), identity }),
+            None => Err(Refusal::WrongInput(format!("there is no pool in {}", shown(directory)))),
+        }
+    }
+
+    /// Returns the present description, or `None` if the pool has ended on this node.
+    pub fn read(&self) -> Result<Option<Pool>, Refusal> {
+        let found = read(&self.directory)?;
+        // A directory of another pool of this name would be described after it was identified.
+        let identity = read_text(&self.directory.join(IDENTITY), IDENTITY_BYTES_MAX)?;
+        Ok(found.filter(|_| identity.as_ref() == Some(&self.identity)))
+    }
+
+    /// Returns a value that differs between descriptions, or `None` if there is none.
+    pub fn version(&self) -> Option<impl PartialEq + Send + use<>> {
+        Socket::identity_of(&self.directory.join(DESCRIPTION)).ok()
     }
 }
 

@@ -44,6 +44,7 @@ mod pool;
 mod pool_counters;
 mod pool_faults;
 mod pool_nodes;
+mod pool_reconnect;
 mod pool_replicas;
 mod pool_staging;
 mod preload_calls;

@@ -1,31 +1,43 @@
 //! The daemon of this node, as its clients use it.
 
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use quell_posix::WritableDir;
-use quell_vfs::{Context, Error, ErrorKind, Result, Space};
+use quell_vfs::{Error, ErrorKind, Result, Space};
 use quell_wire::Failure;
-use quell_wire::pool::{Consistency, DirectAccess, FileId, Node, Operation, Partitions, Reply};
+use quell_wire::pool::{Consistency, DirectAccess, Node, Operation, Partitions, Reply};
 
-/// The first pause before an operation is repeated, which doubles up to `PAUSE_MAX`.
-const PAUSE_MIN: Duration = Duration::from_micros(50);
-const PAUSE_MAX: Duration = Duration::from_millis(20);
-/// An operation that meets others in the way of each attempt fails after this number of them.
-const ATTEMPTS_MAX: u32 = 500;
+/// A call without a reply.
+#[derive(Debug)]
+pub enum Unanswered {
+    /// The connection is lost: its daemon has ended or was replaced.
+    Lost {
+        /// `Unavailable`.
+        error: Error,
+        /// Whether the daemon has taken the operation and may have performed it.
+        was_taken: bool,
+    },
+    /// Another error, such as `TimedOut` when the deadline has passed; then it is not known whether
+    /// the operation was done.
+    Failed(Error),
+}
+
+impl From<Error> for Unanswered {
+    fn from(error: Error) -> Unanswered {
+        Unanswered::Failed(error)
+    }
+}
 
 /// A connection to the daemon of this node. Any number of threads may use it.
 pub trait Daemon: Send + Sync {
-    /// Sends an operation and passes its result to `receive`, once. Errors: `Unavailable` if the
-    /// daemon has ended, `TimedOut` when the deadline has passed; then it is not known whether the
-    /// operation was done.
+    /// Sends an operation and passes its result to `receive`, once.
     fn call(
         &self,
         deadline: Option<Instant>,
         operation: &Operation<'_>,
         receive: &mut dyn FnMut(Result<Reply<'_>, Failure>),
-    ) -> Result<()>;
+    ) -> Result<(), Unanswered>;
 
     /// Returns a number that changes after a directory of the pool was renamed or removed, or its
     /// permissions or owners were changed. Sends no request.
@@ -68,11 +80,26 @@ pub fn ask<T>(
     daemon: &dyn Daemon,
     deadline: Option<Instant>,
     operation: &Operation<'_>,
+    described: (&'static str, &[u8]),
+    read: impl FnMut(Reply<'_>) -> Option<T>,
+) -> Result<T> {
+    match try_ask(daemon, deadline, operation, described, read) {
+        Ok(result) => result,
+        Err(Unanswered::Lost { error, .. } | Unanswered::Failed(error)) => Err(error),
+    }
+}
+
+/// Does the same as [`ask`], and distinguishes a call without a reply from the error of an
+/// operation.
+pub fn try_ask<T>(
+    daemon: &dyn Daemon,
+    deadline: Option<Instant>,
+    operation: &Operation<'_>,
     (verb, subject): (&'static str, &[u8]),
     mut read: impl FnMut(Reply<'_>) -> Option<T>,
-) -> Result<T> {
+) -> Result<Result<T>, Unanswered> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-        return Err(Error::new(ErrorKind::TimedOut, verb, subject));
+        return Err(Error::new(ErrorKind::TimedOut, verb, subject).into());
     }
     let mut result = None;
     daemon.call(deadline, operation, &mut |reply| {
@@ -81,48 +108,7 @@ pub fn ask<T>(
             Err(failure) => Err(failure.into_error(verb, subject)),
         });
     })?;
-    result.unwrap_or_else(|| Err(unexpected(verb, subject)))
-}
-
-/// The daemon, with functions that read the replies.
-#[derive(Clone)]
-pub struct Requests(pub Arc<dyn Daemon>);
-
-impl Requests {
-    /// Does the same as [`ask`] for this daemon.
-    pub fn ask<T>(
-        &self,
-        deadline: Option<Instant>,
-        operation: &Operation<'_>,
-        described: (&'static str, &[u8]),
-        read: impl FnMut(Reply<'_>) -> Option<T>,
-    ) -> Result<T> {
-        ask(&*self.0, deadline, operation, described, read)
-    }
-
-    /// Does the same as `ask`, and repeats an operation that another one was in the way of.
-    pub fn ask_until_free<T>(
-        &self,
-        context: &Context<'_>,
-        operation: &Operation<'_>,
-        described: (&'static str, &[u8]),
-        mut read: impl FnMut(Reply<'_>) -> Option<T>,
-    ) -> Result<T> {
-        let mut pause = PAUSE_MIN;
-        for _ in 1..ATTEMPTS_MAX {
-            match self.ask(context.deadline, operation, described, &mut read) {
-                Err(error) if error.kind == ErrorKind::Busy => thread::sleep(pause),
-                result => return result,
-            }
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-        self.ask(context.deadline, operation, described, read)
-    }
-
-    /// Returns the attributes of a node.
-    pub fn attributes(&self, deadline: Option<Instant>, id: FileId) -> Result<Node> {
-        self.ask(deadline, &Operation::Attributes { id }, ("stat", b""), node)
-    }
+    Ok(result.unwrap_or_else(|| Err(unexpected(verb, subject))))
 }
 
 /// Reads a reply with the attributes of a node.

@@ -26,14 +26,20 @@ impl DirCache {
         self.dirs.get(&dir)?.get(name).copied()
     }
 
+    /// Removes all directories, and returns their nodes.
+    pub fn clear(&mut self) -> Vec<FileId> {
+        self.count = 0;
+        let dirs = std::mem::take(&mut self.dirs);
+        dirs.into_values().flat_map(HashMap::into_values).map(|node| node.id).collect()
+    }
+
     /// Adds a directory that was looked up after the version was read as `version`. Returns the
     /// nodes that are no longer cached.
     pub fn insert(&mut self, version: u64, dir: FileId, name: &[u8], found: Node) -> Vec<FileId> {
         let mut dropped = Vec::new();
         if version != self.version || self.count == DIRS_MAX {
-            let dirs = std::mem::take(&mut self.dirs);
-            dropped.extend(dirs.into_values().flat_map(HashMap::into_values).map(|node| node.id));
-            (self.version, self.count) = (version, 0);
+            dropped = self.clear();
+            self.version = version;
         }
         match self.dirs.entry(dir).or_default().insert(name.to_vec(), found) {
             Some(replaced) => dropped.push(replaced.id),

@@ -89,8 +89,11 @@ impl PoolFile {
     }
 
     fn check_open(&self) -> Result<()> {
-        match self.is_closed.load(Ordering::Relaxed) {
-            true => Err(Error::new(ErrorKind::Os(errno::EBADF), "use", b"a closed file")),
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Os(errno::EBADF), "use", b"a closed file"));
+        }
+        match self.node.is_gone() {
+            true => Err(Error::new(ErrorKind::Stale, "use", b"a removed file")),
             false => Ok(()),
         }
     }
@@ -130,7 +133,7 @@ impl PoolFile {
     }
 
     fn parts(&self, offset: u64, bytes: usize) -> impl Iterator<Item = Part> + '_ {
-        let data = self.client.requests.0.local_data();
+        let data = self.client.requests.local_data();
         parts(offset, bytes, self.client.chunk_bytes, move |chunk| {
             data.is_some_and(|data| data.partitions.has_chunk(self.node.id, chunk))
         })
@@ -141,7 +144,7 @@ impl PoolFile {
         if let Some(file) = self.local[number].get() {
             return Ok(Some(&**file));
         }
-        let Some(data) = self.client.requests.0.local_data() else { return Ok(None) };
+        let Some(data) = self.client.requests.local_data() else { return Ok(None) };
         let name = self.node.id.data_name(number);
         while self.local[number].get().is_none() {
             let opened = match data.dir.open_writable_file(&name) {
@@ -213,8 +216,8 @@ impl PoolFile {
             self.local(number, true)?.ok_or_else(missing)?.write_at(part, offset)?;
             rest = after;
         }
-        self.client.requests.0.count_direct(DirectAccess::Write, data.len() as u64);
-        let data = self.client.requests.0.local_data();
+        self.client.requests.count_direct(DirectAccess::Write, data.len() as u64);
+        let data = self.client.requests.local_data();
         Ok(data.is_some_and(|data| data.partitions.has(self.node.id.partition())))
     }
 
@@ -228,7 +231,7 @@ impl PoolFile {
                         None => Ok(0),
                     }
                 })?;
-                self.client.requests.0.count_direct(DirectAccess::Read, read as u64);
+                self.client.requests.count_direct(DirectAccess::Read, read as u64);
                 Ok(read)
             }
             Part::Remote { chunk, offset_in_chunk, bytes } => {

@@ -14,6 +14,7 @@ use quell_wire::pool::{
 };
 
 use crate::client::Client;
+use crate::connection::Daemons;
 use crate::daemon::{Daemon, done, node, space};
 use crate::file::PoolFile;
 use crate::nodes::KnownNode;
@@ -31,6 +32,17 @@ impl PoolFs {
     /// Returns the file system of a pool with chunks of this size, in bytes.
     pub fn new(daemon: Arc<dyn Daemon>, chunk_bytes: u32) -> PoolFs {
         PoolFs(Arc::new(Client::new(daemon, chunk_bytes)))
+    }
+
+    /// Connects to one of several daemons of a pool with copies and with chunks of this size, in
+    /// bytes, and connects to another one when that one has ended. Operations wait for a daemon for
+    /// at most [`Daemons::wait_limit`], and so does this function.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Daemons::connect`].
+    pub fn reconnecting(daemons: Box<dyn Daemons>, chunk_bytes: u32) -> Result<PoolFs> {
+        Ok(PoolFs(Arc::new(Client::open(daemons, chunk_bytes)?)))
     }
 
     /// Returns a directory that is in use.
@@ -59,8 +71,9 @@ impl PoolFs {
             uid: new.uid,
             gid: new.gid,
         };
-        let created = self.0.requests.ask_until_free(context, &create, ("create", name), node)?;
-        let known = lock(&self.0.nodes).held(&created, uses);
+        let (created, generation) =
+            self.0.requests.ask_until_free(context, &create, ("create", name), node)?;
+        let known = self.0.held(&created, uses, generation)?;
         Ok((created, known))
     }
 
@@ -72,14 +85,15 @@ impl PoolFs {
         name: &[u8],
     ) -> Result<Option<(Node, NodeRef<'_>)>> {
         let lookup = Operation::Lookup { dir: self.dir(dir)?, name, holds: true };
-        let found =
-            self.0.requests.ask(context.deadline, &lookup, ("look up", name), |reply| match reply {
-                Reply::Held(node) => Some(Some(node)),
-                Reply::Found(None) => Some(None),
-                _ => None,
-            })?;
+        let read = |reply: Reply<'_>| match reply {
+            Reply::Held(node) => Some(Some(node)),
+            Reply::Found(None) => Some(None),
+            _ => None,
+        };
+        let (found, generation) =
+            self.0.requests.ask_for_reference(context.deadline, &lookup, ("look up", name), read)?;
         let Some(node) = found else { return Ok(None) };
-        lock(&self.0.nodes).held(&node, 1);
+        self.0.held(&node, 1, generation)?;
         let reference = NodeRef::counted(self, node.attributes());
         let node = self.0.with_own_writes(context, node)?;
         Ok(Some((node, reference.with_attributes(node.attributes()))))
@@ -93,7 +107,7 @@ impl PoolFs {
         matching: Matching,
     ) -> Result<()> {
         let remove = Operation::Remove { dir: self.dir(dir)?, name, matching };
-        self.0.requests.ask_until_free(context, &remove, ("remove", name), done)
+        self.0.requests.ask_until_free(context, &remove, ("remove", name), done).map(|_| ())
     }
 
     fn opened(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<PoolFile> {
@@ -127,7 +141,7 @@ impl FileSystem for PoolFs {
     fn lookup_on_path(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         let id = FileId::from(dir);
         // Before the look-up, so that a later change is noticed.
-        let version = self.0.requests.0.dirs_version();
+        let version = self.0.requests.dirs_version();
         let known = lock(&self.0.dirs).get(version, id, name);
         if let Some(known) = known
             // Another thread may have removed it from the cache, and its last use.
@@ -355,7 +369,7 @@ impl Writable for PoolFs {
         };
         let (from_dir, to_dir) = (self.dir(from_dir)?, self.dir(to_dir)?);
         let rename = Operation::Rename { from_dir, from, to_dir, to, mode };
-        self.0.requests.ask_until_free(context, &rename, ("rename", from), done)
+        self.0.requests.ask_until_free(context, &rename, ("rename", from), done).map(|_| ())
     }
 
     fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {

@@ -8,11 +8,14 @@
 #![warn(missing_docs)]
 
 mod client;
+mod connection;
 mod daemon;
 mod dir_cache;
 mod file;
 mod file_system;
 mod nodes;
+mod requests;
 
-pub use daemon::{Daemon, LocalData, ask, done, space};
+pub use connection::Daemons;
+pub use daemon::{Daemon, LocalData, Unanswered, ask, done, space};
 pub use file_system::PoolFs;

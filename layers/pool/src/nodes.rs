@@ -23,12 +23,25 @@ pub struct KnownNode {
     unsent_end: AtomicU64,
     /// The daemon last reported set-id bits.
     has_set_id: AtomicBool,
+    /// The node was removed while the client had no reference to it, because its daemon has ended.
+    is_gone: AtomicBool,
 }
 
 impl KnownNode {
     fn new(id: FileId, kind: NodeKind) -> KnownNode {
         let (known_bytes, unsent_end) = (AtomicU64::new(0), AtomicU64::new(0));
-        KnownNode { id, kind, known_bytes, unsent_end, has_set_id: AtomicBool::new(false) }
+        let (has_set_id, is_gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        KnownNode { id, kind, known_bytes, unsent_end, has_set_id, is_gone }
+    }
+
+    /// Returns whether the node does not exist any more, although it is in use.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// Records that the node does not exist any more.
+    pub fn set_gone(&self) {
+        self.is_gone.store(true, Ordering::Relaxed);
     }
 
     pub fn known_bytes(&self) -> u64 {
@@ -73,7 +86,8 @@ struct Uses {
     node: Arc<KnownNode>,
     /// The number of references and open files of callers.
     count: u64,
-    /// The number of references that the daemon has counted for this client.
+    /// The number of references that the daemon has counted for this client, for the connection of
+    /// the present generation.
     held: u32,
 }
 
@@ -84,61 +98,104 @@ pub type Returned = (FileId, u32);
 #[derive(Debug, PartialEq, Eq)]
 pub struct Released {
     pub returned: Returned,
+    /// The generation of the connection that has the references.
+    pub generation: u64,
     /// The file had data when it was last used.
     pub has_data: bool,
 }
 
 /// All nodes that are in use.
-pub struct Nodes(HashMap<FileId, Uses>);
+pub struct Nodes {
+    uses: HashMap<FileId, Uses>,
+    /// The generation of the connection that has the references.
+    generation: u64,
+}
 
 impl Nodes {
     pub fn new() -> Nodes {
         let root = KnownNode::new(FileId::ROOT, NodeKind::Dir);
-        Nodes(HashMap::from([(FileId::ROOT, Uses { node: Arc::new(root), count: 1, held: 0 })]))
+        let root = Uses { node: Arc::new(root), count: 1, held: 0 };
+        Nodes { uses: HashMap::from([(FileId::ROOT, root)]), generation: 0 }
     }
 
     /// Returns a node that is in use.
     pub fn get(&self, node: NodeId) -> Result<Arc<KnownNode>> {
-        let uses = self.0.get(&FileId::from(node)).ok_or_else(|| stale(node))?;
-        Ok(Arc::clone(&uses.node))
+        let uses = self.uses.get(&FileId::from(node)).filter(|uses| !uses.node.is_gone());
+        Ok(Arc::clone(&uses.ok_or_else(|| stale(node))?.node))
     }
 
-    /// Adds `count` uses of a node to which the daemon has counted a reference.
-    pub fn held(&mut self, node: &Node, count: u64) -> Arc<KnownNode> {
-        let uses = self.0.entry(node.id).or_insert_with(|| Uses {
+    /// Adds `count` uses of a node to which the daemon has counted a reference for the connection
+    /// of `generation`. Also returns whether this client has a reference now: not if the connection
+    /// was lost meanwhile.
+    pub fn held(&mut self, node: &Node, count: u64, generation: u64) -> (Arc<KnownNode>, bool) {
+        let uses = self.uses.entry(node.id).or_insert_with(|| Uses {
             node: Arc::new(KnownNode::new(node.id, node.kind)),
             count: 0,
             held: 0,
         });
         uses.node.note(node);
         uses.count += count;
-        uses.held = uses.held.saturating_add(1);
-        Arc::clone(&uses.node)
+        let is_held = generation == self.generation;
+        uses.held = uses.held.saturating_add(is_held.into());
+        (Arc::clone(&uses.node), is_held)
+    }
+
+    /// Returns the generation of the connection that has the references.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Begins the generation of a new connection, which has no references. Returns all nodes that
+    /// need one.
+    pub fn begin(&mut self, generation: u64) -> Vec<FileId> {
+        self.generation = generation;
+        self.uses.values_mut().for_each(|uses| uses.held = 0);
+        let needed = self.uses.iter().filter(|(id, uses)| **id != FileId::ROOT && !uses.node.is_gone());
+        needed.map(|(id, _)| *id).collect()
+    }
+
+    /// Records that the connection of `generation` has a reference to each of these nodes, except
+    /// to those that do not exist any more. Returns the references to nodes that are no longer in
+    /// use.
+    pub fn held_again(&mut self, ids: &[FileId], missing: &[FileId], generation: u64) -> Vec<Returned> {
+        let mut unused = Vec::new();
+        for id in ids {
+            match self.uses.get_mut(id) {
+                Some(uses) if missing.contains(id) => uses.node.set_gone(),
+                None if missing.contains(id) => {}
+                Some(uses) if generation == self.generation => uses.held = uses.held.saturating_add(1),
+                // It has ended with its connection.
+                Some(_) => {}
+                None => unused.push((*id, 1)),
+            }
+        }
+        unused
     }
 
     /// Returns a node if this client has writes to it whose size was not sent.
     pub fn with_unsent(&self, id: FileId) -> Option<Arc<KnownNode>> {
-        let uses = self.0.get(&id).filter(|uses| uses.node.unsent_end() > 0)?;
+        let uses = self.uses.get(&id).filter(|uses| uses.node.unsent_end() > 0)?;
         Some(Arc::clone(&uses.node))
     }
 
     /// Adds a use of a node that is in use.
     pub fn use_again(&mut self, node: NodeId) -> Result<Arc<KnownNode>> {
-        let uses = self.0.get_mut(&FileId::from(node)).ok_or_else(|| stale(node))?;
+        let uses = self.uses.get_mut(&FileId::from(node)).ok_or_else(|| stale(node))?;
         uses.count += 1;
         Ok(Arc::clone(&uses.node))
     }
 
     /// Removes uses. Returns the node after the last one.
     pub fn release(&mut self, id: FileId, count: u64) -> Option<Released> {
-        let uses = self.0.get_mut(&id).filter(|_| id != FileId::ROOT)?;
+        let uses = self.uses.get_mut(&id).filter(|_| id != FileId::ROOT)?;
         uses.count = uses.count.saturating_sub(count);
         if uses.count > 0 {
             return None;
         }
-        let Uses { node, held, .. } = self.0.remove(&id)?;
+        let Uses { node, held, .. } = self.uses.remove(&id)?;
         Some(Released {
             returned: (id, held),
+            generation: self.generation,
             has_data: node.kind == NodeKind::File && node.known_bytes() > 0,
         })
     }
@@ -168,12 +225,12 @@ mod tests {
             modified: Stamp::default(),
             changed: Stamp::default(),
         };
-        nodes.held(&node, 1);
-        nodes.held(&node, 1);
+        nodes.held(&node, 1, 0);
+        nodes.held(&node, 1, 0);
         nodes.use_again(NodeId(7)).unwrap();
         assert_eq!(nodes.release(FileId(7), 2), None);
         assert_eq!(nodes.get(NodeId(7)).unwrap().known_bytes(), 10);
-        let released = Released { returned: (FileId(7), 2), has_data: true };
+        let released = Released { returned: (FileId(7), 2), generation: 0, has_data: true };
         assert_eq!(nodes.release(FileId(7), 1), Some(released));
         assert_eq!(nodes.get(NodeId(7)).unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(nodes.release(FileId::ROOT, 100), None);

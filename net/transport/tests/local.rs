@@ -18,7 +18,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_transport::local::{
-    COUNTERS_OF_CLIENT, LocalChannel, LocalServer, PAYLOAD_BYTES_MAX, SLOTS, ServerOptions, Ticket, Waker,
+    COUNTERS_OF_CLIENT, LocalChannel, LocalServer, PAYLOAD_BYTES_MAX, SLOTS, ServerOptions, Ticket,
+    Unanswered, Waker,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -198,7 +199,7 @@ fn role_of_a_process() {
                 let count = server.drain(&mut |ticket, bytes| requests.push_back((ticket, bytes.to_vec())));
                 match role {
                     "serve" => answer_all(&mut server, &mut requests),
-                    _ if count != 0 => tell("taken"),
+                    _ if count != 0 => tell(&format!("taken\n{} in total", requests.len())),
                     _ => {}
                 }
             }
@@ -312,6 +313,69 @@ fn a_call_fails_when_the_daemon_is_killed() {
     assert_eq!(kind(LocalChannel::connect(&path)), ErrorKind::Unavailable);
 }
 
+/// Calls without a deadline, and returns whether the daemon has taken the request before the
+/// connection was lost.
+fn was_taken(channel: &LocalChannel) -> bool {
+    match channel.try_call(None, |_| Ok(1), |_| ()) {
+        Err(Unanswered::Lost { error, was_taken }) => {
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+            was_taken
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn wait_until_stopped(daemon: &Process) {
+    daemon.signal(rustix::process::Signal::STOP);
+    // SIGSTOP has been sent, but a thread of the daemon may run until it takes effect.
+    let is_stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    };
+    eventually(is_stopped);
+}
+
+#[test]
+fn a_lost_call_tells_whether_the_daemon_has_taken_its_request() {
+    for is_killed in [true, false] {
+        let directory = directory();
+        let path = directory.path().join("socket");
+        let mut daemon = Process::start("serve without replies", &path);
+        daemon.wait_for("serving");
+        let flag = Arc::new(AtomicBool::new(false));
+        let is_replaced = flag.clone();
+        let check = Box::new(move || is_replaced.load(Ordering::SeqCst));
+        let channel = LocalChannel::connect_checked(&path, |fd| fd, Some(check)).unwrap();
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| was_taken(&channel));
+            daemon.wait_for("taken");
+            wait_until_stopped(&daemon);
+            // Some of them wait for a slot.
+            let others: Vec<_> = (0..SLOTS + 3).map(|_| scope.spawn(|| was_taken(&channel))).collect();
+            std::thread::sleep(Duration::from_millis(20));
+            match is_killed {
+                true => daemon.signal(rustix::process::Signal::KILL),
+                false => flag.store(true, Ordering::SeqCst),
+            }
+            assert!(taken.join().unwrap());
+            others.into_iter().for_each(|other| assert!(!other.join().unwrap()));
+        });
+        assert!(!channel.is_open() && !was_taken(&channel));
+        if !is_killed {
+            // It takes no withdrawn request when it goes on.
+            daemon.signal(rustix::process::Signal::CONT);
+            let next = LocalChannel::connect(&path).unwrap();
+            let deadline = Some(Instant::now() + Duration::from_millis(1));
+            assert_eq!(kind(call(&next, b"x", deadline)), ErrorKind::TimedOut);
+            drop(channel);
+            daemon.wait_for("taken");
+            let mut total = String::new();
+            daemon.output.read_line(&mut total).unwrap();
+            assert_eq!(total, "2 in total\n");
+        }
+    }
+}
+
 #[test]
 fn calls_time_out_while_the_daemon_is_stopped_and_their_slots_are_used_again() {
     let directory = directory();
@@ -320,13 +384,7 @@ fn calls_time_out_while_the_daemon_is_stopped_and_their_slots_are_used_again() {
     daemon.wait_for("serving");
     let channel = LocalChannel::connect(&path).unwrap();
     check_call(&channel, 0, 10);
-    daemon.signal(rustix::process::Signal::STOP);
-    // SIGSTOP has been sent, but a thread of the daemon may run until it takes effect.
-    let is_stopped = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
-        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
-    };
-    eventually(is_stopped);
+    wait_until_stopped(&daemon);
     // The calls after the first 16 wait for a slot.
     for _ in 0..SLOTS + 3 {
         let deadline = Instant::now() + Duration::from_millis(2);

@@ -19,7 +19,7 @@ pub use counters::{
 pub use data_files::{DATA_FILES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, data_files, read_data_files};
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{
-    Entries, Entry, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings, XattrMode,
+    Entries, Entry, HOLDS_MAX, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings, XattrMode,
 };
 pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};

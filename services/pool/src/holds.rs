@@ -3,6 +3,7 @@
 //! returned once even if the return is repeated.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use quell_wire::pool::{FileId, MemberId};
 
@@ -12,12 +13,17 @@ pub struct ClientId(pub u64);
 
 /// The references that members have to nodes of this member.
 #[derive(Debug, Default)]
-pub struct MemberHolds(HashMap<FileId, Vec<(MemberId, u64)>>);
+pub struct MemberHolds {
+    references: HashMap<FileId, Vec<(MemberId, u64)>>,
+    /// Nodes to which members had references before they were started again, with the times until
+    /// which they are kept: clients make the references again.
+    kept: HashMap<FileId, Duration>,
+}
 
 impl MemberHolds {
     /// Adds a reference. A repetition has no effect.
     pub fn add(&mut self, id: FileId, member: MemberId, number: u64) {
-        let held = self.0.entry(id).or_default();
+        let held = self.references.entry(id).or_default();
         if !held.contains(&(member, number)) {
             held.push((member, number));
         }
@@ -25,20 +31,36 @@ impl MemberHolds {
 
     /// Removes a reference, and returns whether none is left.
     pub fn release(&mut self, id: FileId, member: MemberId, number: u64) -> bool {
-        let Some(held) = self.0.get_mut(&id) else { return true };
+        let Some(held) = self.references.get_mut(&id) else { return !self.kept.contains_key(&id) };
         held.retain(|reference| *reference != (member, number));
         let is_free = held.is_empty();
         if is_free {
-            self.0.remove(&id);
+            self.references.remove(&id);
         }
-        is_free
+        is_free && !self.kept.contains_key(&id)
+    }
+
+    /// Removes the references of a member, and keeps their nodes until a time.
+    pub fn keep(&mut self, member: MemberId, until: Duration) {
+        let is_of_member = |(holder, _): &(MemberId, u64)| *holder == member;
+        let of_member = self.references.iter().filter(|(_, held)| held.iter().any(is_of_member));
+        self.kept.extend(of_member.map(|(id, _)| (*id, until)));
+        self.forget(member, |_| true);
+    }
+
+    /// Ends the times that have passed, and returns the nodes without references.
+    pub fn end_kept(&mut self, now: Duration) -> Vec<FileId> {
+        let ended = self.kept.extract_if(|_, until| *until <= now).map(|(id, _)| id);
+        let mut free: Vec<FileId> = ended.filter(|id| !self.references.contains_key(id)).collect();
+        free.sort_unstable();
+        free
     }
 
     /// Removes the references of a member for which `is_lost` returns true, and returns the nodes
     /// that have none left.
     pub fn forget(&mut self, member: MemberId, is_lost: impl Fn(u64) -> bool) -> Vec<FileId> {
         let mut free: Vec<FileId> = self
-            .0
+            .references
             .extract_if(|_, held| {
                 held.retain(|(holder, number)| *holder != member || !is_lost(*number));
                 held.is_empty()
@@ -50,13 +72,13 @@ impl MemberHolds {
     }
 
     pub fn is_held(&self, id: FileId) -> bool {
-        self.0.contains_key(&id)
+        self.references.contains_key(&id) || self.kept.contains_key(&id)
     }
 
     /// Returns whether there are no references.
     #[cfg(test)]
     pub fn is_free(&self) -> bool {
-        self.0.is_empty()
+        self.references.is_empty() && self.kept.is_empty()
     }
 }
 
@@ -153,6 +175,25 @@ mod tests {
         assert_eq!(holds.forget(MemberId(3), |_| true), []);
         assert_eq!(holds.forget(member, |number| number == 6), [id]);
         assert!(!holds.is_held(id));
+    }
+
+    #[test]
+    fn the_nodes_of_a_member_that_was_started_again_are_kept_for_a_time() {
+        let (mut holds, member, until) = (MemberHolds::default(), MemberId(2), Duration::from_secs(60));
+        for (id, member) in [(1, member), (2, member), (2, MemberId(3)), (3, member)] {
+            holds.add(FileId(id), member, 5);
+        }
+        holds.keep(member, until);
+        assert!(!holds.release(FileId(1), member, 5), "it is kept");
+        assert!(!holds.release(FileId(2), MemberId(3), 5), "it is kept");
+        holds.add(FileId(2), MemberId(3), 6);
+        // A client makes its reference again.
+        holds.add(FileId(3), member, 1);
+        assert_eq!(holds.end_kept(Duration::from_secs(59)), []);
+        assert!(holds.is_held(FileId(1)));
+        assert_eq!(holds.end_kept(until), [FileId(1)]);
+        assert!(!holds.is_held(FileId(1)) && holds.is_held(FileId(2)) && holds.is_held(FileId(3)));
+        assert!(holds.release(FileId(3), member, 1));
     }
 
     #[test]

@@ -59,6 +59,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Counters { .. }
         | Operation::StopMember { .. }
         | Operation::Marks
-        | Operation::RecordMarks { .. } => false,
+        | Operation::RecordMarks { .. }
+        | Operation::Hold { .. } => false,
     }
 }

@@ -193,6 +193,7 @@ impl Member {
             Operation::Consistency => Ok(Reply::Consistency(self.map.consistency())),
             Operation::Marks => self.all_marks().await,
             Operation::RecordMarks { marks } => self.record_marks(marks).await,
+            Operation::Hold { ids } => self.hold_all(client, ids).await,
             Operation::Lookup { dir, name, holds } => {
                 let owner = self.map.owner_of_name(NameHash::new(dir, name));
                 self.lookup_node(client, owner, operation, holds).await
@@ -231,7 +232,7 @@ impl Member {
     }
 
     /// Sends a request that may make a reference of a client.
-    async fn call_for_reference(
+    pub(crate) async fn call_for_reference(
         self: &Rc<Member>,
         client: ClientId,
         to: MemberId,
@@ -292,7 +293,7 @@ impl Member {
         let waiting = Waiting { first: first_waiting, abandoned };
         let admission = self.sessions.borrow_mut().admit(origin, &waiting, self.monotonic())?;
         if admission == Admission::First {
-            self.forget_references(from);
+            self.keep_references(from);
         }
         let counted = self.begin_peer_request(&request);
         let result = self.serve_request(origin, request).await;
@@ -390,7 +391,8 @@ impl Member {
             | Operation::Placement
             | Operation::Consistency
             | Operation::Marks
-            | Operation::RecordMarks { .. } => {
+            | Operation::RecordMarks { .. }
+            | Operation::Hold { .. } => {
                 Err(Error::new(ErrorKind::InvalidInput, "perform for another member", ""))
             }
         }
@@ -433,7 +435,8 @@ impl Member {
             | Operation::Placement
             | Operation::Consistency
             | Operation::Marks
-            | Operation::RecordMarks { .. } => Ok(self.id),
+            | Operation::RecordMarks { .. }
+            | Operation::Hold { .. } => Ok(self.id),
         }
     }
 

@@ -6,17 +6,40 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use quell_vfs::Result;
-use quell_wire::pool::{FileId, MemberId, PeerRequest, Reply};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::pool::{FileId, HOLDS_MAX, MemberId, PeerRequest, Reply};
 
+use crate::holds::ClientId;
 use crate::member::{Member, is_unknown};
 use crate::replies::unexpected;
-use crate::sessions::{Origin, RENEWAL_INTERVAL};
+use crate::sessions::{LEASE, Origin, RENEWAL_INTERVAL};
 
 /// The largest number of references in one message.
 const REFERENCES_MAX: usize = 4096;
 
 impl Member {
+    /// Makes a reference of a client to each node, and returns the nodes that do not exist.
+    pub(crate) async fn hold_all(
+        self: &Rc<Member>,
+        client: ClientId,
+        ids: Vec<FileId>,
+    ) -> Result<Reply<'static>> {
+        if ids.len() > HOLDS_MAX {
+            return Err(Error::new(ErrorKind::InvalidInput, "hold", "too many nodes"));
+        }
+        let held = ids.into_iter().map(async |id| {
+            // The client may send an identifier of another pool.
+            let home = self.map.home(id)?;
+            match self.call_for_reference(client, home, PeerRequest::Hold { id, holds: true }).await {
+                Ok(_) => Ok(None),
+                Err(error) if error.kind == ErrorKind::Stale => Ok(Some(id)),
+                Err(error) => Err(error),
+            }
+        });
+        let missing: Result<Vec<Option<FileId>>> = join_all(held).await.into_iter().collect();
+        Ok(Reply::Missing(missing?.into_iter().flatten().collect()))
+    }
+
     /// Returns references of clients of this member to the members of the nodes. For members that
     /// cannot be reached, this is repeated later.
     pub(crate) async fn return_references(self: &Rc<Member>, references: Vec<(FileId, u64)>) {
@@ -137,6 +160,12 @@ impl Member {
         Ok(Reply::Done)
     }
 
+    /// Drops all references of a member that was started again. Their nodes are kept for as long as
+    /// the clients of the member may take to make the references again.
+    pub(crate) fn keep_references(&self, member: MemberId) {
+        self.member_holds.borrow_mut().keep(member, self.monotonic() + LEASE);
+    }
+
     /// Drops all references of a member. `finish_nodes` removes the nodes that are no longer
     /// needed.
     pub(crate) fn forget_references(&self, member: MemberId) {
@@ -144,11 +173,13 @@ impl Member {
         free.into_iter().for_each(|id| self.end_writing(id));
     }
 
-    /// Drops the references of members that have sent nothing for
-    /// [`LEASE`](crate::sessions::LEASE).
+    /// Drops the references of members that have sent nothing for [`LEASE`], and nodes that were
+    /// kept for this time.
     pub(crate) fn expire_references(&self) {
         let expired = self.sessions.borrow_mut().expire(self.monotonic());
         expired.into_iter().for_each(|member| self.forget_references(member));
+        let free = self.member_holds.borrow_mut().end_kept(self.monotonic());
+        free.into_iter().for_each(|id| self.end_writing(id));
     }
 }
 

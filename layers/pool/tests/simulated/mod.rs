@@ -15,7 +15,7 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::task::LocalSpawnExt;
 use quell_kv::MemoryStore;
-use quell_pool::{Daemon, LocalData};
+use quell_pool::{Daemon, LocalData, Unanswered};
 use quell_pool_service::{
     ChunkDir, ClientCounts, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap,
 };
@@ -243,7 +243,7 @@ impl Daemon for Connection {
         _: Option<Instant>,
         operation: &Operation<'_>,
         receive: &mut dyn FnMut(Result<Reply<'_>, Failure>),
-    ) -> Result<()> {
+    ) -> Result<(), Unanswered> {
         let (sender, receiver) = mpsc::channel();
         let (member, client) = (self.member, self.client);
         let unavailable = || Error::new(ErrorKind::Unavailable, "call", "");

@@ -10,7 +10,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use quell_vfs::{Error, ErrorKind, Result};
@@ -41,7 +41,70 @@ const POLL_TIME: Duration = Duration::from_micros(50);
 /// a sleeping thread runs, which is about 25 us on a virtual machine.
 const SHORT_WAIT: Duration = Duration::from_micros(75);
 
+/// How often a connection that waits for the daemon checks whether another one has replaced it.
+const REPLACEMENT_INTERVAL: Duration = Duration::from_millis(500);
+
 const ALL_SLOTS: u32 = (1 << SLOTS) - 1;
+
+/// A call that has no reply.
+#[derive(Debug)]
+pub enum Unanswered {
+    /// The connection is lost, because the daemon has ended or was replaced. No later call of this
+    /// connection succeeds.
+    Lost {
+        /// `Unavailable`.
+        error: Error,
+        /// Whether the daemon has taken the request. Otherwise it was not executed and will not be.
+        was_taken: bool,
+    },
+    /// The call has failed for another reason, or this process is a forked child.
+    Failed(Error),
+}
+
+impl From<Error> for Unanswered {
+    fn from(error: Error) -> Unanswered {
+        Unanswered::Failed(error)
+    }
+}
+
+impl From<Unanswered> for Error {
+    fn from(unanswered: Unanswered) -> Error {
+        match unanswered {
+            Unanswered::Lost { error, .. } | Unanswered::Failed(error) => error,
+        }
+    }
+}
+
+/// Returns whether another daemon serves in place of the connected one, which will not answer.
+pub type IsReplaced = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// A check whether the daemon was replaced, which threads that wait for it make.
+struct ReplacementCheck {
+    is_replaced: IsReplaced,
+    created: Instant,
+    /// The time of the next check, in nanoseconds after `created`.
+    next_ns: AtomicU64,
+}
+
+impl std::fmt::Debug for ReplacementCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReplacementCheck").finish_non_exhaustive()
+    }
+}
+
+impl ReplacementCheck {
+    fn new(is_replaced: IsReplaced) -> ReplacementCheck {
+        ReplacementCheck { is_replaced, created: Instant::now(), next_ns: AtomicU64::new(0) }
+    }
+
+    /// Checks, unless another thread has done so within `REPLACEMENT_INTERVAL`.
+    fn is_replaced(&self) -> bool {
+        let now = self.created.elapsed();
+        let next = (now + REPLACEMENT_INTERVAL).as_nanos() as u64;
+        let due = |last: u64| (u128::from(last) <= now.as_nanos()).then_some(next);
+        self.next_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok() && (self.is_replaced)()
+    }
+}
 
 /// A connection of this process to the daemon of its node. Any number of threads can use it.
 ///
@@ -65,8 +128,9 @@ pub struct LocalChannel {
     released: AtomicU32,
     /// The number of threads that wait for a slot.
     slot_waiters: AtomicU32,
-    /// Whether the daemon has closed the connection.
+    /// Whether the daemon has closed the connection or was replaced.
     closed: AtomicBool,
+    replacement: Option<ReplacementCheck>,
     polling: Polling,
     /// The number of processors that this process may use.
     processors: u32,
@@ -103,6 +167,17 @@ impl LocalChannel {
     /// Does the same as `connect`, and passes each descriptor that is kept to `moved`, which may
     /// return another one for the same file.
     pub fn connect_with(path: impl AsRef<Path>, moved: fn(OwnedFd) -> OwnedFd) -> Result<LocalChannel> {
+        LocalChannel::connect_checked(path, moved, None)
+    }
+
+    /// Does the same as `connect_with`. While a thread waits for the daemon, it calls `is_replaced`
+    /// every 500 ms, and the connection is lost if this returns true.
+    pub fn connect_checked(
+        path: impl AsRef<Path>,
+        moved: fn(OwnedFd) -> OwnedFd,
+        is_replaced: Option<IsReplaced>,
+    ) -> Result<LocalChannel> {
+        let replacement = is_replaced.map(ReplacementCheck::new);
         let path = path.as_ref().as_os_str().as_bytes();
         let failed = |cause: Errno| match cause {
             Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => {
@@ -134,7 +209,7 @@ impl LocalChannel {
             handshake::HELLO_BYTES => {}
             _ => return Err(unavailable(path)),
         }
-        wait_for_data(&socket, deadline, path)?;
+        wait_for_data(&socket, deadline, replacement.as_ref(), path)?;
         let descriptors = handshake::receive_welcome(&socket, path)?;
         Ok(LocalChannel {
             segment: Segment::open(&descriptors.segment)?,
@@ -149,6 +224,7 @@ impl LocalChannel {
             released: AtomicU32::new(0),
             slot_waiters: AtomicU32::new(0),
             closed: AtomicBool::new(false),
+            replacement,
             polling: Polling::new(Instant::now()),
             processors: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
         })
@@ -196,30 +272,49 @@ impl LocalChannel {
         encode: impl FnOnce(&mut [u8]) -> Result<usize>,
         decode: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
+        Ok(self.try_call(deadline, encode, decode)?)
+    }
+
+    /// Does the same as `call`, and distinguishes a lost connection from other errors.
+    pub fn try_call<R>(
+        &self,
+        deadline: Option<Instant>,
+        encode: impl FnOnce(&mut [u8]) -> Result<usize>,
+        decode: impl FnOnce(&[u8]) -> R,
+    ) -> std::result::Result<R, Unanswered> {
         let mut slot = self.claim(deadline)?;
         // SAFETY: the slot belongs to this thread, and the daemon has answered its last request.
         let length = encode(unsafe { self.segment.payload_mut(slot.number) })?;
         if length > PAYLOAD_BYTES_MAX {
-            return Err(Error::new(ErrorKind::InvalidInput, "send a request to the daemon at", &self.path));
+            let error = Error::new(ErrorKind::InvalidInput, "send a request to the daemon at", &self.path);
+            return Err(error.into());
         }
         slot.is_unanswered = true;
         self.submit(slot.number, length);
-        self.wait(slot.number, deadline)?;
+        self.wait(slot.number, deadline).map_err(|unanswered| match unanswered {
+            Unanswered::Lost { error, .. } => {
+                Unanswered::Lost { error, was_taken: !self.withdraw(slot.number) }
+            }
+            failed => failed,
+        })?;
         slot.is_unanswered = false;
         let length = self.segment.reply_bytes(slot.number).load(Ordering::Relaxed) as usize;
         // SAFETY: the slot belongs to this thread, and the daemon has answered its request.
         let payload = unsafe { self.segment.payload_mut(slot.number) };
         match payload.get(..length) {
             Some(reply) => Ok(decode(reply)),
-            None => Err(Error::new(ErrorKind::Damaged, "read a reply of the daemon at", &self.path)),
+            None => Err(Error::new(ErrorKind::Damaged, "read a reply of the daemon at", &self.path).into()),
         }
     }
 
     /// Returns the lowest slot that is free, or waits for one.
-    fn claim(&self, deadline: Option<Instant>) -> Result<Slot<'_>> {
+    fn claim(&self, deadline: Option<Instant>) -> std::result::Result<Slot<'_>, Unanswered> {
         loop {
-            if !self.is_open() {
-                return Err(unavailable(&self.path));
+            if !self.process.is_marked() {
+                return Err(unavailable(&self.path).into());
+            }
+            if self.closed.load(Ordering::Relaxed) {
+                return Err(self.lost());
             }
             if let Some(slot) = self.try_claim() {
                 return Ok(slot);
@@ -278,8 +373,20 @@ impl LocalChannel {
         }
     }
 
+    /// Withdraws a request that the daemon has not taken. Returns false if it has taken it.
+    ///
+    /// A daemon that has ended, and one that goes on after it was stopped and replaced, do not take
+    /// the request any more, because the daemon takes requests by clearing their bits.
+    fn withdraw(&self, slot: usize) -> bool {
+        self.segment.pending().fetch_and(!(1 << slot), Ordering::SeqCst) & (1 << slot) != 0
+    }
+
+    fn lost(&self) -> Unanswered {
+        Unanswered::Lost { error: unavailable(&self.path), was_taken: false }
+    }
+
     /// Waits until the daemon has replied.
-    fn wait(&self, slot: usize, deadline: Option<Instant>) -> Result<()> {
+    fn wait(&self, slot: usize, deadline: Option<Instant>) -> std::result::Result<(), Unanswered> {
         let state = self.segment.state(slot);
         let start = Instant::now();
         if self.poll(state, start) {
@@ -291,7 +398,7 @@ impl LocalChannel {
             let slept = match state.load(Ordering::Acquire) {
                 REPLIED => return Ok(()),
                 AWAITED => self.sleep(state, futex::Flags::empty(), AWAITED, LIVENESS_INTERVAL, deadline),
-                _ => Err(Error::new(ErrorKind::Damaged, "wait for the daemon at", &self.path)),
+                _ => Err(Error::new(ErrorKind::Damaged, "wait for the daemon at", &self.path).into()),
             };
             if state.load(Ordering::Acquire) == REPLIED {
                 self.polling.slept(start.elapsed(), SHORT_WAIT);
@@ -332,7 +439,7 @@ impl LocalChannel {
     }
 
     /// Sleeps on a word while it has a value, for at most an interval, and then checks that the
-    /// deadline has not passed and that the daemon is alive.
+    /// deadline has not passed, and that the daemon has neither ended nor been replaced.
     fn sleep(
         &self,
         word: &AtomicU32,
@@ -340,7 +447,7 @@ impl LocalChannel {
         value: u32,
         interval: Duration,
         deadline: Option<Instant>,
-    ) -> Result<()> {
+    ) -> std::result::Result<(), Unanswered> {
         let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let interval = remaining.map_or(interval, |remaining| remaining.min(interval));
         match futex::wait(word, flags, value, Some(&timespec(interval))) {
@@ -348,15 +455,18 @@ impl LocalChannel {
             // A signal of the program interrupts the sleep, not the call. Frequent signals do not
             // let the interval pass.
             Err(Errno::TIMEDOUT | Errno::INTR) => {
-                if self.has_daemon_closed()? {
+                let is_replaced = || self.replacement.as_ref().is_some_and(ReplacementCheck::is_replaced);
+                if self.closed.load(Ordering::Relaxed) || self.has_daemon_closed()? || is_replaced() {
                     self.closed.store(true, Ordering::Relaxed);
-                    return Err(unavailable(&self.path));
+                    return Err(self.lost());
                 }
             }
-            Err(cause) => return Err(Error::from_io(cause.into(), "wait for the daemon at", &self.path)),
+            Err(cause) => {
+                return Err(Error::from_io(cause.into(), "wait for the daemon at", &self.path).into());
+            }
         }
         match deadline {
-            Some(deadline) if deadline <= Instant::now() => Err(timed_out(&self.path)),
+            Some(deadline) if deadline <= Instant::now() => Err(timed_out(&self.path).into()),
             _ => Ok(()),
         }
     }
@@ -372,12 +482,19 @@ impl LocalChannel {
 }
 
 /// Waits until a socket has data or is closed.
-fn wait_for_data(socket: &OwnedFd, deadline: Instant, path: &[u8]) -> Result<()> {
+fn wait_for_data(
+    socket: &OwnedFd,
+    deadline: Instant,
+    replacement: Option<&ReplacementCheck>,
+    path: &[u8],
+) -> Result<()> {
     loop {
         let remaining = deadline.saturating_duration_since(Instant::now());
         let mut sockets = [PollFd::new(socket, PollFlags::IN)];
-        match rustix::event::poll(&mut sockets, Some(&timespec(remaining))) {
-            Ok(0) => return Err(timed_out(path)),
+        match rustix::event::poll(&mut sockets, Some(&timespec(remaining.min(LIVENESS_INTERVAL)))) {
+            Ok(0) if replacement.is_some_and(ReplacementCheck::is_replaced) => return Err(unavailable(path)),
+            Ok(0) if remaining.is_zero() => return Err(timed_out(path)),
+            Ok(0) => {}
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(cause) => return Err(Error::from_io(cause.into(), "connect to the daemon at", path)),

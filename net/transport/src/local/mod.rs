@@ -9,7 +9,7 @@ mod polling;
 mod server;
 mod waker;
 
-pub use client::LocalChannel;
+pub use client::{IsReplaced, LocalChannel, Unanswered};
 pub use layout::{COUNTERS_OF_CLIENT, PAYLOAD_BYTES_MAX, SLOTS};
 pub use server::{ClientId, LocalServer, ServerOptions, Ticket};
 pub use waker::Waker;

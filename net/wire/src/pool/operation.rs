@@ -69,6 +69,9 @@ pub struct Settings {
     pub drops_set_id: bool,
 }
 
+/// The largest number of nodes in an `Operation::Hold`.
+pub const HOLDS_MAX: usize = 512;
+
 /// One operation on a pool.
 ///
 /// `holds`: the result is one reference of the client to the node. As long as a client has
@@ -274,6 +277,12 @@ pub enum Operation<'a> {
     RecordMarks {
         /// Members, each with its `changes` before the copy began.
         marks: Vec<(MemberId, u64)>,
+    },
+    /// Makes a reference to each of at most [`HOLDS_MAX`] nodes, and returns those that do not
+    /// exist: `Reply::Missing`. A client sends it after it has connected to another daemon.
+    Hold {
+        /// The nodes.
+        ids: Vec<FileId>,
     },
 }
 

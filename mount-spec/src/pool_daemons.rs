@@ -1,0 +1,113 @@
+//! A pool as a file system, and the daemons of a pool with copies on this node. The description of
+//! the pool in the registry names them; the daemons change it when one of them has ended or a new
+//! one was started.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use quell_pool::{Daemon, Daemons, PoolFs};
+use quell_runtime::{Described, Pool, Socket};
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::pool::PoolConnection;
+
+/// How long operations wait for another daemon after the end of the one that they were sent to.
+const WAIT_LIMIT: Duration = Duration::from_secs(30);
+
+/// The daemons of one pool on this node.
+struct NodeDaemons {
+    pool: Described,
+    /// The socket to which the next connection is tried first.
+    preferred: Mutex<Option<PathBuf>>,
+}
+
+impl NodeDaemons {
+    /// Returns the daemons of the pool that is described beside a socket. Returns `None` for a pool
+    /// without copies, and if there is no description: then a daemon that ends is not replaced.
+    fn beside(socket: &Path) -> Option<NodeDaemons> {
+        // A description that cannot be read is no reason not to use the socket.
+        let pool = Described::within(socket.parent()?).ok()?;
+        let has_copies = pool.read().ok()?.is_some_and(|found| found.replicas > 1);
+        has_copies.then(|| NodeDaemons { pool, preferred: Mutex::new(Some(socket.to_owned())) })
+    }
+}
+
+impl Daemons for NodeDaemons {
+    fn connect(&self) -> Result<Arc<dyn Daemon>> {
+        let ended = |kind| Error::new(kind, "find a daemon of", "the pool");
+        let described = match self.pool.read() {
+            Ok(Some(described)) => described,
+            Ok(None) => return Err(ended(ErrorKind::NotFound)),
+            Err(refusal) => {
+                return Err(Error { source: Some(refusal.into()), ..ended(ErrorKind::Damaged) });
+            }
+        };
+        let mut sockets: Vec<PathBuf> = lock(&self.preferred).take().into_iter().collect();
+        for own in described.own_members().map(|member| &member.socket) {
+            if !sockets.contains(own) {
+                sockets.push(own.clone());
+            }
+        }
+        let mut failed = ended(ErrorKind::Unavailable);
+        for socket in sockets {
+            match connect(&self.pool, socket) {
+                Ok(connection) => return Ok(Arc::new(connection)),
+                Err(error) => failed = error,
+            }
+        }
+        // The description may be older than the end of the last daemon.
+        let is_later = matches!(failed.kind, ErrorKind::TimedOut | ErrorKind::Busy);
+        Err(if is_later {
+            failed
+        } else {
+            Error { source: Some(failed.into()), ..ended(ErrorKind::Unavailable) }
+        })
+    }
+
+    fn wait_limit(&self) -> Duration {
+        WAIT_LIMIT
+    }
+}
+
+fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
+    let socket = Socket::new(path.clone()).map_err(|e| Error::from_io(e, "connect to", "a daemon"))?;
+    let (pool, socket) = (pool.clone(), Arc::new(socket));
+    let checked = Arc::clone(&socket);
+    // The description that names the socket: it is read again when it has changed.
+    let last = Mutex::new(None);
+    let is_replaced = move || {
+        if !checked.exists() {
+            return true;
+        }
+        let version = pool.version();
+        if version.is_some() && *lock(&last) == version {
+            return false;
+        }
+        *lock(&last) = version;
+        let is_named = |pool: Pool| pool.own_members().any(|member| &member.socket == checked.path());
+        // If the pool cannot be examined, the daemon is waited for.
+        pool.read().ok().flatten().is_some_and(|pool| !is_named(pool))
+    };
+    let connection = PoolConnection::open_checked(&path, Some(Box::new(is_replaced)))?;
+    match socket.exists() {
+        true => connection.with_data(),
+        // Another daemon serves there now.
+        false => Err(Error::new(ErrorKind::Unavailable, "connect to", "a daemon")),
+    }
+}
+
+/// Connects to the daemon whose socket is at `socket`. The pool has chunks of `chunk_bytes` bytes.
+/// In a pool with copies, another daemon of the pool on this node takes the place of a daemon that
+/// ends, also of this first one. If there is none, operations wait for up to 30 seconds for one.
+///
+/// # Errors
+///
+/// As [`PoolConnection::open`].
+pub fn open_pool(socket: &Path, chunk_bytes: u32) -> Result<PoolFs> {
+    match NodeDaemons::beside(socket) {
+        Some(daemons) => PoolFs::reconnecting(Box::new(daemons), chunk_bytes),
+        None => Ok(PoolFs::new(Arc::new(PoolConnection::open(socket)?.with_data()?), chunk_bytes)),
+    }
+}
