@@ -49,18 +49,30 @@ impl Shared {
     }
 }
 
+/// How soon after the end of its member a client must connect again to keep its references.
+const RECONNECTION_LIMIT: Duration = Duration::from_secs(30);
+
 /// Performs `operations` random operations. After an operation without a result, a new client of a
-/// random member continues.
+/// random member continues. If the member of the earlier one has ended, the new one makes its
+/// references again.
 pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: usize) {
     let world = Rc::clone(&cluster.world);
     let mut left = operations;
+    let (mut held, mut lost) = (Vec::new(), Duration::ZERO);
     while left > 0 {
         let member = world.below(usize::from(cluster.members())) as u16;
         let Some(client) = cluster.connect(member) else {
             world.sleep(world.below_time(Duration::from_secs(1))).await;
             continue;
         };
-        let mut process = Process { client, shared: &shared, held: Vec::new() };
+        let mut process = Process { client, shared: &shared, held: std::mem::take(&mut held) };
+        let has_held = process.hold_again(world.now() < lost + RECONNECTION_LIMIT).await;
+        if !has_held {
+            held = std::mem::take(&mut process.held);
+            process.client.end();
+            world.sleep(world.below_time(Duration::from_secs(1))).await;
+            continue;
+        }
         while left > 0 {
             left -= 1;
             pause(&world).await;
@@ -71,6 +83,10 @@ pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: us
             if !goes_on {
                 break;
             }
+        }
+        if !process.client.is_connected() {
+            held = std::mem::take(&mut process.held);
+            lost = world.now();
         }
         process.client.end();
     }
@@ -95,6 +111,25 @@ struct Process<'a> {
 }
 
 impl Process<'_> {
+    /// Makes the references of an earlier client again. Returns false if there is no result.
+    async fn hold_again(&mut self, must_exist: bool) -> bool {
+        if self.held.is_empty() {
+            return true;
+        }
+        let hold = Operation::Hold { ids: self.held.iter().map(|(id, _)| *id).collect() };
+        let missing = match self.client.perform(&hold).await {
+            Some(Ok(Reply::Missing(missing))) => missing,
+            Some(Ok(reply)) => panic!("{reply:?}"),
+            Some(Err(_)) | None => return false,
+        };
+        let lost = self.held.extract_if(.., |(id, _)| missing.contains(id));
+        let files = lost.filter(|(_, kind)| *kind == NodeKind::File).count();
+        if must_exist {
+            self.shared.lost_files.set(self.shared.lost_files.get() + files);
+        }
+        true
+    }
+
     /// Performs an operation that is recorded. Returns false if there is no result.
     async fn use_a_name(&mut self, cluster: &Rc<Cluster>) -> bool {
         let world = &cluster.world;
