@@ -36,7 +36,7 @@ pub use log_stores::{
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
 pub use pool::{PlacedRange, PoolConnection, PoolMarks, PoolPlacement};
-pub use pool_daemons::open_pool;
+pub use pool_daemons::{open_pool, open_pool_at};
 pub use process_counters::{
     PROCESS_COUNTERS, PROCESS_COUNTERS_OFFSET, ProcessCounters, create_process_counters,
     process_counters_bytes, read_process_counters,

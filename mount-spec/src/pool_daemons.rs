@@ -108,6 +108,16 @@ fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
 pub fn open_pool(socket: &Path, chunk_bytes: u32) -> Result<PoolFs> {
     match NodeDaemons::beside(socket) {
         Some(daemons) => PoolFs::reconnecting(Box::new(daemons), chunk_bytes),
-        None => Ok(PoolFs::new(Arc::new(PoolConnection::open(socket)?.with_data()?), chunk_bytes)),
+        None => open_pool_at(socket, chunk_bytes),
     }
+}
+
+/// Does the same as [`open_pool`], but uses this daemon only, for commands that do not wait for
+/// another one.
+///
+/// # Errors
+///
+/// As [`PoolConnection::open`].
+pub fn open_pool_at(socket: &Path, chunk_bytes: u32) -> Result<PoolFs> {
+    Ok(PoolFs::new(Arc::new(PoolConnection::open(socket)?.with_data()?), chunk_bytes))
 }

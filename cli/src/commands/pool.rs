@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool};
+use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool_at};
 use quell_runtime::{Pool, Registry};
 use quell_supervisor::{MemberState, find_pool, member_states, pools, stop_pool};
 use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
@@ -121,7 +121,7 @@ fn daemon_status(state: MemberState) -> DaemonStatus {
 
 /// Returns the space of the pool, in which a file system that several daemons use counts once.
 fn space_of(pool: &Pool) -> Result<Space, Failure> {
-    Ok(open_pool(&first_socket(pool)?, pool.chunk_bytes)?.space()?)
+    Ok(open_pool_at(&first_socket(pool)?, pool.chunk_bytes)?.space()?)
 }
 
 fn print_status(status: &PoolStatus, as_json: bool) {
@@ -198,7 +198,7 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
 /// no daemon of this node answers, because nothing can be copied then.
 fn has_unsaved_files(pool: &Pool) -> Result<bool, Failure> {
     for member in pool.own_members() {
-        let fs = match open_pool(&member.socket, pool.chunk_bytes) {
+        let fs = match open_pool_at(&member.socket, pool.chunk_bytes) {
             Ok(fs) => fs,
             Err(error) => {
                 errln!("quell: the daemon {} does not answer: {error}", member.id.0);

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use quell_mount_spec::{PoolConnection, open_pool};
+use quell_mount_spec::{PoolConnection, open_pool_at};
 use quell_runtime::Pool;
 use quell_vfs::{Context, FileSystem, Kind};
 use serde_json::json;
@@ -17,7 +17,7 @@ use crate::views::first_socket;
 pub fn run(args: &PoolMapArgs) -> Result<ExitCode, Failure> {
     let (pool, path) = pool_and_path(&args.file)?;
     let socket = first_socket(&pool)?;
-    let fs = open_pool(&socket, pool.chunk_bytes)?;
+    let fs = open_pool_at(&socket, pool.chunk_bytes)?;
     let refused = |reason: &str| Failure::wrong_input(format!("{}: {reason}", shown(&args.file)));
     let found =
         fs.attributes_of_path(&Context::OWN, path)?.ok_or_else(|| refused("there is no such file"))?;
