@@ -250,6 +250,12 @@ fn counters_json(counters: &MemberCounters) -> Value {
             "writes": counters.direct.writes,
             "written_bytes": counters.direct.written_bytes,
         },
+        "network": {
+            "sent_bytes": counters.network.sent_bytes,
+            "received_bytes": counters.network.received_bytes,
+            "sent_saved_bytes": counters.network.sent_saved_bytes,
+            "received_saved_bytes": counters.network.received_saved_bytes,
+        },
         "total_bytes": counters.total_bytes,
         "available_bytes": counters.available_bytes,
         "file_system": counters.file_system,

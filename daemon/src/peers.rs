@@ -12,9 +12,9 @@ use futures_util::FutureExt;
 use futures_util::future::{LocalBoxFuture, poll_fn};
 use quell_pool_service::{BackupDaemons, Peers};
 use quell_transport::local::Waker;
-use quell_transport::peer::{self, Transport, was_not_executed};
+use quell_transport::peer::{self, Traffic, Transport, was_not_executed};
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{DaemonId, MemberId, PoolMember, Reply};
+use quell_wire::pool::{DaemonId, MemberId, NetworkCounters, PoolMember, Reply};
 use quell_wire::{Failure as WireFailure, decode};
 
 use crate::failure::Failure;
@@ -185,6 +185,12 @@ impl Peers for Network {
         // All members are in the first placement.
         let daemon = daemon.unwrap_or(DaemonId(to.0));
         self.call_daemon(daemon, request, reply_bytes_max, Instant::now() + ANSWER_TIMEOUT).boxed_local()
+    }
+
+    fn traffic(&self) -> NetworkCounters {
+        let Traffic { sent_bytes, received_bytes, sent_saved_bytes, received_saved_bytes } =
+            self.network.traffic();
+        NetworkCounters { sent_bytes, received_bytes, sent_saved_bytes, received_saved_bytes }
     }
 }
 

@@ -51,6 +51,7 @@ impl Member {
             clients: self.counters.clients.borrow().clone(),
             peers: self.counters.peers.borrow().clone(),
             direct: clients.direct,
+            network: self.environment.peers.traffic(),
             total_bytes,
             available_bytes,
             file_system,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use quell_kv::KeyValue;
 use quell_vfs::Result;
-use quell_wire::pool::{DirectCounters, MemberId, Stamp};
+use quell_wire::pool::{DirectCounters, MemberId, NetworkCounters, Stamp};
 
 use crate::chunks::Chunks;
 
@@ -24,6 +24,11 @@ pub trait Peers {
         reply_bytes_max: u32,
         is_repeatable: bool,
     ) -> LocalBoxFuture<'static, Result<Vec<u8>>>;
+
+    /// Returns the counters of the connections to the other members, if they are counted.
+    fn traffic(&self) -> NetworkCounters {
+        NetworkCounters::default()
+    }
 }
 
 /// The clients of the node.

@@ -5,7 +5,8 @@
 use std::fmt::{Display, Write};
 
 use quell_wire::pool::{
-    BUCKETS, DirectCounters, Histogram, MemberCounters, OPERATION_KINDS, OperationKind, RequestCounters,
+    BUCKETS, DirectCounters, Histogram, MemberCounters, NetworkCounters, OPERATION_KINDS, OperationKind,
+    RequestCounters,
 };
 
 use crate::sample::{MemberSample, PoolSample};
@@ -22,6 +23,7 @@ pub fn prometheus_text(sample: &PoolSample) -> String {
     families.requests("peer_requests", "Requests of other members", |counters| &counters.peers);
     families.direct();
     families.bytes();
+    families.network();
     families.gauge("size_bytes", "Size of the file system with the data of the member.", |counters| {
         counters.total_bytes
     });
@@ -144,6 +146,26 @@ impl Families<'_> {
                 families.add(name, member, &format!(",path=\"{path}\",operation=\"write\""), written);
             }
         });
+    }
+
+    fn network(&mut self) {
+        type Of = fn(&NetworkCounters) -> [u64; 2];
+        let families: [(&str, &str, Of); 2] = [
+            ("network_bytes_total", "Bytes that the daemon has exchanged with other daemons.", |network| {
+                [network.sent_bytes, network.received_bytes]
+            }),
+            ("network_saved_bytes_total", "Bytes that compression has saved in these.", |network| {
+                [network.sent_saved_bytes, network.received_saved_bytes]
+            }),
+        ];
+        for (name, help, of) in families {
+            self.begin(name, "counter", help);
+            self.each(|families, member, counters| {
+                for (direction, bytes) in ["sent", "received"].into_iter().zip(of(&counters.network)) {
+                    families.add(name, member, &format!(",direction=\"{direction}\""), bytes);
+                }
+            });
+        }
     }
 }
 

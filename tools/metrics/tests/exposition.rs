@@ -118,6 +118,8 @@ fn sample() -> PoolSample {
     counters.peers.in_flight = 1;
     counters.direct.written_bytes = u64::MAX;
     counters.direct.writes = 12;
+    counters.network.sent_bytes = 5;
+    counters.network.received_saved_bytes = 6;
     let answered = MemberSample { member: 0, machine: "a\"b\\c\ne".into(), counters: Some(counters) };
     let missing = MemberSample { member: 1, machine: "node-2".into(), counters: None };
     PoolSample { pool: "scratch".into(), members: vec![answered, missing] }
@@ -139,6 +141,8 @@ fn the_text_is_valid_and_has_the_values_of_the_counters() {
     assert_eq!(value("peer_requests_in_flight", &[]), 1.0);
     assert_eq!(value("direct_accesses_total", &[("operation", "write")]), 12.0);
     assert_eq!(value("bytes_total", &[("path", "direct"), ("operation", "write")]), u64::MAX as f64);
+    assert_eq!(value("network_bytes_total", &[("direction", "sent")]), 5.0);
+    assert_eq!(value("network_saved_bytes_total", &[("direction", "received")]), 6.0);
     let bucket = |bound| value("operations_duration_seconds_bucket", &[("le", bound)]);
     assert_eq!((bucket("0.000001"), bucket("0.000064"), bucket("0.000128")), (1.0, 1.0, 2.0));
     assert_eq!((bucket("67.108864"), bucket("+Inf")), (2.0, 3.0));

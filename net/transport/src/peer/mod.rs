@@ -31,4 +31,4 @@ pub use network::PeerNetwork;
 pub use not_executed::{not_executed, was_not_executed};
 pub use peer_state::PeerCounters;
 pub use settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Settings};
-pub use transport::{CollectedSends, Done, Transport};
+pub use transport::{CollectedSends, Done, Traffic, Transport};

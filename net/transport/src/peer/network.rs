@@ -21,7 +21,7 @@ use super::handshake::Refusal;
 use super::not_executed::not_executed;
 use super::peer_state::{CollectedPeers, Peer, PeerCounters};
 use super::settings::{MemberId, Settings};
-use super::transport::{CollectedSends, Done, Transport};
+use super::transport::{CollectedSends, Done, Traffic, Transport};
 
 /// The pause after the first failure to connect, or to accept.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
@@ -41,6 +41,8 @@ struct Shared {
     settings: Settings,
     handler: Arc<dyn Handler>,
     peers: RwLock<HashMap<MemberId, Arc<Peer>>>,
+    /// The traffic with members that are no longer listed. Locked after `peers`.
+    ended: Mutex<Traffic>,
     /// Connections that have not proved the key, the oldest first.
     unproved: Mutex<VecDeque<(u64, AbortHandle)>>,
     refused: AtomicU64,
@@ -78,6 +80,7 @@ impl PeerNetwork {
             settings,
             handler,
             peers: RwLock::default(),
+            ended: Mutex::default(),
             unproved: Mutex::default(),
             refused: AtomicU64::new(0),
             is_stopping: AtomicBool::new(false),
@@ -115,6 +118,7 @@ impl Transport for PeerNetwork {
         peers.retain(|id, peer| {
             let is_listed = members.contains_key(id);
             if !is_listed {
+                self.shared.ended().add(&peer.counters());
                 removed.push(peer.clone());
             }
             is_listed
@@ -153,6 +157,13 @@ impl Transport for PeerNetwork {
         Box::new(CollectedPeers::begin())
     }
 
+    fn traffic(&self) -> Traffic {
+        let peers = self.shared.peers();
+        let mut traffic = *self.shared.ended();
+        peers.values().for_each(|peer| traffic.add(&peer.counters()));
+        traffic
+    }
+
     fn stop(&self, limit: Duration) {
         let Some(runtime) = self.runtime().take() else { return };
         self.shared.is_stopping.store(true, Ordering::SeqCst);
@@ -188,9 +199,22 @@ impl Drop for PeerNetwork {
     }
 }
 
+impl Traffic {
+    fn add(&mut self, counters: &PeerCounters) {
+        self.sent_bytes += counters.bytes_sent;
+        self.received_bytes += counters.bytes_received;
+        self.sent_saved_bytes += counters.bytes_saved_sent;
+        self.received_saved_bytes += counters.bytes_saved_received;
+    }
+}
+
 impl Shared {
     fn peers(&self) -> std::sync::RwLockReadGuard<'_, HashMap<MemberId, Arc<Peer>>> {
         self.peers.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Traffic> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unproved(&self) -> MutexGuard<'_, VecDeque<(u64, AbortHandle)>> {

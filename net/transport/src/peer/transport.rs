@@ -48,12 +48,30 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// the connections is woken for each of them, and writes it. A thread has at most one.
     fn collect(&self) -> Box<dyn CollectedSends>;
 
+    /// Returns the bytes that were exchanged with all members, also with those that are no longer
+    /// listed. The numbers never decrease.
+    fn traffic(&self) -> Traffic;
+
     /// Refuses new connections, requests and calls, waits at most `limit` for the answers to the
     /// requests that were begun, and closes all connections. Calls without a reply fail with
     /// `Unavailable`. A second call does nothing.
     ///
     /// It must not be called by a handler or by the receiver of a result.
     fn stop(&self, limit: Duration);
+}
+
+/// The bytes that were exchanged with other members, with all that the implementation adds to
+/// requests and replies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes that were sent.
+    pub sent_bytes: u64,
+    /// Bytes that were received.
+    pub received_bytes: u64,
+    /// Bytes that compression has saved in what was sent.
+    pub sent_saved_bytes: u64,
+    /// Bytes that compression has saved in what was received.
+    pub received_saved_bytes: u64,
 }
 
 /// The collection of the requests and replies of a thread. Its end leaves what was not sent to the

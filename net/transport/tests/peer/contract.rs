@@ -219,3 +219,33 @@ fn collected_calls_are_sent_on_request_and_at_the_end_of_the_collection() {
         assert_eq!(two.handler.executions(), 12, "{name}");
     }
 }
+
+#[test]
+fn the_traffic_is_counted_and_kept_for_members_that_are_no_longer_listed() {
+    for (name, start) in implementations() {
+        let members = members(&start, 2);
+        let (one, two) = (&members[0], &members[1]);
+        let requests = 10;
+        for number in 0..requests {
+            one.call(two, &vec![number; 20_000]).unwrap();
+        }
+        let sent = u64::from(requests) * 20_000;
+        for member in [one, two] {
+            // A reply can arrive before its sender has counted it.
+            wait_until(|| {
+                let traffic = member.transport.traffic();
+                traffic.sent_bytes + traffic.sent_saved_bytes >= sent
+                    && traffic.received_bytes + traffic.received_saved_bytes >= sent
+            });
+            let traffic = member.transport.traffic();
+            let is_compressed = name.contains("lz4");
+            assert_eq!(traffic.sent_saved_bytes > sent / 2, is_compressed, "{name}: {traffic:?}");
+            assert_eq!(traffic.received_saved_bytes > sent / 2, is_compressed, "{name}: {traffic:?}");
+        }
+        let before = one.transport.traffic();
+        one.transport.set_members(&HashMap::new()).unwrap();
+        let after = one.transport.traffic();
+        assert!(after.sent_bytes >= before.sent_bytes, "{name}");
+        assert!(after.received_bytes >= before.received_bytes, "{name}");
+    }
+}

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use quell_transport::peer::{
-    CollectedSends, Done, Handler, MemberId, PAYLOAD_BYTES_MAX, Reply, ReplySink, Request, Transport,
-    not_executed,
+    CollectedSends, Done, Handler, MemberId, PAYLOAD_BYTES_MAX, Reply, ReplySink, Request, Traffic,
+    Transport, not_executed,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -40,6 +40,7 @@ struct Inner {
     /// Requests that the handler has not answered.
     begun: usize,
     is_stopping: bool,
+    traffic: Traffic,
 }
 
 struct Call {
@@ -63,6 +64,9 @@ impl std::fmt::Debug for State {
 
 impl ReplySink for Replies {
     fn answer(&self, _session: u64, id: u64, reply: Option<Vec<u8>>) {
+        let bytes = reply.as_ref().map_or(0, Vec::len) as u64;
+        self.to.inner().traffic.sent_bytes += bytes;
+        self.from.inner().traffic.received_bytes += bytes;
         let call = self.from.inner().calls.remove(&id);
         if let Some(call) = call {
             let result = match reply {
@@ -151,7 +155,9 @@ impl Transport for MemoryTransport {
             Ok(other) => other,
             Err(reason) => return done(Err(not_executed(ErrorKind::Unavailable, to, reason))),
         };
+        other.inner().traffic.received_bytes += request.len() as u64;
         let mut inner = self.state.inner();
+        inner.traffic.sent_bytes += request.len() as u64;
         inner.next_id += 1;
         let id = inner.next_id;
         inner.calls.insert(id, Call { to, deadline, reply_bytes_max, done });
@@ -165,6 +171,10 @@ impl Transport for MemoryTransport {
 
     fn collect(&self) -> Box<dyn CollectedSends> {
         Box::new(Nothing)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.state.inner().traffic
     }
 
     fn stop(&self, limit: Duration) {

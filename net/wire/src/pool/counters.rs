@@ -207,6 +207,20 @@ impl From<[u64; 4]> for DirectCounters {
     }
 }
 
+/// The connections of a daemon to the other daemons. The bytes are those of the messages with their
+/// frames, without the headers of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NetworkCounters {
+    /// The bytes that were sent.
+    pub sent_bytes: u64,
+    /// The bytes that were received.
+    pub received_bytes: u64,
+    /// The bytes that compression has saved in what was sent.
+    pub sent_saved_bytes: u64,
+    /// The bytes that compression has saved in what was received.
+    pub received_saved_bytes: u64,
+}
+
 /// The counters of a member.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemberCounters {
@@ -222,6 +236,9 @@ pub struct MemberCounters {
     pub peers: RequestCounters,
     /// The accesses of clients without requests.
     pub direct: DirectCounters,
+    /// The connections of the daemon that runs the member to other daemons. Several members may
+    /// have the same ones.
+    pub network: NetworkCounters,
     /// The current size of the file system with the data, in bytes.
     pub total_bytes: u64,
     /// The current space in it that users other than root may use, in bytes.
@@ -299,8 +316,18 @@ mod tests {
             in_flight: u64::MAX,
             latency: Histogram { counts: [u64::MAX; BUCKETS], total_ns: u64::MAX },
         };
-        let counters =
-            MemberCounters { clients: requests.clone(), peers: requests, ..MemberCounters::default() };
+        let network = NetworkCounters {
+            sent_bytes: u64::MAX,
+            received_bytes: u64::MAX,
+            sent_saved_bytes: u64::MAX,
+            received_saved_bytes: u64::MAX,
+        };
+        let counters = MemberCounters {
+            clients: requests.clone(),
+            peers: requests,
+            network,
+            ..MemberCounters::default()
+        };
         let bytes = crate::encode(&counters);
         assert!(bytes.len() < 4096, "{}", bytes.len());
         assert_eq!(crate::decode::<MemberCounters>(&bytes).unwrap(), counters);

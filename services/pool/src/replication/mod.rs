@@ -21,7 +21,7 @@ use futures_util::future::LocalBoxFuture;
 use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::encode;
-use quell_wire::pool::{Change, DATA_BYTES_MAX, DaemonId, MemberId, ReplicaMessage, Route};
+use quell_wire::pool::{Change, DATA_BYTES_MAX, DaemonId, MemberId, NetworkCounters, ReplicaMessage, Route};
 
 pub use backup::Backup;
 
@@ -367,6 +367,10 @@ impl Peers for ReplicatedPeers {
             peers.call(to, request, reply_bytes_max, is_repeatable).await
         }
         .boxed_local()
+    }
+
+    fn traffic(&self) -> NetworkCounters {
+        self.peers.traffic()
     }
 }
 
