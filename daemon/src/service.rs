@@ -272,6 +272,7 @@ impl Service {
             peers: replication.peers(Rc::new(network)),
             clients: Rc::new(LocalClients { waker, server: Rc::clone(&server) }),
             machine: machine()?,
+            has_copies: has_replicas,
             clock: Rc::clone(&clock) as _,
         };
         let member = Member::start(id, map, environment, owner)?;

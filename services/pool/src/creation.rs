@@ -11,6 +11,7 @@ use crate::keys;
 use crate::lock_table::Lock;
 use crate::map::NameHash;
 use crate::member::Member;
+use crate::results::Performed;
 use crate::sessions::Origin;
 
 /// The set-group-id bit of `st_mode`.
@@ -71,6 +72,7 @@ impl Member {
         let mut batch = Batch::new();
         batch.put(&keys::entry(dir, hash, name), &to_bytes(&EntryRecord { id, kind }));
         batch.put(&keys::inode(id), &to_bytes(&inode));
+        self.put_result(origin, Performed::Creation(id), &mut batch);
         self.environment.store.commit(batch)?;
         self.add_hold(id, origin);
         self.note_change_of(dir, now);

@@ -69,10 +69,17 @@ impl Member {
     }
 
     /// Records that a file of this member may have data, on any member.
+    ///
+    /// # Errors
+    ///
+    /// `Stale` if there is no such file, or if it is being removed: the write is late.
     pub(crate) fn note_data(&self, id: FileId) -> Result<Reply<'static>> {
         if self.files_with_data.borrow_mut().get(&id).is_none() {
             let mut inode = self.inode(id)?;
             inode.check_is_file()?;
+            if self.is_unused(id, &inode) {
+                return Err(Error::new(ErrorKind::Stale, "node", id.0.to_string()));
+            }
             if !inode.has_chunks {
                 inode.has_chunks = true;
                 self.put_inode(id, &inode)?;
@@ -123,6 +130,8 @@ impl Member {
         let mut batch = Batch::new();
         for id in files {
             match self.inode(id) {
+                // The sender may have removed the chunks already, before a late write.
+                Ok(inode) if self.is_unused(id, &inode) => missing.push(id),
                 Ok(inode) if inode.has_chunks => {}
                 Ok(inode) => batch.put(&keys::inode(id), &to_bytes(&Inode { has_chunks: true, ..inode })),
                 Err(error) if error.kind == ErrorKind::Stale => missing.push(id),

@@ -15,6 +15,7 @@ use crate::keys;
 use crate::lock_table::Lock;
 use crate::member::Member;
 use crate::replies::{node_of, unexpected};
+use crate::results::Performed;
 use crate::sessions::Origin;
 
 const SET_USER_ID: u16 = 0o4000;
@@ -118,9 +119,14 @@ impl Member {
         }
     }
 
-    pub(crate) async fn change(self: &Rc<Member>, id: FileId, settings: Settings) -> Result<Reply<'static>> {
+    pub(crate) async fn change(
+        self: &Rc<Member>,
+        origin: Origin,
+        id: FileId,
+        settings: Settings,
+    ) -> Result<Reply<'static>> {
         if let Some(size_bytes) = settings.size_bytes {
-            self.set_size(id, size_bytes, settings.drops_set_id).await?;
+            self.set_size(origin, id, size_bytes, settings.drops_set_id).await?;
         }
         if let Some(modified) = settings.modified {
             self.inode(id)?;
@@ -147,7 +153,10 @@ impl Member {
             // A time that is set replaces that of earlier changes.
             self.touched_dirs.borrow_mut().remove(&id);
         }
-        self.put_inode(id, &inode)?;
+        let mut batch = Batch::new();
+        batch.put(&keys::inode(id), &to_bytes(&inode));
+        self.put_result(origin, Performed::Change(id), &mut batch);
+        self.environment.store.commit(batch)?;
         if inode.kind == NodeKind::Dir && group(&inode) != passed_on {
             self.send_to_all(&PeerRequest::SetDirGroup { dir: id, gid: group(&inode) }).await?;
         }
@@ -179,7 +188,12 @@ impl Member {
     }
 
     /// Extends a file at its end, for an append.
-    pub(crate) async fn reserve(self: &Rc<Member>, id: FileId, bytes: u64) -> Result<Reply<'static>> {
+    pub(crate) async fn reserve(
+        self: &Rc<Member>,
+        origin: Origin,
+        id: FileId,
+        bytes: u64,
+    ) -> Result<Reply<'static>> {
         let _size = self.lock(Lock::Size(id)).await?;
         self.finish_truncation(id).await?;
         let mut inode = self.inode(id)?;
@@ -191,7 +205,10 @@ impl Member {
         }
         inode.has_chunks = true;
         inode.write_at(self.now());
-        self.put_inode(id, &inode)?;
+        let mut batch = Batch::new();
+        batch.put(&keys::inode(id), &to_bytes(&inode));
+        self.put_result(origin, Performed::Extension(offset), &mut batch);
+        self.environment.store.commit(batch)?;
         Ok(Reply::Offset(offset))
     }
 
@@ -206,8 +223,17 @@ impl Member {
     }
 
     /// Sets the size of a file, and truncates its chunks.
-    async fn set_size(self: &Rc<Member>, id: FileId, size_bytes: u64, drops_set_id: bool) -> Result<()> {
+    async fn set_size(
+        self: &Rc<Member>,
+        origin: Origin,
+        id: FileId,
+        size_bytes: u64,
+        drops_set_id: bool,
+    ) -> Result<()> {
         let _size = self.lock(Lock::Size(id)).await?;
+        if self.has_set_size(origin) {
+            return self.finish_truncation(id).await;
+        }
         let mut inode = self.inode(id)?;
         if inode.kind != NodeKind::File || size_bytes > FILE_BYTES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "set size", ""));
@@ -230,6 +256,7 @@ impl Member {
         if truncates {
             batch.put(&keys::unfinished(id), &[]);
         }
+        self.put_result(origin, Performed::Size, &mut batch);
         self.environment.store.commit(batch)?;
         if truncates {
             self.unfinished.borrow_mut().insert(id);

@@ -14,9 +14,9 @@ use crate::chunks::Chunks;
 /// The other members of the pool.
 pub trait Peers {
     /// Sends a request and returns the reply of the member, which has at most `reply_bytes_max`
-    /// bytes. A request that `is_repeatable` may be sent several times, because a repetition has no
-    /// other effect. Errors: `Unavailable` and `TimedOut` if there is no reply; then it is not
-    /// known whether the member has performed the request.
+    /// bytes. In a pool with copies, a request that `is_repeatable` may be sent several times,
+    /// because a repetition has no other effect. Errors: `Unavailable` and `TimedOut` if there is
+    /// no reply; then it is not known whether the member has performed the request.
     fn call(
         &self,
         to: MemberId,
@@ -73,6 +73,9 @@ pub struct Environment {
     pub clients: Rc<dyn Clients>,
     /// A number that members share if and only if they run on one machine.
     pub machine: u64,
+    /// Whether the pool has copies, so that requests are sent again to the daemon that runs a
+    /// member after a failure.
+    pub has_copies: bool,
     /// The clock.
     pub clock: Rc<dyn Clock>,
 }

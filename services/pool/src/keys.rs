@@ -17,6 +17,7 @@ const COUNTER: u8 = 8;
 const MARKS: u8 = 9;
 const UNFINISHED: u8 = 10;
 const XATTRS: u8 = 11;
+const RESULT: u8 = 12;
 
 /// The number of bytes before the name in the key of an entry.
 pub const ENTRY_PREFIX_BYTES: usize = 17;
@@ -88,6 +89,23 @@ pub fn unfinished(id: FileId) -> Vec<u8> {
 /// The key of the extended attributes of a node.
 pub fn xattrs(id: FileId) -> Vec<u8> {
     numbered(XATTRS, id.0)
+}
+
+/// The key of the result of a request.
+pub fn result(slot: u32) -> Vec<u8> {
+    let mut key = vec![RESULT];
+    key.extend(slot.to_be_bytes());
+    key
+}
+
+/// The first key of all results.
+pub fn all_results() -> Vec<u8> {
+    vec![RESULT]
+}
+
+/// Returns the slot in the key of a result.
+pub fn parse_result(key: &[u8]) -> Option<u32> {
+    key.get(1..)?.try_into().ok().map(u32::from_be_bytes)
 }
 
 /// The key of the first number for a new node that this member has not reserved yet.

@@ -30,8 +30,10 @@ mod prepared;
 mod references;
 mod removal;
 mod rename;
+mod repetition;
 mod replication;
 mod replies;
+mod results;
 mod sessions;
 #[cfg(test)]
 mod simulation;

@@ -9,10 +9,14 @@ use std::sync::Arc;
 use futures_util::lock::{Mutex, OwnedMutexGuard};
 use quell_wire::pool::FileId;
 
+use crate::sessions::Origin;
+
 /// An object that an operation can lock. An operation that needs several takes them in the order of
 /// the variants, and takes a second name only with [`LockTable::try_lock`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Lock {
+    /// A request of another member, so that a repetition waits for its end.
+    Request(Origin),
     /// A name in a directory, whether an entry has it or not.
     Name(FileId, Vec<u8>),
     /// The size and the chunks of a file.

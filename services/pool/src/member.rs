@@ -26,6 +26,7 @@ use crate::map::{NameHash, PoolMap};
 use crate::marks::{Marks, is_change};
 use crate::prepared::PreparedTransactions;
 use crate::replies::into_owned;
+use crate::results::{Results, is_performed_once};
 use crate::sessions::{Admission, Origin, Outgoing, Sessions, Waiting};
 
 /// The number of files that are remembered because their data is recorded.
@@ -45,6 +46,8 @@ pub struct Member {
     pub(crate) client_holds: RefCell<ClientHolds>,
     /// The requests of other members.
     pub(crate) sessions: RefCell<Sessions>,
+    /// The results of the requests of other members, in a pool with copies.
+    pub(crate) results: RefCell<Results>,
     /// The requests to other members.
     pub(crate) outgoing: RefCell<BTreeMap<MemberId, Outgoing>>,
     /// The number of this start of the member, larger than those of earlier starts.
@@ -113,6 +116,7 @@ impl Member {
             member_holds: RefCell::default(),
             client_holds: RefCell::default(),
             sessions: RefCell::default(),
+            results: RefCell::default(),
             outgoing: RefCell::default(),
             session: 0,
             last_request: Cell::new(0),
@@ -144,6 +148,7 @@ impl Member {
         member.load_unfinished()?;
         member.load_truncations()?;
         member.load_chunks()?;
+        member.load_results()?;
         if member.map.home(FileId::ROOT)? == id {
             member.create_root(owner)?;
         }
@@ -295,13 +300,17 @@ impl Member {
         if admission == Admission::First {
             self.keep_references(from);
         }
+        self.forget_results(origin, first_waiting);
         let counted = self.begin_peer_request(&request);
-        let result = self.serve_request(origin, request).await;
+        let result = match self.environment.has_copies && is_performed_once(&request) {
+            true => self.serve_once(origin, request).await,
+            false => self.serve_request(origin, request).await,
+        };
         self.end_request(&counted, &result);
         result
     }
 
-    async fn serve_request(
+    pub(crate) async fn serve_request(
         self: &Rc<Member>,
         origin: Origin,
         request: PeerRequest<'_>,
@@ -361,21 +370,21 @@ impl Member {
             Operation::Create { dir, name, kind, permissions, uid, gid } => {
                 self.create(origin, dir, name, kind, (permissions, uid, gid)).await
             }
-            Operation::Remove { dir, name, matching } => self.remove(dir, name, matching).await,
+            Operation::Remove { dir, name, matching } => self.remove(origin, dir, name, matching).await,
             Operation::Rename { from_dir, from, to_dir, to, mode } => {
-                self.rename((from_dir, from), (to_dir, to), mode).await
+                self.rename(origin, (from_dir, from), (to_dir, to), mode).await
             }
-            Operation::Change { id, settings } => self.change(id, settings).await,
+            Operation::Change { id, settings } => self.change(origin, id, settings).await,
             Operation::ReadLink { id } => self.read_link(id),
             Operation::Xattr { id, name } => self.xattr(id, name),
             Operation::XattrNames { id } => self.xattr_names(id),
-            Operation::SetXattr { id, name, value, mode } => self.set_xattr(id, name, value, mode),
-            Operation::RemoveXattr { id, name } => self.remove_xattr(id, name),
+            Operation::SetXattr { id, name, value, mode } => self.set_xattr(origin, id, (name, value), mode),
+            Operation::RemoveXattr { id, name } => self.remove_xattr(origin, id, name),
             Operation::Read { id, chunk, offset, bytes } => self.read(id, chunk, offset, bytes),
             Operation::Write { id, chunk, offset, data } => self.write(id, chunk, offset, data),
             Operation::NoteData { id } => self.note_data_for_client(id),
             Operation::Grow { id, size_bytes_min } => self.grow(id, size_bytes_min).await,
-            Operation::Reserve { id, bytes } => self.reserve(id, bytes).await,
+            Operation::Reserve { id, bytes } => self.reserve(origin, id, bytes).await,
             Operation::Sync { id } => self.sync(id).await,
             Operation::MemberSpace { .. } => self.own_space(),
             Operation::Counters { .. } => self.own_counters(),
@@ -565,28 +574,11 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
 }
 
-/// Returns whether a repetition of a request has no other effect than the request itself. A
+/// Returns whether a request can be sent again in a pool with copies: a repetition has no other
+/// effect than the request itself, or gets the result of the first time (`repetition.rs`). A
 /// reference has the number of its request, which a repetition keeps.
 fn is_repeatable(request: &PeerRequest<'_>) -> bool {
-    match request {
-        PeerRequest::Perform(operation) => matches!(
-            operation,
-            Operation::Lookup { .. }
-                | Operation::Attributes { .. }
-                | Operation::Name { .. }
-                | Operation::ReadLink { .. }
-                | Operation::Read { .. }
-                | Operation::Write { .. }
-                | Operation::NoteData { .. }
-                | Operation::Grow { .. }
-                | Operation::Sync { .. }
-                | Operation::MemberSpace { .. }
-        ),
-        PeerRequest::PrepareName { .. }
-        | PeerRequest::PrepareNode { .. }
-        | PeerRequest::PrepareRemoval { .. } => false,
-        _ => true,
-    }
+    !matches!(request, PeerRequest::Perform(Operation::StopMember { .. }))
 }
 
 /// Returns the largest length of the reply to a request, in bytes.

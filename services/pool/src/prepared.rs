@@ -49,6 +49,11 @@ impl PreparedTransactions {
         self.changes().any(|change| matches!(change, PreparedChange::Node { id: of, .. } if *of == id))
     }
 
+    /// Returns whether a transaction has prepared a change.
+    pub fn has(&self, transaction: TransactionId, change: &PreparedChange) -> bool {
+        self.0.get(&transaction).is_some_and(|prepared| prepared.changes.contains(change))
+    }
+
     /// Returns the transaction that has prepared a name.
     pub fn of_name(&self, dir: FileId, name: &[u8]) -> Option<(TransactionId, &Prepared)> {
         let is_entry = |change: &PreparedChange| match change {

@@ -6,11 +6,12 @@ use quell_kv::{Batch, KeyRange};
 use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
 use quell_wire::pool::{FileId, Matching, NodeKind, PeerRequest, Reply};
 
-use crate::inode::to_bytes;
+use crate::inode::{Inode, to_bytes};
 use crate::keys;
 use crate::lock_table::Lock;
 use crate::map::NameHash;
 use crate::member::{Member, is_unknown};
+use crate::results::Performed;
 use crate::sessions::{LEASE, Origin};
 use crate::xattrs::delete_xattrs;
 
@@ -18,6 +19,7 @@ impl Member {
     /// Removes an entry of this member.
     pub(crate) async fn remove(
         self: &Rc<Member>,
+        origin: Origin,
         dir: FileId,
         name: &[u8],
         matching: Matching,
@@ -35,6 +37,7 @@ impl Member {
         }
         let mut batch = Batch::new();
         batch.delete(&keys::entry(dir, NameHash::new(dir, name), name));
+        self.put_result(origin, Performed::All, &mut batch);
         if entry.kind != NodeKind::Dir && self.map.home(entry.id)? == self.id {
             if self.prepared.borrow().moves(entry.id) {
                 return refused(ErrorKind::Busy);
@@ -109,6 +112,11 @@ impl Member {
         self.monotonic().saturating_sub(self.started) > LEASE || !self.was_started
     }
 
+    /// Returns whether a node has neither a name nor references.
+    pub(crate) fn is_unused(&self, id: FileId, inode: &Inode) -> bool {
+        inode.name.is_none() && !self.member_holds.borrow().is_held(id) && self.knows_references()
+    }
+
     /// Completes the interrupted truncation or removal of a node of this member: truncates its
     /// chunks, and removes the node if it has neither a name nor references. The record is removed
     /// last, so that everything can be repeated after an interruption.
@@ -124,7 +132,7 @@ impl Member {
             }
             found => found?,
         };
-        if inode.name.is_none() && !self.member_holds.borrow().is_held(id) && self.knows_references() {
+        if self.is_unused(id, &inode) {
             if inode.has_chunks {
                 self.send_to_all(&PeerRequest::RemoveChunks { id }).await?;
             }

@@ -14,6 +14,8 @@ use crate::lock_table::Lock;
 use crate::map::NameHash;
 use crate::member::Member;
 use crate::replies::unexpected;
+use crate::results::Performed;
+use crate::sessions::Origin;
 use crate::transactions::Transaction;
 
 /// A directory and a name in it.
@@ -27,6 +29,7 @@ impl Member {
     /// Renames an entry of this member.
     pub(crate) async fn rename(
         self: &Rc<Member>,
+        origin: Origin,
         from: Name<'_>,
         to: Name<'_>,
         mode: RenameMode,
@@ -38,7 +41,10 @@ impl Member {
             return if mode == RenameMode::Keep { refused(ErrorKind::Exists) } else { Ok(Reply::Done) };
         }
         let mut transaction = self.begin()?;
-        let changes = self.prepare_rename(&mut transaction, from, to, mode, moved).await;
+        let mut changes = self.prepare_rename(&mut transaction, from, to, mode, moved).await;
+        if let Ok(batch) = &mut changes {
+            self.put_result(origin, Performed::All, batch);
+        }
         self.conclude(transaction, changes).await?;
         self.note_change_of(from.0, self.now());
         Ok(Reply::Done)

@@ -16,7 +16,7 @@ pub const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 const UNANSWERED_MAX: usize = 1 << 16;
 
 /// The sender of a request, which gets the references that the request makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Origin {
     pub member: MemberId,
     pub session: u64,
@@ -95,6 +95,11 @@ impl Outgoing {
     }
 }
 
+/// Returns the error of a request that the sender has abandoned.
+pub fn late_request() -> Error {
+    Error::new(ErrorKind::Unavailable, "perform a late request", "")
+}
+
 /// The requests of all other members.
 #[derive(Debug, Default)]
 pub struct Sessions(HashMap<MemberId, Incoming>);
@@ -114,7 +119,7 @@ impl Sessions {
     /// # Errors
     /// `Unavailable` if the sender has abandoned the request, which must not be performed then.
     pub fn admit(&mut self, origin: Origin, waiting: &Waiting, now: Duration) -> Result<Admission> {
-        let refused = || Err(Error::new(ErrorKind::Unavailable, "perform a late request", ""));
+        let refused = || Err(late_request());
         let new = || Incoming {
             session: origin.session,
             first_waiting: 0,

@@ -6,6 +6,7 @@ mod cluster;
 mod history;
 mod invariants;
 mod names_model;
+mod repetitions;
 mod replicas;
 mod scenarios;
 mod storage;
@@ -57,7 +58,7 @@ struct Outcome {
 fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
     let mut executor = LocalPool::new();
     let world = World::new(seed, &executor);
-    let cluster = Cluster::start(&world, shape.members);
+    let cluster = Cluster::start(&world, shape.members, shape.replicates);
     if shape.replicates {
         cluster.keep_backups();
     }
@@ -90,6 +91,12 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
         wrong.push(format!("an operation took {:?}", shared.longest.get()));
     }
     wrong.extend(invariants::violations(&cluster));
+    // A backup takes over within the time in which requests are repeated.
+    let knows_results = shape.replicates && kinds.iter().all(|kind| *kind == Fault::Fail);
+    if knows_results && shared.unknown.get() > 0 {
+        let unknown = shared.unknown.get();
+        wrong.push(format!("{unknown} operations of members that did not fail have no known result"));
+    }
     if kinds == [Fault::Fail] && cluster.replicas.failures.get() == 0 {
         wrong.push("no daemon has failed".into());
     }

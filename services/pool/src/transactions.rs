@@ -197,6 +197,11 @@ impl Member {
     ) -> Result<Reply<'static>> {
         check_name(name)?;
         let refused = |kind| Err(Error::new(kind, "rename", name));
+        let change = PreparedChange::Entry { dir, name: name.to_vec(), new };
+        if self.prepared.borrow().has(transaction, &change) {
+            // A repetition after a start of this member.
+            return Ok(Reply::Prepared(self.entry(dir, name)?.map(|entry| (entry.id, entry.kind))));
+        }
         // To wait here could be a deadlock with a rename in the other direction.
         let Some(held) = self.locks.try_lock(Lock::Name(dir, name.to_vec())) else {
             return refused(ErrorKind::Busy);
@@ -214,7 +219,6 @@ impl Member {
             },
             _ => {}
         }
-        let change = PreparedChange::Entry { dir, name: name.to_vec(), new };
         self.keep_prepared(transaction, change, Some(held))?;
         Ok(Reply::Prepared(existing.map(|entry| (entry.id, entry.kind))))
     }
@@ -228,16 +232,23 @@ impl Member {
         name: Option<(FileId, &[u8])>,
     ) -> Result<Reply<'static>> {
         let kind = self.inode(id)?.kind;
+        let name = name.map(|(dir, name)| (dir, name.to_vec()));
+        let change = PreparedChange::Node { id, kind, name };
+        if self.prepared.borrow().has(transaction, &change) {
+            return Ok(Reply::Done);
+        }
         if self.prepared.borrow().moves(id) {
             return Err(Error::new(ErrorKind::Busy, "rename a node", ""));
         }
-        let name = name.map(|(dir, name)| (dir, name.to_vec()));
-        self.keep_prepared(transaction, PreparedChange::Node { id, kind, name }, None)?;
+        self.keep_prepared(transaction, change, None)?;
         Ok(Reply::Done)
     }
 
     /// Refuses new entries in a directory from now on, and returns whether it has entries.
     pub(crate) fn prepare_removal(&self, transaction: TransactionId, dir: FileId) -> Result<Reply<'static>> {
+        if self.prepared.borrow().has(transaction, &PreparedChange::Removal { dir }) {
+            return Ok(Reply::HasEntries(false));
+        }
         if self.has_entries(dir)? {
             return Ok(Reply::HasEntries(true));
         }

@@ -11,6 +11,8 @@ use quell_wire::pool::{FileId, Reply, XATTR_NAMES_BYTES_MAX, XATTRS_BYTES_MAX, X
 use crate::inode::{Inode, from_bytes, to_bytes};
 use crate::keys;
 use crate::member::Member;
+use crate::results::Performed;
+use crate::sessions::Origin;
 
 /// The record of the attributes of a node: values by names.
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -34,9 +36,9 @@ impl Member {
 
     pub(crate) fn set_xattr(
         &self,
+        origin: Origin,
         id: FileId,
-        name: &[u8],
-        value: &[u8],
+        (name, value): (&[u8], &[u8]),
         mode: XattrMode,
     ) -> Result<Reply<'static>> {
         let refused = |kind| Err(Error::new(kind, "set the extended attribute", name));
@@ -57,17 +59,17 @@ impl Member {
         if names_bytes > XATTR_NAMES_BYTES_MAX || bytes > XATTRS_BYTES_MAX {
             return refused(ErrorKind::NoSpace);
         }
-        self.put_xattrs(id, inode, &xattrs)
+        self.put_xattrs(origin, id, inode, &xattrs)
     }
 
-    pub(crate) fn remove_xattr(&self, id: FileId, name: &[u8]) -> Result<Reply<'static>> {
+    pub(crate) fn remove_xattr(&self, origin: Origin, id: FileId, name: &[u8]) -> Result<Reply<'static>> {
         let inode = self.inode(id)?;
         check_user_xattr(inode.kind.into(), name)?;
         let mut xattrs = self.xattrs(id, &inode)?;
         if xattrs.remove(name).is_none() {
             return Err(Error::new(ErrorKind::Os(errno::ENODATA), "remove the extended attribute", name));
         }
-        self.put_xattrs(id, inode, &xattrs)
+        self.put_xattrs(origin, id, inode, &xattrs)
     }
 
     fn xattrs(&self, id: FileId, inode: &Inode) -> Result<Xattrs> {
@@ -80,7 +82,13 @@ impl Member {
         }
     }
 
-    fn put_xattrs(&self, id: FileId, mut inode: Inode, xattrs: &Xattrs) -> Result<Reply<'static>> {
+    fn put_xattrs(
+        &self,
+        origin: Origin,
+        id: FileId,
+        mut inode: Inode,
+        xattrs: &Xattrs,
+    ) -> Result<Reply<'static>> {
         let mut batch = Batch::new();
         match xattrs.is_empty() {
             true => delete_xattrs(id, &inode, &mut batch),
@@ -89,6 +97,7 @@ impl Member {
         inode.has_xattrs = !xattrs.is_empty();
         inode.changed = self.now().max(inode.changed);
         batch.put(&keys::inode(id), &to_bytes(&inode));
+        self.put_result(origin, Performed::All, &mut batch);
         self.environment.store.commit(batch)?;
         Ok(Reply::Done)
     }

@@ -138,6 +138,7 @@ fn start_members(chunk_bytes: u32, consistency: Consistency, shared: &[Shared]) 
             chunks: Arc::new(ChunkDir::new(Arc::clone(&shared.chunk_dir))),
             peers: Rc::new(Network { members: Rc::downgrade(&members) }),
             machine: u64::from(id.0),
+            has_copies: false,
             clients: Rc::new(Forgetting(Arc::clone(&shared.dirs_version))),
             clock: Rc::new(SystemClock(Instant::now())),
         };

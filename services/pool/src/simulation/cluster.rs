@@ -56,13 +56,15 @@ pub struct Cluster {
     disconnected: RefCell<BTreeSet<(u16, u16)>>,
     /// Whether messages are lost, or delayed for a long time.
     pub loses: Cell<bool>,
+    /// Whether the members have copies, so that requests are repeated.
+    has_copies: bool,
     /// The daemons that run the members, and the backups.
     pub replicas: Replicas,
     next_client: Cell<u64>,
 }
 
 impl Cluster {
-    pub fn start(world: &Rc<World>, members: u16) -> Rc<Cluster> {
+    pub fn start(world: &Rc<World>, members: u16, has_copies: bool) -> Rc<Cluster> {
         let ids: Vec<MemberId> = (0..members).map(MemberId).collect();
         let node = |_| Node {
             disk: RefCell::new(Rc::new(Disk::new())),
@@ -75,6 +77,7 @@ impl Cluster {
             nodes: ids.iter().map(node).collect(),
             disconnected: RefCell::default(),
             loses: Cell::new(false),
+            has_copies,
             replicas: Replicas::new(members),
             next_client: Cell::new(0),
         });
@@ -120,6 +123,7 @@ impl Cluster {
             chunks: replication.chunks(),
             peers: replication.peers(Rc::new(network)),
             machine: u64::from(number),
+            has_copies: self.has_copies,
             clients: Rc::new(NoClients),
             clock,
         };
@@ -205,17 +209,46 @@ impl Cluster {
         self.loses.get() && self.world.one_in(60)
     }
 
-    /// Sends a request of one start of a member to another member.
+    /// Sends a request of one start of a member to another member. If it has no reply and can be
+    /// repeated, it is sent again until the time limit.
+    async fn call_repeatedly(
+        self: Rc<Cluster>,
+        from: u16,
+        life: Arc<Life>,
+        to: u16,
+        request: Vec<u8>,
+        is_repeatable: bool,
+    ) -> Result<Vec<u8>> {
+        let given_up = self.world.now() + REPLY_LIMIT;
+        loop {
+            let sent = Rc::clone(&self).call(from, Arc::clone(&life), to, request.clone(), given_up);
+            match sent.await {
+                Err(error)
+                    if error.kind == ErrorKind::Unavailable
+                        && self.has_copies
+                        && is_repeatable
+                        && life.is_alive()
+                        && self.world.now() < given_up =>
+                {
+                    self.world.sleep(LOOK_INTERVAL).await;
+                }
+                reply => return reply,
+            }
+        }
+    }
+
+    /// Sends a request of one start of a member to another member, once.
     async fn call(
         self: Rc<Cluster>,
         from: u16,
         life: Arc<Life>,
         to: u16,
         request: Vec<u8>,
+        given_up: Duration,
     ) -> Result<Vec<u8>> {
         let failed = |kind| Err(Error::new(kind, "call", to.to_string()));
         let world = Rc::clone(&self.world);
-        let (given_up, unreachable) = (world.now() + REPLY_LIMIT, world.now() + UNREACHABLE_AFTER);
+        let unreachable = world.now() + UNREACHABLE_AFTER;
         let receiver = loop {
             if let Some(receiver) = self.running(to).filter(|_| !self.is_disconnected(from, to)) {
                 break receiver;
@@ -327,10 +360,11 @@ impl Peers for Network {
         to: MemberId,
         request: Vec<u8>,
         _: u32,
-        _: bool,
+        is_repeatable: bool,
     ) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
         let cluster = self.cluster.upgrade().expect("the simulation is running");
-        cluster.call(self.from, Arc::clone(&self.life), to.0, request).boxed_local()
+        let life = Arc::clone(&self.life);
+        cluster.call_repeatedly(self.from, life, to.0, request, is_repeatable).boxed_local()
     }
 }
 

@@ -71,7 +71,11 @@ impl History {
             let first_end =
                 left().filter_map(|(_, recorded)| recorded.end.as_ref()).map(|(end, _)| *end).min();
             let Some(first_end) = first_end else { return true };
-            for (number, recorded) in left().filter(|(_, recorded)| recorded.begin < first_end) {
+            // The last ones are examined first: operations that certainly took effect.
+            let (known, unknown): (Vec<_>, Vec<_>) = left()
+                .filter(|(_, recorded)| recorded.begin < first_end)
+                .partition(|(_, recorded)| recorded.end.is_some());
+            for (number, recorded) in unknown.into_iter().chain(known) {
                 let mut after = names.clone();
                 let is_possible = match &recorded.end {
                     Some((_, result)) => after.perform(&recorded.operation, result),

@@ -21,7 +21,7 @@ const NAMES: &[u8] = b"abcdefghijklmnop";
 fn check<F: Future<Output = ()> + 'static>(case: impl FnOnce(Rc<Cluster>) -> F) {
     let mut executor = LocalPool::new();
     let world = World::new(0, &executor);
-    let cluster = Cluster::start(&world, 3);
+    let cluster = Cluster::start(&world, 3, false);
     let has_ended = Rc::new(Cell::new(false));
     let (case, ends) = (case(Rc::clone(&cluster)), Rc::clone(&has_ended));
     world.spawn(async move {

@@ -14,6 +14,7 @@ use super::cluster::{CHUNK_BYTES, Client, Cluster};
 use super::history::History;
 use super::names_model::{Name, NameOperation, NameResult};
 use super::time::World;
+use crate::member::is_unknown;
 
 const NAMES: u8 = 3;
 /// The number of attempts of an operation that conflicts with others.
@@ -28,6 +29,9 @@ pub struct Shared {
     pub clients_running: Cell<usize>,
     /// Files to which a client had a reference, and which were removed.
     pub lost_files: Cell<usize>,
+    /// The number of operations whose result is not known although the member of the client has not
+    /// ended.
+    pub unknown: Cell<usize>,
     /// The longest time of an operation.
     pub longest: Cell<Duration>,
     /// Whether most operations move directories.
@@ -130,6 +134,17 @@ impl Process<'_> {
         true
     }
 
+    /// Performs an operation. `None` if the member of the client has ended.
+    async fn perform(&self, operation: &Operation<'_>) -> Option<quell_vfs::Result<Reply<'static>>> {
+        let reply = self.client.perform(operation).await;
+        if let Some(Err(error)) = &reply
+            && is_unknown(error)
+        {
+            self.shared.unknown.set(self.shared.unknown.get() + 1);
+        }
+        reply
+    }
+
     /// Performs an operation that is recorded. Returns false if there is no result.
     async fn use_a_name(&mut self, cluster: &Rc<Cluster>) -> bool {
         let world = &cluster.world;
@@ -148,7 +163,7 @@ impl Process<'_> {
         for _ in 0..ATTEMPTS_MAX {
             let request = request(&operation);
             let began = world.now();
-            let Some(reply) = self.client.perform(&request.as_operation()).await else {
+            let Some(reply) = self.perform(&request.as_operation()).await else {
                 return false;
             };
             self.shared.longest.set(self.shared.longest.get().max(world.now() - began));
@@ -202,7 +217,7 @@ impl Process<'_> {
             true => Operation::RemoveXattr { id, name },
             false => Operation::SetXattr { id, name, value: b"value", mode: XattrMode::Any },
         };
-        self.client.perform(&operation).await.is_some()
+        self.perform(&operation).await.is_some()
     }
 
     /// Writes to a file, truncates it or returns a reference. Returns false if there is no result.
@@ -219,12 +234,12 @@ impl Process<'_> {
         if kind != NodeKind::File || world.one_in(3) {
             self.held.swap_remove(position);
             let release = Operation::Release { references: vec![(id, 1)] };
-            return self.client.perform(&release).await.is_some();
+            return self.perform(&release).await.is_some();
         }
         let size_bytes = world.below(4 * CHUNK_BYTES as usize) as u64;
         if world.one_in(3) {
             let settings = Settings { size_bytes: Some(size_bytes), ..Settings::default() };
-            let changed = self.client.perform(&Operation::Change { id, settings }).await;
+            let changed = self.perform(&Operation::Change { id, settings }).await;
             if let Some(Err(error)) = &changed
                 && error.kind == ErrorKind::Stale
             {
@@ -234,12 +249,13 @@ impl Process<'_> {
         }
         let (chunk, data) = (size_bytes / u64::from(CHUNK_BYTES), [1; 8]);
         let size_bytes_min = chunk * u64::from(CHUNK_BYTES) + data.len() as u64;
-        if !matches!(self.client.perform(&Operation::NoteData { id }).await, Some(Ok(_))) {
+        if !matches!(self.perform(&Operation::NoteData { id }).await, Some(Ok(_))) {
             return true;
         }
         let write = Operation::Write { id, chunk, offset: 0, data: &data };
-        match self.client.perform(&write).await {
+        match self.perform(&write).await {
             Some(Ok(Reply::Written(false))) => {
+                // A write during an interrupted truncation is refused.
                 self.client.perform(&Operation::Grow { id, size_bytes_min }).await.is_some()
             }
             Some(_) => true,
