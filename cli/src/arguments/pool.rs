@@ -117,8 +117,9 @@ pub struct PoolUpArgs {
     /// against changes, but can be read on the network.
     #[arg(long)]
     pub encrypt: bool,
-    /// Compress the data that the daemons send to each other: `lz4`, for networks up to about 1
-    /// Gbit/s, or `zstd`, which is smaller and slower. The data on the nodes is not compressed.
+    /// Compress the data that the daemons send to each other, for networks of less than about 1
+    /// Gbit/s: `lz4`, or `zstd`, which is smaller and slower. The data on the nodes is not
+    /// compressed.
     #[arg(long, value_enum, value_name = "ALGORITHM", default_value_t = PoolCompression::None)]
     pub compress: PoolCompression,
 }
