@@ -17,9 +17,9 @@ pub use log::{
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
 };
 pub use pool::{
-    PoolCommand, PoolCompression, PoolConsistency, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolMapArgs,
-    PoolMetricsArgs, PoolStageInArgs, PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs,
-    StagingPart,
+    LaunchArgs, PoolCommand, PoolCompression, PoolConsistency, PoolDownArgs, PoolEnvArgs, PoolExpandArgs,
+    PoolLsArgs, PoolMapArgs, PoolMetricsArgs, PoolRepairArgs, PoolShrinkArgs, PoolStageInArgs,
+    PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs, StagingPart,
 };
 
 const AFTER: &str = "\

@@ -16,6 +16,8 @@ pub mod log_transfer;
 pub mod mount;
 pub mod mpi;
 pub mod pool;
+pub mod pool_change;
+pub mod pool_daemons;
 pub mod pool_keeper;
 mod pool_map;
 mod pool_metrics;

@@ -69,8 +69,8 @@ pub fn pool_of_argument(text: &str) -> Result<ViewPool, Failure> {
 
 /// Returns the socket of the first daemon of a pool on this node.
 pub fn first_socket(pool: &Pool) -> Result<PathBuf, Failure> {
-    match pool.own_members().next() {
-        Some(daemon) => Ok(daemon.socket.clone()),
+    match pool.sockets().next() {
+        Some(socket) => Ok(socket),
         None => Err(Failure::cannot(format!("the pool {} has no daemon on this node", shown(&pool.name)))),
     }
 }

@@ -1,19 +1,18 @@
 //! The backups of members that other daemons run. One thread has them.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use quell_pool_service::{Backup, no_backup};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::Result;
 use quell_wire::pool::{MemberId, ReplicaMessage, Reply, Route};
 use quell_wire::{Failure as WireFailure, decode_first, encode};
 
 use crate::failure::Failure;
 use crate::request::{Job, PeerRequest, failure};
-use crate::storage::{self, Storage};
+use crate::storage::{DaemonStorage, Storage};
 
 /// The thread with the backups.
 pub struct Backups {
@@ -21,20 +20,11 @@ pub struct Backups {
     thread: JoinHandle<()>,
 }
 
-/// The storage of the backups.
-pub enum BackupStorage {
-    /// Each backup is a directory in `directory`, which is below `base`. Other users have no access
-    /// to these directories.
-    Disk { base: PathBuf, directory: PathBuf },
-    /// Each backup is in memory, and has at most this number of bytes.
-    Memory { bytes_max: u64 },
-}
-
 impl Backups {
     /// Starts the thread.
     pub fn start(
         jobs: (mpsc::Sender<Job>, mpsc::Receiver<Job>),
-        storage: BackupStorage,
+        storage: Arc<DaemonStorage>,
     ) -> std::result::Result<Backups, Failure> {
         let (sender, receiver) = jobs;
         let held = Held { storage, backups: HashMap::new() };
@@ -67,7 +57,7 @@ impl Backups {
 }
 
 struct Held {
-    storage: BackupStorage,
+    storage: Arc<DaemonStorage>,
     backups: HashMap<MemberId, (Backup, Storage)>,
 }
 
@@ -104,7 +94,7 @@ impl Held {
             if header.number != 0 {
                 return Err(no_backup(member));
             }
-            let storage = self.create(member)?;
+            let storage = self.storage.create(member)?;
             let backup = Backup::new(Arc::clone(&storage.store), Arc::clone(&storage.chunks));
             self.backups.insert(member, (backup, storage));
         }
@@ -112,32 +102,9 @@ impl Held {
         backup.apply(&header, changes)
     }
 
-    fn create(&self, member: MemberId) -> Result<Storage> {
-        let (base, directory) = match &self.storage {
-            BackupStorage::Memory { bytes_max } => {
-                return storage::in_memory(*bytes_max).map_err(|failure| {
-                    let source = Some(failure.to_string().into());
-                    let subject = member.0.to_string();
-                    Error { source, ..Error::new(ErrorKind::NoSpace, "create a backup of member", subject) }
-                });
-            }
-            BackupStorage::Disk { base, directory } => (base, directory),
-        };
-        quell_runtime::make_private(directory)
-            .map_err(|e| Error::from_io(e, "create", directory.as_os_str().as_encoded_bytes()))?;
-        let own = directory.join(member.0.to_string());
-        if own.exists() {
-            // This daemon runs the member, or has run it.
-            return Err(Error::new(ErrorKind::Stale, "create a backup of member", member.0.to_string()));
-        }
-        storage::open(base, &own)
-    }
-
     fn remove(&self, member: MemberId) {
-        let BackupStorage::Disk { directory, .. } = &self.storage else { return };
-        let path = directory.join(member.0.to_string());
-        if let Err(error) = std::fs::remove_dir_all(&path) {
-            tracing::warn!(%error, path = %path.display(), "a backup was not removed");
+        if let Err(error) = self.storage.remove(member) {
+            tracing::warn!(%error, "a backup was not removed");
         }
     }
 }

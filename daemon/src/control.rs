@@ -1,8 +1,9 @@
 //! The main thread of a daemon that serves: it runs the members that the keeper of the pool assigns
 //! to this daemon, requests leases, and ends the daemon.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use crate::event::Event;
 use crate::failure::Failure;
 use crate::node_files::NodeFiles;
 use crate::service::{Command, EndedMember, MemberStart, RunningMember, Shared};
-use crate::storage::Storage;
+use crate::storage::{DaemonStorage, Storage};
 
 /// How often the main thread checks for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(250);
@@ -35,7 +36,12 @@ pub struct Daemon {
     pub map: PoolMap,
     pub shared: Shared,
     pub backups: Backups,
+    storage: Arc<DaemonStorage>,
     members: HashMap<MemberId, RunningMember>,
+    /// Members that are ending because the keeper gives them to other daemons.
+    releasing: HashSet<MemberId>,
+    /// Members that have ended for this reason, until the next configuration.
+    released: HashMap<MemberId, Storage>,
     /// The number of the last configuration.
     configuration: u64,
     last_request: u64,
@@ -46,13 +52,21 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn new(pool: PoolSettings, map: PoolMap, shared: Shared, backups: Backups) -> Daemon {
+    pub fn new(
+        pool: PoolSettings,
+        map: PoolMap,
+        shared: Shared,
+        (backups, storage): (Backups, Arc<DaemonStorage>),
+    ) -> Daemon {
         Daemon {
             pool,
             map,
             shared,
             backups,
+            storage,
             members: HashMap::new(),
+            releasing: HashSet::new(),
+            released: HashMap::new(),
             configuration: 0,
             last_request: 0,
             requested: None,
@@ -64,15 +78,22 @@ impl Daemon {
         self.pool.replicas > 1
     }
 
-    /// Runs a member on its storage.
-    pub fn start_member(&mut self, id: MemberId, storage: Storage, files: &NodeFiles) -> Result<(), Failure> {
+    /// Runs a member on its storage. `serves_clients`: as in the member's description.
+    pub fn start_member(
+        &mut self,
+        id: MemberId,
+        storage: Storage,
+        serves_clients: bool,
+        files: &NodeFiles,
+    ) -> Result<(), Failure> {
         let start = MemberStart {
             id,
             map: self.map.clone(),
             owner: (self.pool.uid, self.pool.gid),
             has_replicas: self.has_replicas(),
+            serves_clients,
             storage,
-            socket: files.socket_of(id),
+            socket: files.sockets().join(id.0.to_string()),
         };
         let running = RunningMember::start(start, self.shared.clone())?;
         self.members.insert(id, running);
@@ -80,7 +101,7 @@ impl Daemon {
     }
 
     /// Serves until `is_stopped` returns true, which is called at least four times each second,
-    /// until a command ends the pool, or until the input ends, if `ends_with_input`.
+    /// until a command ends the pool, or until the input ends.
     ///
     /// Returns early if a member has failed; `end` returns the failure.
     ///
@@ -91,20 +112,19 @@ impl Daemon {
         &mut self,
         events: &Receiver<Event>,
         files: &NodeFiles,
-        ends_with_input: bool,
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<(), Failure> {
         let interval = if self.has_replicas() { LEASE_INTERVAL } else { SIGNAL_INTERVAL };
-        let mut has_input = true;
-        while !is_stopped() && (has_input || !ends_with_input) {
+        while !is_stopped() {
             if self.has_replicas() {
                 self.request_lease()?;
             }
             match events.recv_timeout(interval) {
                 Ok(Event::Line(line)) => self.take_line(line, files)?,
-                Ok(Event::InputEnded) => has_input = false,
+                Ok(Event::InputEnded) => return Ok(()),
                 Ok(Event::Ended(member)) => match self.members.get(&member) {
                     Some(running) if running.has_failed() => return Ok(()),
+                    Some(_) if self.releasing.contains(&member) => self.finish_release(member)?,
                     // A command ends the pool.
                     Some(_) => return report(&DaemonReport::Ending),
                     None => {}
@@ -115,6 +135,7 @@ impl Daemon {
                 Ok(Event::Backup { member, backup, is_complete: false }) => {
                     report(&DaemonReport::Failed { member, backup })?;
                 }
+                Ok(Event::Clients(count)) => report(&DaemonReport::Clients(count))?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
@@ -150,19 +171,61 @@ impl Daemon {
                 Ok(())
             }
             KeeperMessage::Configuration(configuration) => self.configure(configuration, files),
+            KeeperMessage::Release(member) => {
+                self.release(member);
+                Ok(())
+            }
+            KeeperMessage::RefuseClients => match self.serving() {
+                Some(member) => {
+                    member.command(Command::RefuseClients);
+                    Ok(())
+                }
+                None => report(&DaemonReport::Clients(0)),
+            },
+            KeeperMessage::AcceptClients => {
+                self.members.values().for_each(|member| member.command(Command::AcceptClients));
+                Ok(())
+            }
         }
     }
 
+    /// Returns the member that serves the clients of the node.
+    fn serving(&self) -> Option<&RunningMember> {
+        let is_serving = |id: &MemberId| self.pool.members.iter().any(|m| m.id == *id && m.serves_clients);
+        self.members.iter().find(|(id, _)| is_serving(id)).map(|(_, member)| member)
+    }
+
+    /// Begins to end a member, which another daemon is to run.
+    fn release(&mut self, member: MemberId) {
+        if let Some(running) = self.members.get(&member)
+            && self.releasing.insert(member)
+        {
+            self.shared.router.hold(member);
+            running.command(Command::Release);
+        }
+    }
+
+    /// Keeps the storage of a released member until the next configuration.
+    fn finish_release(&mut self, member: MemberId) -> Result<(), Failure> {
+        self.releasing.remove(&member);
+        let Some(running) = self.members.remove(&member) else { return Ok(()) };
+        let (socket, storage) = (running.socket().clone(), running.storage()?);
+        running.end()?.reply(&Ok(()));
+        socket.remove().map_err(|e| Failure::cannot(format!("cannot remove a socket: {e}")))?;
+        self.released.insert(member, storage);
+        report(&DaemonReport::Released(member))
+    }
+
     fn configure(&mut self, configuration: Configuration, files: &NodeFiles) -> Result<(), Failure> {
-        let Configuration { number, members, daemons, ended, is_complete } = configuration;
+        let Configuration { number, daemons, members, ended, is_complete } = configuration;
         if number <= self.configuration {
             return Ok(());
         }
         self.configuration = number;
         self.shared.placement.set(&*self.shared.network, &members, &daemons)?;
-        let is_here = |member: MemberId| {
-            members.iter().any(|placed| placed.id == member && placed.daemon == self.shared.daemon)
-        };
+        let own = self.shared.daemon;
+        let is_here =
+            |member: MemberId| members.iter().any(|placed| placed.id == member && placed.daemon == own);
         let removed: Vec<MemberId> = self.members.keys().copied().filter(|id| !is_here(*id)).collect();
         for member in removed {
             // Another daemon runs it. Its replies are not sent.
@@ -170,15 +233,24 @@ impl Daemon {
                 running.end().map(drop)?;
             }
         }
-        let is_kept = |placed: &&_| is_placed(placed, self.shared.daemon);
+        let moved: Vec<MemberId> = self.released.keys().copied().filter(|id| !is_here(*id)).collect();
+        for member in moved {
+            self.released.remove(&member);
+            self.shared.router.release(member);
+            if let Err(error) = self.storage.remove(member) {
+                tracing::warn!(%error, "the storage of a member that has moved was not removed");
+            }
+        }
+        let is_kept = |placed: &&_| is_placed(placed, own);
         self.backups.keep(members.iter().filter(is_kept).map(|placed| placed.id).collect());
-        let new = members.iter().filter(|placed| placed.daemon == self.shared.daemon);
-        let new: Vec<MemberId> =
-            new.map(|placed| placed.id).filter(|id| !self.members.contains_key(id)).collect();
-        for member in new {
-            let missing = || Failure::cannot(format!("there is no complete backup of member {}", member.0));
-            let storage = self.backups.take(member).ok_or_else(missing)?;
-            self.start_member(member, storage, files)?;
+        for placed in members.iter().filter(|placed| placed.daemon == own) {
+            if self.members.contains_key(&placed.id) {
+                continue;
+            }
+            let missing =
+                || Failure::cannot(format!("there is no complete backup of member {}", placed.id.0));
+            let storage = self.released.remove(&placed.id).or_else(|| self.backups.take(placed.id));
+            self.start_member(placed.id, storage.ok_or_else(missing)?, placed.serves_clients, files)?;
         }
         for placed in &members {
             if let Some(member) = self.members.get(&placed.id) {
@@ -186,21 +258,22 @@ impl Daemon {
                 member.command(Command::PlacementChanged);
             }
         }
-        files.remove_ended(&ended);
-        self.pool.members = members;
-        self.pool.ended = ended;
-        self.pool.is_complete = is_complete;
+        self.pool = PoolSettings { daemons, members, ended, is_complete, ..self.pool.clone() };
+        files.remove_ended(&self.pool);
         files.register(&self.pool)
     }
 
     /// Ends the members and the backups, removes the files, and sends the last replies.
     pub fn end(self, files: &NodeFiles) -> Result<(), Failure> {
-        let Daemon { shared, backups, members, .. } = self;
+        let Daemon { shared, backups, members, released, .. } = self;
+        drop(released);
         let sockets: Vec<Socket> = members.values().map(|member| member.socket().clone()).collect();
         members.values().for_each(RunningMember::begin_end);
         let ended: Vec<Result<EndedMember, Failure>> =
             members.into_values().map(RunningMember::end).collect();
         backups.end();
+        // The keeper may have ended.
+        let _ = report(&DaemonReport::Removing);
         let removed = files.remove(&sockets);
         let mut failed = None;
         for ended in ended {

@@ -43,7 +43,7 @@ pub fn receive<T: DeserializeOwned>(events: &Receiver<Event>, stop: &AtomicBool)
                 return Err(Failure::cannot("the start was interrupted by a signal"));
             }
             Ok(Event::Ended(_)) => return Err(Failure::cannot("a member has ended")),
-            Ok(Event::Backup { .. }) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(Event::Backup { .. } | Event::Clients(_)) | Err(RecvTimeoutError::Timeout) => {}
             Ok(Event::InputEnded) | Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::wrong_input(
                     "quelld is started by `quell pool up`, which passes its settings through standard input",

@@ -15,6 +15,7 @@ mod input;
 mod memory;
 mod node_files;
 mod peers;
+mod placement;
 mod request;
 mod router;
 mod service;

@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use quell_runtime::{Pool, Registration, Registry, Socket};
-use quell_wire::pool::{MemberId, MemberSettings, PoolMember, PoolSettings};
+use quell_wire::pool::{DaemonId, DaemonSettings, PoolDaemon, PoolSettings};
 
 use crate::failure::Failure;
 
@@ -15,7 +15,9 @@ pub struct NodeFiles {
     registry: Registry,
     registration: Registration,
     name: String,
-    member: MemberId,
+    daemon: DaemonId,
+    /// The number in the name of the directory with its data.
+    storage: DaemonId,
     /// The directory with the data of all of the pool's daemons on this node.
     base: PathBuf,
 }
@@ -26,7 +28,7 @@ impl NodeFiles {
     /// # Errors
     ///
     /// Wrong input if another pool has the name; then nothing is changed.
-    pub fn create(settings: &MemberSettings, boot: u64) -> Result<NodeFiles, Failure> {
+    pub fn create(settings: &DaemonSettings, boot: u64) -> Result<NodeFiles, Failure> {
         let registry = Registry::within(settings.runtime.clone())?;
         let parent = settings.directory.clone().unwrap_or_else(std::env::temp_dir);
         let parent = fs::canonicalize(&parent)
@@ -34,8 +36,8 @@ impl NodeFiles {
         let registration = registry.join(&settings.name, settings.pool, boot)?;
         // The number distinguishes the directory from that of an earlier pool of the same name.
         let base = parent.join(format!("quell-pool-{}-{:016x}", settings.name, settings.pool as u64));
-        let files =
-            NodeFiles { registry, registration, name: settings.name.clone(), member: settings.member, base };
+        let DaemonSettings { daemon, storage, .. } = *settings;
+        let files = NodeFiles { registry, registration, name: settings.name.clone(), daemon, storage, base };
         if settings.memory_bytes.is_some() {
             return Ok(files);
         }
@@ -50,9 +52,9 @@ impl NodeFiles {
         }
     }
 
-    /// Returns the path of the socket of a member.
-    pub fn socket_of(&self, member: MemberId) -> PathBuf {
-        self.registration.socket(member)
+    /// Returns the directory with the sockets of the members.
+    pub fn sockets(&self) -> &Path {
+        &self.registration.directory
     }
 
     /// Returns the directory above the data, to which other users must have no access.
@@ -62,17 +64,12 @@ impl NodeFiles {
 
     /// Returns the directory with the data.
     pub fn data(&self) -> PathBuf {
-        self.base.join(self.member.0.to_string())
-    }
-
-    /// Returns the directory with the backups of members that other daemons run.
-    pub fn backups(&self) -> PathBuf {
-        self.data().join("backups")
+        self.base.join(self.storage.0.to_string())
     }
 
     /// Returns the path of the file with the messages.
     pub fn log(&self) -> PathBuf {
-        self.registration.log(self.member)
+        self.registration.log(self.daemon)
     }
 
     /// Returns the identifier of the node.
@@ -82,23 +79,25 @@ impl NodeFiles {
 
     /// Makes the pool known to the programs of this node.
     pub fn register(&self, pool: &PoolSettings) -> Result<(), Failure> {
-        let members: Vec<PoolMember> = pool.members.clone();
         let (name, node) = (self.name.clone(), self.registration.node.clone());
-        let ended = pool.ended.clone();
+        let PoolSettings { daemons, members, ended, .. } = pool.clone();
         let PoolSettings { chunk_bytes, replicas, is_complete, .. } = *pool;
-        let pool = Pool { name, chunk_bytes, replicas, node, members, ended, is_complete };
-        Ok(self.registry.save(&pool, self.member)?)
+        let pool = Pool { name, chunk_bytes, replicas, node, daemons, members, ended, is_complete };
+        Ok(self.registry.save(&pool, self.daemon)?)
     }
 
-    /// Removes the data of daemons of this node that have ended.
-    pub fn remove_ended(&self, ended: &[PoolMember]) {
-        for member in ended.iter().filter(|member| member.node == self.registration.node) {
-            if member.directory.parent() != Some(&self.base) || member.directory == self.data() {
+    /// Removes the data of daemons of this node that have ended, unless it is the only data of a
+    /// member.
+    pub fn remove_ended(&self, pool: &PoolSettings) {
+        for daemon in pool.ended.iter().filter(|daemon| daemon.node == self.registration.node) {
+            let PoolDaemon { id, directory, .. } = daemon;
+            let has_only_data = pool.members.iter().any(|member| member.daemon == *id);
+            if directory.parent() != Some(&self.base) || *directory == self.data() || has_only_data {
                 continue;
             }
-            match fs::remove_dir_all(&member.directory) {
+            match fs::remove_dir_all(directory) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    tracing::warn!(error = %e, path = %member.directory.display(), "data was not removed");
+                    tracing::warn!(error = %e, path = %directory.display(), "data was not removed");
                 }
                 _ => {}
             }
@@ -117,6 +116,6 @@ impl NodeFiles {
         };
         // Other daemons of the pool may have their data in it.
         let _ = fs::remove_dir(&self.base);
-        removed.and(self.registry.leave(&self.registration, self.member, sockets).map_err(Failure::from))
+        removed.and(self.registry.leave(&self.registration, self.daemon, sockets).map_err(Failure::from))
     }
 }

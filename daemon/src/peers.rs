@@ -1,9 +1,7 @@
-//! The other daemons: the members and the backups that they have, and the requests to them.
+//! The requests to other daemons: to the members that they run, and to the backups that they have.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker as TaskWaker};
 use std::time::{Duration, Instant};
 
@@ -12,12 +10,12 @@ use futures_util::FutureExt;
 use futures_util::future::{LocalBoxFuture, poll_fn};
 use quell_pool_service::{BackupDaemons, Peers};
 use quell_transport::local::Waker;
-use quell_transport::peer::{self, Traffic, Transport, was_not_executed};
+use quell_transport::peer::{Traffic, Transport, was_not_executed};
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{DaemonId, MemberId, NetworkCounters, PoolMember, Reply};
+use quell_wire::pool::{DaemonId, MemberId, NetworkCounters, Reply};
 use quell_wire::{Failure as WireFailure, decode};
 
-use crate::failure::Failure;
+use crate::placement::{Placement, number};
 use crate::request::{PeerRequest, Replier};
 use crate::router::Router;
 
@@ -25,56 +23,6 @@ use crate::router::Router;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest reply of a daemon with a backup, in bytes.
 const CONFIRMATION_BYTES_MAX: u32 = 8 << 10;
-
-/// The daemon of each member.
-pub struct Placement {
-    state: Mutex<PlacementState>,
-    /// Whether another daemon can run a member later, so that requests are sent again.
-    has_replicas: bool,
-}
-
-#[derive(Default)]
-struct PlacementState {
-    daemons: HashMap<MemberId, DaemonId>,
-    /// Increases with each change.
-    version: u64,
-}
-
-impl Placement {
-    pub fn new(has_replicas: bool) -> Placement {
-        Placement { state: Mutex::default(), has_replicas }
-    }
-
-    fn state(&self) -> MutexGuard<'_, PlacementState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sets the daemons of the members, and connects this daemon to `daemons`.
-    pub fn set(
-        &self,
-        network: &dyn Transport,
-        members: &[PoolMember],
-        daemons: &[(DaemonId, String)],
-    ) -> Result<(), Failure> {
-        let mut addresses = HashMap::new();
-        for (daemon, address) in daemons {
-            let refused = || Failure::wrong_input(format!("{address} is not an address with a port"));
-            let parsed: SocketAddr = address.parse().map_err(|_| refused())?;
-            addresses.insert(number(*daemon), parsed);
-        }
-        let mut state = self.state();
-        state.daemons = members.iter().map(|member| (member.id, member.daemon)).collect();
-        state.version += 1;
-        drop(state);
-        // Requests to daemons that are not listed any more fail now, and are sent to others.
-        Ok(network.set_members(&addresses)?)
-    }
-
-    fn daemon(&self, member: MemberId) -> (Option<DaemonId>, u64) {
-        let state = self.state();
-        (state.daemons.get(&member).copied(), state.version)
-    }
-}
 
 /// Tasks of one thread that wait before they send a request again.
 #[derive(Default)]
@@ -205,9 +153,4 @@ impl BackupDaemons for Network {
         };
         confirmed.map(decoded).boxed_local()
     }
-}
-
-/// Returns the number of a daemon in the connections.
-pub fn number(daemon: DaemonId) -> peer::MemberId {
-    peer::MemberId(u64::from(daemon.0))
 }

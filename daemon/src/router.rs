@@ -1,14 +1,15 @@
 //! The requests of members: each is for a member that this daemon runs, or for a backup.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::time::Instant;
 
 use quell_transport::local::Waker;
-use quell_transport::peer::{Handler, Reply, Request};
+use quell_transport::peer::{Handler, Reply, Request, Transport};
 use quell_wire::decode_first;
-use quell_wire::pool::{MemberId, Route};
+use quell_wire::pool::{DaemonId, MESSAGE_BYTES_MAX, MemberId, Route};
 
+use crate::placement::{Placement, number};
 use crate::request::{Job, PeerRequest, Replier, failure};
 
 /// The largest number of requests that wait until this daemon runs their member.
@@ -31,20 +32,39 @@ impl Inbox {
 
 enum Destination {
     Running(Inbox),
-    /// The daemon will run the member, or another daemon has not learned yet that it does not.
+    /// The daemon will run the member, or another daemon has not learned yet that it does not, or
+    /// the daemon has released the member, and the next configuration names its new daemon.
     Waiting(Vec<PeerRequest>),
+    /// Another daemon runs the member, which this daemon has released.
+    Released,
+}
+
+/// The connections to which requests for released members are passed.
+struct Forwarding {
+    /// The connections own the router.
+    network: Weak<dyn Transport>,
+    placement: Arc<Placement>,
+    daemon: DaemonId,
 }
 
 /// Passes requests to the threads of the members and of the backups.
 pub struct Router {
     members: Mutex<HashMap<MemberId, Destination>>,
     backups: mpsc::Sender<Job>,
+    forwarding: OnceLock<Forwarding>,
 }
 
 impl Router {
     /// Returns a router that passes messages for backups to `backups`.
     pub fn new(backups: mpsc::Sender<Job>) -> Router {
-        Router { members: Mutex::default(), backups }
+        Router { members: Mutex::default(), backups, forwarding: OnceLock::new() }
+    }
+
+    /// Sets the connections to the other daemons, and the number of this one.
+    pub fn connect(&self, network: &Arc<dyn Transport>, placement: &Arc<Placement>, daemon: DaemonId) {
+        let (network, placement) = (Arc::downgrade(network), Arc::clone(placement));
+        // It is set once, before members run.
+        let _ = self.forwarding.set(Forwarding { network, placement, daemon });
     }
 
     fn members(&self) -> MutexGuard<'_, HashMap<MemberId, Destination>> {
@@ -57,6 +77,36 @@ impl Router {
         if let Some(Destination::Waiting(requests)) = replaced {
             requests.into_iter().for_each(|request| inbox.push(request));
         }
+    }
+
+    /// Keeps the requests for a member from now on, which this daemon releases.
+    pub fn hold(&self, member: MemberId) {
+        self.members().insert(member, Destination::Waiting(Vec::new()));
+    }
+
+    /// Passes the requests for a member that this daemon has released to the daemon that runs it.
+    pub fn release(&self, member: MemberId) {
+        let held = self.members().insert(member, Destination::Released);
+        if let Some(Destination::Waiting(requests)) = held {
+            requests.into_iter().for_each(|request| self.forward(member, request));
+        }
+    }
+
+    /// Sends a request to the daemon that runs its member.
+    fn forward(&self, to: MemberId, request: PeerRequest) {
+        let PeerRequest { bytes, reply, deadline } = request;
+        let target = self.forwarding.get().and_then(|Forwarding { network, placement, daemon }| {
+            let target = placement.daemon(to).0.filter(|target| target != daemon)?;
+            Some((network.upgrade()?, target))
+        });
+        // A reply that is dropped is an error for the sender.
+        let Some((network, target)) = target else { return };
+        let done = move |answer: quell_vfs::Result<Vec<u8>>| {
+            if let Ok(answer) = answer {
+                reply.send(answer);
+            }
+        };
+        network.call(number(target), bytes, MESSAGE_BYTES_MAX as u32, deadline, Box::new(done));
     }
 
     fn pass_to_member(&self, to: MemberId, request: PeerRequest) {
@@ -74,6 +124,10 @@ impl Router {
                 if waiting.len() < WAITING_MAX {
                     waiting.push(request);
                 }
+            }
+            Destination::Released => {
+                drop(members);
+                self.forward(to, request);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The thread of a member: takes requests of local clients and of other members, lets the member
 //! perform them, and returns the replies.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -24,7 +24,8 @@ use quell_wire::pool::{DaemonId, LEASE_MS, MemberId};
 use crate::clock::{SystemClock, machine};
 use crate::event::Event;
 use crate::failure::Failure;
-use crate::peers::{Network, Placement, Retries};
+use crate::peers::{Network, Retries};
+use crate::placement::Placement;
 use crate::request::{PeerRequest, Replier, failure};
 use crate::router::{Inbox, Router};
 use crate::storage::Storage;
@@ -38,6 +39,10 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// How often the member performs the work that no request causes: completes transactions, ends long
 /// waits, and renews references.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a member that is released performs its requests. Longer ones are ended, and their
+/// results are not known.
+const RELEASE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Replies that wait to be copied to their clients.
 type Outbox = Rc<RefCell<Vec<(Ticket, Vec<u8>)>>>;
@@ -72,6 +77,12 @@ pub enum Command {
     PlacementChanged,
     /// A lease was granted to a request of this time.
     Lease(Instant),
+    /// The member ends after the requests that it has got, because another daemon is to run it.
+    Release,
+    /// Clients are refused, unless one is connected. The answer is an event.
+    RefuseClients,
+    /// Clients are not refused any more.
+    AcceptClients,
 }
 
 /// The settings of a member that this daemon runs.
@@ -83,6 +94,9 @@ pub struct MemberStart {
     /// Whether the member has backups. Then replies wait for a lease, and clients do not get the
     /// directory of the chunks, because backups would miss their writes.
     pub has_replicas: bool,
+    /// Whether clients connect to this member. Another member can be moved to another daemon at any
+    /// time, so clients do not get the directory of its chunks.
+    pub serves_clients: bool,
     pub storage: Storage,
     /// The path of the socket for clients. Its directory is new, or contains sockets of other
     /// members of the same pool.
@@ -106,6 +120,7 @@ pub struct RunningMember {
     is_ending: Arc<AtomicBool>,
     has_failed: Arc<AtomicBool>,
     socket: Socket,
+    storage: Storage,
     thread: JoinHandle<Result<EndedMember, Failure>>,
 }
 
@@ -117,7 +132,7 @@ impl RunningMember {
         let is_ending = Arc::new(AtomicBool::new(false));
         let has_failed = Arc::new(AtomicBool::new(false));
         let (flag, failed) = (Arc::clone(&is_ending), Arc::clone(&has_failed));
-        let socket = start.socket.clone();
+        let (socket, storage) = (start.socket.clone(), start.storage.duplicate()?);
         let name = format!("quell-member-{}", start.id.0);
         let run = move || {
             let (id, path) = (start.id, start.socket.clone());
@@ -148,7 +163,7 @@ impl RunningMember {
             Ok(Ok(waker)) => {
                 let failed = |e| Failure::cannot(format!("{}: {e}", socket.display()));
                 let socket = Socket::new(socket.clone()).map_err(failed)?;
-                Ok(RunningMember { commands, waker, is_ending, has_failed, socket, thread })
+                Ok(RunningMember { commands, waker, is_ending, has_failed, socket, storage, thread })
             }
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(Failure::cannot("the thread of a member has panicked")),
@@ -164,6 +179,11 @@ impl RunningMember {
     /// Returns the socket for the clients of the member.
     pub fn socket(&self) -> &Socket {
         &self.socket
+    }
+
+    /// Returns the storage of the member.
+    pub fn storage(&self) -> Result<Storage, Failure> {
+        self.storage.duplicate()
     }
 
     /// Returns whether the thread has ended because of a failure.
@@ -224,16 +244,16 @@ struct Service {
     clients: HashMap<local::ClientId, ClientId>,
     next_client: u64,
     kept: Kept,
+    /// The number of requests that were begun and have not ended.
+    performing: Rc<Cell<usize>>,
+    /// Until when the member may perform its requests before it ends, if it is released.
+    released: Option<Instant>,
 }
 
-fn bind(socket: &Path, storage: &Storage, has_replicas: bool) -> Result<LocalServer, Failure> {
+fn bind(socket: &Path, storage: &Storage, passes_chunks: bool) -> Result<LocalServer, Failure> {
     // A daemon that was killed has left its socket. The store is locked by this one.
     let _ = std::fs::remove_file(socket);
-    let chunk_dir = match has_replicas {
-        true => None,
-        false => Some(storage.chunk_dir.try_clone()),
-    };
-    let chunk_dir = chunk_dir.transpose();
+    let chunk_dir = passes_chunks.then(|| storage.chunk_dir.try_clone()).transpose();
     let chunk_dir = chunk_dir.map_err(|e| Failure::cannot(format!("cannot copy a descriptor: {e}")))?;
     let options = ServerOptions { descriptors: chunk_dir.into_iter().collect(), ..ServerOptions::default() };
     Ok(LocalServer::bind(socket, options)?)
@@ -246,9 +266,9 @@ impl Service {
         shared: Shared,
         commands: mpsc::Receiver<Command>,
     ) -> Result<(Service, Inbox), Failure> {
-        let MemberStart { id, map, owner, has_replicas, storage, socket } = start;
+        let MemberStart { id, map, owner, has_replicas, serves_clients, storage, socket } = start;
         let Shared { daemon, router, network, placement, events } = shared;
-        let server = bind(&socket, &storage, has_replicas)?;
+        let server = bind(&socket, &storage, serves_clients && !has_replicas)?;
         let (sender, requests) = mpsc::channel();
         let waker = server.waker();
         let inbox = Inbox { requests: sender, waker: waker.clone() };
@@ -294,6 +314,8 @@ impl Service {
             clients: HashMap::new(),
             next_client: 0,
             kept: Kept::default(),
+            performing: Rc::default(),
+            released: None,
         };
         Ok((service, inbox))
     }
@@ -322,7 +344,7 @@ impl Service {
             self.executor.run_until_stalled();
             self.report_backups();
             sends.send();
-            if is_last || self.member.is_stopping() {
+            if is_last || self.member.is_stopping() || self.is_released() {
                 break;
             }
             if !self.send_replies() {
@@ -335,6 +357,12 @@ impl Service {
         drop((executor, member, replication));
         let server = Rc::into_inner(server).expect("the member has ended");
         Ok(EndedMember { server: server.into_inner(), outbox: outbox.take(), kept: kept.take() })
+    }
+
+    /// Returns whether the member has been released, and its backups have everything.
+    fn is_released(&self) -> bool {
+        self.released.is_some_and(|limit| self.performing.get() == 0 || Instant::now() > limit)
+            && self.replication.is_settled()
     }
 
     fn waker(&self) -> Waker {
@@ -355,6 +383,18 @@ impl Service {
                     let end = self.clock.time_at(requested) + Duration::from_millis(LEASE_MS);
                     self.replication.set_lease_end(Some(end));
                 }
+                Command::Release => {
+                    self.released = Some(Instant::now() + RELEASE_LIMIT);
+                    if self.member.has_unsent_times() {
+                        self.send_times();
+                    }
+                }
+                Command::RefuseClients => {
+                    let connected = self.server.borrow_mut().refuse_clients();
+                    // The main thread runs longer than this one.
+                    let _ = self.events.send(Event::Clients(connected as u64));
+                }
+                Command::AcceptClients => self.server.borrow_mut().accept_clients(),
             }
         }
     }
@@ -372,6 +412,7 @@ impl Service {
 
     fn take_requests(&mut self) {
         let Service { member, replication, server, spawner, outbox, clients, next_client, .. } = self;
+        let performing = &self.performing;
         // The operations begin when the executor runs.
         server.borrow_mut().drain(&mut |ticket, request| {
             let client = *clients.entry(ticket.client()).or_insert_with(|| {
@@ -381,10 +422,12 @@ impl Service {
             let outbox = Rc::clone(outbox);
             let (member, replication) = (Rc::clone(member), Rc::clone(replication));
             let request = request.to_vec();
+            let performed = begin(performing);
             let answered = async move {
                 let reply = Rc::clone(&member).perform(client, request).await;
                 settle(&member, &replication).await;
                 outbox.borrow_mut().push((ticket, reply));
+                end(&performed);
             };
             spawner.spawn_local(answered).expect("the executor runs until the end of the thread");
         });
@@ -394,6 +437,7 @@ impl Service {
         for PeerRequest { bytes, reply, .. } in self.requests.try_iter() {
             let (member, replication) = (Rc::clone(&self.member), Rc::clone(&self.replication));
             let kept = Rc::clone(&self.kept);
+            let performed = begin(&self.performing);
             let answered = async move {
                 let bytes = Rc::clone(&member).serve(bytes).await;
                 settle(&member, &replication).await;
@@ -401,6 +445,7 @@ impl Service {
                     true => kept.borrow_mut().push((reply, bytes)),
                     false => reply.send(bytes),
                 }
+                end(&performed);
             };
             self.spawner.spawn_local(answered).expect("the executor runs until the end of the thread");
         }
@@ -421,11 +466,12 @@ impl Service {
     }
 
     fn send_times(&self) {
-        let member = Rc::clone(&self.member);
+        let (member, performed) = (Rc::clone(&self.member), begin(&self.performing));
         self.spawn(async move {
             if let Err(error) = member.send_times().await {
                 tracing::warn!(%error, "the time of a directory is not up to date");
             }
+            end(&performed);
         });
     }
 
@@ -460,6 +506,17 @@ impl Service {
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.spawner.spawn_local(task).expect("the executor runs until the end of the thread");
     }
+}
+
+/// Counts a request that begins.
+fn begin(performing: &Rc<Cell<usize>>) -> Rc<Cell<usize>> {
+    performing.set(performing.get() + 1);
+    Rc::clone(performing)
+}
+
+/// Counts the end of a request.
+fn end(performing: &Cell<usize>) {
+    performing.set(performing.get() - 1);
 }
 
 /// Returns the result of an operation whose reply does not fit in a message.

@@ -1,8 +1,7 @@
 //! The start of the daemon: it receives its settings through standard input, reports its address
-//! through standard output, and serves until the event that its settings name, a signal, or the
-//! command of a client ends it. A clean end removes all its files.
+//! through standard output, and serves until the end of its input, a signal, or the command of a
+//! client ends it. A clean end removes all its files.
 
-use std::fs::File;
 use std::net::SocketAddr;
 use std::num::NonZero;
 use std::sync::Arc;
@@ -12,24 +11,24 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use quell_pool_service::PoolMap;
 use quell_transport::peer::{Compression, PeerNetwork, PoolId, PoolKey, Protection, Settings, Transport};
 use quell_wire::pool::{
-    self as wire, Complete, Lifetime, Listening, MemberId, MemberSettings, PoolMember, PoolSettings, Ready,
+    self as wire, Complete, DaemonSettings, Listening, MemberId, PoolDaemon, PoolSettings, Ready,
 };
-use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+use rustix::stdio::dup2_stderr;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::address;
-use crate::backups::{BackupStorage, Backups};
+use crate::backups::Backups;
 use crate::clock::machine;
 use crate::control::{Daemon, write_line};
 use crate::event::Event;
 use crate::failure::Failure;
 use crate::input;
 use crate::node_files::NodeFiles;
-use crate::peers::{Placement, number};
+use crate::placement::{Placement, number};
 use crate::router::Router;
 use crate::service::Shared;
-use crate::storage;
+use crate::storage::DaemonStorage;
 
 /// The purpose of the messages of the start, in errors.
 const REPORT: &str = "report the start";
@@ -48,7 +47,7 @@ pub fn run() -> Result<(), Failure> {
     std::env::set_current_dir("/").map_err(|e| Failure::cannot(format!("/: {e}")))?;
     let (sender, events) = channel();
     input::start(sender.clone())?;
-    let settings: MemberSettings = input::receive(&events, &stop)?;
+    let settings: DaemonSettings = input::receive(&events, &stop)?;
     trace(settings.log_filter.as_deref())?;
     let files = NodeFiles::create(&settings, machine()?)?;
     let served = serve(&settings, &files, (sender, &events), &stop);
@@ -58,34 +57,32 @@ pub fn run() -> Result<(), Failure> {
 }
 
 fn serve(
-    settings: &MemberSettings,
+    settings: &DaemonSettings,
     files: &NodeFiles,
     (sender, events): (Sender<Event>, &Receiver<Event>),
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let listen = address::choose(&settings.listen)?;
-    let storage = match settings.memory_bytes {
-        Some(bytes) => storage::in_memory(bytes)?,
-        None => storage::open(files.base(), &files.data())?,
-    };
+    let storage = Arc::new(match settings.memory_bytes {
+        Some(bytes) => DaemonStorage::in_memory(bytes)?,
+        None => DaemonStorage::on_disk(files.base(), &files.data())?,
+    });
+    let is_new = settings.storage == settings.daemon;
+    let open = |member| if is_new { storage.open(member) } else { storage.take_over(member) };
+    let opened = settings.members.iter().map(|member| Ok((*member, open(*member)?)));
+    let opened = opened.collect::<Result<Vec<_>, Failure>>()?;
     let (jobs, receiver) = channel();
     let router = Arc::new(Router::new(jobs.clone()));
     let network: Arc<dyn Transport> = Arc::new(start_network(settings, listen, Arc::clone(&router))?);
-    let backup_storage = match settings.memory_bytes {
-        Some(bytes) => BackupStorage::Memory { bytes_max: bytes },
-        None => BackupStorage::Disk { base: files.base().to_owned(), directory: files.backups() },
-    };
-    let backups = Backups::start((jobs, receiver), backup_storage)?;
-    let own = PoolMember {
-        id: settings.member,
-        daemon: settings.daemon,
-        backups: Vec::new(),
+    let backups = Backups::start((jobs, receiver), Arc::clone(&storage))?;
+    let own = PoolDaemon {
+        id: settings.daemon,
         host: settings.host.clone(),
         node: files.node().to_owned(),
         pid: std::process::id(),
         directory: files.data(),
         memory_bytes: settings.memory_bytes,
-        socket: files.socket_of(settings.member),
+        sockets: files.sockets().to_owned(),
         address: network.address().to_string(),
     };
     write_line(&Listening::At(own), REPORT)?;
@@ -93,23 +90,23 @@ fn serve(
     let ids: Vec<MemberId> = pool.members.iter().map(|member| member.id).collect();
     let map = PoolMap::new(pool.partitions, &ids, pool.chunk_bytes)?.with_consistency(pool.consistency);
     let placement = Arc::new(Placement::new(pool.replicas > 1));
-    let addresses: Vec<_> = pool.members.iter().map(|m| (m.daemon, m.address.clone())).collect();
-    placement.set(&*network, &pool.members, &addresses)?;
+    placement.set(&*network, &pool.members, &pool.daemons)?;
+    router.connect(&network, &placement, settings.daemon);
     let shared = Shared { daemon: settings.daemon, router, network, placement, events: sender };
-    let mut daemon = Daemon::new(pool.clone(), map, shared, backups);
-    let started = daemon.start_member(settings.member, storage, files);
+    let mut daemon = Daemon::new(pool.clone(), map, shared, (backups, storage));
+    let started = opened.into_iter().try_for_each(|(member, storage)| {
+        let serves_clients = Some(&member) == settings.members.first();
+        daemon.start_member(member, storage, serves_clients, files)
+    });
     let served = started.and_then(|()| {
-        files.register(&pool)?;
         // The messages of the start go to the starting program, later ones to a file on the node.
         let log = std::fs::File::create(files.log());
         let log = log.map_err(|e| Failure::cannot(format!("{}: {e}", files.log().display())))?;
+        files.register(&pool)?;
         write_line(&Ready::Serving, REPORT)?;
         let Complete = input::receive(events, stop)?;
-        detach(settings.lifetime, &log)?;
-        // With the lifetime `Input`, standard output stays open; its end informs the starting
-        // program that the daemon has ended.
-        let ends_with_input = settings.lifetime == Lifetime::Input;
-        daemon.run(events, files, ends_with_input, &|| stop.load(Ordering::Relaxed))
+        dup2_stderr(&log).map_err(|e| Failure::cannot(format!("cannot write messages to a file: {e}")))?;
+        daemon.run(events, files, &|| stop.load(Ordering::Relaxed))
     });
     let ended = daemon.end(files);
     served.and(ended)
@@ -117,7 +114,7 @@ fn serve(
 
 /// Begins to listen for other daemons.
 fn start_network(
-    settings: &MemberSettings,
+    settings: &DaemonSettings,
     listen: SocketAddr,
     router: Arc<Router>,
 ) -> Result<PeerNetwork, Failure> {
@@ -135,26 +132,6 @@ fn start_network(
         _ => std::thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX),
     };
     Ok(PeerNetwork::start(Settings { protection, compression, threads, ..network }, router)?)
-}
-
-/// Directs messages to the log, and leaves the session of the starting program, if the daemon does
-/// not end with it.
-fn detach(lifetime: Lifetime, log: &File) -> Result<(), Failure> {
-    let failed =
-        |e: rustix::io::Errno| Failure::cannot(format!("cannot detach from the starting program: {e}"));
-    dup2_stderr(log).map_err(failed)?;
-    if lifetime == Lifetime::Unlimited {
-        let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(|e| Failure::cannot(format!("/dev/null: {e}")))?;
-        dup2_stdin(&null).map_err(failed)?;
-        dup2_stdout(&null).map_err(failed)?;
-        // EPERM: the process is the leader of its group already, because a shell has started it.
-        match rustix::process::setsid() {
-            Ok(_) | Err(rustix::io::Errno::PERM) => {}
-            Err(e) => return Err(failed(e)),
-        }
-    }
-    Ok(())
 }
 
 /// Writes events to standard error, which the starting program has opened: warnings, or the events

@@ -45,9 +45,9 @@ impl Daemons for NodeDaemons {
             }
         };
         let mut sockets: Vec<PathBuf> = lock(&self.preferred).take().into_iter().collect();
-        for own in described.own_members().map(|member| &member.socket) {
-            if !sockets.contains(own) {
-                sockets.push(own.clone());
+        for own in described.sockets() {
+            if !sockets.contains(&own) {
+                sockets.push(own);
             }
         }
         let mut failed = ended(ErrorKind::Unavailable);
@@ -86,7 +86,7 @@ fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
             return false;
         }
         *lock(&last) = version;
-        let is_named = |pool: Pool| pool.own_members().any(|member| &member.socket == checked.path());
+        let is_named = |pool: Pool| pool.sockets().any(|socket| &socket == checked.path());
         // If the pool cannot be examined, the daemon is waited for.
         pool.read().ok().flatten().is_some_and(|pool| !is_named(pool))
     };

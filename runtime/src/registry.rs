@@ -1,12 +1,13 @@
 //! The pools of this user on one node: a directory in the runtime directory for each. The daemons
 //! of the node create the directory, write the description, and remove both.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use quell_wire::pool::{MemberId, PoolMember};
+use quell_wire::pool::{DaemonId, PoolDaemon, PoolMember};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,8 @@ const IDENTITY: &str = "identity";
 /// The empty directory in which programs see the files of the pool, unless the user names another
 /// one.
 const FILES: &str = "files";
+/// The end of the name of the file with the messages of a daemon, after its number.
+const LOG_SUFFIX: &str = ".log";
 /// The largest description that is read, in bytes.
 const DESCRIPTION_BYTES_MAX: u64 = 4 << 20;
 /// The largest identity that is read, in bytes.
@@ -41,18 +44,33 @@ pub struct Pool {
     pub replicas: u16,
     /// The node of this description, as `PoolMember::node`.
     pub node: String,
-    /// The members, on all nodes, with the daemons that run them.
+    /// The daemons, on all nodes.
+    pub daemons: Vec<PoolDaemon>,
+    /// The members, in the order of their numbers.
     pub members: Vec<PoolMember>,
-    /// The members of daemons that have ended, as they were before.
-    pub ended: Vec<PoolMember>,
-    /// Whether each member has all its backups, and they are complete.
+    /// The daemons that have ended.
+    pub ended: Vec<PoolDaemon>,
+    /// Whether each member runs and has all its backups, and they are complete.
     pub is_complete: bool,
 }
 
 impl Pool {
-    /// Returns the daemons on this node, whose sockets the programs of this node can use.
-    pub fn own_members(&self) -> impl Iterator<Item = &PoolMember> {
-        self.members.iter().filter(|member| member.node == self.node)
+    /// Returns a daemon, which may have ended.
+    pub fn daemon(&self, id: DaemonId) -> Option<&PoolDaemon> {
+        self.daemons.iter().chain(&self.ended).find(|daemon| daemon.id == id)
+    }
+
+    /// Returns the daemons on this node that have not ended.
+    pub fn own_daemons(&self) -> impl Iterator<Item = &PoolDaemon> {
+        self.daemons.iter().filter(|daemon| daemon.node == self.node)
+    }
+
+    /// Returns the sockets on this node to which programs connect: one of each daemon.
+    pub fn sockets(&self) -> impl Iterator<Item = PathBuf> {
+        self.own_daemons().filter_map(|daemon| {
+            let is_served = |member: &&PoolMember| member.serves_clients && member.daemon == daemon.id;
+            self.members.iter().find(is_served).map(|member| daemon.socket(member.id))
+        })
     }
 }
 
@@ -95,6 +113,18 @@ impl Socket {
     /// Returns the path.
     pub fn path(&self) -> &PathBuf {
         &self.path
+    }
+
+    /// Removes it, if its path still leads to it.
+    ///
+    /// # Errors
+    ///
+    /// Those of unlink(2).
+    pub fn remove(&self) -> std::io::Result<()> {
+        match self.exists() {
+            true => fs::remove_file(&self.path),
+            false => Ok(()),
+        }
     }
 
     /// Returns whether its path still leads to it, and not to the socket of another daemon that
@@ -170,6 +200,13 @@ impl Registry {
     /// on the user only.
     pub fn within(runtime: Option<PathBuf>) -> Result<Registry, Refusal> {
         Ok(Registry { pools: pool_runtime_directory(runtime)?.join("pools") })
+    }
+
+    /// Returns the number of the pool of this name, if a daemon has created its directory on this
+    /// node.
+    pub fn number(&self, name: &str) -> Result<Option<u128>, Refusal> {
+        let identity = read_text(&self.directory(name)?.join(IDENTITY), IDENTITY_BYTES_MAX)?;
+        Ok(identity.and_then(|text| u128::from_str_radix(text.get(..32)?, 16).ok()))
     }
 
     /// Returns the directory of the pool of this name, whether it exists or not.
@@ -248,7 +285,7 @@ impl Registry {
     }
 
     /// Writes the description, which makes the pool known on this node.
-    pub fn save(&self, pool: &Pool, writer: MemberId) -> Result<(), Refusal> {
+    pub fn save(&self, pool: &Pool, writer: DaemonId) -> Result<(), Refusal> {
         let directory = self.directory(&pool.name)?;
         let failed = |e: std::io::Error| Refusal::from_io(&directory, &e);
         let text = serde_json::to_vec_pretty(pool)
@@ -258,13 +295,13 @@ impl Registry {
         fs::rename(&new, directory.join(DESCRIPTION)).map_err(failed)
     }
 
-    /// Removes the sockets of the members that a daemon ran until its end, and its messages in the
-    /// file of its first member. The last daemon of this node also removes the directory of the
-    /// pool. Has no effect if the directory belongs to another pool.
+    /// Removes the sockets of the members that a daemon ran until its end, and the file with its
+    /// messages. The last daemon of this node also removes the directory of the pool. Has no effect
+    /// if the directory belongs to another pool.
     pub fn leave(
         &self,
         registration: &Registration,
-        member: MemberId,
+        daemon: DaemonId,
         sockets: &[Socket],
     ) -> Result<(), Refusal> {
         let directory = &registration.directory;
@@ -280,7 +317,7 @@ impl Registry {
             return Ok(());
         }
         let own = sockets.iter().filter(|socket| socket.exists()).map(|socket| socket.path.clone());
-        for path in own.chain([registration.log(member)]) {
+        for path in own.chain([registration.log(daemon)]) {
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Refusal::from_io(&path, &e));
@@ -288,9 +325,11 @@ impl Registry {
                 _ => {}
             }
         }
+        // A daemon that was killed has left its files.
+        let ended = read(directory)?.map_or(Vec::new(), |pool| pool.ended);
         for other in fs::read_dir(directory).map_err(|e| Refusal::from_io(directory, &e))? {
             let other = other.map_err(|e| Refusal::from_io(directory, &e))?;
-            if other.file_name().to_string_lossy().parse::<u16>().is_ok() {
+            if daemon_of_log(&other.file_name()).is_some_and(|id| ended.iter().all(|ended| ended.id != id)) {
                 return Ok(());
             }
         }
@@ -352,23 +391,16 @@ impl Registry {
 }
 
 impl Registration {
-    /// Returns the path of the socket of a daemon.
-    pub fn socket(&self, member: MemberId) -> PathBuf {
-        self.directory.join(socket_name(member))
-    }
-
-    /// Returns the path of the file with the messages of a daemon.
-    pub fn log(&self, member: MemberId) -> PathBuf {
-        self.directory.join(log_name(member))
+    /// Returns the path of the file with the messages of a daemon. The file exists as long as the
+    /// daemon.
+    pub fn log(&self, daemon: DaemonId) -> PathBuf {
+        self.directory.join(format!("{}{LOG_SUFFIX}", daemon.0))
     }
 }
 
-fn socket_name(member: MemberId) -> String {
-    member.0.to_string()
-}
-
-fn log_name(member: MemberId) -> String {
-    format!("{}.log", member.0)
+/// Returns the daemon to which a file with messages belongs.
+fn daemon_of_log(name: &OsStr) -> Option<DaemonId> {
+    name.to_str()?.strip_suffix(LOG_SUFFIX)?.parse().ok().map(DaemonId)
 }
 
 fn registration(directory: PathBuf, boot: u64, identity: String) -> Result<Registration, Refusal> {
@@ -415,37 +447,52 @@ mod tests {
         let registry = Registry::within(Some(runtime.path().to_owned())).unwrap();
         let first = registry.join("p", 7, 1).unwrap();
         assert_eq!(registry.join("p", 7, 1).unwrap(), first);
-        let sockets = [MemberId(0), MemberId(1)].map(|member| {
-            fs::write(first.socket(member), "").unwrap();
-            Socket::new(first.socket(member)).unwrap()
+        let path = |member: u16| first.directory.join(member.to_string());
+        let sockets = [0, 1].map(|number| {
+            fs::write(path(number), "").unwrap();
+            fs::write(first.log(DaemonId(number)), "").unwrap();
+            Socket::new(path(number)).unwrap()
         });
         assert!(matches!(registry.join("p", 8, 1), Err(Refusal::WrongInput(_))), "another pool");
         assert!(matches!(registry.join("p", 7, 2), Err(Refusal::Cannot(_))), "another node");
+        // A daemon that was killed does not keep the directory.
+        fs::write(first.log(DaemonId(2)), "").unwrap();
+        let ended = PoolDaemon {
+            id: DaemonId(2),
+            host: "n1".into(),
+            node: first.node.clone(),
+            pid: 1,
+            directory: "/data/2".into(),
+            memory_bytes: None,
+            sockets: first.directory.clone(),
+            address: "127.0.0.1:1".into(),
+        };
         let pool = Pool {
             name: "p".into(),
             chunk_bytes: 4096,
             replicas: 1,
             node: first.node.clone(),
+            daemons: Vec::new(),
             members: Vec::new(),
-            ended: Vec::new(),
+            ended: vec![ended],
             is_complete: true,
         };
-        registry.save(&pool, MemberId(1)).unwrap();
+        registry.save(&pool, DaemonId(1)).unwrap();
         assert_eq!(registry.find("p").unwrap(), pool);
         // Another daemon runs the member now.
         let new = first.directory.join("new");
         fs::write(&new, "").unwrap();
-        fs::rename(&new, first.socket(MemberId(0))).unwrap();
-        let again = Socket::new(first.socket(MemberId(0))).unwrap();
-        registry.leave(&first, MemberId(0), &sockets[..1]).unwrap();
-        assert!(first.socket(MemberId(0)).exists(), "it belongs to the other daemon");
-        registry.leave(&first, MemberId(0), &[again]).unwrap();
+        fs::rename(&new, path(0)).unwrap();
+        let again = Socket::new(path(0)).unwrap();
+        registry.leave(&first, DaemonId(0), &sockets[..1]).unwrap();
+        assert!(path(0).exists(), "it belongs to the other daemon");
+        registry.leave(&first, DaemonId(0), &[again]).unwrap();
         assert_eq!(registry.pools().unwrap(), [pool]);
-        registry.leave(&first, MemberId(1), &sockets[1..]).unwrap();
-        registry.leave(&first, MemberId(1), &sockets[1..]).unwrap();
+        registry.leave(&first, DaemonId(1), &sockets[1..]).unwrap();
+        registry.leave(&first, DaemonId(1), &sockets[1..]).unwrap();
         assert_eq!(fs::read_dir(runtime.path()).unwrap().count(), 0);
         registry.join("p", 8, 1).unwrap();
-        registry.leave(&first, MemberId(1), &sockets[1..]).unwrap();
+        registry.leave(&first, DaemonId(1), &sockets[1..]).unwrap();
         assert!(registry.directory("p").unwrap().exists(), "it is that of another pool");
     }
 }

@@ -48,9 +48,10 @@ pub use mount::{mount, mount_target};
 pub use mount_point::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and_wait};
 pub use mount_table::{MOUNT_TABLE, MountTableEntry, file_system_of, mount_table, parse_mount_table};
 pub use pools::{
-    Compression, Consistency, CountedMember, JobNodes, Launcher, Lifetime, Listen, MemberState, NODES_MAX,
-    NewMember, NewPool, Node, StartedPool, find_pool, host_of, member_counters, member_states, nodes_of_file,
-    nodes_of_job, pools, run_pool_keeper, signals, start_kept_pool, start_pool, stop_pool,
+    CommandProgress, Compression, Consistency, CountedMember, DaemonId, JobNodes, KeeperCommand, Launcher,
+    Listen, MemberState, NODES_MAX, NewDaemon, NewPool, Node, find_pool, host_of, member_counters,
+    member_states, nodes_of_file, nodes_of_job, pools, run_pool_keeper, send_command, start_kept_pool,
+    stop_pool,
 };
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{

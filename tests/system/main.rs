@@ -41,6 +41,7 @@ mod mpi_libraries;
 mod mpiio;
 mod outputs;
 mod pool;
+mod pool_change;
 mod pool_counters;
 mod pool_faults;
 mod pool_nodes;

@@ -147,7 +147,8 @@ with open(path, "r+b") as file:
     let files = pool.files.clone();
     let chunks = |pool: &Pool| -> Vec<usize> {
         let base = std::fs::read_dir(pool.stage.path("data")).unwrap().next().unwrap().unwrap().path();
-        let count = |number: u8| std::fs::read_dir(base.join(format!("{number}/chunks"))).unwrap().count();
+        let count =
+            |number: u8| std::fs::read_dir(base.join(format!("{number}/{number}/chunks"))).unwrap().count();
         (0..3).map(count).collect()
     };
     pool.stage.run(pool.with_files().args(["python3", "-c", program]).arg(&files)).expect(0);
@@ -411,7 +412,9 @@ fn the_map_of_a_file_names_the_daemons_that_have_its_data() {
     // The space that the local files use, in which the chunks of other daemons are holes.
     let status = pool.quell(&["pool", "status", "p", "--json"]).json();
     for (daemon, bytes) in status["daemons"].as_array().unwrap().iter().zip(bytes) {
-        let chunks = Path::new(daemon["directory"].as_str().unwrap()).join("chunks");
+        let chunks = Path::new(daemon["directory"].as_str().unwrap())
+            .join(daemon["number"].to_string())
+            .join("chunks");
         let used: u64 = std::fs::read_dir(chunks)
             .unwrap()
             .map(|file| std::os::unix::fs::MetadataExt::blocks(&file.unwrap().metadata().unwrap()) * 512)

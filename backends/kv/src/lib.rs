@@ -20,6 +20,6 @@ mod value;
 pub use batch::{BATCH_BYTES_MAX, Batch, KEY_BYTES_MAX, OPERATION_BYTES, VALUE_BYTES_MAX};
 pub use disk::{DiskOptions, DiskStore, Durability};
 pub use key_value::KeyValue;
-pub use memory::MemoryStore;
+pub use memory::{MemoryLimit, MemoryStore};
 pub use range::KeyRange;
 pub use value::Value;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use fjall::Slice;
@@ -22,7 +23,31 @@ const NAME: &[u8] = b"memory";
 /// after each scan that is still active, the next commit copies the references to all entries.
 pub struct MemoryStore {
     content: RwLock<Arc<Content>>,
+    limit: Arc<MemoryLimit>,
+}
+
+/// A limit of the memory of all entries of the stores that share it. An entry counts as 96 bytes
+/// plus the lengths of its key and its value.
+#[derive(Debug)]
+pub struct MemoryLimit {
     bytes_max: u64,
+    used_bytes: AtomicU64,
+}
+
+impl MemoryLimit {
+    /// Returns a limit of `bytes_max` bytes, of which none are used.
+    pub fn new(bytes_max: u64) -> MemoryLimit {
+        MemoryLimit { bytes_max, used_bytes: AtomicU64::new(0) }
+    }
+
+    /// Replaces `before` bytes of a store by `after`. Returns whether they are fewer, or fit.
+    fn replace(&self, before: u64, after: u64) -> bool {
+        let changed = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            let used = used - before + after;
+            (used <= self.bytes_max || after <= before).then_some(used)
+        });
+        changed.is_ok()
+    }
 }
 
 #[derive(Clone, Default)]
@@ -32,17 +57,22 @@ struct Content {
     bytes: u64,
 }
 
+impl Content {
+    fn used_bytes(&self) -> u64 {
+        self.bytes + self.entries.len() as u64 * ENTRY_BYTES
+    }
+}
+
 impl MemoryStore {
     /// Returns a store without entries and without a limit of its size.
     pub fn new() -> MemoryStore {
-        MemoryStore::with_limit(u64::MAX)
+        MemoryStore::with_limit(Arc::new(MemoryLimit::new(u64::MAX)))
     }
 
-    /// Returns a store without entries. A commit that would make the memory of all entries greater
-    /// than it was, and greater than `bytes_max`, returns `NoSpace`. An entry counts as 96 bytes
-    /// plus the lengths of its key and its value.
-    pub fn with_limit(bytes_max: u64) -> MemoryStore {
-        MemoryStore { content: RwLock::default(), bytes_max }
+    /// Returns a store without entries. A commit that would make the memory of the entries of all
+    /// stores with this limit greater than it was, and greater than the limit, returns `NoSpace`.
+    pub fn with_limit(limit: Arc<MemoryLimit>) -> MemoryStore {
+        MemoryStore { content: RwLock::default(), limit }
     }
 
     /// Returns the content at this time. No code panics while it holds the lock.
@@ -59,7 +89,17 @@ impl Default for MemoryStore {
 
 impl Clone for MemoryStore {
     fn clone(&self) -> MemoryStore {
-        MemoryStore { content: RwLock::new(self.content()), bytes_max: self.bytes_max }
+        let content = self.content();
+        // The entries of the clone count, too, also beyond the limit.
+        self.limit.used_bytes.fetch_add(content.used_bytes(), Ordering::Relaxed);
+        MemoryStore { content: RwLock::new(content), limit: Arc::clone(&self.limit) }
+    }
+}
+
+impl Drop for MemoryStore {
+    fn drop(&mut self) {
+        let used_bytes = self.content().used_bytes();
+        self.limit.used_bytes.fetch_sub(used_bytes, Ordering::Relaxed);
     }
 }
 
@@ -68,7 +108,7 @@ impl fmt::Debug for MemoryStore {
         let content = self.content();
         let mut text = f.debug_struct("MemoryStore");
         text.field("entries", &content.entries.len()).field("bytes", &content.bytes);
-        text.field("bytes_max", &self.bytes_max).finish()
+        text.field("limit", &self.limit).finish()
     }
 }
 
@@ -83,8 +123,6 @@ impl KeyValue for MemoryStore {
         let operations = batch.into_last_of_each_key();
         let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);
         let (mut bytes, mut count) = (content.bytes, content.entries.len() as u64);
-        let used_bytes = |bytes: u64, count: u64| bytes + count * ENTRY_BYTES;
-        let used_before = used_bytes(bytes, count);
         for operation in &operations {
             let key_bytes = operation.key.len() as u64;
             let old = content.entries.get(&operation.key);
@@ -93,8 +131,7 @@ impl KeyValue for MemoryStore {
             bytes = bytes + new_bytes - old_bytes;
             count = count + u64::from(operation.value.is_some()) - u64::from(old.is_some());
         }
-        let used = used_bytes(bytes, count);
-        if used > self.bytes_max && used > used_before {
+        if !self.limit.replace(content.used_bytes(), bytes + count * ENTRY_BYTES) {
             return Err(Error::new(ErrorKind::NoSpace, "commit", NAME));
         }
         let content = Arc::make_mut(&mut content);

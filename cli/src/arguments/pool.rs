@@ -33,6 +33,9 @@ pub enum PoolCommand {
     Env(PoolEnvArgs),
     StageIn(PoolStageInArgs),
     StageOut(PoolStageOutArgs),
+    Expand(PoolExpandArgs),
+    Shrink(PoolShrinkArgs),
+    Repair(PoolRepairArgs),
     Down(PoolDownArgs),
 }
 
@@ -63,6 +66,59 @@ pub struct PoolUpArgs {
     /// The name of the new pool: at most 64 letters, digits, '-', '_' and '.'.
     #[arg(default_value = "pool")]
     pub name: String,
+    #[command(flatten)]
+    pub launch: LaunchArgs,
+    /// An existing directory of a local file system on each node. The daemons keep their data in a
+    /// new directory below it, to which other users have no access [default: $TMPDIR of the node,
+    /// or /tmp].
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Keep the data in the memory of the nodes instead of in a directory. Each daemon uses at most
+    /// SIZE, a number with the unit M, G or T (such as 4G), at least 16M: seven eighths for data,
+    /// and one eighth for names and attributes. What does not fit fails with ENOSPC. Requires root,
+    /// or a system that permits user namespaces.
+    #[arg(long, value_name = "SIZE", value_parser = memory_size, conflicts_with = "dir")]
+    pub memory: Option<u64>,
+    /// The size of the chunks into which files are divided, in KiB, 4 to 512.
+    #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=512))]
+    pub chunk_kib: u32,
+    /// Keep COPIES copies of all names and data on different daemons, 1 to 4, so that programs can
+    /// go on if a daemon fails. Writes then pass through the daemons.
+    #[arg(long, value_name = "COPIES", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4))]
+    pub replicas: u16,
+    /// When other processes see the size and the times of a file that a process writes: `sync`,
+    /// when the write returns; `commit`, when the process closes the file or calls fsync(2), which
+    /// saves a request for each write to a file of several chunks.
+    #[arg(long, value_enum, default_value_t = PoolConsistency::Sync)]
+    pub consistency: PoolConsistency,
+    /// Prepare the pool for up to N daemons, so that `quell pool expand` can add some later: N
+    /// parts are distributed on the daemons, and a new daemon takes its share of them. Programs
+    /// access only the data of the first part of their node without requests. N is 1 to 1024
+    /// [default: the number of daemons].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub expand_to: Option<u16>,
+    /// Encrypt the data that the daemons send to each other. Without this option it is protected
+    /// against changes, but can be read on the network.
+    #[arg(long)]
+    pub encrypt: bool,
+    /// Compress the data that the daemons send to each other, for networks of less than about 1
+    /// Gbit/s: `lz4`, or `zstd`, which is smaller and slower. The data on the nodes is not
+    /// compressed.
+    #[arg(long, value_enum, value_name = "ALGORITHM", default_value_t = PoolCompression::None)]
+    pub compress: PoolCompression,
+}
+
+/// The compression of the data between daemons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoolCompression {
+    None,
+    Lz4,
+    Zstd,
+}
+
+/// The daemons to start.
+#[derive(Debug, Args)]
+pub struct LaunchArgs {
     /// Start N daemons on this node, 1 to 256.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256),
         conflicts_with_all = ["hosts", "nodes", "launcher", "interface", "network"])]
@@ -90,46 +146,67 @@ pub struct PoolUpArgs {
     /// The time limit of the start, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub timeout: u32,
-    /// An existing directory of a local file system on each node. The daemons keep their data in a
-    /// new directory below it, to which other users have no access [default: $TMPDIR of the node,
-    /// or /tmp].
-    #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-    /// Keep the data in the memory of the nodes instead of in a directory. Each daemon uses at most
-    /// SIZE, a number with the unit M, G or T (such as 4G), at least 16M: seven eighths for data,
-    /// and one eighth for names and attributes. What does not fit fails with ENOSPC. Requires root,
-    /// or a system that permits user namespaces.
-    #[arg(long, value_name = "SIZE", value_parser = memory_size, conflicts_with = "dir")]
-    pub memory: Option<u64>,
-    /// The size of the chunks into which files are divided, in KiB, 4 to 512.
-    #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=512))]
-    pub chunk_kib: u32,
-    /// Keep COPIES copies of all names and data on different daemons, 1 to 4, so that programs can
-    /// go on if a daemon fails. Writes then pass through the daemons.
-    #[arg(long, value_name = "COPIES", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4))]
-    pub replicas: u16,
-    /// When other processes see the size and the times of a file that a process writes: `sync`,
-    /// when the write returns; `commit`, when the process closes the file or calls fsync(2), which
-    /// saves a request for each write to a file of several chunks.
-    #[arg(long, value_enum, default_value_t = PoolConsistency::Sync)]
-    pub consistency: PoolConsistency,
-    /// Encrypt the data that the daemons send to each other. Without this option it is protected
-    /// against changes, but can be read on the network.
-    #[arg(long)]
-    pub encrypt: bool,
-    /// Compress the data that the daemons send to each other, for networks of less than about 1
-    /// Gbit/s: `lz4`, or `zstd`, which is smaller and slower. The data on the nodes is not
-    /// compressed.
-    #[arg(long, value_enum, value_name = "ALGORITHM", default_value_t = PoolCompression::None)]
-    pub compress: PoolCompression,
 }
 
-/// The compression of the data between daemons.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PoolCompression {
-    None,
-    Lz4,
-    Zstd,
+/// Start more daemons for a running pool, and move parts of the names and data to them. Programs
+/// that use the pool go on.
+///
+/// The nodes are those of the Slurm, PBS or Flux job of this command, or those of --hosts. Nodes
+/// that have a daemon are omitted. The pool must have been started with --expand-to, unless it has
+/// lost daemons before. Use the command on the node on which the pool was started. If it is
+/// interrupted, the pool completes the expansion.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool up scratch --local 2 --expand-to 8
+  quell pool expand scratch --local 2
+  # in a job: on the nodes that have no daemon yet
+  quell pool up scratch --nodes 4 --expand-to 16
+  quell pool expand scratch")]
+pub struct PoolExpandArgs {
+    /// The name of the pool.
+    #[arg(default_value = "pool")]
+    pub name: String,
+    #[command(flatten)]
+    pub launch: LaunchArgs,
+}
+
+/// Move all names and data away from daemons of a running pool, and end these daemons. Programs on
+/// other nodes go on.
+///
+/// The pool is not changed if a program on one of their nodes uses it, or if the other daemons have
+/// too little space. Use the command on the node on which the pool was started. If it is
+/// interrupted, the pool completes the change.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool shrink scratch 2 3
+  quell pool shrink scratch node17")]
+pub struct PoolShrinkArgs {
+    /// The name of the pool.
+    pub name: String,
+    /// The number of a daemon, as `quell pool status` prints it, or the name of its node.
+    #[arg(value_name = "DAEMON", required = true, num_args = 1..)]
+    pub daemons: Vec<String>,
+}
+
+/// Start a daemon on each node whose daemon has failed, and wait until all copies of names and data
+/// exist.
+///
+/// A new daemon takes over the data that only the failed one had, if its directory still exists.
+/// The exit code is 3 if a daemon could not be started or if files cannot be used. Use the command
+/// on the node on which the pool was started.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell pool repair scratch")]
+pub struct PoolRepairArgs {
+    /// The name of the pool.
+    #[arg(default_value = "pool")]
+    pub name: String,
+    /// The time limit of the start of the daemons, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub timeout: u32,
 }
 
 /// When other processes see the sizes of files.

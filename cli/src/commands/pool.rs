@@ -9,10 +9,11 @@ use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool_at};
 use quell_runtime::{Pool, Registry};
 use quell_supervisor::{MemberState, find_pool, member_states, pools, stop_pool};
 use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
+use quell_wire::pool::PoolDaemon;
 use serde::Serialize;
 
 use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs};
-use crate::commands::{pool_map, pool_metrics, pool_staging, pool_top, pool_up};
+use crate::commands::{pool_change, pool_map, pool_metrics, pool_staging, pool_top, pool_up};
 use crate::failure::{Failure, NO};
 use crate::inputs::shown;
 use crate::installed::{PRELOAD_LIBRARY, library};
@@ -30,6 +31,9 @@ pub fn run(command: PoolCommand, quiet: bool) -> Result<ExitCode, Failure> {
         PoolCommand::Env(args) => environment(&args),
         PoolCommand::StageIn(args) => pool_staging::stage_in(&args, quiet),
         PoolCommand::StageOut(args) => pool_staging::stage_out(&args, quiet),
+        PoolCommand::Expand(args) => pool_change::expand(&args, quiet),
+        PoolCommand::Shrink(args) => pool_change::shrink(&args, quiet),
+        PoolCommand::Repair(args) => pool_change::repair(&args, quiet),
         PoolCommand::Down(args) => down(&args),
     }
 }
@@ -41,7 +45,7 @@ struct PoolSummary {
 }
 
 fn list(args: &PoolLsArgs) -> Result<ExitCode, Failure> {
-    let summary = |pool: Pool| PoolSummary { name: pool.name, daemons: pool.members.len() };
+    let summary = |pool: Pool| PoolSummary { name: pool.name, daemons: pool.daemons.len() };
     let found: Vec<PoolSummary> = pools()?.into_iter().map(summary).collect();
     if args.json {
         outln!("{}", serde_json::to_string_pretty(&found).expect("names and numbers"));
@@ -75,10 +79,12 @@ struct DaemonStatus {
     directory: Option<PathBuf>,
     memory_bytes: Option<u64>,
     address: String,
+    /// The parts of the pool that it serves.
+    members: Vec<u16>,
     /// The space of the file system with its data.
     total_bytes: Option<u64>,
     available_bytes: Option<u64>,
-    /// The time until the answer or the error.
+    /// The longest time until the answer or the error of a member.
     milliseconds: u64,
     /// The reason why the daemon does not answer.
     error: Option<String>,
@@ -87,7 +93,11 @@ struct DaemonStatus {
 fn status(args: &PoolStatusArgs) -> Result<ExitCode, Failure> {
     let pool = find_pool(&args.name)?;
     let limit = Duration::from_millis(u64::from(args.wait_ms));
-    let daemons: Vec<DaemonStatus> = member_states(&pool, limit).into_iter().map(daemon_status).collect();
+    let states = member_states(&pool, limit);
+    let is_used = |daemon: &&PoolDaemon| pool.members.iter().any(|member| member.daemon == daemon.id);
+    let failed = pool.ended.iter().filter(is_used);
+    let daemons: Vec<DaemonStatus> =
+        pool.daemons.iter().chain(failed).map(|daemon| daemon_status(daemon, &states)).collect();
     let is_complete = daemons.iter().all(|daemon| daemon.error.is_none());
     let space = if is_complete { Some(space_of(&pool)?) } else { None };
     let status = PoolStatus {
@@ -103,19 +113,22 @@ fn status(args: &PoolStatusArgs) -> Result<ExitCode, Failure> {
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn daemon_status(state: MemberState) -> DaemonStatus {
-    let MemberState { member, space, elapsed } = state;
+fn daemon_status(daemon: &PoolDaemon, states: &[MemberState]) -> DaemonStatus {
+    let own: Vec<&MemberState> = states.iter().filter(|state| state.member.daemon == daemon.id).collect();
+    let space = own.iter().find_map(|state| state.space.as_ref().ok());
+    let error = own.iter().find_map(|state| state.space.as_ref().err());
     DaemonStatus {
-        number: member.id.0,
-        host: member.host,
-        pid: member.pid,
-        directory: member.memory_bytes.is_none().then_some(member.directory),
-        memory_bytes: member.memory_bytes,
-        address: member.address,
-        total_bytes: space.as_ref().ok().map(|space| space.total_bytes),
-        available_bytes: space.as_ref().ok().map(|space| space.available_bytes),
-        milliseconds: elapsed.as_millis() as u64,
-        error: space.err().map(|error| error.to_string()),
+        number: daemon.id.0,
+        host: daemon.host.clone(),
+        pid: daemon.pid,
+        directory: daemon.memory_bytes.is_none().then(|| daemon.directory.clone()),
+        memory_bytes: daemon.memory_bytes,
+        address: daemon.address.clone(),
+        members: own.iter().map(|state| state.member.id.0).collect(),
+        total_bytes: space.map(|space| space.total_bytes),
+        available_bytes: space.map(|space| space.available_bytes),
+        milliseconds: own.iter().map(|state| state.elapsed.as_millis() as u64).max().unwrap_or(0),
+        error: error.map(|error| error.to_string()),
     }
 }
 
@@ -145,6 +158,7 @@ fn print_status(status: &PoolStatus, as_json: bool) {
         };
         let state = match (&daemon.error, daemon.available_bytes) {
             (None, Some(available)) => format!("up, {} available", HumanBytes(available)),
+            (None, None) => "up, without parts of the pool".into(),
             (error, _) => format!(
                 "no answer after {} ms: {}",
                 daemon.milliseconds,
@@ -197,11 +211,11 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
 /// Returns whether a pool has files, and changes that no complete copy contains. Returns false if
 /// no daemon of this node answers, because nothing can be copied then.
 fn has_unsaved_files(pool: &Pool) -> Result<bool, Failure> {
-    for member in pool.own_members() {
-        let fs = match open_pool_at(&member.socket, pool.chunk_bytes) {
+    for socket in pool.sockets() {
+        let fs = match open_pool_at(&socket, pool.chunk_bytes) {
             Ok(fs) => fs,
             Err(error) => {
-                errln!("quell: the daemon {} does not answer: {error}", member.id.0);
+                errln!("quell: a daemon of this node does not answer: {error}");
                 continue;
             }
         };
@@ -210,7 +224,7 @@ fn has_unsaved_files(pool: &Pool) -> Result<bool, Failure> {
             has_entries = true;
             false
         })?;
-        return Ok(has_entries && PoolConnection::open(&member.socket)?.marks()?.has_unsaved_changes());
+        return Ok(has_entries && PoolConnection::open(&socket)?.marks()?.has_unsaved_changes());
     }
     Ok(false)
 }

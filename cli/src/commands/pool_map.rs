@@ -24,7 +24,7 @@ pub fn run(args: &PoolMapArgs) -> Result<ExitCode, Failure> {
     let placement = PoolConnection::open(&socket)?.placement(pool.chunk_bytes)?;
     let attributes =
         placement.of_attributes(found.node).ok_or_else(|| refused("the daemon has no such file"))?;
-    let host = host_of(&pool, attributes);
+    let (attributes, host) = daemon_of(&pool, attributes);
     match args.json {
         true => outln!("{}", json!({ "part": "attributes", "daemon": attributes, "host": host })),
         false => outln!("attributes: daemon {attributes}  {host}"),
@@ -36,8 +36,8 @@ pub fn run(args: &PoolMapArgs) -> Result<ExitCode, Failure> {
         outln!("{:>15} {:>15}  daemon", "start", "end");
     }
     for range in placement.of_data(found.node, found.size_bytes) {
-        let (start, end, daemon) = (range.bytes.start, range.bytes.end, range.member);
-        let host = host_of(&pool, daemon);
+        let (start, end) = (range.bytes.start, range.bytes.end);
+        let (daemon, host) = daemon_of(&pool, range.member);
         match args.json {
             true => outln!(
                 "{}",
@@ -49,8 +49,9 @@ pub fn run(args: &PoolMapArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the name of the node of a daemon.
-fn host_of(pool: &Pool, daemon: u16) -> &str {
-    let found = pool.members.iter().find(|member| member.id.0 == daemon);
-    found.map_or("-", |member| &member.host)
+/// Returns the number of the daemon that runs a member, and the name of its node.
+fn daemon_of(pool: &Pool, member: u16) -> (u16, &str) {
+    let found = pool.members.iter().find(|found| found.id.0 == member);
+    let daemon = found.and_then(|member| pool.daemon(member.daemon));
+    daemon.map_or((0, "-"), |daemon| (daemon.id.0, &daemon.host))
 }

@@ -37,7 +37,7 @@ pub fn run(args: &PoolMetricsArgs, quiet: bool) -> Result<ExitCode, Failure> {
 fn sample(pool: &Pool) -> PoolSample {
     let counted = member_counters(pool, ANSWER_LIMIT).into_iter().map(|counted| MemberSample {
         member: counted.member.id.0,
-        machine: counted.member.host,
+        machine: counted.host,
         counters: counted.counters.ok(),
     });
     PoolSample { pool: pool.name.clone(), members: counted.collect() }

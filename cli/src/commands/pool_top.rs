@@ -109,7 +109,7 @@ fn rates_since(earlier: &[CountedMember], later: &CountedMember) -> DaemonRates 
     };
     DaemonRates {
         number: later.member.id.0,
-        host: later.member.host.clone(),
+        host: later.host.clone(),
         rates: later.counters.as_ref().ok().and_then(rates),
         counters: later.counters.as_ref().map(Clone::clone).map_err(ToString::to_string),
     }

@@ -25,8 +25,8 @@ pub use partitions::{PARTITIONS_MAX, Partitions};
 pub use peer::{PeerMessage, PeerRequest, TransactionId};
 pub use replica::{Change, DaemonId, KeyChange, ReplicaMessage, Route};
 pub use start::{
-    Complete, Compression, Configuration, Consistency, DaemonReport, KeeperMessage, LEASE_MS, LINE_BYTES_MAX,
-    Lifetime, Listen, Listening, MemberSettings, PoolMember, PoolSettings, Ready,
+    Complete, Compression, Configuration, Consistency, DaemonReport, DaemonSettings, KeeperMessage, LEASE_MS,
+    LINE_BYTES_MAX, Listen, Listening, PoolDaemon, PoolMember, PoolSettings, Ready,
 };
 
 /// The largest number of bytes of file data in one message.

@@ -15,7 +15,10 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
-use crate::pools::launch::{NewPool, start_pool};
+use crate::pools::change::Keeper;
+use crate::pools::control::listen;
+use crate::pools::launch::start_pool;
+use crate::pools::new_pool::NewPool;
 
 /// The command of this program that calls [`run_pool_keeper`].
 const KEEPER_COMMAND: &str = "pool-keeper";
@@ -84,7 +87,7 @@ pub fn start_kept_pool(new: &NewPool) -> Result<(), Failure> {
 
 /// Returns a flag that SIGINT and SIGTERM set, and SIGHUP unless the caller of the program ignores
 /// it, as nohup does.
-pub fn signals() -> Result<Arc<AtomicBool>, Failure> {
+fn signals() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     let hangup = (!is_hangup_ignored()).then_some(SIGHUP);
     for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
@@ -133,6 +136,13 @@ pub fn run_pool_keeper() -> Result<(), Failure> {
         }
     }
     let started = start_pool(&new, &is_cancelled);
+    let started = started.and_then(|mut pool| match listen(&pool) {
+        Ok(()) => Ok(pool),
+        Err(failure) => {
+            pool.end();
+            Err(failure)
+        }
+    });
     let answer = match &started {
         Ok(_) => Answer::Serving,
         Err(failure) => Answer::Failed { code: failure.code(), message: failure.to_string() },
@@ -140,17 +150,18 @@ pub fn run_pool_keeper() -> Result<(), Failure> {
     let mut text = serde_json::to_vec(&answer).expect("a number and a text");
     text.push(b'\n');
     let answered = std::io::stdout().lock().write_all(&text);
-    let Ok(mut launched) = started else { return answered.map_err(failed) };
+    let Ok(launched) = started else { return answered.map_err(failed) };
+    let mut keeper = Keeper::new(launched);
     if answered.is_err() {
         // The command that started the keeper has not learned that the daemons serve.
-        launched.end();
+        keeper.end();
         return answered.map_err(failed);
     }
     let null = std::fs::File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
     let detached = dup2_stdin(&null).and(dup2_stdout(&null)).and(dup2_stderr(&null));
     if detached.is_ok() {
-        launched.wait(KEEPING_INTERVAL, &|| stopped.load(Ordering::SeqCst));
+        keeper.keep(KEEPING_INTERVAL, &|| stopped.load(Ordering::SeqCst));
     }
-    launched.end();
+    keeper.end();
     detached.map_err(|e| failed(e.into()))
 }

@@ -1,6 +1,5 @@
 //! Requests of commands to each daemon of a running pool: its state, and its end.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -10,20 +9,21 @@ use quell_pool::{ask, done, space};
 use quell_runtime::{Pool, Registry};
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Result, Space};
-use quell_wire::pool::{DaemonId, MemberCounters, MemberId, Operation, PoolMember, Reply};
+use quell_wire::pool::{MemberCounters, MemberId, Operation, PoolDaemon, PoolMember, Reply};
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::pools::control::end_keeper;
 
 /// The largest number of simultaneous requests to daemons: fewer than one connection can carry.
 const PARALLEL_REQUESTS_MAX: usize = 12;
 /// How long a daemon may take to remove its files.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// The state of a daemon.
+/// The state of a member.
 #[derive(Debug)]
 pub struct MemberState {
-    /// The daemon.
+    /// The member.
     pub member: PoolMember,
     /// The space of the file system with its data, or the reason why it does not answer.
     pub space: Result<Space>,
@@ -31,9 +31,9 @@ pub struct MemberState {
     pub elapsed: Duration,
 }
 
-/// Requests the states of all daemons of a pool, and waits at most `limit` for each. Daemons of
+/// Requests the states of all members of a pool, and waits at most `limit` for each. Daemons of
 /// this node get the request directly, and the others get it through a daemon of this node. The
-/// states are in the order of the daemons' numbers.
+/// states are in the order of the members' numbers.
 pub fn member_states(pool: &Pool, limit: Duration) -> Vec<MemberState> {
     let request = |member| Operation::MemberSpace { member };
     let answers = ask_members(pool, limit, &request, &space);
@@ -46,6 +46,8 @@ pub fn member_states(pool: &Pool, limit: Duration) -> Vec<MemberState> {
 pub struct CountedMember {
     /// The member.
     pub member: PoolMember,
+    /// The name of its node.
+    pub host: String,
     /// The counters, or the reason why the member does not answer.
     pub counters: Result<MemberCounters>,
     /// When the answer arrived.
@@ -60,7 +62,10 @@ pub fn member_counters(pool: &Pool, limit: Duration) -> Vec<CountedMember> {
         _ => None,
     };
     let answers = ask_members(pool, limit, &request, &read);
-    let counted = |(member, Answer { result: counters, at, .. })| CountedMember { member, counters, at };
+    let counted = |(member, Answer { result: counters, at, .. }): (PoolMember, _)| {
+        let host = pool.daemon(member.daemon).map_or("-", |daemon| daemon.host.as_str()).to_owned();
+        CountedMember { member, host, counters, at }
+    };
     answers.into_iter().map(counted).collect()
 }
 
@@ -84,7 +89,7 @@ fn ask_members<T: Send>(
         let begun = Instant::now();
         let result = with_connection(pool, member, gateway.as_ref(), |connection| {
             let number = member.id.0.to_string();
-            let described = ("ask daemon", number.as_bytes());
+            let described = ("ask member", number.as_bytes());
             ask(connection, Some(Instant::now() + limit), &request(member.id), described, read)
         });
         let at = Instant::now();
@@ -100,16 +105,11 @@ fn ask_members<T: Send>(
 /// reached. The other daemons have ended then.
 pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
     let gateway = gateway(pool);
-    let mut daemons: BTreeMap<DaemonId, Vec<&PoolMember>> = BTreeMap::new();
-    for member in &pool.members {
-        daemons.entry(member.daemon).or_default().push(member);
-    }
-    let (own, others): (Vec<_>, Vec<_>) =
-        daemons.into_values().partition(|members| members.iter().any(|member| member.node == pool.node));
-    // A daemon ends with the first of its members that ends.
-    let stop = |members: &Vec<&PoolMember>| {
+    let (own, others): (Vec<_>, Vec<_>) = pool.daemons.iter().partition(|daemon| daemon.node == pool.node);
+    // A daemon ends with the first of its members that ends. The keeper ends those without members.
+    let stop = |daemon: &PoolDaemon| {
         let mut ended = Ok(());
-        for member in members {
+        for member in pool.members.iter().filter(|member| member.daemon == daemon.id) {
             let operation = Operation::StopMember { member: member.id };
             ended = with_connection(pool, member, gateway.as_ref(), |connection| {
                 ask(connection, Some(Instant::now() + END_LIMIT), &operation, ("end", b""), done)
@@ -121,39 +121,37 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
         ended
     };
     let mut left = Vec::new();
-    for (members, ended) in others.iter().zip(for_each(others.iter().collect(), &|m: &&Vec<_>| stop(m))) {
+    for (daemon, ended) in others.iter().zip(for_each(others.clone(), &|daemon| stop(daemon))) {
         if let Err(error) = ended {
-            for PoolMember { id, host, directory, memory_bytes, .. } in members {
-                let data = match memory_bytes {
-                    Some(_) => String::new(),
-                    None => format!("; its data is in {}", shown(directory)),
-                };
-                left.push(format!("the daemon {} on {host}: {error}{data}", id.0));
-            }
+            let PoolDaemon { id, host, directory, memory_bytes, .. } = daemon;
+            let data = match memory_bytes {
+                Some(_) => String::new(),
+                None => format!("; its data is in {}", shown(directory)),
+            };
+            left.push(format!("the daemon {} on {host}: {error}{data}", id.0));
         }
     }
     // The daemons of this node end last, because the requests to the others pass through them.
-    for (members, ended) in own.iter().zip(for_each(own.iter().collect(), &|m: &&Vec<_>| stop(m))) {
+    for (daemon, ended) in own.iter().zip(for_each(own.clone(), &|daemon| stop(daemon))) {
         match ended {
             Ok(()) => {}
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => {
-                members.iter().try_for_each(|member| remove_files_of(member))?;
+                remove_files_of(daemon)?;
             }
-            Err(error) => {
-                for PoolMember { id, pid, .. } in members {
-                    left.push(format!("the daemon {} (process {pid}): {error}", id.0));
-                }
-            }
+            Err(error) => left.push(format!("the daemon {} (process {}): {error}", daemon.id.0, daemon.pid)),
         }
     }
-    for member in &pool.ended {
-        let PoolMember { host, directory, memory_bytes, .. } = member;
-        if member.node == pool.node {
-            remove_files_of(member)?;
-        } else if memory_bytes.is_none() && !has_other_daemon(pool, member) {
+    for daemon in &pool.ended {
+        let PoolDaemon { host, directory, memory_bytes, .. } = daemon;
+        let has_other_daemon = pool.daemons.iter().any(|other| other.node == daemon.node);
+        let has_only_data = pool.members.iter().any(|member| member.daemon == daemon.id);
+        if daemon.node == pool.node {
+            remove_files_of(daemon)?;
+        } else if memory_bytes.is_none() && (has_only_data || !has_other_daemon) {
             left.push(format!("the daemon on {host} has failed before; its data is in {}", shown(directory)));
         }
     }
+    end_keeper(&pool.name)?;
     if left.is_empty() {
         // The last daemon of the node has removed the directory of the pool, unless it was killed.
         return Ok(Registry::of_user()?.forget(&pool.name)?);
@@ -161,16 +159,11 @@ pub fn stop_pool(pool: &Pool) -> std::result::Result<(), Failure> {
     Err(Failure::cannot(format!("the pool {} has not ended completely:\n  {}", pool.name, left.join("\n  "))))
 }
 
-/// Returns whether a daemon on the node of one that has failed has removed its files.
-fn has_other_daemon(pool: &Pool, failed: &PoolMember) -> bool {
-    pool.members.iter().any(|member| member.node == failed.node && member.daemon != failed.daemon)
-}
-
 /// Returns a connection to a daemon of this node, through which those of other nodes are reached.
 fn gateway(pool: &Pool) -> Option<PoolConnection> {
-    let has_others = pool.members.iter().any(|member| member.node != pool.node);
-    let mut own = pool.own_members().filter(|_| has_others);
-    own.find_map(|member| PoolConnection::open(&member.socket).ok())
+    let has_others = pool.daemons.iter().any(|daemon| daemon.node != pool.node);
+    let mut sockets = pool.sockets().filter(|_| has_others);
+    sockets.find_map(|socket| PoolConnection::open(&socket).ok())
 }
 
 /// Calls `request` with a connection through which a member can be reached.
@@ -180,16 +173,19 @@ fn with_connection<T>(
     gateway: Option<&PoolConnection>,
     request: impl FnOnce(&PoolConnection) -> Result<T>,
 ) -> Result<T> {
-    if member.node == pool.node {
-        return request(&PoolConnection::open(&member.socket)?);
-    }
-    match gateway {
-        Some(connection) => request(connection),
-        None => {
-            let source = Some("no daemon on this node answers".into());
-            let error = Error::new(ErrorKind::Unavailable, "ask daemon", member.id.0.to_string());
-            Err(Error { source, ..error })
+    let unavailable = |reason: &str| {
+        let error = Error::new(ErrorKind::Unavailable, "ask member", member.id.0.to_string());
+        Err(Error { source: Some(reason.to_owned().into()), ..error })
+    };
+    match pool.daemons.iter().find(|daemon| daemon.id == member.daemon) {
+        Some(daemon) if daemon.node == pool.node => {
+            request(&PoolConnection::open(&daemon.socket(member.id))?)
         }
+        Some(_) => match gateway {
+            Some(connection) => request(connection),
+            None => unavailable("no daemon on this node answers"),
+        },
+        None => unavailable("its daemon has ended"),
     }
 }
 
@@ -207,15 +203,15 @@ fn for_each<E: Send, T: Send>(elements: Vec<E>, call: &(dyn Fn(&E) -> T + Sync))
 }
 
 /// Removes the files of a daemon of this node that was killed.
-fn remove_files_of(member: &PoolMember) -> std::result::Result<(), Failure> {
-    match fs::remove_dir_all(&member.directory) {
+fn remove_files_of(daemon: &PoolDaemon) -> std::result::Result<(), Failure> {
+    match fs::remove_dir_all(&daemon.directory) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Failure::cannot(format!("{}: {e}", shown(&member.directory))));
+            return Err(Failure::cannot(format!("{}: {e}", shown(&daemon.directory))));
         }
         _ => {}
     }
     // The directory of all daemons of the node, if it is empty.
-    if let Some(base) = member.directory.parent() {
+    if let Some(base) = daemon.directory.parent() {
         let _ = fs::remove_dir(base);
     }
     Ok(())

@@ -1,9 +1,12 @@
 //! The promises of `KeyValue`, for both stores.
 
 use std::ops::Bound;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_kv::{BATCH_BYTES_MAX, Batch, KEY_BYTES_MAX, KeyRange, KeyValue, MemoryStore, VALUE_BYTES_MAX};
+use quell_kv::{
+    BATCH_BYTES_MAX, Batch, KEY_BYTES_MAX, KeyRange, KeyValue, MemoryLimit, MemoryStore, VALUE_BYTES_MAX,
+};
 use quell_vfs::ErrorKind;
 
 use crate::{batch, entries, get, keys, open, put};
@@ -195,13 +198,25 @@ fn the_size_grows_with_the_entries() {
 #[test]
 fn a_full_memory_store_refuses_growth_and_accepts_deletes() {
     // An entry counts as 96 bytes besides its key and its value.
-    let store = MemoryStore::with_limit(106);
+    let store = MemoryStore::with_limit(Arc::new(MemoryLimit::new(106)));
     put(&store, b"a", b"12345");
     let refused = store.commit(batch(&[(b"a", Some(b"1234567890")), (b"b", Some(b""))])).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::NoSpace);
     assert_eq!(entries(&store, &KeyRange::all()), [(b"a".to_vec(), b"12345".to_vec())]);
     store.commit(batch(&[(b"a", None), (b"b", Some(b"123456789"))])).unwrap();
     assert_eq!(store.size_bytes().unwrap(), 10);
+}
+
+#[test]
+fn memory_stores_with_one_limit_share_it() {
+    let limit = Arc::new(MemoryLimit::new(200));
+    let [first, second] = [(); 2].map(|()| MemoryStore::with_limit(Arc::clone(&limit)));
+    put(&first, b"a", b"1");
+    let refused = second.commit(batch(&[(b"a", Some(b"12345678"))])).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::NoSpace);
+    put(&second, b"a", b"1");
+    drop(first);
+    put(&second, b"a", b"12345678");
 }
 
 #[test]

@@ -183,6 +183,8 @@ pub struct LocalServer {
     /// Numbers clients and greetings.
     next_number: u32,
     greetings: VecDeque<Greeting>,
+    /// Whether new connections are closed.
+    is_refusing: bool,
     /// When to accept again, if the listener may have connections that were not accepted.
     accept_at: Option<Instant>,
     events_taken: Instant,
@@ -253,6 +255,7 @@ impl LocalServer {
             has_changed: false,
             next_number: 0,
             greetings: VecDeque::new(),
+            is_refusing: false,
             // Connections that were made before.
             accept_at: Some(now),
             events_taken: now,
@@ -280,6 +283,19 @@ impl LocalServer {
     /// Returns the number of connected clients.
     pub fn clients(&self) -> usize {
         self.connected
+    }
+
+    /// Closes new connections from now on, unless a client is connected or connecting. Returns the
+    /// number of these clients.
+    pub fn refuse_clients(&mut self) -> usize {
+        let clients = self.connected + self.greetings.len();
+        self.is_refusing |= clients == 0;
+        clients
+    }
+
+    /// Accepts clients again after [`refuse_clients`](LocalServer::refuse_clients).
+    pub fn accept_clients(&mut self) {
+        self.is_refusing = false;
     }
 
     /// Returns the sums of what all clients, also those that have ended, have added to their
@@ -526,7 +542,7 @@ impl LocalServer {
 
     /// Begins the handshake with a client. A connection that cannot be served is closed.
     fn greet(&mut self, socket: OwnedFd, now: Instant) {
-        if !handshake::is_same_user(&socket).unwrap_or(false) {
+        if self.is_refusing || !handshake::is_same_user(&socket).unwrap_or(false) {
             return;
         }
         let number = self.next_number();

@@ -58,6 +58,19 @@ pub enum Change<'a> {
         /// The time.
         modified: Stamp,
     },
+    /// Does the same as `Write`, and reads the data again to compare it. Copies that are made for a
+    /// new backup are verified in this way.
+    Copy {
+        /// The file.
+        id: FileId,
+        /// The offset in the file, in bytes.
+        offset: u64,
+        /// The data.
+        #[serde(borrow, with = "serde_bytes")]
+        data: &'a [u8],
+        /// The time.
+        modified: Stamp,
+    },
     /// Removes the data of a file from an offset on.
     Truncate {
         /// The file.

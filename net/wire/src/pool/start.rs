@@ -13,20 +13,23 @@ use super::replica::DaemonId;
 /// The largest length of such a line, in bytes.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// The settings of one member. First message of the starting program.
+/// The settings of a daemon. First message of the starting program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MemberSettings {
+pub struct DaemonSettings {
     /// The name of the pool.
     pub name: String,
     /// The number of the pool, which is random.
     pub pool: u128,
-    /// The key by which the members prove to each other that they belong to the pool.
+    /// The key by which the daemons prove to each other that they belong to the pool.
     pub key: [u8; 32],
     /// The number of the daemon.
     pub daemon: DaemonId,
-    /// The number of the member that it runs at first.
-    pub member: MemberId,
+    /// The members that it runs at first.
+    pub members: Vec<MemberId>,
+    /// The number in the name of the directory with its data: its own one, or that of an earlier
+    /// daemon of the node, whose data it takes over.
+    pub storage: DaemonId,
     /// The name of its node in messages.
     pub host: String,
     /// The absolute path of an existing directory on its node, below which it keeps its data.
@@ -38,23 +41,21 @@ pub struct MemberSettings {
     /// The absolute path of the runtime directory, in which pools are registered. `None` stands for
     /// the default directory of the user.
     pub runtime: Option<PathBuf>,
-    /// The address on which the member listens for others.
+    /// The address on which the daemon listens for others.
     pub listen: Listen,
-    /// Whether the data that members send to each other is encrypted.
+    /// Whether the data that daemons send to each other is encrypted.
     pub encrypts: bool,
     /// The compression of the data that members send to each other.
     pub compression: Compression,
-    /// The event that ends the daemon.
-    pub lifetime: Lifetime,
     /// The filter of its events, if `QUELL_LOG` was set for the program that starts it. `None`
     /// stands for `QUELL_LOG` of the node.
     pub log_filter: Option<String>,
 }
 
-/// The address on which a member listens for others. The system chooses the port.
+/// The address on which a daemon listens for others. The system chooses the port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listen {
-    /// 127.0.0.1: all members are on one node.
+    /// 127.0.0.1: all daemons are on one node.
     Loopback,
     /// The first of `addresses` that the node has. Without one, the first address of the node to
     /// which the node itself resolves `name`, or else the address of its only network interface
@@ -88,16 +89,36 @@ pub enum Compression {
     Zstd,
 }
 
-/// The event that ends a daemon, besides a signal and the end of the pool by a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Lifetime {
-    /// None. The daemon runs in a session of its own.
-    Unlimited,
-    /// The end of its standard input, that is of the starting program or of the connection to it.
-    Input,
+/// A daemon of a pool, as all nodes know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolDaemon {
+    /// Its number.
+    pub id: DaemonId,
+    /// The name of its node in messages.
+    pub host: String,
+    /// Identifies its node: daemons with the same value have the same runtime directory.
+    pub node: String,
+    /// Its process id on its node.
+    pub pid: u32,
+    /// The directory with its data, on its node. It does not exist if the data is in memory.
+    pub directory: PathBuf,
+    /// The largest number of bytes that it keeps in memory, if its data is there.
+    pub memory_bytes: Option<u64>,
+    /// The directory on its node with the sockets for clients, one for each member.
+    pub sockets: PathBuf,
+    /// The address at which other daemons reach it, `ADDRESS:PORT`.
+    pub address: String,
 }
 
-/// A member of a pool, as all nodes know it.
+impl PoolDaemon {
+    /// Returns the socket for the clients of a member that the daemon runs, at most 107 bytes.
+    pub fn socket(&self, member: MemberId) -> PathBuf {
+        self.sockets.join(member.0.to_string())
+    }
+}
+
+/// A member of a pool: a part of its names and data, which one daemon serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolMember {
@@ -107,27 +128,16 @@ pub struct PoolMember {
     pub daemon: DaemonId,
     /// The daemons with backups of it.
     pub backups: Vec<DaemonId>,
-    /// The name of its node in messages.
-    pub host: String,
-    /// Identifies its node: members with the same value have the same runtime directory.
-    pub node: String,
-    /// Its process id on its node.
-    pub pid: u32,
-    /// The directory with its data, on its node. It does not exist if the data is in memory.
-    pub directory: PathBuf,
-    /// The largest number of bytes that it keeps in memory, if its data is there.
-    pub memory_bytes: Option<u64>,
-    /// The socket for the clients of its node, at most 107 bytes.
-    pub socket: PathBuf,
-    /// The address at which other members reach it, `ADDRESS:PORT`.
-    pub address: String,
+    /// Whether the clients of the daemon's node connect to it. Each daemon that runs members has
+    /// one such member.
+    pub serves_clients: bool,
 }
 
-/// Answer to [`MemberSettings`].
+/// Answer to [`DaemonSettings`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Listening {
-    /// The daemon listens for other members.
-    At(PoolMember),
+    /// The daemon listens for other daemons.
+    At(PoolDaemon),
     /// The daemon has ended because of an error.
     Failed {
         /// The exit code of the daemon.
@@ -153,11 +163,13 @@ pub enum Consistency {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolSettings {
-    /// The members.
+    /// The daemons.
+    pub daemons: Vec<PoolDaemon>,
+    /// The members, in the order of their numbers.
     pub members: Vec<PoolMember>,
-    /// The members of daemons that have ended, as they were before.
-    pub ended: Vec<PoolMember>,
-    /// Whether each member has all its backups, and they are complete.
+    /// The daemons that have ended.
+    pub ended: Vec<PoolDaemon>,
+    /// Whether each member runs and has all its backups, and they are complete.
     pub is_complete: bool,
     /// The number of partitions: a power of two, at most 32,768.
     pub partitions: u16,
@@ -204,6 +216,13 @@ pub enum KeeperMessage {
     /// The daemon may run its members for [`LEASE_MS`] after it has sent the request of this
     /// number.
     Lease(u64),
+    /// The daemon ends this member, which has a complete backup on the daemon that is to run it,
+    /// and keeps the requests for it until the next configuration.
+    Release(MemberId),
+    /// The daemon refuses clients from now on, unless a client is connected.
+    RefuseClients,
+    /// The daemon does not refuse clients any more.
+    AcceptClients,
 }
 
 /// The daemons that run the members of a pool, and those with backups.
@@ -211,14 +230,14 @@ pub enum KeeperMessage {
 pub struct Configuration {
     /// A number that is larger in each later configuration.
     pub number: u64,
+    /// The daemons that can be reached.
+    pub daemons: Vec<PoolDaemon>,
     /// The members, in the order of their numbers.
     pub members: Vec<PoolMember>,
-    /// The daemons that can be reached, with their addresses.
-    pub daemons: Vec<(DaemonId, String)>,
-    /// The members of daemons that have ended, as they were before. Daemons on the same node remove
-    /// their files.
-    pub ended: Vec<PoolMember>,
-    /// Whether each member has all its backups, and they are complete.
+    /// The daemons that have ended. Daemons on the same node remove their files, unless a member
+    /// still has its only data there.
+    pub ended: Vec<PoolDaemon>,
+    /// Whether each member runs and has all its backups, and they are complete.
     pub is_complete: bool,
 }
 
@@ -241,6 +260,14 @@ pub enum DaemonReport {
         /// The daemon with the backup.
         backup: DaemonId,
     },
+    /// Answer to [`KeeperMessage::Release`]: the daemon does not run the member any more, and its
+    /// backup has everything.
+    Released(MemberId),
+    /// Answer to [`KeeperMessage::RefuseClients`], with the number of connected clients. It is 0 if
+    /// the daemon refuses clients now.
+    Clients(u64),
     /// A command ends the pool.
     Ending,
+    /// The daemon ends, and removes its data.
+    Removing,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quell_kv::{Batch, KeyRange, KeyValue};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::decode_first;
-use quell_wire::pool::{Change, ReplicaMessage};
+use quell_wire::pool::{Change, FileId, ReplicaMessage};
 
 use crate::chunks::Chunks;
 
@@ -102,6 +102,11 @@ impl Backup {
                 self.chunks.write(id, data, offset)?;
                 self.chunks.set_modified(id, modified)
             }
+            Change::Copy { id, offset, data, modified } => {
+                self.chunks.write(id, data, offset)?;
+                self.compare(id, data, offset)?;
+                self.chunks.set_modified(id, modified)
+            }
             Change::Truncate { id, end, modified } => {
                 self.chunks.truncate(id, end)?;
                 self.chunks.set_modified(id, modified)
@@ -114,6 +119,22 @@ impl Backup {
                 self.is_complete = true;
                 Ok(())
             }
+        }
+    }
+
+    /// Reads data that was written, and compares it.
+    fn compare(&self, id: FileId, data: &[u8], offset: u64) -> Result<()> {
+        let mut read = vec![0; data.len()];
+        let mut done = 0;
+        while done < read.len() {
+            match self.chunks.read(id, &mut read[done..], offset + done as u64)? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        match read[..done] == *data {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Damaged, "verify the copy of file", id.0.to_string())),
         }
     }
 

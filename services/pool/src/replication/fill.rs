@@ -77,7 +77,7 @@ impl Fill {
                     *offset = end;
                 }
                 let write = |offset, data: &[u8]| {
-                    encode(&Change::Write { id, offset, data, modified: state.modified })
+                    encode(&Change::Copy { id, offset, data, modified: state.modified })
                 };
                 Ok(match data.iter().any(|byte| *byte != 0) {
                     true => vec![write(start, &data)],

@@ -18,7 +18,7 @@ use quell_wire::pool::{Change, DaemonId, FileId, KeyChange, MemberId, ReplicaMes
 use quell_wire::{decode_first, encode};
 
 use super::{Backup, BackupDaemons, BackupEvent, Replication};
-use crate::chunks::{ChunkDir, Chunks};
+use crate::chunks::{ChunkDir, ChunkState, Chunks, Space};
 use crate::environment::Clock;
 
 const MEMBER: MemberId = MemberId(3);
@@ -225,4 +225,59 @@ fn a_backup_refuses_messages_of_other_streams_and_numbers() {
     assert_eq!(backup.apply(&message((2, 0), 2, 2), &change(b"a")).unwrap_err().kind, ErrorKind::Damaged);
     assert!(!backup.is_complete());
     assert_eq!(backup.apply(&message((2, 0), 3, 1), &change(b"a")).unwrap_err().kind, ErrorKind::Stale);
+}
+
+/// Chunks on a disk that changes a byte of each write.
+struct BadDisk(Arc<ChunkDir>);
+
+impl Chunks for BadDisk {
+    fn read(&self, id: FileId, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.0.read(id, into, offset)
+    }
+
+    fn write(&self, id: FileId, from: &[u8], offset: u64) -> Result<()> {
+        let mut changed = from.to_vec();
+        changed.iter_mut().for_each(|byte| *byte ^= 1);
+        self.0.write(id, &changed, offset)
+    }
+
+    fn truncate(&self, id: FileId, end: u64) -> Result<()> {
+        self.0.truncate(id, end)
+    }
+
+    fn remove(&self, id: FileId) -> Result<()> {
+        self.0.remove(id)
+    }
+
+    fn files(&self, visit: &mut dyn FnMut(FileId)) -> Result<()> {
+        self.0.files(visit)
+    }
+
+    fn sync(&self, id: FileId) -> Result<()> {
+        self.0.sync(id)
+    }
+
+    fn state(&self, id: FileId) -> Result<Option<ChunkState>> {
+        self.0.state(id)
+    }
+
+    fn set_modified(&self, id: FileId, time: Stamp) -> Result<()> {
+        self.0.set_modified(id, time)
+    }
+
+    fn space(&self) -> Result<Space> {
+        self.0.space()
+    }
+}
+
+#[test]
+fn a_copy_that_differs_on_the_disk_is_refused() {
+    let storage = Storage::new();
+    let bad = Arc::new(BadDisk(Arc::clone(&storage.chunks)));
+    let mut backup = Backup::new(Arc::clone(&storage.store) as _, bad);
+    let message = |number| ReplicaMessage { member: MEMBER, stream: (1, 0), number, count: 1 };
+    let (id, modified) = (FileId(1), Stamp::default());
+    let copy = |data| encode(&Change::Copy { id, offset: 0, data, modified });
+    backup.apply(&message(0), &copy(b"")).unwrap();
+    assert_eq!(backup.apply(&message(1), &copy(b"data")).unwrap_err().kind, ErrorKind::Damaged);
 }

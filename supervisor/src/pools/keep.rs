@@ -1,0 +1,409 @@
+//! The daemons of a running pool, as their keeper knows them: it starts and adds daemons, grants
+//! leases, and replaces daemons that fail.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use quell_wire::pool::{
+    Complete, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, Listening, MemberId, PoolDaemon, Ready,
+};
+use rustix::process::Signal;
+
+use crate::failure::Failure;
+use crate::pools::messages::{KeeperAnswer, KeeperCommand};
+use crate::pools::new_pool::{NewDaemon, NewPool, PoolSecret};
+use crate::pools::placement::{Effect, Placement};
+use crate::pools::running::{Event, RunningLauncher};
+
+/// How long after the end of a lease a daemon is replaced, and the longest time between two
+/// examinations of the leases while this process runs.
+const LEASE_MARGIN: Duration = Duration::from_secs(1);
+/// The time that launchers have to end after the end of their input, and again after SIGTERM.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// The state of a daemon.
+pub(super) enum Phase {
+    /// It has got its settings. Its data is that of the daemon of this number, if it is another
+    /// one.
+    Starting {
+        replaced: Option<DaemonId>,
+    },
+    /// It listens, and has got the settings of the pool.
+    Joining {
+        daemon: PoolDaemon,
+        replaced: Option<DaemonId>,
+    },
+    Serving,
+    /// It ends, and has no members.
+    Leaving,
+    /// It was not started, or has failed.
+    Failed,
+}
+
+/// The launchers of the daemons of a pool. The number of a launcher is that of its daemon.
+pub struct StartedPool {
+    pub(super) new: NewPool,
+    pub(super) secret: PoolSecret,
+    pub(super) launchers: Vec<RunningLauncher>,
+    pub(super) daemons: Vec<NewDaemon>,
+    pub(super) phases: Vec<Phase>,
+    /// The daemon whose number is in the name of the directory with the data of each daemon.
+    pub(super) storages: Vec<DaemonId>,
+    /// Whether the data of each daemon is there after its end, so that another one can take it
+    /// over.
+    has_data: Vec<bool>,
+    sender: Sender<Event>,
+    pub(super) events: Receiver<Event>,
+    pub(super) placement: Placement,
+    /// When the last lease was granted to each daemon.
+    granted: Vec<Instant>,
+    /// When leases were last examined.
+    examined: Instant,
+    /// Whether a command ends the pool.
+    pub(super) is_ending: bool,
+    /// Commands that were not begun.
+    pub(super) commands: Vec<(KeeperCommand, Sender<KeeperAnswer>)>,
+    /// The reasons why daemons were not added.
+    pub(super) failed_starts: Vec<String>,
+    /// The numbers of clients that daemons have reported.
+    pub(super) clients: BTreeMap<DaemonId, u64>,
+}
+
+impl fmt::Debug for StartedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts = self.launchers.iter().map(|launch| &launch.host);
+        f.debug_list().entries(hosts).finish()
+    }
+}
+
+impl StartedPool {
+    pub(super) fn new(
+        new: NewPool,
+        secret: PoolSecret,
+        (sender, events): (Sender<Event>, Receiver<Event>),
+    ) -> StartedPool {
+        StartedPool {
+            new,
+            secret,
+            launchers: Vec::new(),
+            daemons: Vec::new(),
+            phases: Vec::new(),
+            storages: Vec::new(),
+            has_data: Vec::new(),
+            sender,
+            events,
+            placement: Placement::new(&[], &[], 1),
+            granted: Vec::new(),
+            examined: Instant::now(),
+            is_ending: false,
+            commands: Vec::new(),
+            failed_starts: Vec::new(),
+            clients: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the sender of events for the keeper.
+    pub(super) fn events(&self) -> Sender<Event> {
+        self.sender.clone()
+    }
+
+    /// Starts the launcher of a daemon.
+    pub(super) fn launch(&mut self, new: &NewDaemon) -> Result<(), Failure> {
+        let number = self.launchers.len();
+        self.launchers.push(RunningLauncher::start(new, number, &self.sender)?);
+        self.daemons.push(new.clone());
+        self.phases.push(Phase::Starting { replaced: None });
+        self.storages.push(DaemonId(number as u16));
+        self.has_data.push(self.new.memory_bytes.is_none());
+        self.granted.push(Instant::now());
+        Ok(())
+    }
+
+    /// Starts a daemon of the running pool: without members, or with those of a daemon that has
+    /// failed. Returns its number.
+    pub(super) fn launch_more(
+        &mut self,
+        new: &NewDaemon,
+        replaced: Option<DaemonId>,
+    ) -> Result<usize, Failure> {
+        let number = self.launchers.len();
+        self.launch(new)?;
+        let id = DaemonId(number as u16);
+        let (members, storage) = match replaced {
+            Some(failed) => (self.placement.members_of(failed), self.storages[usize::from(failed.0)]),
+            None => (Vec::new(), id),
+        };
+        self.storages[number] = storage;
+        self.phases[number] = Phase::Starting { replaced };
+        self.launchers[number].send(&self.new.daemon_settings(&self.secret, new, id, (members, storage)));
+        Ok(number)
+    }
+
+    /// Begins to keep the pool, whose daemons serve.
+    pub(super) fn serve(&mut self, placement: Placement) {
+        self.placement = placement;
+        self.phases.iter_mut().for_each(|phase| *phase = Phase::Serving);
+        self.granted.fill(Instant::now());
+        self.examined = Instant::now();
+        if self.has_replicas() {
+            self.send_configuration();
+        }
+    }
+
+    /// Returns whether all members run and have all their backups.
+    pub fn is_complete(&self) -> bool {
+        self.placement.is_complete()
+    }
+
+    fn has_replicas(&self) -> bool {
+        self.new.replicas > 1
+    }
+
+    pub(super) fn send_configuration(&self) {
+        self.send_to_all(&KeeperMessage::Configuration(self.placement.configuration()));
+    }
+
+    fn send_to_all(&self, message: &KeeperMessage) {
+        for daemon in self.placement.daemons() {
+            self.send(daemon.id, message);
+        }
+    }
+
+    pub(super) fn send(&self, daemon: DaemonId, message: &KeeperMessage) {
+        if let Some(launch) = self.launchers.get(usize::from(daemon.0)) {
+            launch.send(message);
+        }
+    }
+
+    /// Waits for an event, at most for `timeout`, and performs what it requires.
+    pub(super) fn step(&mut self, timeout: Duration) {
+        let mut next = self.events.recv_timeout(timeout).ok();
+        // All reports are read before the leases are examined, also after this process was stopped.
+        while let Some(event) = next {
+            match event {
+                Event::Ended(number) => self.launcher_ended(number),
+                Event::Line(number, line) => self.take_line(number, &line),
+                Event::Command(command, answers) => self.commands.push((command, answers)),
+            }
+            next = self.events.try_recv().ok();
+        }
+        // Launchers that have ended do not stay as zombies. `end` waits for those that have closed
+        // their output and go on.
+        for launch in self.launchers.iter_mut().filter(|launch| launch.is_ended) {
+            launch.has_exited();
+        }
+        self.examine_leases();
+    }
+
+    fn launcher_ended(&mut self, number: usize) {
+        let launch = &mut self.launchers[number];
+        launch.is_ended = true;
+        launch.input = None;
+        match self.phases[number] {
+            Phase::Starting { .. } | Phase::Joining { .. } => {
+                let reason = format!("it ended before it served{}", launch.last_lines());
+                let failure = launch.failed(&reason);
+                self.start_failed(number, &failure);
+            }
+            // With leases, a daemon on another node may run after the end of its connection.
+            Phase::Serving if !self.has_replicas() => self.daemon_failed(number),
+            _ => {}
+        }
+    }
+
+    fn take_line(&mut self, number: usize, line: &str) {
+        match &self.phases[number] {
+            Phase::Starting { replaced } => {
+                let replaced = *replaced;
+                match serde_json::from_str(line) {
+                    Ok(Listening::At(daemon)) if usize::from(daemon.id.0) == number => {
+                        self.join(number, daemon, replaced);
+                    }
+                    Ok(Listening::At(_)) => {
+                        let failure = self.launchers[number].failed("its answer has a wrong number");
+                        self.start_failed(number, &failure);
+                    }
+                    Ok(Listening::Failed { code, message }) => {
+                        let failure = self.launchers[number].refused(code, &message);
+                        self.start_failed(number, &failure);
+                    }
+                    Err(error) => {
+                        let failure = self.launchers[number].wrong_answer(line, &error);
+                        self.start_failed(number, &failure);
+                    }
+                }
+            }
+            Phase::Joining { daemon, replaced } => {
+                let (daemon, replaced) = (daemon.clone(), *replaced);
+                match serde_json::from_str(line) {
+                    Ok(Ready::Serving) => self.joined(number, daemon, replaced),
+                    Ok(Ready::Failed { code, message }) => {
+                        let failure = self.launchers[number].refused(code, &message);
+                        self.start_failed(number, &failure);
+                    }
+                    Err(error) => {
+                        let failure = self.launchers[number].wrong_answer(line, &error);
+                        self.start_failed(number, &failure);
+                    }
+                }
+            }
+            Phase::Serving => self.take_report(number, line),
+            Phase::Leaving | Phase::Failed => {}
+        }
+    }
+
+    /// Sends the settings of the pool to a daemon that listens.
+    fn join(&mut self, number: usize, daemon: PoolDaemon, replaced: Option<DaemonId>) {
+        // As they will be when it serves.
+        let mut placement = self.placement.clone();
+        add(&mut placement, daemon.clone(), replaced);
+        let configuration = placement.configuration();
+        self.launchers[number].send(&self.new.pool_settings(
+            configuration.daemons,
+            configuration.members,
+            configuration.ended,
+        ));
+        self.phases[number] = Phase::Joining { daemon, replaced };
+    }
+
+    /// Adds a daemon that serves.
+    fn joined(&mut self, number: usize, daemon: PoolDaemon, replaced: Option<DaemonId>) {
+        self.launchers[number].send(&Complete);
+        self.phases[number] = Phase::Serving;
+        self.granted[number] = Instant::now();
+        add(&mut self.placement, daemon, replaced);
+        self.send_configuration();
+    }
+
+    fn start_failed(&mut self, number: usize, failure: &Failure) {
+        self.phases[number] = Phase::Failed;
+        // It ends, and removes its files.
+        self.launchers[number].input = None;
+        self.failed_starts.push(failure.to_string());
+    }
+
+    fn take_report(&mut self, number: usize, line: &str) {
+        let daemon = DaemonId(number as u16);
+        if !self.placement.is_usable(daemon) {
+            return;
+        }
+        match serde_json::from_str(line) {
+            Ok(DaemonReport::Lease(request)) => {
+                self.granted[number] = Instant::now();
+                self.launchers[number].send(&KeeperMessage::Lease(request));
+            }
+            Ok(DaemonReport::Complete { member, backup }) => {
+                let effect = self.placement.backup_complete(daemon, member, backup);
+                self.apply(effect, member);
+            }
+            Ok(DaemonReport::Failed { member, backup }) => {
+                let effect = self.placement.backup_failed(daemon, member, backup);
+                self.apply(effect, member);
+            }
+            Ok(DaemonReport::Released(member)) => {
+                let effect = self.placement.released(daemon, member);
+                self.apply(effect, member);
+            }
+            Ok(DaemonReport::Clients(count)) => drop(self.clients.insert(daemon, count)),
+            Ok(DaemonReport::Ending) => self.is_ending = true,
+            Ok(DaemonReport::Removing) => self.has_data[number] = false,
+            // Without a lease, the daemon fails. The end of its input ends it.
+            Err(_) => self.launchers[number].input = None,
+        }
+    }
+
+    fn apply(&mut self, effect: Effect, member: MemberId) {
+        match effect {
+            Effect::None => {}
+            Effect::Changed => self.send_configuration(),
+            Effect::Release(daemon) => self.send(daemon, &KeeperMessage::Release(member)),
+        }
+    }
+
+    /// Lets other daemons run the members of a daemon that certainly does not run them any more.
+    /// Without copies, its members are lost until it is started again.
+    fn daemon_failed(&mut self, number: usize) {
+        if self.is_ending {
+            return;
+        }
+        // The end of its input ends a daemon that continues later.
+        self.launchers[number].input = None;
+        self.phases[number] = Phase::Failed;
+        self.placement.daemon_failed(DaemonId(number as u16));
+        self.send_configuration();
+    }
+
+    /// Finds daemons that have ended, and those whose leases have ended.
+    fn examine_leases(&mut self) {
+        if !self.has_replicas() {
+            return;
+        }
+        let now = Instant::now();
+        if now.duration_since(self.examined) > LEASE_MARGIN {
+            // This process was stopped, and so were its grants.
+            self.granted.fill(now);
+        }
+        self.examined = now;
+        let limit = Duration::from_millis(LEASE_MS) + LEASE_MARGIN;
+        for number in 0..self.launchers.len() {
+            if !matches!(self.phases[number], Phase::Serving) {
+                continue;
+            }
+            // A daemon on another node may run after the end of its connection, until its lease
+            // ends.
+            let launch = &mut self.launchers[number];
+            let has_ended = launch.is_daemon && launch.is_ended && launch.has_exited();
+            if has_ended || now.duration_since(self.granted[number]) > limit {
+                self.daemon_failed(number);
+            }
+        }
+    }
+
+    /// Returns whether all daemons have ended, and none has left data that another one can take
+    /// over.
+    pub(super) fn has_ended(&self) -> bool {
+        if self.is_ending {
+            // `end` ends daemons without members.
+            let has_members = |number: usize| !self.placement.members_of(DaemonId(number as u16)).is_empty();
+            let mut launchers = self.launchers.iter().enumerate();
+            return launchers.all(|(number, launch)| launch.is_ended || !has_members(number));
+        }
+        let mut ended = self.placement.ended().iter();
+        let has_data = ended.any(|daemon| self.has_data[usize::from(daemon.id.0)]);
+        !has_data && self.launchers.iter().all(|launch| launch.is_ended)
+    }
+
+    /// Ends the daemons by closing their input, after which they remove their files. Launchers that
+    /// do not end are killed.
+    pub fn end(&mut self) {
+        for launch in &mut self.launchers {
+            launch.input = None;
+        }
+        self.wait_for_launchers();
+        self.signal(Signal::TERM);
+        self.wait_for_launchers();
+        self.signal(Signal::KILL);
+        self.launchers.iter_mut().for_each(RunningLauncher::wait);
+    }
+
+    fn wait_for_launchers(&mut self) {
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline && !self.launchers.iter_mut().all(RunningLauncher::has_exited) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Signals the launchers that have not ended.
+    fn signal(&mut self, signal: Signal) {
+        self.launchers.iter_mut().for_each(|launch| launch.signal(signal));
+    }
+}
+
+fn add(placement: &mut Placement, daemon: PoolDaemon, replaced: Option<DaemonId>) {
+    match replaced {
+        Some(failed) => placement.restart(failed, daemon),
+        None => placement.add(daemon),
+    }
+}
