@@ -92,13 +92,17 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
     }
     wrong.extend(invariants::violations(&cluster));
     // A backup takes over within the time in which requests are repeated.
-    let knows_results = shape.replicates && kinds.iter().all(|kind| *kind == Fault::Fail);
+    let knows_results =
+        shape.replicates && kinds.iter().all(|kind| matches!(kind, Fault::Fail | Fault::Move));
     if knows_results && shared.unknown.get() > 0 {
         let unknown = shared.unknown.get();
         wrong.push(format!("{unknown} operations of members that did not fail have no known result"));
     }
     if kinds == [Fault::Fail] && cluster.replicas.failures.get() == 0 {
         wrong.push("no daemon has failed".into());
+    }
+    if kinds == [Fault::Move] && cluster.replicas.moves.get() == 0 {
+        wrong.push("no member has moved".into());
     }
     let is_linearizable = shared.history.borrow().is_linearizable();
     let history = shared.history.borrow().describe();
@@ -174,6 +178,15 @@ fn names_are_linearizable_when_daemons_fail_with_their_storage() {
     check_seeds(20, shape, &[Fault::Fail]);
     check_seeds(10, shape, &[Fault::Fail, Fault::Loss, Fault::Stop, Fault::Clock]);
     check_seeds(10, Shape { moves_dirs: true, ..shape }, &[Fault::Fail]);
+}
+
+#[test]
+fn names_are_linearizable_when_members_move_between_daemons() {
+    let shape = Shape { members: 4, faults_end_s: 60, replicates: true, ..SHAPE };
+    check_seeds(20, shape, &[Fault::Move]);
+    check_seeds(10, shape, &[Fault::Move, Fault::Fail]);
+    check_seeds(10, shape, &[Fault::Move, Fault::Fail, Fault::Loss, Fault::Stop, Fault::Clock]);
+    check_seeds(10, Shape { moves_dirs: true, ..shape }, &[Fault::Move]);
 }
 
 #[test]

@@ -39,6 +39,10 @@ pub struct Incarnation {
     pub life: Arc<Life>,
     /// The process does nothing before this time.
     stopped_until: Cell<Duration>,
+    /// Whether the member is moving to another daemon, or has moved there.
+    pub is_released: Cell<bool>,
+    /// The number of requests that were begun and have not ended.
+    pub performing: Cell<usize>,
 }
 
 struct Node {
@@ -132,7 +136,14 @@ impl Cluster {
             assert!(disk.is_full.load(std::sync::atomic::Ordering::Relaxed));
             return;
         };
-        let running = Rc::new(Incarnation { member, replication, life, stopped_until: Cell::default() });
+        let running = Rc::new(Incarnation {
+            member,
+            replication,
+            life,
+            stopped_until: Cell::default(),
+            is_released: Cell::default(),
+            performing: Cell::default(),
+        });
         *node.running.borrow_mut() = Some(Rc::clone(&running));
         let (world, process) = (Rc::clone(&self.world), Rc::clone(&running));
         let maintain = async move {
@@ -250,10 +261,13 @@ impl Cluster {
         let world = Rc::clone(&self.world);
         let unreachable = world.now() + UNREACHABLE_AFTER;
         let receiver = loop {
-            if let Some(receiver) = self.running(to).filter(|_| !self.is_disconnected(from, to)) {
+            let running = self.running(to);
+            // The requests for a member that is moving wait.
+            let is_moving = running.as_ref().is_some_and(|running| running.is_released.get());
+            if let Some(receiver) = running.filter(|_| !self.is_disconnected(from, to) && !is_moving) {
                 break receiver;
             }
-            if world.now() >= unreachable {
+            if world.now() >= if is_moving { given_up } else { unreachable } {
                 return failed(ErrorKind::Unavailable);
             }
             world.sleep(LOOK_INTERVAL).await;
@@ -269,11 +283,13 @@ impl Cluster {
             if cluster.is_lost() || cluster.is_disconnected(from, to) && cluster.world.one_in(2) {
                 return;
             }
-            let member = Rc::clone(&served.member);
-            let replication = Rc::clone(&served.replication);
+            let Some(served) = cluster.present(to, served).await else { return };
+            let process = Rc::clone(&served);
             let serve = async move {
-                let reply = member.serve(request).await;
-                replication.settled().await;
+                process.begin();
+                let reply = Rc::clone(&process.member).serve(request).await;
+                process.replication.settled().await;
+                process.end();
                 cluster.world.sleep(cluster.delay()).await;
                 if !cluster.is_lost() {
                     // The sender may have abandoned the request.
@@ -293,16 +309,29 @@ impl Cluster {
                     world.sleep(world.below_time(UNREACHABLE_AFTER)).await;
                     return failed(ErrorKind::Unavailable);
                 }
-                Either::Right((_, _)) if !receiver.life.is_alive() => return failed(ErrorKind::Unavailable),
+                Either::Right((_, _)) if !receiver.life.is_alive() && !receiver.is_released.get() => {
+                    return failed(ErrorKind::Unavailable);
+                }
                 Either::Right((_, _)) if world.now() >= given_up => return failed(ErrorKind::TimedOut),
                 Either::Right((_, waiting)) => reply = waiting,
             }
         }
     }
 
+    /// Returns the process that performs a request to a member which has arrived: `receiver`, or
+    /// the next one if the member has moved. `None` if the receiver has failed.
+    async fn present(self: &Rc<Cluster>, member: u16, receiver: Rc<Incarnation>) -> Option<Rc<Incarnation>> {
+        let mut receiver = receiver;
+        while receiver.is_released.get() {
+            self.world.sleep(LOOK_INTERVAL).await;
+            receiver = self.running(member)?;
+        }
+        Some(receiver)
+    }
+
     /// Returns a client of a running member.
     pub fn connect(self: &Rc<Cluster>, member: u16) -> Option<Client> {
-        let running = self.running(member)?;
+        let running = self.running(member).filter(|running| !running.is_released.get())?;
         self.next_client.set(self.next_client.get() + 1);
         let client = ClientId(self.next_client.get());
         Some(Client { cluster: Rc::clone(self), running, client })
@@ -310,6 +339,14 @@ impl Cluster {
 }
 
 impl Incarnation {
+    fn begin(&self) {
+        self.performing.set(self.performing.get() + 1);
+    }
+
+    fn end(&self) {
+        self.performing.set(self.performing.get() - 1);
+    }
+
     /// Starts a task of the process. It makes progress only while the process is neither stopped
     /// nor ended.
     pub fn spawn(self: &Rc<Incarnation>, world: &Rc<World>, task: impl Future<Output = ()> + 'static) {
@@ -410,12 +447,16 @@ impl Client {
     /// Performs an operation. `None` if the member has ended.
     pub async fn perform(&self, operation: &Operation<'_>) -> Option<Result<Reply<'static>>> {
         let world = &self.cluster.world;
-        let member = Rc::clone(&self.running.member);
+        if self.running.is_released.get() {
+            return None;
+        }
         let (client, operation) = (self.client, encode(operation));
-        let replication = Rc::clone(&self.running.replication);
+        let process = Rc::clone(&self.running);
+        process.begin();
         let performed = async move {
-            let reply = member.perform(client, operation).await;
-            replication.settled().await;
+            let reply = Rc::clone(&process.member).perform(client, operation).await;
+            process.replication.settled().await;
+            process.end();
             reply
         };
         let (sender, mut reply) = oneshot::channel();

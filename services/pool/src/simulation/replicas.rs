@@ -19,6 +19,10 @@ use crate::replication::{Backup, BackupDaemons, BackupEvent, no_backup};
 
 /// How often the state of the backups is examined.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// How long a member that moves performs the requests that were begun.
+const RELEASE_LIMIT: Duration = Duration::from_secs(10);
+/// How often the end of these requests is looked for.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a failed daemon is not used for backups.
 const AWAY: Duration = Duration::from_secs(6);
 
@@ -30,6 +34,8 @@ pub struct Replicas {
     failed: RefCell<BTreeSet<u16>>,
     /// The number of failures.
     pub failures: Cell<u64>,
+    /// The number of members that have moved.
+    pub moves: Cell<u64>,
 }
 
 struct BackupOfMember {
@@ -47,6 +53,7 @@ impl Replicas {
             backups: (0..members).map(|_| RefCell::default()).collect(),
             failed: RefCell::default(),
             failures: Cell::new(0),
+            moves: Cell::new(0),
         }
     }
 }
@@ -126,6 +133,46 @@ impl Cluster {
             cluster.world.sleep(AWAY).await;
             cluster.replicas.failed.borrow_mut().remove(&daemon);
         });
+    }
+
+    /// Begins to move a member to the daemon with its backup, if that is complete.
+    pub fn move_member(self: &Rc<Cluster>, number: u16) {
+        let is_complete = |backup: &BackupOfMember| backup.is_reported;
+        let has_backup =
+            self.replicas.backups[usize::from(number)].borrow().as_ref().is_some_and(is_complete);
+        let Some(running) = self.running(number).filter(|running| has_backup && !running.is_released.get())
+        else {
+            return;
+        };
+        running.is_released.set(true);
+        let cluster = Rc::clone(self);
+        self.world.spawn(async move {
+            let limit = cluster.world.now() + RELEASE_LIMIT;
+            let is_performing = || running.performing.get() > 0 && cluster.world.now() < limit;
+            while running.life.is_alive() && (is_performing() || !running.replication.is_settled()) {
+                cluster.world.sleep(RELEASE_INTERVAL).await;
+            }
+            if running.life.is_alive() {
+                cluster.finish_move(number);
+            }
+        });
+    }
+
+    /// Runs a member that has been released on the daemon with its backup, or again on the same
+    /// one if that has failed.
+    fn finish_move(self: &Rc<Cluster>, number: u16) {
+        self.kill(number);
+        let replicas = &self.replicas;
+        let mut backup = replicas.backups[usize::from(number)].borrow_mut();
+        let has_failed = |backup: &BackupOfMember| replicas.failed.borrow().contains(&backup.daemon);
+        if let Some(moved) = backup.take_if(|backup| backup.is_reported && !has_failed(backup)) {
+            assert!(moved.backup.borrow().is_complete());
+            replicas.moves.set(replicas.moves.get() + 1);
+            replicas.hosts[usize::from(number)].set(moved.daemon);
+            self.replace_disk(number, moved.disk);
+        }
+        drop(backup);
+        self.restart(number);
     }
 
     /// Passes changes of a member to its backup on a daemon.

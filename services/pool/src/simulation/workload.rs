@@ -329,6 +329,8 @@ pub enum Fault {
     Clock,
     /// Daemons fail with their storage, if all their members have backups.
     Fail,
+    /// Members move to the daemons with their backups.
+    Move,
 }
 
 impl Fault {
@@ -392,6 +394,7 @@ pub async fn run_faults(cluster: Rc<Cluster>, kinds: Vec<Fault>, end: Duration) 
             }
             Fault::Clock => cluster.move_clock(member, world.below(20_000) as i64 - 10_000),
             Fault::Fail => cluster.fail_daemon(member),
+            Fault::Move => cluster.move_member(member),
             Fault::Loss => {}
         }
     }
