@@ -1,4 +1,4 @@
-//! The rates of a pool's operations by daemon, as a table and as JSON.
+//! The rates of a pool's operations by member, as a table and as JSON.
 
 use std::collections::HashSet;
 use std::time::SystemTime;
@@ -10,20 +10,20 @@ use serde_json::{Map, Value, json};
 
 use crate::inputs::shown;
 
-/// The rates of all daemons of a pool in an interval.
+/// The rates of all members of a pool in an interval.
 pub struct PoolRates {
     pub pool: String,
     pub interval_seconds: f64,
-    pub daemons: Vec<DaemonRates>,
+    pub members: Vec<MemberRates>,
 }
 
-/// The rates of a daemon in an interval, and its counters at the end of it.
-pub struct DaemonRates {
+/// The rates of a member in an interval, and its counters at the end of it.
+pub struct MemberRates {
     pub number: u16,
     pub host: String,
-    /// `None` if the daemon did not answer at the begin and at the end of the interval.
+    /// `None` if the member did not answer at the begin and at the end of the interval.
     pub rates: Option<Rates>,
-    /// The reason if the daemon does not answer.
+    /// The reason if the member does not answer.
     pub counters: Result<MemberCounters, String>,
 }
 
@@ -36,19 +36,19 @@ impl PoolRates {
     /// Returns a table with at most this number of lines and columns. Daemons for which there is no
     /// line are counted in the last one.
     pub fn table(&self, lines_max: usize, columns_max: usize) -> String {
-        let sum = Rates::sum(self.daemons.iter().filter_map(|daemon| daemon.rates.as_ref()));
+        let sum = Rates::sum(self.members.iter().filter_map(|member| member.rates.as_ref()));
         let host_columns = self.host_columns();
         let mut lines = vec![self.title(), operations_line(&sum), header(host_columns)];
-        let mut rows: Vec<String> = self.daemons.iter().map(|daemon| daemon.row(host_columns)).collect();
+        let mut rows: Vec<String> = self.members.iter().map(|member| member.row(host_columns)).collect();
         // The other lines, and that of the sum.
         let rows_max = lines_max.saturating_sub(lines.len() + 1).max(1);
         if rows.len() > rows_max {
             let hidden = rows.len() - (rows_max - 1);
             rows.truncate(rows_max - 1);
-            rows.push(format!("       {hidden} more daemons"));
+            rows.push(format!("       {hidden} more members"));
         }
         lines.append(&mut rows);
-        if self.daemons.len() > 1 {
+        if self.members.len() > 1 {
             lines.push(self.sum_row(&sum, host_columns));
         }
         let cut = |line: &String| line.chars().take(columns_max).collect::<String>().trim_end().to_owned();
@@ -56,15 +56,15 @@ impl PoolRates {
     }
 
     fn host_columns(&self) -> usize {
-        let widths = self.daemons.iter().map(|daemon| daemon.host.chars().count());
+        let widths = self.members.iter().map(|member| member.host.chars().count());
         widths.max().unwrap_or(0).clamp(MACHINE.len(), HOST_COLUMNS_MAX)
     }
 
     fn title(&self) -> String {
         let (total, available) = self.space();
-        let daemons = quell_supervisor::counted(self.daemons.len() as u64, "daemon", "daemons");
+        let members = quell_supervisor::counted(self.members.len() as u64, "member", "members");
         format!(
-            "pool {}: {daemons}, {} available of {}, interval {} s",
+            "pool {}: {members}, {} available of {}, interval {} s",
             self.pool,
             HumanBytes(available),
             HumanBytes(total),
@@ -72,11 +72,11 @@ impl PoolRates {
         )
     }
 
-    /// Returns the size and the available space of the pool. A file system that several daemons use
+    /// Returns the size and the available space of the pool. A file system that several members use
     /// counts once.
     fn space(&self) -> (u64, u64) {
         let mut counted = HashSet::new();
-        let answered = self.daemons.iter().filter_map(|daemon| daemon.counters.as_ref().ok());
+        let answered = self.members.iter().filter_map(|member| member.counters.as_ref().ok());
         let different = answered.filter(|counters| counted.insert(counters.file_system));
         different.fold((0, 0), |(total, available), counters| {
             (
@@ -87,7 +87,7 @@ impl PoolRates {
     }
 
     fn sum_row(&self, sum: &Rates, host_columns: usize) -> String {
-        let connections = self.daemons.iter().filter_map(|daemon| daemon.counters.as_ref().ok());
+        let connections = self.members.iter().filter_map(|member| member.counters.as_ref().ok());
         let connections = connections.fold(0, |sum, counters| u64::saturating_add(sum, counters.connections));
         row(
             &begin_of_row("all", "", host_columns),
@@ -104,12 +104,12 @@ impl PoolRates {
             "pool": self.pool,
             "time_ms": since.as_millis() as u64,
             "interval_seconds": self.interval_seconds,
-            "daemons": self.daemons.iter().map(DaemonRates::json).collect::<Vec<_>>(),
+            "members": self.members.iter().map(MemberRates::json).collect::<Vec<_>>(),
         })
     }
 }
 
-impl DaemonRates {
+impl MemberRates {
     fn row(&self, host_columns: usize) -> String {
         let begin = begin_of_row(&self.number.to_string(), &shown(&self.host), host_columns);
         match (&self.counters, &self.rates) {
@@ -150,7 +150,7 @@ fn rate_cells(rates: &Rates) -> [String; RATE_COLUMNS] {
 
 fn header(host_columns: usize) -> String {
     let cells = ["conns", "ops/s", "failed", "peers", "read", "write", "median", "99 %", "free"];
-    begin_of_row("daemon", MACHINE, host_columns) + &aligned(cells)
+    begin_of_row("member", MACHINE, host_columns) + &aligned(cells)
 }
 
 fn row(begin: &str, connections: &str, cells: &[String; RATE_COLUMNS], available: u64) -> String {
@@ -268,8 +268,8 @@ mod tests {
 
     use super::*;
 
-    fn rates(daemons: u16) -> PoolRates {
-        let daemon = |number| {
+    fn rates(members: u16) -> PoolRates {
+        let member = |number| {
             let mut rates = Rates { read_bytes: 1536.0, direct_accesses: 2.0, ..Rates::default() };
             rates.operations[OperationKind::Create as usize] = 12_345.0;
             rates.latency.add(Duration::from_micros(12));
@@ -282,17 +282,17 @@ mod tests {
             };
             let counters = if number == 1 { Err("timed out".into()) } else { Ok(counters) };
             let rates = counters.is_ok().then_some(rates);
-            DaemonRates { number, host: format!("node-{number}"), rates, counters }
+            MemberRates { number, host: format!("node-{number}"), rates, counters }
         };
-        PoolRates { pool: "p".into(), interval_seconds: 1.0, daemons: (0..daemons).map(daemon).collect() }
+        PoolRates { pool: "p".into(), interval_seconds: 1.0, members: (0..members).map(member).collect() }
     }
 
     #[test]
-    fn a_table_has_a_row_for_each_daemon_and_one_for_the_sum() {
+    fn a_table_has_a_row_for_each_member_and_one_for_the_sum() {
         let table = rates(4).table(usize::MAX, usize::MAX);
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 8, "{table}");
-        assert_eq!(lines[0], "pool p: 4 daemons, 6.00 GiB available of 8.00 GiB, interval 1 s");
+        assert_eq!(lines[0], "pool p: 4 members, 6.00 GiB available of 8.00 GiB, interval 1 s");
         assert_eq!(lines[1], "operations/s: create 37.0k, direct 6");
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let expected = "0 node-0 2 12.3k 0 0 1.5k 0 16 us 16 us 3G";
@@ -308,7 +308,7 @@ mod tests {
         let table = rates(100).table(10, 50);
         assert_eq!(table.lines().count(), 10);
         assert!(table.lines().all(|line| line.chars().count() <= 50), "{table}");
-        assert_eq!(table.lines().nth(8).unwrap().trim(), "95 more daemons");
+        assert_eq!(table.lines().nth(8).unwrap().trim(), "95 more members");
         assert!(rates(100).table(1, 5).lines().count() <= 5);
         assert_eq!(rates(1).table(24, 80).lines().count(), 4);
     }
@@ -329,10 +329,10 @@ mod tests {
     fn the_json_names_the_kinds_of_operations() {
         let value = rates(2).json(SystemTime::UNIX_EPOCH + Duration::from_millis(5));
         assert_eq!(value["time_ms"], 5);
-        assert_eq!(value["daemons"][0]["rates"]["operations"]["create"], 12_345.0);
-        assert_eq!(value["daemons"][0]["rates"]["median_us"], 16);
-        assert_eq!(value["daemons"][0]["counters"]["clients"]["requests"]["rename"], 0);
-        assert_eq!(value["daemons"][1]["error"], "timed out");
-        assert!(value["daemons"][1]["counters"].is_null());
+        assert_eq!(value["members"][0]["rates"]["operations"]["create"], 12_345.0);
+        assert_eq!(value["members"][0]["rates"]["median_us"], 16);
+        assert_eq!(value["members"][0]["counters"]["clients"]["requests"]["rename"], 0);
+        assert_eq!(value["members"][1]["error"], "timed out");
+        assert!(value["members"][1]["counters"].is_null());
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use quell_pool_service::{Backup, no_backup};
 use quell_vfs::Result;
@@ -27,16 +28,16 @@ impl Backups {
         storage: Arc<DaemonStorage>,
     ) -> std::result::Result<Backups, Failure> {
         let (sender, receiver) = jobs;
-        let held = Held { storage, backups: HashMap::new() };
+        let held = Held { storage, backups: HashMap::new(), configuration: 0, waiting: Vec::new() };
         let started = std::thread::Builder::new().name("quell-backups".into()).spawn(|| held.run(receiver));
         let thread = started.map_err(|e| Failure::cannot(format!("cannot start a thread: {e}")))?;
         Ok(Backups { jobs: sender, thread })
     }
 
-    /// Removes the backups of all members but these.
-    pub fn keep(&self, members: Vec<MemberId>) {
+    /// Removes the backups of all members but these, as the configuration of this number requires.
+    pub fn keep(&self, members: Vec<MemberId>, configuration: u64) {
         // The thread runs until `end`.
-        let _ = self.jobs.send(Job::Keep(members));
+        let _ = self.jobs.send(Job::Keep(members, configuration));
     }
 
     /// Returns the storage of the complete backup of a member. The backup gets no changes any more.
@@ -59,22 +60,27 @@ impl Backups {
 struct Held {
     storage: Arc<DaemonStorage>,
     backups: HashMap<MemberId, (Backup, Storage)>,
+    /// The number of the present configuration.
+    configuration: u64,
+    /// First messages of streams of later configurations.
+    waiting: Vec<PeerRequest>,
 }
 
 impl Held {
     fn run(mut self, jobs: mpsc::Receiver<Job>) {
         for job in jobs {
             match job {
-                Job::Message(PeerRequest { bytes, reply, .. }) => reply.send(match self.apply(&bytes) {
-                    Ok(()) => encode(&Ok::<_, WireFailure>(Reply::Done)),
-                    Err(error) => failure(error),
-                }),
-                Job::Keep(members) => {
+                Job::Message(request) => self.take(request),
+                Job::Keep(members, configuration) => {
+                    self.configuration = configuration;
                     let removed: Vec<_> =
                         self.backups.extract_if(|member, _| !members.contains(member)).collect();
                     for (member, backup) in removed {
                         drop(backup);
                         self.remove(member);
+                    }
+                    for request in std::mem::take(&mut self.waiting) {
+                        self.take(request);
                     }
                 }
                 Job::Take(member, sender) => {
@@ -85,6 +91,24 @@ impl Held {
                 Job::End => return,
             }
         }
+    }
+
+    /// Performs a message. The first one of a stream waits for its configuration, so that an
+    /// earlier configuration does not remove the backup.
+    fn take(&mut self, request: PeerRequest) {
+        let header: Result<((Route, ReplicaMessage), &[u8])> = decode_first(&request.bytes);
+        let is_early =
+            |header: &ReplicaMessage| header.number == 0 && header.configuration > self.configuration;
+        if header.is_ok_and(|((_, header), _)| is_early(&header)) {
+            let now = Instant::now();
+            // The sender of a request that is dropped sends it again.
+            self.waiting.retain(|waiting| waiting.deadline > now);
+            return self.waiting.push(request);
+        }
+        request.reply.send(match self.apply(&request.bytes) {
+            Ok(()) => encode(&Ok::<_, WireFailure>(Reply::Done)),
+            Err(error) => failure(error),
+        });
     }
 
     fn apply(&mut self, message: &[u8]) -> Result<()> {

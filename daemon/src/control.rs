@@ -242,7 +242,7 @@ impl Daemon {
             }
         }
         let is_kept = |placed: &&_| is_placed(placed, own);
-        self.backups.keep(members.iter().filter(is_kept).map(|placed| placed.id).collect());
+        self.backups.keep(members.iter().filter(is_kept).map(|placed| placed.id).collect(), number);
         for placed in members.iter().filter(|placed| placed.daemon == own) {
             if self.members.contains_key(&placed.id) {
                 continue;
@@ -254,7 +254,7 @@ impl Daemon {
         }
         for placed in &members {
             if let Some(member) = self.members.get(&placed.id) {
-                member.command(Command::Backups(placed.backups.clone()));
+                member.command(Command::Backups(placed.backups.clone(), number));
                 member.command(Command::PlacementChanged);
             }
         }

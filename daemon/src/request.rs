@@ -45,8 +45,9 @@ pub struct PeerRequest {
 pub enum Job {
     /// Changes of a member.
     Message(PeerRequest),
-    /// Removes the backups of all members but these.
-    Keep(Vec<MemberId>),
+    /// Removes the backups of all members but these, and begins streams of the configuration of
+    /// this number.
+    Keep(Vec<MemberId>, u64),
     /// Gives up the backup of a member, which this daemon is to run, if it is complete.
     Take(MemberId, mpsc::Sender<Option<Storage>>),
     /// Ends the thread.

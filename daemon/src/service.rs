@@ -71,8 +71,8 @@ impl Clients for LocalClients {
 
 /// A message of the daemon to the thread of a member.
 pub enum Command {
-    /// The daemons that are to have backups of the member.
-    Backups(Vec<DaemonId>),
+    /// The daemons that are to have backups of the member, by the configuration of this number.
+    Backups(Vec<DaemonId>, u64),
     /// The members run on other daemons than before.
     PlacementChanged,
     /// A lease was granted to a request of this time.
@@ -372,9 +372,9 @@ impl Service {
     fn take_commands(&mut self) {
         for command in self.commands.try_iter() {
             match command {
-                Command::Backups(daemons) => {
+                Command::Backups(daemons, configuration) => {
                     let session = self.member.session();
-                    for task in self.replication.set_backups(self.id, session, &daemons) {
+                    for task in self.replication.set_backups(self.id, session, configuration, &daemons) {
                         self.spawn(task);
                     }
                 }

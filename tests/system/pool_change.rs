@@ -114,7 +114,7 @@ fn a_daemon_that_a_program_uses_is_not_removed() {
         skip!("no quelld or no libquell_preload.so beside the binary");
     }
     let pool = Pool::start_with(2, &["--replicas", "2"]);
-    pool.quell(&["pool", "shrink", "p", "1"]).expect(2).says("1 daemons would be left");
+    pool.quell(&["pool", "shrink", "p", "1"]).expect(2).says("would have 1 daemons");
     pool.quell(&["pool", "shrink", "p", "7"]).expect(2).says("no daemon 7");
     pool.quell(&["pool", "expand", "p", "--local", "1"]).expect(2).says("--expand-to");
     pool.expect_nothing_left();

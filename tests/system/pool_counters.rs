@@ -19,7 +19,7 @@ struct Counters(Vec<Value>);
 impl Counters {
     fn read(pool: &Pool) -> Counters {
         let top = pool.quell(&["pool", "top", "p", "--once", "--json", "--interval", "0.1"]).expect(0).json();
-        let daemons = top["daemons"].as_array().unwrap();
+        let daemons = top["members"].as_array().unwrap();
         Counters(daemons.iter().map(|daemon| daemon["counters"].clone()).collect())
     }
 

@@ -441,7 +441,7 @@ fn data_between_nodes_is_compressed_and_arrives_as_it_was_written() {
         }
         sent.push(of_files);
         let top = cluster.quell(1, &["pool", "top", "p", "--once", "--json", "--interval", "0.1"]);
-        let network = &top.expect(0).json()["daemons"][0]["counters"]["network"];
+        let network = &top.expect(0).json()["members"][0]["counters"]["network"];
         assert!(network["sent_bytes"].as_u64().unwrap() > bytes / 4, "{network}");
         let saved = network["sent_saved_bytes"].as_u64().unwrap();
         assert_eq!(saved > bytes / 8, !options.is_empty(), "{network}");

@@ -282,8 +282,8 @@ pub struct PoolMapArgs {
     pub json: bool,
 }
 
-/// Show the rates of operations and bytes, the latencies and the space of a pool by daemon, and
-/// update them until q or Ctrl-C is pressed.
+/// Show the rates of operations and bytes, the latencies and the space of a pool by member, and
+/// update them until q or Ctrl-C is pressed. Each daemon has one or several members.
 ///
 /// On a terminal, the table fills the screen. Otherwise it is printed again after each interval.
 /// The second line has the rates of each kind of operation; `direct` are accesses of clients to

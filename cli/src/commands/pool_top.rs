@@ -1,4 +1,4 @@
-//! `quell pool top`: shows the rates of a pool's operations by daemon, and repeats it.
+//! `quell pool top`: shows the rates of a pool's operations by member, and repeats it.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -12,16 +12,16 @@ use quell_wire::pool::MemberCounters;
 use crate::arguments::PoolTopArgs;
 use crate::failure::{Failure, NO};
 use crate::output::{has_failed, outln};
-use crate::pool_table::{DaemonRates, PoolRates};
+use crate::pool_table::{MemberRates, PoolRates};
 use crate::progress::interruption;
 use crate::screen::Screen;
 
-/// How long the answer of a daemon is waited for, after the connection.
+/// How long the answer of a member is waited for, after the connection.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How often the command checks whether it is to end.
 const INPUT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The answers of all daemons of a pool.
+/// The answers of all members of a pool.
 type Answers = Result<Vec<CountedMember>, Failure>;
 
 pub fn run(args: &PoolTopArgs) -> Result<ExitCode, Failure> {
@@ -54,7 +54,7 @@ fn show(
         let rates = PoolRates {
             pool: args.name.clone(),
             interval_seconds: args.interval,
-            daemons: later.iter().map(|daemon| rates_since(&earlier, daemon)).collect(),
+            members: later.iter().map(|member| rates_since(&earlier, member)).collect(),
         };
         earlier = later;
         if is_first {
@@ -74,7 +74,7 @@ fn show(
             }
         }
         if args.once {
-            let is_complete = rates.daemons.iter().all(|daemon| daemon.counters.is_ok());
+            let is_complete = rates.members.iter().all(|member| member.counters.is_ok());
             return Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(NO) });
         }
         if has_failed() {
@@ -101,13 +101,13 @@ fn next(
     }
 }
 
-fn rates_since(earlier: &[CountedMember], later: &CountedMember) -> DaemonRates {
-    let before = earlier.iter().find(|daemon| daemon.member.id == later.member.id);
+fn rates_since(earlier: &[CountedMember], later: &CountedMember) -> MemberRates {
+    let before = earlier.iter().find(|member| member.member.id == later.member.id);
     let before = before.and_then(|before| Some((before.counters.as_ref().ok()?, before.at)));
     let rates = |counters: &MemberCounters| {
         before.map(|(before, at)| Rates::between(before, counters, later.at - at))
     };
-    DaemonRates {
+    MemberRates {
         number: later.member.id.0,
         host: later.host.clone(),
         rates: later.counters.as_ref().ok().and_then(rates),
@@ -115,7 +115,7 @@ fn rates_since(earlier: &[CountedMember], later: &CountedMember) -> DaemonRates 
     }
 }
 
-/// Requests the counters at intervals, on a thread of its own: a daemon that is stopped may delay
+/// Requests the counters at intervals, on a thread of its own: a member that is stopped may delay
 /// the answers for several seconds, in which the command can be ended. The thread ends with the
 /// process, or when the receiver was dropped.
 fn sample_repeatedly(name: String, interval: Duration) -> Receiver<Answers> {

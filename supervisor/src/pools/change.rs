@@ -33,8 +33,9 @@ enum Stage {
     Starting(Vec<usize>),
     /// Daemons are asked for the number of their clients.
     Asking(Vec<DaemonId>),
-    /// Members and backups are moved: `total` of them. `leaving`: the daemons that end afterwards.
-    Moving { total: usize, leaving: Vec<DaemonId> },
+    /// Members and backups are moved: `total` of them. `added`: the daemons that were started for
+    /// the command. `leaving`: those that end afterwards.
+    Moving { total: usize, added: Vec<usize>, leaving: Vec<DaemonId> },
     /// Daemons are ending.
     Ending(Vec<DaemonId>),
 }
@@ -153,7 +154,7 @@ impl Keeper {
         let left = self.pool.placement.daemons().count() - leaving.len();
         if left < usize::from(self.pool.new.replicas) {
             return Err(Failure::wrong_input(format!(
-                "{left} daemons would be left, and the pool keeps {} copies",
+                "the pool would have {left} daemons, and keeps {} copies",
                 self.pool.new.replicas
             )));
         }
@@ -178,9 +179,9 @@ impl Keeper {
                 let leaving = leaving.clone();
                 self.continue_asking(&command, leaving)
             }
-            Stage::Moving { total, leaving } => {
-                let (total, leaving) = (*total, leaving.clone());
-                self.continue_moves(&mut command, total, leaving)
+            Stage::Moving { total, added, leaving } => {
+                let (total, added, leaving) = (*total, added.clone(), leaving.clone());
+                self.continue_moves(&mut command, total, &added, leaving)
             }
             Stage::Ending(daemons) => {
                 let daemons = daemons.clone();
@@ -214,11 +215,12 @@ impl Keeper {
             launch.input = None;
             let failure = launch.failed(&format!("no answer within the time limit{}", launch.last_lines()));
             command.failures.push(failure.to_string());
-            self.pool.phases[number] = Phase::Failed;
+            self.pool.phases[number] = Phase::Failed { was_serving: false };
         }
         self.pool.placement.balance();
         self.pool.send_configuration();
-        Next::Stage(Stage::Moving { total: self.remaining(), leaving: Vec::new() }, None)
+        let added = starting.to_vec();
+        Next::Stage(Stage::Moving { total: self.remaining(), added, leaving: Vec::new() }, None)
     }
 
     fn continue_asking(&mut self, command: &ActiveCommand, leaving: Vec<DaemonId>) -> Next {
@@ -244,10 +246,16 @@ impl Keeper {
         }
         self.pool.placement.leave(&leaving);
         self.pool.send_configuration();
-        Next::Stage(Stage::Moving { total: self.remaining(), leaving }, None)
+        Next::Stage(Stage::Moving { total: self.remaining(), added: Vec::new(), leaving }, None)
     }
 
-    fn continue_moves(&mut self, command: &mut ActiveCommand, total: usize, leaving: Vec<DaemonId>) -> Next {
+    fn continue_moves(
+        &mut self,
+        command: &mut ActiveCommand,
+        total: usize,
+        added: &[usize],
+        leaving: Vec<DaemonId>,
+    ) -> Next {
         let moved = total.saturating_sub(self.remaining());
         command.report(CommandProgress::Moving { moved, total });
         if !self.pool.placement.is_idle() {
@@ -262,7 +270,7 @@ impl Keeper {
                     self.pool.send(daemon, &KeeperMessage::AcceptClients);
                 }
                 return failed(format!(
-                    "{left} members or backups could not be moved, because a daemon has failed or no other daemon has \
+                    "{left} parts or copies could not be moved, because a daemon has failed or no other daemon has \
                      enough space; the daemons stay"
                 ));
             }
@@ -273,6 +281,17 @@ impl Keeper {
             return Next::Stage(Stage::Ending(leaving), Some(Instant::now() + END_LIMIT));
         }
         let mut failures = std::mem::take(&mut command.failures);
+        for number in added.iter().filter(|number| self.pool.was_serving(**number)) {
+            failures.push(format!(
+                "the daemon {number} on {} has failed after its start",
+                self.pool.launchers[*number].host
+            ));
+        }
+        let unmoved = self.pool.placement.unmoved();
+        if unmoved > 0 && failures.is_empty() {
+            failures
+                .push(format!("{unmoved} parts could not be moved, because a daemon has too little space"));
+        }
         let lost = |daemon: &PoolDaemon| !self.pool.placement.members_of(daemon.id).is_empty();
         for PoolDaemon { id, host, .. } in self.pool.placement.ended().iter().filter(|daemon| lost(daemon)) {
             failures.push(format!("files of the daemon {} on {host} cannot be used", id.0));

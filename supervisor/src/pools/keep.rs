@@ -38,8 +38,10 @@ pub(super) enum Phase {
     Serving,
     /// It ends, and has no members.
     Leaving,
-    /// It was not started, or has failed.
-    Failed,
+    /// It was not started, or has failed after it had begun to serve.
+    Failed {
+        was_serving: bool,
+    },
 }
 
 /// The launchers of the daemons of a pool. The number of a launcher is that of its daemon.
@@ -152,6 +154,11 @@ impl StartedPool {
         }
     }
 
+    /// Returns whether a daemon has failed after it had begun to serve.
+    pub(super) fn was_serving(&self, number: usize) -> bool {
+        matches!(self.phases[number], Phase::Failed { was_serving: true })
+    }
+
     /// Returns whether all members run and have all their backups.
     pub fn is_complete(&self) -> bool {
         self.placement.is_complete()
@@ -250,7 +257,7 @@ impl StartedPool {
                 }
             }
             Phase::Serving => self.take_report(number, line),
-            Phase::Leaving | Phase::Failed => {}
+            Phase::Leaving | Phase::Failed { .. } => {}
         }
     }
 
@@ -278,7 +285,7 @@ impl StartedPool {
     }
 
     fn start_failed(&mut self, number: usize, failure: &Failure) {
-        self.phases[number] = Phase::Failed;
+        self.phases[number] = Phase::Failed { was_serving: false };
         // It ends, and removes its files.
         self.launchers[number].input = None;
         self.failed_starts.push(failure.to_string());
@@ -330,7 +337,7 @@ impl StartedPool {
         }
         // The end of its input ends a daemon that continues later.
         self.launchers[number].input = None;
-        self.phases[number] = Phase::Failed;
+        self.phases[number] = Phase::Failed { was_serving: true };
         self.placement.daemon_failed(DaemonId(number as u16));
         self.send_configuration();
     }

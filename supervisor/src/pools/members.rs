@@ -8,7 +8,7 @@ use quell_mount_spec::PoolConnection;
 use quell_pool::{ask, done, space};
 use quell_runtime::{Pool, Registry};
 use quell_threads::{into_inner, lock};
-use quell_vfs::{Error, ErrorKind, Result, Space};
+use quell_vfs::{Error, ErrorKind, Result, Space, errno};
 use quell_wire::pool::{MemberCounters, MemberId, Operation, PoolDaemon, PoolMember, Reply};
 
 use crate::display::shown;
@@ -179,7 +179,19 @@ fn with_connection<T>(
     };
     match pool.daemons.iter().find(|daemon| daemon.id == member.daemon) {
         Some(daemon) if daemon.node == pool.node => {
-            request(&PoolConnection::open(&daemon.socket(member.id))?)
+            let socket = daemon.socket(member.id);
+            match PoolConnection::open(&socket) {
+                Ok(connection) => request(&connection),
+                // A daemon that leaves the pool refuses connections, and serves other daemons.
+                Err(error) if error.kind == ErrorKind::Os(errno::ECONNRESET) => {
+                    let mut others = pool.sockets().filter(|other| *other != socket);
+                    match others.find_map(|other| PoolConnection::open(&other).ok()) {
+                        Some(connection) => request(&connection),
+                        None => Err(error),
+                    }
+                }
+                Err(error) => Err(error),
+            }
         }
         Some(_) => match gateway {
             Some(connection) => request(connection),

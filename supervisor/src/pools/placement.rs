@@ -313,15 +313,12 @@ impl Placement {
 
     /// Returns the number of members and backups that would have to move for an even distribution.
     pub fn excess(&self) -> usize {
-        let excess = |counts: BTreeMap<DaemonId, usize>| {
-            let total: usize = counts.values().sum();
-            let most = total.div_ceil(counts.len().max(1));
-            let fewest = total / counts.len().max(1);
-            let above: usize = counts.values().map(|count| count.saturating_sub(most)).sum();
-            let below: usize = counts.values().map(|count| fewest.saturating_sub(*count)).sum();
-            above.max(below)
-        };
-        excess(self.loads(Moved::Member)) + excess(self.loads(Moved::Backup))
+        self.unmoved() + excess(&self.loads(Moved::Backup))
+    }
+
+    /// Returns the number of members that would have to move for an even distribution.
+    pub fn unmoved(&self) -> usize {
+        excess(&self.loads(Moved::Member))
     }
 
     /// Returns the number of members or backups of each daemon that does not leave, as it will be
@@ -473,6 +470,16 @@ impl Placement {
             }
         }
     }
+}
+
+/// Returns how many units would have to move so that the counts differ by at most one.
+fn excess(counts: &BTreeMap<DaemonId, usize>) -> usize {
+    let total: usize = counts.values().sum();
+    let most = total.div_ceil(counts.len().max(1));
+    let fewest = total / counts.len().max(1);
+    let above: usize = counts.values().map(|count| count.saturating_sub(most)).sum();
+    let below: usize = counts.values().map(|count| fewest.saturating_sub(*count)).sum();
+    above.max(below)
 }
 
 /// The consequence of a report of a daemon.

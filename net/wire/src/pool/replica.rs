@@ -32,6 +32,9 @@ pub struct ReplicaMessage {
     /// The stream of changes: the session of the member, and a number that the session does not
     /// reuse.
     pub stream: (u64, u32),
+    /// The number of the configuration that has assigned the backup to the daemon. A stream begins
+    /// after the daemon has this configuration or a later one.
+    pub configuration: u64,
     /// The number of the message in its stream, from 0.
     pub number: u64,
     /// The number of changes.

@@ -144,11 +144,13 @@ impl Replication {
     }
 
     /// Sets the daemons that have backups. Returns tasks that send the changes to the new ones;
-    /// they end when their backup is removed. `session` is the session of the member.
+    /// they end when their backup is removed. `session` is the session of the member, and
+    /// `configuration` the number of the configuration that names the daemons.
     pub fn set_backups(
         self: &Rc<Replication>,
         member: MemberId,
         session: u64,
+        configuration: u64,
         daemons: &[DaemonId],
     ) -> Vec<LocalBoxFuture<'static, ()>> {
         let mut state = self.log.state();
@@ -179,8 +181,9 @@ impl Replication {
             };
             backup.push(position, encode(&Change::Clear).into());
             state.backups.push(backup);
-            let stream = (session, generation);
-            tasks.push(Rc::clone(self).feed(member, *daemon, stream).boxed_local());
+            let header =
+                ReplicaMessage { member, stream: (session, generation), configuration, number: 0, count: 0 };
+            tasks.push(Rc::clone(self).feed(*daemon, header).boxed_local());
         }
         state.wake();
         drop(state);
@@ -201,7 +204,9 @@ impl Replication {
     }
 
     /// Sends everything that the member has, and all further changes, to a backup.
-    async fn feed(self: Rc<Replication>, member: MemberId, to: DaemonId, stream: (u64, u32)) {
+    /// Each message begins with `header`, its number and the number of its changes.
+    async fn feed(self: Rc<Replication>, to: DaemonId, header: ReplicaMessage) {
+        let stream = header.stream;
         let mut fill = Fill::Keys(None);
         for number in 0.. {
             loop {
@@ -217,7 +222,7 @@ impl Replication {
             let Some((changes, count, position, is_complete)) = self.next_changes(to, stream.1).await else {
                 return;
             };
-            let mut message = encode(&(Route::Backup, ReplicaMessage { member, stream, number, count }));
+            let mut message = encode(&(Route::Backup, ReplicaMessage { number, count, ..header }));
             message.extend(changes);
             if !self.deliver(to, stream.1, message).await {
                 return;

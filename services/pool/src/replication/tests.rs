@@ -118,7 +118,7 @@ fn a_new_backup_gets_everything_and_further_changes() {
         Rc::clone(&daemon) as _,
     );
     let (store, chunks) = (replication.store(), replication.chunks());
-    for task in replication.set_backups(MEMBER, 1, &[DaemonId(8)]) {
+    for task in replication.set_backups(MEMBER, 1, 0, &[DaemonId(8)]) {
         executor.spawner().spawn_local(task).unwrap();
     }
     assert!(replication.is_settled(), "replies do not wait for a backup that is not complete");
@@ -151,7 +151,7 @@ fn a_new_backup_gets_everything_and_further_changes() {
     assert!(!replication.is_settled(), "the lease has ended");
     replication.set_lease_end(Some(Duration::from_secs(11)));
     assert!(replication.is_settled());
-    let spawned = replication.set_backups(MEMBER, 1, &[]);
+    let spawned = replication.set_backups(MEMBER, 1, 0, &[]);
     assert!(spawned.is_empty());
     put(&*store, b"alone", b"");
     assert!(replication.is_settled(), "a removed backup confirms nothing");
@@ -181,7 +181,7 @@ fn a_backup_is_complete_when_it_has_what_was_acknowledged_during_the_copy() {
         Rc::clone(&daemon) as _,
     );
     let store = replication.store();
-    for task in replication.set_backups(MEMBER, 1, &[DaemonId(8)]) {
+    for task in replication.set_backups(MEMBER, 1, 0, &[DaemonId(8)]) {
         executor.spawner().spawn_local(task).unwrap();
     }
     let mut messages = 0;
@@ -205,7 +205,8 @@ fn a_backup_is_complete_when_it_has_what_was_acknowledged_during_the_copy() {
 fn a_backup_refuses_messages_of_other_streams_and_numbers() {
     let storage = Storage::new();
     let mut backup = storage.backup();
-    let message = |stream, number, count| ReplicaMessage { member: MEMBER, stream, number, count };
+    let message =
+        |stream, number, count| ReplicaMessage { member: MEMBER, stream, configuration: 0, number, count };
     let change =
         |value: &'static [u8]| encode(&Change::Commit(vec![KeyChange { key: b"key", value: Some(value) }]));
     let value = || storage.store.get(b"key").unwrap().map(|value| value.to_vec());
@@ -275,7 +276,8 @@ fn a_copy_that_differs_on_the_disk_is_refused() {
     let storage = Storage::new();
     let bad = Arc::new(BadDisk(Arc::clone(&storage.chunks)));
     let mut backup = Backup::new(Arc::clone(&storage.store) as _, bad);
-    let message = |number| ReplicaMessage { member: MEMBER, stream: (1, 0), number, count: 1 };
+    let message =
+        |number| ReplicaMessage { member: MEMBER, stream: (1, 0), configuration: 0, number, count: 1 };
     let (id, modified) = (FileId(1), Stamp::default());
     let copy = |data| encode(&Change::Copy { id, offset: 0, data, modified });
     backup.apply(&message(0), &copy(b"")).unwrap();

@@ -109,7 +109,7 @@ impl Cluster {
         let daemons: Vec<DaemonId> = backup.iter().map(|backup| DaemonId(backup.daemon)).collect();
         drop(backup);
         let session = running.member.session;
-        for task in running.replication.set_backups(running.member.id, session, &daemons) {
+        for task in running.replication.set_backups(running.member.id, session, 0, &daemons) {
             running.spawn(&self.world, task);
         }
     }
