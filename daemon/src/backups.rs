@@ -96,23 +96,24 @@ impl Held {
     /// Performs a message. The first one of a stream waits for its configuration, so that an
     /// earlier configuration does not remove the backup.
     fn take(&mut self, request: PeerRequest) {
-        let header: Result<((Route, ReplicaMessage), &[u8])> = decode_first(&request.bytes);
-        let is_early =
-            |header: &ReplicaMessage| header.number == 0 && header.configuration > self.configuration;
-        if header.is_ok_and(|((_, header), _)| is_early(&header)) {
-            let now = Instant::now();
-            // The sender of a request that is dropped sends it again.
-            self.waiting.retain(|waiting| waiting.deadline > now);
-            return self.waiting.push(request);
-        }
-        request.reply.send(match self.apply(&request.bytes) {
+        let decoded: Result<((Route, ReplicaMessage), &[u8])> = decode_first(&request.bytes);
+        let applied = match decoded {
+            Ok(((_, header), _)) if header.number == 0 && header.configuration > self.configuration => {
+                let now = Instant::now();
+                // The sender of a request that is dropped sends it again.
+                self.waiting.retain(|waiting| waiting.deadline > now);
+                return self.waiting.push(request);
+            }
+            Ok(((_, header), changes)) => self.apply(&header, changes),
+            Err(error) => Err(error),
+        };
+        request.reply.send(match applied {
             Ok(()) => encode(&Ok::<_, WireFailure>(Reply::Done)),
             Err(error) => failure(error),
         });
     }
 
-    fn apply(&mut self, message: &[u8]) -> Result<()> {
-        let ((_, header), changes): ((Route, ReplicaMessage), _) = decode_first(message)?;
+    fn apply(&mut self, header: &ReplicaMessage, changes: &[u8]) -> Result<()> {
         let member = header.member;
         if !self.backups.contains_key(&member) {
             if header.number != 0 {
@@ -123,7 +124,7 @@ impl Held {
             self.backups.insert(member, (backup, storage));
         }
         let (backup, _) = self.backups.get_mut(&member).expect("it was inserted");
-        backup.apply(&header, changes)
+        backup.apply(header, changes)
     }
 
     fn remove(&self, member: MemberId) {

@@ -258,7 +258,10 @@ impl Daemon {
                 member.command(Command::PlacementChanged);
             }
         }
-        self.pool = PoolSettings { daemons, members, ended, is_complete, ..self.pool.clone() };
+        self.pool.daemons = daemons;
+        self.pool.members = members;
+        self.pool.ended = ended;
+        self.pool.is_complete = is_complete;
         files.remove_ended(&self.pool);
         files.register(&self.pool)
     }

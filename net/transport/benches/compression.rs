@@ -1,5 +1,5 @@
 //! Measures the algorithms that connections can use for their payloads, and for comparison writes
-//! and reads of the same blocks in a file, which is what a program does with chunks on its node:
+//! and reads of the same blocks in a file, as a program accesses the chunks of its node:
 //! `cargo bench -p quell-transport --bench compression [FILTER]`.
 //!
 //! The file is in `QUELL_BENCH_DIR` (default `$TMPDIR`), and its data is in the page cache. Rates

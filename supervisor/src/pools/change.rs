@@ -94,7 +94,7 @@ impl Keeper {
         let begun = match command {
             KeeperCommand::Expand { daemons, timeout_ms } => self.begin_expansion(&daemons, timeout_ms),
             KeeperCommand::Shrink(daemons) => self.begin_reduction(&daemons),
-            KeeperCommand::Repair { timeout_ms } => self.begin_repair(timeout_ms),
+            KeeperCommand::Repair { timeout_ms } => Ok(self.begin_repair(timeout_ms)),
             KeeperCommand::End => {
                 self.pool.is_ending = true;
                 // The command may have been interrupted.
@@ -113,38 +113,34 @@ impl Keeper {
 
     fn begin_expansion(&mut self, new: &[NewDaemon], timeout_ms: u64) -> Result<Begun, Failure> {
         let daemons = self.pool.placement.daemons().count() + new.len();
-        let members = self.pool.new.members.max(self.pool.new.daemons.len() as u16);
+        let members = self.pool.new.members;
         if daemons > usize::from(members) {
             return Err(Failure::wrong_input(format!(
                 "the pool would have {daemons} daemons, and can have {members}; set a larger number with \
                  `quell pool up --expand-to` when you start it"
             )));
         }
-        let (mut starting, mut failures) = (Vec::new(), Vec::new());
-        for daemon in new {
-            match self.pool.launch_more(daemon, None) {
-                Ok(number) => starting.push(number),
-                Err(failure) => failures.push(failure.to_string()),
-            }
-        }
-        Ok((Stage::Starting(starting), Duration::from_millis(timeout_ms), failures))
+        let new = new.iter().map(|daemon| (daemon.clone(), None)).collect();
+        Ok(self.begin_start(new, timeout_ms))
     }
 
-    fn begin_repair(&mut self, timeout_ms: u64) -> Result<Begun, Failure> {
+    fn begin_repair(&mut self, timeout_ms: u64) -> Begun {
+        let new =
+            |daemon: &PoolDaemon| (self.pool.daemons[usize::from(daemon.id.0)].clone(), Some(daemon.id));
+        let new = self.pool.placement.ended().iter().map(new).collect();
+        self.begin_start(new, timeout_ms)
+    }
+
+    /// Starts daemons, each with the failed daemon in whose place it is started.
+    fn begin_start(&mut self, new: Vec<(NewDaemon, Option<DaemonId>)>, timeout_ms: u64) -> Begun {
         let (mut starting, mut failures) = (Vec::new(), Vec::new());
-        let failed: Vec<DaemonId> = self.pool.placement.ended().iter().map(|daemon| daemon.id).collect();
-        for id in failed {
-            let has_only_data = !self.pool.placement.members_of(id).is_empty();
-            let new = self.pool.daemons[usize::from(id.0)].clone();
-            match self.pool.launch_more(&new, has_only_data.then_some(id)) {
+        for (daemon, replaced) in new {
+            match self.pool.launch_more(&daemon, replaced) {
                 Ok(number) => starting.push(number),
                 Err(failure) => failures.push(failure.to_string()),
             }
-            if !has_only_data {
-                self.pool.placement.forget(id);
-            }
         }
-        Ok((Stage::Starting(starting), Duration::from_millis(timeout_ms), failures))
+        (Stage::Starting(starting), Duration::from_millis(timeout_ms), failures)
     }
 
     fn begin_reduction(&mut self, leaving: &[DaemonId]) -> Result<Begun, Failure> {

@@ -123,8 +123,8 @@ impl StartedPool {
         Ok(())
     }
 
-    /// Starts a daemon of the running pool: without members, or with those of a daemon that has
-    /// failed. Returns its number.
+    /// Starts a daemon of the running pool, and returns its number. It has no members, unless a
+    /// daemon in whose place it is started has left some with their data.
     pub(super) fn launch_more(
         &mut self,
         new: &NewDaemon,
@@ -133,10 +133,9 @@ impl StartedPool {
         let number = self.launchers.len();
         self.launch(new)?;
         let id = DaemonId(number as u16);
-        let (members, storage) = match replaced {
-            Some(failed) => (self.placement.members_of(failed), self.storages[usize::from(failed.0)]),
-            None => (Vec::new(), id),
-        };
+        let left =
+            replaced.map(|failed| (self.placement.members_of(failed), self.storages[usize::from(failed.0)]));
+        let (members, storage) = left.filter(|(members, _)| !members.is_empty()).unwrap_or((Vec::new(), id));
         self.storages[number] = storage;
         self.phases[number] = Phase::Starting { replaced };
         self.launchers[number].send(&self.new.daemon_settings(&self.secret, new, id, (members, storage)));
@@ -184,7 +183,7 @@ impl StartedPool {
         }
     }
 
-    /// Waits for an event, at most for `timeout`, and performs what it requires.
+    /// Waits for an event, at most for `timeout`, and handles it.
     pub(super) fn step(&mut self, timeout: Duration) {
         let mut next = self.events.recv_timeout(timeout).ok();
         // All reports are read before the leases are examined, also after this process was stopped.
@@ -221,43 +220,35 @@ impl StartedPool {
     }
 
     fn take_line(&mut self, number: usize, line: &str) {
-        match &self.phases[number] {
-            Phase::Starting { replaced } => {
-                let replaced = *replaced;
-                match serde_json::from_str(line) {
-                    Ok(Listening::At(daemon)) if usize::from(daemon.id.0) == number => {
-                        self.join(number, daemon, replaced);
-                    }
-                    Ok(Listening::At(_)) => {
-                        let failure = self.launchers[number].failed("its answer has a wrong number");
-                        self.start_failed(number, &failure);
-                    }
-                    Ok(Listening::Failed { code, message }) => {
-                        let failure = self.launchers[number].refused(code, &message);
-                        self.start_failed(number, &failure);
-                    }
-                    Err(error) => {
-                        let failure = self.launchers[number].wrong_answer(line, &error);
-                        self.start_failed(number, &failure);
-                    }
+        let launch = &self.launchers[number];
+        let taken = match &self.phases[number] {
+            Phase::Starting { replaced } => match serde_json::from_str(line) {
+                Ok(Listening::At(daemon)) if usize::from(daemon.id.0) == number => {
+                    let replaced = *replaced;
+                    self.join(number, daemon, replaced);
+                    Ok(())
                 }
-            }
-            Phase::Joining { daemon, replaced } => {
-                let (daemon, replaced) = (daemon.clone(), *replaced);
-                match serde_json::from_str(line) {
-                    Ok(Ready::Serving) => self.joined(number, daemon, replaced),
-                    Ok(Ready::Failed { code, message }) => {
-                        let failure = self.launchers[number].refused(code, &message);
-                        self.start_failed(number, &failure);
-                    }
-                    Err(error) => {
-                        let failure = self.launchers[number].wrong_answer(line, &error);
-                        self.start_failed(number, &failure);
-                    }
+                Ok(Listening::At(_)) => Err(launch.failed("its answer has a wrong number")),
+                Ok(Listening::Failed { code, message }) => Err(launch.refused(code, &message)),
+                Err(error) => Err(launch.wrong_answer(line, &error)),
+            },
+            Phase::Joining { daemon, replaced } => match serde_json::from_str(line) {
+                Ok(Ready::Serving) => {
+                    let (daemon, replaced) = (daemon.clone(), *replaced);
+                    self.joined(number, daemon, replaced);
+                    Ok(())
                 }
+                Ok(Ready::Failed { code, message }) => Err(launch.refused(code, &message)),
+                Err(error) => Err(launch.wrong_answer(line, &error)),
+            },
+            Phase::Serving => {
+                self.take_report(number, line);
+                Ok(())
             }
-            Phase::Serving => self.take_report(number, line),
-            Phase::Leaving | Phase::Failed { .. } => {}
+            Phase::Leaving | Phase::Failed { .. } => Ok(()),
+        };
+        if let Err(failure) = taken {
+            self.start_failed(number, &failure);
         }
     }
 

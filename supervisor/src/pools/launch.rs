@@ -159,7 +159,7 @@ mod tests {
         NewPool {
             name: "p".into(),
             daemons: scripts.iter().enumerate().map(daemon).collect(),
-            members: 0,
+            members: scripts.len() as u16,
             directory: None,
             memory_bytes: None,
             runtime: None,

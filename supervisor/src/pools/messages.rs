@@ -33,7 +33,7 @@ pub enum KeeperAnswer {
     Progress(CommandProgress),
     /// The command has ended.
     Done,
-    /// The command has failed. What it has done before remains.
+    /// The command has failed. Its earlier changes remain.
     Failed {
         /// The exit code.
         code: u8,

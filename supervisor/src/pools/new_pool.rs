@@ -153,6 +153,6 @@ impl NewPool {
             backups: Vec::new(),
             serves_clients: id < daemons,
         };
-        (0..self.members.max(daemons)).map(member).collect()
+        (0..self.members).map(member).collect()
     }
 }

@@ -258,18 +258,14 @@ impl Placement {
         self.place();
     }
 
-    /// Adds a daemon that has taken over the data of one that has failed, and runs its members.
+    /// Adds a daemon that was started in place of one that has failed. If that one has left
+    /// members, the new one has taken over their data, and runs them.
     pub fn restart(&mut self, failed: DaemonId, daemon: PoolDaemon) {
         for member in self.members.iter_mut().filter(|member| member.record.daemon == failed) {
             member.record.daemon = daemon.id;
         }
         self.ended.retain(|ended| ended.id != failed);
         self.add(daemon);
-    }
-
-    /// Forgets a daemon that has failed, in place of which another one is started.
-    pub fn forget(&mut self, failed: DaemonId) {
-        self.ended.retain(|ended| ended.id != failed);
     }
 
     /// Begins to move members and backups until all daemons have about the same number.

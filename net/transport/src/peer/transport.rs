@@ -1,5 +1,6 @@
 //! The interface of the connections between daemons. `PeerNetwork` implements it with TCP; another
-//! implementation can use another network. tests/peer/contract.rs tests what all of them promise.
+//! implementation can use another network. tests/peer/contract.rs tests the promises of all of
+//! them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -68,16 +69,16 @@ pub struct Traffic {
     pub sent_bytes: u64,
     /// Bytes that were received.
     pub received_bytes: u64,
-    /// Bytes that compression has saved in what was sent.
+    /// Bytes that the compression of sent data has saved.
     pub sent_saved_bytes: u64,
-    /// Bytes that compression has saved in what was received.
+    /// Bytes that the compression of received data has saved.
     pub received_saved_bytes: u64,
 }
 
-/// The collection of the requests and replies of a thread. Its end leaves what was not sent to the
-/// threads of the connections.
+/// The collection of the requests and replies of a thread. The threads of the connections
+/// send the rest after its end.
 pub trait CollectedSends: fmt::Debug {
-    /// Sends what was collected, as far as this is possible at once; the threads of the connections
-    /// send the rest. Does not wait.
+    /// Sends the collected requests and replies, as far as this is possible at once; the threads of
+    /// the connections send the rest. Does not wait.
     fn send(&self);
 }

@@ -21,7 +21,7 @@ type Start = Box<dyn Fn(u64, Arc<dyn Handler>) -> Arc<dyn Transport>>;
 fn tcp(change: fn(&mut Settings)) -> Start {
     Box::new(move |id, handler| {
         let mut settings = settings(id);
-        // A ping would send what a test has collected.
+        // A ping would send the requests that a test has collected.
         settings.ping_interval = LONG;
         change(&mut settings);
         Arc::new(PeerNetwork::start(settings, handler).unwrap())

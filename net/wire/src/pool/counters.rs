@@ -215,9 +215,9 @@ pub struct NetworkCounters {
     pub sent_bytes: u64,
     /// The bytes that were received.
     pub received_bytes: u64,
-    /// The bytes that compression has saved in what was sent.
+    /// The bytes that the compression of sent data has saved.
     pub sent_saved_bytes: u64,
-    /// The bytes that compression has saved in what was received.
+    /// The bytes that the compression of received data has saved.
     pub received_saved_bytes: u64,
 }
 
