@@ -1,4 +1,4 @@
-//! A value that was read.
+//! The value of an entry, which shares its memory with the store that returned it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -15,6 +15,12 @@ impl Deref for Value {
 
     fn deref(&self) -> &[u8] {
         &self.0
+    }
+}
+
+impl From<&[u8]> for Value {
+    fn from(bytes: &[u8]) -> Value {
+        Value(bytes.into())
     }
 }
 

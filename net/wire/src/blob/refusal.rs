@@ -1,0 +1,114 @@
+//! The reasons for which a transaction was not committed.
+
+use std::fmt;
+
+use quell_vfs::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+
+use super::operation::Read;
+use crate::Failure;
+
+/// A part that a transaction has read, and that a later commit has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The part as the transaction has read it.
+    pub read: Read,
+    /// The part of it that was changed.
+    pub changed: super::Part,
+}
+
+/// The reason for which a transaction was not committed. It has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// Other transactions have changed data that this one has read. Repeat the transaction.
+    Conflict(Vec<Conflict>),
+    /// The state that the transaction has read is no longer kept. Repeat the transaction, and let
+    /// it take less time.
+    SnapshotTooOld,
+    /// A compare-and-set found another number than the expected one.
+    Different {
+        /// The position of the operation in the transaction.
+        operation: u32,
+        /// The position of the first such number in the range of the operation.
+        cell: u32,
+        /// The number that was found, in the encoding of the operands.
+        found: Vec<u8>,
+    },
+    /// The result of a checked transform is outside the range of its type.
+    Overflow {
+        /// The position of the operation in the transaction.
+        operation: u32,
+        /// The position of the first such number in the range of the operation.
+        cell: u32,
+    },
+    /// An operation failed.
+    Failed {
+        /// The position of the operation in the transaction; `None` if the failure concerns the
+        /// transaction or the store.
+        operation: Option<u32>,
+        /// The reason.
+        failure: Failure,
+    },
+}
+
+impl Refusal {
+    /// Returns whether the same transaction can succeed if it is repeated from the beginning.
+    pub fn is_repeatable(&self) -> bool {
+        match self {
+            Refusal::Conflict(_) | Refusal::SnapshotTooOld => true,
+            Refusal::Failed { failure, .. } => {
+                matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::Busy)
+            }
+            Refusal::Different { .. } | Refusal::Overflow { .. } => false,
+        }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal::Failed { operation: None, failure: Failure::new(&error) }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Conflict(conflicts) => {
+                write!(f, "another transaction changed ")?;
+                for (index, conflict) in conflicts.iter().enumerate() {
+                    let separator = if index == 0 { "" } else { ", " };
+                    let name = conflict.read.name.escape_ascii();
+                    match &conflict.changed {
+                        super::Part::Range { start, end } => {
+                            write!(f, "{separator}bytes {start} to {end} of {name}")?;
+                        }
+                        super::Part::Size => write!(f, "{separator}the size of {name}")?,
+                        super::Part::Existence => write!(f, "{separator}the existence of {name}")?,
+                        super::Part::NamesWithPrefix => {
+                            write!(f, "{separator}the names that begin with {name}")?;
+                        }
+                    }
+                }
+                Ok(())
+            }
+            Refusal::SnapshotTooOld => {
+                f.write_str("the state that the transaction has read is no longer kept")
+            }
+            Refusal::Different { operation, cell, .. } => {
+                write!(f, "operation {operation}: number {cell} is not the expected one")
+            }
+            Refusal::Overflow { operation, cell } => {
+                write!(
+                    f,
+                    "operation {operation}: the result for number {cell} is outside the range of its type"
+                )
+            }
+            Refusal::Failed { operation: Some(operation), failure } => {
+                write!(f, "operation {operation}: {failure}")
+            }
+            Refusal::Failed { operation: None, failure } => write!(f, "{failure}"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,256 @@
+//! The effect of the operations of a transaction on the tables. No decision here depends on other
+//! transactions: see `recent.rs` for conflicts.
+
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::Failure;
+use quell_wire::blob::{NAME_BYTES_MAX, Operation, OperationResult, Refusal, Transform};
+
+use crate::content::{Content, NewExtent, end_of, entry, is_stale_content, read};
+use crate::extents::Extents;
+use crate::keys::{self, BlobEntry, BlobId, PAGE_BYTES};
+use crate::recent::{Change, ChangedPart};
+use crate::tables::{Changes, Tables};
+use crate::transform::{self, NotApplied};
+
+/// The largest size of a blob whose pages a deletion or truncation removes itself, in bytes.
+const REMOVED_AT_ONCE_BYTES: u64 = 16 * PAGE_BYTES;
+
+/// An operation whose data, if it is large, was written aside.
+#[derive(Debug)]
+pub(crate) struct PreparedOperation {
+    pub(crate) operation: Operation,
+    /// The data of a write or append, which is empty in `operation`.
+    pub(crate) extent: Option<NewExtent>,
+}
+
+impl PreparedOperation {
+    pub(crate) fn inline(operation: Operation) -> PreparedOperation {
+        PreparedOperation { operation, extent: None }
+    }
+}
+
+/// What operations need besides the tables.
+pub(crate) struct Environment<'a> {
+    pub(crate) extents: &'a dyn Extents,
+    /// Returns a number that no other content has.
+    pub(crate) new_id: &'a dyn Fn() -> BlobId,
+    /// The time of the commit, in nanoseconds since 1970.
+    pub(crate) now_ns: u64,
+}
+
+/// The results of applied operations.
+#[derive(Debug, Default)]
+pub(crate) struct Applied {
+    pub(crate) results: Vec<OperationResult>,
+    pub(crate) changes: Vec<Change>,
+}
+
+/// The reason for which operations were not applied. The tables have to be discarded.
+#[derive(Debug)]
+pub(crate) enum NotDone {
+    Refused(Refusal),
+    /// Content that a truncation of this blob has left must be removed first.
+    Stale(Vec<u8>),
+}
+
+/// Applies operations in their order.
+pub(crate) fn apply(
+    changes: &mut Changes<'_>,
+    environment: &Environment<'_>,
+    operations: &[PreparedOperation],
+) -> std::result::Result<Applied, NotDone> {
+    let mut applied = Applied::default();
+    for (position, operation) in operations.iter().enumerate() {
+        let position = position as u32;
+        match apply_one(changes, environment, operation, &mut applied.changes) {
+            Ok(result) => applied.results.push(result),
+            Err(Stop::NotApplied(NotApplied::Different { cell, found })) => {
+                return Err(NotDone::Refused(Refusal::Different { operation: position, cell, found }));
+            }
+            Err(Stop::NotApplied(NotApplied::Overflow { cell })) => {
+                return Err(NotDone::Refused(Refusal::Overflow { operation: position, cell }));
+            }
+            Err(Stop::Failed(error)) if is_stale_content(&error) => {
+                return Err(NotDone::Stale(operation.operation.name().to_vec()));
+            }
+            Err(Stop::Failed(error)) => {
+                let failure = Failure::new(&error);
+                return Err(NotDone::Refused(Refusal::Failed { operation: Some(position), failure }));
+            }
+        }
+    }
+    Ok(applied)
+}
+
+enum Stop {
+    Failed(Error),
+    NotApplied(NotApplied),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
+fn apply_one(
+    changes: &mut Changes<'_>,
+    environment: &Environment<'_>,
+    prepared: &PreparedOperation,
+    changed: &mut Vec<Change>,
+) -> std::result::Result<OperationResult, Stop> {
+    let name = prepared.operation.name();
+    check_name(name)?;
+    let mut note = |part| changed.push(Change { name: name.to_vec(), part });
+    let found = entry(&*changes, name)?;
+    let mut entry = match (&prepared.operation, found) {
+        (Operation::Create { may_exist, .. }, Some(_)) => {
+            return match may_exist {
+                true => Ok(OperationResult::Done),
+                false => Err(Error::new(ErrorKind::Exists, "create", name).into()),
+            };
+        }
+        (Operation::Create { .. }, None) => {
+            note(ChangedPart::Existence);
+            let id = (environment.new_id)();
+            BlobEntry { id, size_bytes: 0, modified_ns: 0, extent_refs: 0, stale_end_bytes: 0 }
+        }
+        (_, None) => return Err(Error::new(ErrorKind::NotFound, "use", name).into()),
+        (Operation::Delete { .. }, Some(entry)) => {
+            note(ChangedPart::Existence);
+            changes.delete(keys::name(name));
+            discard_content(changes, environment.extents, &entry)?;
+            return Ok(OperationResult::Done);
+        }
+        (_, Some(entry)) => entry,
+    };
+    let size_before = entry.size_bytes;
+    let mut result = OperationResult::Done;
+    match &prepared.operation {
+        Operation::Create { .. } | Operation::Delete { .. } => {}
+        Operation::Write { offset, data, .. } => {
+            let length = prepared.extent.map_or(data.len() as u64, |extent| extent.length_bytes);
+            let content = Content { changes, extents: environment.extents, entry: &mut entry };
+            write(content, *offset, data, prepared.extent)?;
+            note(ChangedPart::Range((*offset).min(size_before), offset + length));
+        }
+        Operation::Append { data, .. } => {
+            let length = prepared.extent.map_or(data.len() as u64, |extent| extent.length_bytes);
+            let content = Content { changes, extents: environment.extents, entry: &mut entry };
+            write(content, size_before, data, prepared.extent)?;
+            note(ChangedPart::Range(size_before, size_before + length));
+            result = OperationResult::Appended(size_before);
+        }
+        Operation::Resize { size_bytes, .. } => {
+            resize(changes, environment, &mut entry, *size_bytes)?;
+            note(ChangedPart::Range(size_before.min(*size_bytes), size_before.max(*size_bytes)));
+        }
+        Operation::Transform { offset, transform, .. } => {
+            let content = Content { changes, extents: environment.extents, entry: &mut entry };
+            let before = apply_transform(content, *offset, transform)?;
+            note(ChangedPart::Range((*offset).min(size_before), offset + transform.length_bytes()));
+            if transform.returns_before {
+                result = OperationResult::Before(before);
+            }
+        }
+    }
+    if entry.size_bytes != size_before {
+        note(ChangedPart::Size);
+    }
+    entry.modified_ns = environment.now_ns;
+    changes.put(keys::name(name), &keys::encode(&entry));
+    Ok(result)
+}
+
+fn write(mut content: Content<'_, '_>, offset: u64, data: &[u8], extent: Option<NewExtent>) -> Result<()> {
+    match extent {
+        Some(extent) => content.write_extent(offset, extent),
+        None => content.write(offset, data),
+    }
+}
+
+/// Sets the size. A large blob that is cut to nothing gets a new, empty content.
+fn resize(
+    changes: &mut Changes<'_>,
+    environment: &Environment<'_>,
+    entry: &mut BlobEntry,
+    size_bytes: u64,
+) -> Result<()> {
+    if size_bytes == 0 && has_much_content(entry) {
+        changes.put(keys::deleted_blob(entry.id), &[]);
+        *entry = BlobEntry {
+            id: (environment.new_id)(),
+            size_bytes: 0,
+            extent_refs: 0,
+            stale_end_bytes: 0,
+            ..*entry
+        };
+        return Ok(());
+    }
+    Content { changes, extents: environment.extents, entry }.resize(size_bytes)
+}
+
+/// Removes the content of a blob that is deleted, or marks it to be removed later.
+fn discard_content(changes: &mut Changes<'_>, extents: &dyn Extents, entry: &BlobEntry) -> Result<()> {
+    if has_much_content(entry) {
+        changes.put(keys::deleted_blob(entry.id), &[]);
+        return Ok(());
+    }
+    Content { changes, extents, entry: &mut entry.clone() }.resize(0)
+}
+
+fn has_much_content(entry: &BlobEntry) -> bool {
+    entry.size_bytes.max(entry.stale_end_bytes) > REMOVED_AT_ONCE_BYTES || entry.extent_refs > 0
+}
+
+/// Applies a transform, and returns the numbers before it.
+fn apply_transform(
+    mut content: Content<'_, '_>,
+    offset: u64,
+    transform: &Transform,
+) -> std::result::Result<Vec<u8>, Stop> {
+    transform::check(transform)?;
+    end_of(offset, transform.length_bytes())?;
+    let mut cells = vec![0; transform.length_bytes() as usize];
+    let stored = content.entry.size_bytes.saturating_sub(offset).min(transform.length_bytes());
+    read(&*content.changes, content.extents, content.entry, offset, &mut cells[..stored as usize])?;
+    let before = if transform.returns_before { cells.clone() } else { Vec::new() };
+    transform::apply(transform, &mut cells).map_err(Stop::NotApplied)?;
+    content.write(offset, &cells)?;
+    Ok(before)
+}
+
+/// Returns an error if a name cannot be that of a blob.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    match name.len() {
+        0 => Err(Error::new(ErrorKind::InvalidInput, "use the empty name", name)),
+        1..=NAME_BYTES_MAX => Ok(()),
+        _ => Err(Error::new(ErrorKind::NameTooLong, "use", &name[..64])),
+    }
+}
+
+/// Removes content that a truncation of a blob has left, and returns whether none is left.
+pub(crate) fn remove_stale(
+    changes: &mut Changes<'_>,
+    extents: &dyn Extents,
+    name: &[u8],
+    limit: usize,
+) -> Result<bool> {
+    let Some(mut entry) = entry(&*changes, name)? else { return Ok(true) };
+    if entry.stale_end_bytes <= entry.size_bytes {
+        return Ok(true);
+    }
+    let is_removed = Content { changes, extents, entry: &mut entry }.remove_stale(limit)?;
+    changes.put(keys::name(name), &keys::encode(&entry));
+    Ok(is_removed)
+}
+
+/// Returns whether a truncation has left content of a blob.
+pub(crate) fn has_stale(tables: &dyn Tables, name: &[u8]) -> Result<bool> {
+    Ok(entry(tables, name)?.is_some_and(|entry| entry.stale_end_bytes > entry.size_bytes))
+}
+
+/// Returns whether the value of a name is that of a blob with content that a truncation has left.
+pub(crate) fn is_stale_entry(value: &[u8]) -> bool {
+    keys::decode::<BlobEntry>(value).is_ok_and(|entry| entry.stale_end_bytes > entry.size_bytes)
+}

@@ -1,0 +1,347 @@
+//! The commits of a store: in groups, one group at a time.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use quell_kv::{BATCH_BYTES_MAX, Batch, KeyValue};
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::Failure;
+use quell_wire::blob::{Committed, Refusal, Transaction, TransactionId, Version};
+
+use crate::apply::{self, Environment, NotDone};
+use crate::epoch::{EPOCH_MAX, first_of, is_almost_used_up};
+use crate::extents::{ExtentId, Extents};
+use crate::garbage::{Garbage, REMOVED_IN_A_STEP, batch_of, remove_uncommitted};
+use crate::keys::{self, BlobId};
+use crate::options::{Clock, Options};
+use crate::prepared::Prepared;
+use crate::queue::{Pending, Queue, Receiver};
+use crate::recent::{Change, RecentChanges};
+use crate::tables::{Changed, Changes, Latest, Tables, visit_prefix};
+use crate::versions::Versions;
+
+/// The size of the changes of one group, in bytes, after which no transaction is added to it.
+const GROUP_BYTES: u64 = 8 << 20;
+/// The size of the changes of one transaction, in bytes. A group with its last transaction fits into
+/// a batch.
+const TRANSACTION_BYTES_MAX: u64 = BATCH_BYTES_MAX - (GROUP_BYTES + (1 << 20));
+
+/// The storage and the state of an open store.
+pub(crate) struct Engine {
+    pub(crate) tables: Arc<dyn KeyValue>,
+    pub(crate) extents: Arc<dyn Extents>,
+    pub(crate) versions: Versions,
+    pub(crate) queue: Queue,
+    clock: Arc<dyn Clock>,
+    options: Options,
+    /// Only the thread that commits uses it, so that no thread waits for the lock.
+    leader: Mutex<Leader>,
+    last_number: AtomicU64,
+    garbage: Garbage,
+}
+
+/// The state of the thread that commits.
+struct Leader {
+    last: Version,
+    recent: RecentChanges,
+    /// The transactions whose results are kept, in the order of their commits.
+    results: VecDeque<(Version, TransactionId)>,
+    /// The results of transactions that began before this state may have been removed.
+    forgotten_results: Version,
+}
+
+impl Engine {
+    /// Opens a store: see [`Store::open`](crate::Store::open).
+    pub(crate) fn open(
+        tables: Arc<dyn KeyValue>,
+        extents: Arc<dyn Extents>,
+        clock: Arc<dyn Clock>,
+        options: Options,
+    ) -> Result<Engine> {
+        let before = match tables.get(keys::EPOCH)? {
+            Some(epoch) => keys::decode::<u64>(&epoch)?,
+            None => 0,
+        };
+        let epoch = before + 1;
+        if epoch > EPOCH_MAX {
+            let source = Some("the store was opened too often; copy it into a new one".into());
+            return Err(Error { source, ..Error::new(ErrorKind::NoSpace, "open", "store") });
+        }
+        let mut batch = Batch::new();
+        batch.put(keys::EPOCH, &keys::encode(&epoch));
+        tables.commit(batch)?;
+        tables.sync()?;
+        let latest = Latest(&*tables);
+        remove_uncommitted(&latest, &*extents, ExtentId(first_of(before)))?;
+        let mut results = Vec::new();
+        visit_prefix(&latest, &keys::results(), &mut |key, value| {
+            let committed: Committed = keys::decode(value)?;
+            results.push((committed.version, keys::transaction_of(key)?));
+            Ok(())
+        })?;
+        results.sort_by_key(|(version, _)| *version);
+        let forgotten_results = match tables.get(keys::FORGOTTEN_RESULTS)? {
+            Some(version) => keys::decode(&version)?,
+            None => Version(0),
+        };
+        let opened = Version(first_of(epoch));
+        let recent = RecentChanges::new(opened);
+        let leader = Leader { last: opened, recent, results: results.into(), forgotten_results };
+        Ok(Engine {
+            versions: Versions::new(opened, options.history_bytes_max),
+            leader: Mutex::new(leader),
+            last_number: AtomicU64::new(first_of(epoch)),
+            garbage: Garbage::find(tables.clone(), extents.clone(), opened)?,
+            queue: Queue::default(),
+            tables,
+            extents,
+            clock,
+            options,
+        })
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    pub(crate) fn new_number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Checks the limits of a transaction, and writes its large data.
+    pub(crate) fn prepare(&self, transaction: Transaction) -> std::result::Result<Prepared, Refusal> {
+        Prepared::new(transaction, &*self.extents, &|| ExtentId(self.new_number()))
+    }
+
+    /// Commits the next transactions that wait. Only one thread at a time calls it.
+    pub(crate) fn commit_next_group(&self) {
+        let group = self.queue.take(self.options.group_max);
+        if !group.is_empty() {
+            self.commit_group(group);
+        }
+    }
+
+    /// Commits transactions together, and passes on their results.
+    fn commit_group(&self, group: Vec<Pending>) {
+        let mut leader = lock(&self.leader);
+        if is_almost_used_up(leader.last.0.max(self.last_number.load(Ordering::Relaxed))) {
+            drop(leader);
+            let source = Some("the numbers of this opening are used up: open the store again".into());
+            let error = Error { source, ..Error::new(ErrorKind::NoSpace, "commit", "transaction") };
+            let failure = Failure::new(&error);
+            for pending in group {
+                pending.prepared.discard(&*self.extents);
+                let refusal = Refusal::Failed { operation: None, failure: failure.clone() };
+                pending.receiver.receive(Err(refusal));
+            }
+            return;
+        }
+        let version = Version(leader.last.0 + 1);
+        leader.last = version;
+        let now_ns = self.clock.now_ns();
+        let latest = Latest(&*self.tables);
+        let mut all = Changes::new(&latest);
+        // The changes of this group, in which a conflict is possible as well.
+        let mut current = RecentChanges::new(Version(0));
+        let mut results = Vec::with_capacity(group.len());
+        let mut changes = Vec::new();
+        let mut new_results = Vec::new();
+        let mut group = VecDeque::from(group);
+        let mut done = Vec::with_capacity(group.len());
+        while let Some(pending) = group.pop_front() {
+            if all.size_bytes() > GROUP_BYTES {
+                group.push_front(pending);
+                break;
+            }
+            match self.apply(&leader, &current, &mut all, &pending.prepared, version, now_ns) {
+                Ok(Decision::Applied(committed, changed)) => {
+                    for change in &changed {
+                        current.add(version, change.clone());
+                    }
+                    changes.extend(changed);
+                    if let Some(id) = pending.prepared.id {
+                        new_results.push((version, id));
+                    }
+                    results.push(Ok(committed));
+                }
+                Ok(Decision::Repeated(committed)) => {
+                    pending.prepared.discard(&*self.extents);
+                    results.push(Ok(committed));
+                }
+                // The rest of the truncated content is removed by the next group.
+                Ok(Decision::NotYet) => {
+                    group.push_front(pending);
+                    break;
+                }
+                Err(refusal) => {
+                    pending.prepared.discard(&*self.extents);
+                    results.push(Err(refusal));
+                }
+            }
+            done.push(pending);
+        }
+        if !group.is_empty() {
+            self.queue.put_back(group.into());
+        }
+        self.forget_results(&mut leader, &mut all, &new_results);
+        let changed = all.into_changed();
+        match self.write(version, &latest, &changed) {
+            Ok(()) => {}
+            // A smaller group may still fit.
+            Err(error) if error.kind == ErrorKind::NoSpace && done.len() > 1 => {
+                drop(leader);
+                done.into_iter().for_each(|pending| self.commit_group(vec![pending]));
+                return;
+            }
+            Err(error) => {
+                drop(leader);
+                let failure = Failure::new(&error);
+                for (pending, result) in done.into_iter().zip(results) {
+                    let failed = Refusal::Failed { operation: None, failure: failure.clone() };
+                    pending.receiver.receive(result.and(Err(failed)));
+                }
+                return;
+            }
+        }
+        leader.results.extend(new_results);
+        changes.into_iter().for_each(|change| leader.recent.add(version, change));
+        let oldest = self.versions.publish(version);
+        leader.recent.forget_up_to(oldest);
+        drop(leader);
+        if self.garbage.note(version, &changed) > self.options.unused_extent_bytes_max {
+            self.versions.expire_before(version);
+        }
+        for (pending, result) in done.into_iter().zip(results) {
+            pending.receiver.receive(result);
+        }
+    }
+
+    /// Decides whether a transaction is committed, and applies it to `all`.
+    fn apply(
+        &self,
+        leader: &Leader,
+        current: &RecentChanges,
+        all: &mut Changes<'_>,
+        prepared: &Prepared,
+        version: Version,
+        now_ns: u64,
+    ) -> std::result::Result<Decision, Refusal> {
+        if let Some(id) = prepared.id {
+            if let Some(result) = all.get(&keys::result(id))? {
+                return Ok(Decision::Repeated(keys::decode(&result)?));
+            }
+            if prepared.is_repeated && id.begun < leader.forgotten_results {
+                let source = Some("the result of the first attempt is no longer known".into());
+                return Err(
+                    Error { source, ..Error::new(ErrorKind::Unavailable, "commit", "transaction") }.into()
+                );
+            }
+        }
+        if let Some(name) = &prepared.removes_stale_of {
+            return match apply::has_stale(&*all, name)? {
+                true => self.remove_stale(all, name),
+                false => Ok(Decision::Applied(Committed { version, results: Vec::new() }, Vec::new())),
+            };
+        }
+        if let Some(snapshot) = prepared.snapshot {
+            if snapshot < leader.recent.forgotten() {
+                return Err(Refusal::SnapshotTooOld);
+            }
+            let conflicts =
+                |read| leader.recent.conflict(read, snapshot).or_else(|| current.conflict(read, snapshot));
+            let conflicts: Vec<_> = prepared.reads.iter().filter_map(conflicts).collect();
+            if !conflicts.is_empty() {
+                return Err(Refusal::Conflict(conflicts));
+            }
+        }
+        let mut own = Changes::new(&*all);
+        let new_id = || BlobId(self.new_number());
+        let environment = Environment { extents: &*self.extents, new_id: &new_id, now_ns };
+        let applied = match apply::apply(&mut own, &environment, &prepared.operations) {
+            Ok(applied) => applied,
+            Err(NotDone::Refused(refusal)) => return Err(refusal),
+            Err(NotDone::Stale(name)) => return self.remove_stale(all, &name),
+        };
+        let committed = Committed { version, results: applied.results };
+        if let Some(id) = prepared.id {
+            own.put(keys::result(id), &keys::encode(&committed));
+        }
+        if own.size_bytes() > TRANSACTION_BYTES_MAX {
+            let source = Some("its changes need more than 23 MiB; divide it".into());
+            return Err(
+                Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction") }.into()
+            );
+        }
+        let own = own.into_changed();
+        all.add(own);
+        Ok(Decision::Applied(committed, applied.changes))
+    }
+
+    /// Removes a part of the content that a truncation of a blob has left.
+    fn remove_stale(&self, all: &mut Changes<'_>, name: &[u8]) -> std::result::Result<Decision, Refusal> {
+        if !apply::has_stale(&*all, name)? {
+            let source = Some("it cuts a large blob and extends it again; divide it".into());
+            return Err(
+                Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction") }.into()
+            );
+        }
+        apply::remove_stale(all, &*self.extents, name, REMOVED_IN_A_STEP)?;
+        Ok(Decision::NotYet)
+    }
+
+    /// Removes the oldest results of transactions if there are too many.
+    fn forget_results(&self, leader: &mut Leader, all: &mut Changes<'_>, new: &[(Version, TransactionId)]) {
+        let before = leader.forgotten_results;
+        while leader.results.len() + new.len() > self.options.results_max.max(new.len()) {
+            let Some((version, id)) = leader.results.pop_front() else { break };
+            all.delete(keys::result(id));
+            leader.forgotten_results = version;
+        }
+        if leader.forgotten_results != before {
+            all.put(keys::FORGOTTEN_RESULTS.to_vec(), &keys::encode(&leader.forgotten_results));
+        }
+    }
+
+    /// Writes changes. Snapshots of earlier states see the values before them.
+    fn write(&self, version: Version, latest: &Latest<'_>, changed: &Changed) -> Result<()> {
+        let mut before = Vec::with_capacity(changed.len());
+        for key in changed.keys() {
+            before.push((key.clone(), latest.get(key)?));
+        }
+        self.versions.begin_commit(version, before);
+        self.tables.commit(batch_of(changed))
+    }
+
+    /// Removes unneeded data if there is enough of it.
+    pub(crate) fn remove_some(&self) {
+        if self.garbage.is_worth_a_step() {
+            self.remove_truncated();
+            // Data that is not removed waits for a later step: no commit depends on it.
+            let _ = self.garbage.try_remove(self.versions.oldest_needed(), REMOVED_IN_A_STEP);
+        }
+    }
+
+    /// Removes all unneeded data, except the content that truncations have left.
+    pub(crate) fn remove_all(&self) -> Result<()> {
+        self.garbage.remove(self.versions.oldest_needed())
+    }
+
+    /// Lets the next thread that commits remove the content that truncations have left.
+    pub(crate) fn remove_truncated(&self) {
+        for name in self.garbage.take_truncated() {
+            let prepared = Prepared { removes_stale_of: Some(name), ..Prepared::default() };
+            self.queue.add_only(Pending { prepared, receiver: Receiver::Function(Box::new(|_| ())) });
+        }
+    }
+}
+
+/// What was done with a transaction.
+enum Decision {
+    Applied(Committed, Vec<Change>),
+    /// It was committed before.
+    Repeated(Committed),
+    /// A part of what it needs was done; it is applied with the next group.
+    NotYet,
+}

@@ -1,0 +1,46 @@
+//! Extents: immutable pieces of data that are written before the transactions that refer to them.
+
+mod directory;
+mod memory;
+
+pub use directory::ExtentDir;
+pub use memory::MemoryExtents;
+
+use quell_vfs::Result;
+
+pub use crate::keys::ExtentId;
+
+/// The smallest piece of data that is written as an extent, in bytes. Smaller ones are written into
+/// pages.
+pub const EXTENT_BYTES_MIN: usize = 32 << 10;
+/// The largest extent, in bytes.
+pub const EXTENT_BYTES_MAX: usize = 64 << 20;
+
+/// Storage of extents. Any number of threads may use it.
+pub trait Extents: Send + Sync {
+    /// Writes an extent of at most [`EXTENT_BYTES_MAX`] bytes. No other one has had its number.
+    /// When the call returns, the data survives what the commits of the store survive.
+    ///
+    /// # Errors
+    /// `NoSpace`, and the errors of write(2). The extent may exist.
+    fn write(&self, id: ExtentId, data: &[u8]) -> Result<()>;
+
+    /// Reads a part of an extent, exactly as many bytes as `into` has.
+    ///
+    /// # Errors
+    /// `Damaged` if the extent does not exist, is shorter, or does not have its checksums; the
+    /// errors of read(2).
+    fn read(&self, id: ExtentId, offset: u64, into: &mut [u8]) -> Result<()>;
+
+    /// Removes an extent, if it exists.
+    ///
+    /// # Errors
+    /// The errors of unlink(2).
+    fn remove(&self, id: ExtentId) -> Result<()>;
+
+    /// Passes the extents whose numbers are at least `first` to `visit`, in any order.
+    ///
+    /// # Errors
+    /// The errors of readdir(3).
+    fn list(&self, first: ExtentId, visit: &mut dyn FnMut(ExtentId)) -> Result<()>;
+}

@@ -1,0 +1,210 @@
+//! Data that the latest state does not need: it is removed when no snapshot needs it either.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use quell_kv::{Batch, KeyValue};
+use quell_threads::{lock, try_lock};
+use quell_vfs::Result;
+use quell_wire::blob::Version;
+
+use crate::apply::is_stale_entry;
+use crate::content::remove_deleted;
+use crate::extents::{ExtentId, Extents};
+use crate::keys::{self, BlobId};
+use crate::tables::{Changed, Changes, Latest, Tables, visit_prefix};
+
+/// The number of entries or extents that one step removes.
+pub(crate) const REMOVED_IN_A_STEP: usize = 2048;
+/// The number of extents and contents that wait before a commit removes some.
+const REMOVED_TOGETHER: usize = 64;
+
+/// The unneeded data of a store.
+pub(crate) struct Garbage {
+    tables: Arc<dyn KeyValue>,
+    extents: Arc<dyn Extents>,
+    waiting: Mutex<Waiting>,
+    /// Held by the thread that removes data.
+    removal: Mutex<()>,
+}
+
+/// Unneeded data, with the first state that does not need it.
+#[derive(Default)]
+struct Waiting {
+    extents: VecDeque<(Version, ExtentId, u64)>,
+    /// The sum of the lengths of these extents.
+    extent_bytes: u64,
+    contents: VecDeque<(Version, BlobId)>,
+    /// The names of blobs with content that a truncation has left.
+    truncated: VecDeque<Vec<u8>>,
+}
+
+impl Garbage {
+    /// Finds the data that an earlier process has left in a store, whose first state is `opened`.
+    pub(crate) fn find(
+        tables: Arc<dyn KeyValue>,
+        extents: Arc<dyn Extents>,
+        opened: Version,
+    ) -> Result<Garbage> {
+        let mut waiting = Waiting::default();
+        let latest = Latest(&*tables);
+        visit_prefix(&latest, &keys::deleted_blobs(), &mut |key, _| {
+            waiting.contents.push_back((opened, keys::deleted_blob_of(key)?));
+            Ok(())
+        })?;
+        visit_prefix(&latest, &keys::unused_extents(), &mut |key, value| {
+            waiting.add_extent(opened, keys::extent_of(key)?, keys::decode(value)?);
+            Ok(())
+        })?;
+        Ok(Garbage { tables, extents, waiting: Mutex::new(waiting), removal: Mutex::new(()) })
+    }
+
+    /// Notes the data that a commit has made unneeded. Returns the size of all extents that wait, in
+    /// bytes.
+    pub(crate) fn note(&self, version: Version, changed: &Changed) -> u64 {
+        let mut waiting = lock(&self.waiting);
+        for (key, value) in changed.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))) {
+            if key.starts_with(&keys::unused_extents()) {
+                if let (Ok(id), Ok(length)) = (keys::extent_of(key), keys::decode(value)) {
+                    waiting.add_extent(version, id, length);
+                }
+            } else if key.starts_with(&keys::deleted_blobs()) {
+                if let Ok(id) = keys::deleted_blob_of(key) {
+                    waiting.contents.push_back((version, id));
+                }
+            } else if let Ok(name) = keys::name_of(key)
+                && is_stale_entry(value)
+                && !waiting.truncated.iter().any(|other| other == name)
+            {
+                waiting.truncated.push_back(name.to_vec());
+            }
+        }
+        waiting.extent_bytes
+    }
+
+    /// Returns the names of blobs with content that a truncation has left, and forgets them.
+    pub(crate) fn take_truncated(&self) -> VecDeque<Vec<u8>> {
+        std::mem::take(&mut lock(&self.waiting).truncated)
+    }
+
+    /// Returns whether there is enough data that a step is worth its commit.
+    pub(crate) fn is_worth_a_step(&self) -> bool {
+        let waiting = lock(&self.waiting);
+        waiting.extents.len() + waiting.contents.len() + waiting.truncated.len() >= REMOVED_TOGETHER
+    }
+
+    /// Removes at most about `limit` entries and extents that no state from `oldest` on needs,
+    /// unless another thread does.
+    pub(crate) fn try_remove(&self, oldest: Version, limit: usize) -> Result<()> {
+        match try_lock(&self.removal) {
+            Some(_removal) => self.remove_step(oldest, limit),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes all data that no state from `oldest` on needs.
+    pub(crate) fn remove(&self, oldest: Version) -> Result<()> {
+        let _removal = lock(&self.removal);
+        self.remove_step(oldest, usize::MAX)
+    }
+
+    fn remove_step(&self, oldest: Version, limit: usize) -> Result<()> {
+        let mut left = limit;
+        while left > 0 {
+            let Some((version, id)) = lock(&self.waiting).next_content(oldest) else { break };
+            let step = left.min(REMOVED_IN_A_STEP);
+            let removed = self.remove_content(version, id, step);
+            if !matches!(removed, Ok(true)) {
+                lock(&self.waiting).contents.push_front((version, id));
+            }
+            removed?;
+            left -= step;
+        }
+        while left > 0 {
+            let step = left.min(REMOVED_IN_A_STEP);
+            if self.remove_extents(oldest, step)? < step {
+                break;
+            }
+            left -= step;
+        }
+        Ok(())
+    }
+
+    /// Removes a step of a content, and returns whether all is removed.
+    fn remove_content(&self, version: Version, id: BlobId, step: usize) -> Result<bool> {
+        let latest = Latest(&*self.tables);
+        let mut changes = Changes::new(&latest);
+        let is_removed = remove_deleted(&mut changes, id, step)?;
+        let changed = changes.into_changed();
+        self.tables.commit(batch_of(&changed))?;
+        self.note(version, &changed);
+        Ok(is_removed)
+    }
+
+    /// Removes at most `limit` extents, and returns their number.
+    fn remove_extents(&self, oldest: Version, limit: usize) -> Result<usize> {
+        let mut batch = Batch::new();
+        let mut failed = None;
+        while batch.len() < limit {
+            let Some((version, id, length)) = lock(&self.waiting).next_extent(oldest) else { break };
+            if let Err(error) = self.extents.remove(id) {
+                lock(&self.waiting).add_extent(version, id, length);
+                failed = Some(error);
+                break;
+            }
+            batch.delete(&keys::unused_extent(id));
+        }
+        let count = batch.len();
+        // If the commit fails, the next open removes the extents, which no longer exist, again.
+        self.tables.commit(batch)?;
+        failed.map_or(Ok(count), Err)
+    }
+}
+
+impl Waiting {
+    fn add_extent(&mut self, version: Version, id: ExtentId, length_bytes: u64) {
+        self.extents.push_back((version, id, length_bytes));
+        self.extent_bytes += length_bytes;
+    }
+
+    fn next_content(&mut self, oldest: Version) -> Option<(Version, BlobId)> {
+        self.contents.front().filter(|(version, _)| *version <= oldest)?;
+        self.contents.pop_front()
+    }
+
+    fn next_extent(&mut self, oldest: Version) -> Option<(Version, ExtentId, u64)> {
+        self.extents.front().filter(|(version, ..)| *version <= oldest)?;
+        let next = self.extents.pop_front()?;
+        self.extent_bytes -= next.2;
+        Some(next)
+    }
+}
+
+/// Returns the batch with changes.
+pub(crate) fn batch_of(changed: &Changed) -> Batch {
+    let mut batch = Batch::with_capacity(changed.len());
+    for (key, value) in changed {
+        match value {
+            Some(value) => batch.put(key, value),
+            None => batch.delete(key),
+        }
+    }
+    batch
+}
+
+/// Removes the extents of an epoch that no commit refers to: their process ended before.
+pub(crate) fn remove_uncommitted(
+    tables: &dyn Tables,
+    extents: &dyn Extents,
+    first_of_epoch: ExtentId,
+) -> Result<()> {
+    let mut found = Vec::new();
+    extents.list(first_of_epoch, &mut |id| found.push(id))?;
+    for id in found {
+        let is_used = tables.get(&keys::extent(id))?.is_some();
+        if !is_used && tables.get(&keys::unused_extent(id))?.is_none() {
+            extents.remove(id)?;
+        }
+    }
+    Ok(())
+}

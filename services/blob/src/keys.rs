@@ -1,0 +1,198 @@
+//! The keys and values of the tables. docs/formats/blob.md draws them. Integers in keys are big
+//! endian, so that keys are ordered by them.
+
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::blob::{TransactionId, Version};
+use serde::{Deserialize, Serialize};
+
+/// The size of a page, in bytes.
+pub(crate) const PAGE_BYTES: u64 = 512;
+
+/// The number of a blob's content. A blob that is deleted and created again gets another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct BlobId(pub(crate) u64);
+
+/// The number of an extent. It is never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ExtentId(pub u64);
+
+/// The value of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BlobEntry {
+    pub(crate) id: BlobId,
+    pub(crate) size_bytes: u64,
+    /// The time of the last commit that changed the blob, in nanoseconds since 1970.
+    pub(crate) modified_ns: u64,
+    /// The number of references to extents.
+    pub(crate) extent_refs: u64,
+    /// The end of the content that a truncation has left after the end of the blob, or a smaller
+    /// number if there is none. It is removed before the blob is extended.
+    pub(crate) stale_end_bytes: u64,
+}
+
+/// The value of a reference to an extent: bytes of a blob that are in an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ExtentRef {
+    /// The first byte, in the blob.
+    pub(crate) start: u64,
+    pub(crate) extent: ExtentId,
+    /// The position of the first byte in the extent.
+    pub(crate) skip_bytes: u64,
+}
+
+/// The value of an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ExtentEntry {
+    pub(crate) length_bytes: u64,
+    /// The number of references to the extent.
+    pub(crate) refs: u32,
+}
+
+const NAME: u8 = b'N';
+const PAGE: u8 = b'P';
+const REFERENCE: u8 = b'X';
+const EXTENT: u8 = b'E';
+const UNUSED_EXTENT: u8 = b'D';
+const DELETED_BLOB: u8 = b'G';
+const RESULT: u8 = b'T';
+/// The key of the number of times that the store was opened.
+pub(crate) const EPOCH: &[u8] = b"Mepoch";
+/// The key of the state before which results of transactions may have been removed.
+pub(crate) const FORGOTTEN_RESULTS: &[u8] = b"Mforgotten";
+
+/// Returns the key of a name, or the beginning of the keys of all names with this prefix.
+pub(crate) fn name(name: &[u8]) -> Vec<u8> {
+    [&[NAME], name].concat()
+}
+
+/// Returns the name of a key of [`name`].
+pub(crate) fn name_of(key: &[u8]) -> Result<&[u8]> {
+    key.strip_prefix(&[NAME]).ok_or_else(|| damaged("a key of a name"))
+}
+
+/// Returns the beginning of the keys of all pages of a blob.
+pub(crate) fn pages(id: BlobId) -> Vec<u8> {
+    key(PAGE, id.0)
+}
+
+/// Returns the key of a page.
+pub(crate) fn page(id: BlobId, number: u64) -> Vec<u8> {
+    let mut key = pages(id);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// Returns the number of a key of [`page`].
+pub(crate) fn number_of_page(key: &[u8]) -> Result<u64> {
+    last_number(key, 17)
+}
+
+/// Returns the beginning of the keys of all references of a blob.
+pub(crate) fn references(id: BlobId) -> Vec<u8> {
+    key(REFERENCE, id.0)
+}
+
+/// Returns the key of the reference whose bytes end before `end`. The end is in the key, so that a
+/// scan from a position finds the reference that contains the position first.
+pub(crate) fn reference(id: BlobId, end: u64) -> Vec<u8> {
+    let mut key = references(id);
+    key.extend_from_slice(&end.to_be_bytes());
+    key
+}
+
+/// Returns the end of a key of [`reference`].
+pub(crate) fn end_of_reference(key: &[u8]) -> Result<u64> {
+    last_number(key, 17)
+}
+
+/// Returns the key of an extent.
+pub(crate) fn extent(id: ExtentId) -> Vec<u8> {
+    key(EXTENT, id.0)
+}
+
+/// Returns the extent of a key of [`extent`] or [`unused_extent`].
+pub(crate) fn extent_of(key: &[u8]) -> Result<ExtentId> {
+    Ok(ExtentId(last_number(key, 9)?))
+}
+
+/// Returns the key of an extent that has no references.
+pub(crate) fn unused_extent(id: ExtentId) -> Vec<u8> {
+    key(UNUSED_EXTENT, id.0)
+}
+
+/// Returns the beginning of the keys of all extents without references.
+pub(crate) fn unused_extents() -> Vec<u8> {
+    vec![UNUSED_EXTENT]
+}
+
+/// Returns the key of a deleted blob whose pages and references remain.
+pub(crate) fn deleted_blob(id: BlobId) -> Vec<u8> {
+    key(DELETED_BLOB, id.0)
+}
+
+/// Returns the beginning of the keys of all deleted blobs.
+pub(crate) fn deleted_blobs() -> Vec<u8> {
+    vec![DELETED_BLOB]
+}
+
+/// Returns the blob of a key of [`deleted_blob`].
+pub(crate) fn deleted_blob_of(key: &[u8]) -> Result<BlobId> {
+    Ok(BlobId(last_number(key, 9)?))
+}
+
+/// Returns the key of the result of a transaction.
+pub(crate) fn result(id: TransactionId) -> Vec<u8> {
+    let mut key = vec![RESULT];
+    key.extend_from_slice(&id.client.to_be_bytes());
+    key.extend_from_slice(&id.number.to_be_bytes());
+    key
+}
+
+/// Returns the beginning of the keys of all results.
+pub(crate) fn results() -> Vec<u8> {
+    vec![RESULT]
+}
+
+/// Returns the transaction of a key of [`result`], without the state in which it began.
+pub(crate) fn transaction_of(key: &[u8]) -> Result<TransactionId> {
+    let number = last_number(key, 25)?;
+    match key[1..].first_chunk() {
+        Some(client) => {
+            Ok(TransactionId { client: u128::from_be_bytes(*client), number, begun: Version::default() })
+        }
+        None => Err(damaged("a key")),
+    }
+}
+
+/// Returns the bytes of a value.
+pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("a vector has room for every value")
+}
+
+/// Reads a value.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(damaged("a value")),
+    }
+}
+
+fn key(tag: u8, number: u64) -> Vec<u8> {
+    let mut key = Vec::with_capacity(17);
+    key.push(tag);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// Returns the last eight bytes of a key of `length` bytes as a number.
+fn last_number(key: &[u8], length: usize) -> Result<u64> {
+    match key.last_chunk() {
+        Some(number) if key.len() == length => Ok(u64::from_be_bytes(*number)),
+        _ => Err(damaged("a key")),
+    }
+}
+
+fn damaged(part: &str) -> Error {
+    let source = Some(format!("{part} of the tables does not have its format").into());
+    Error { source, ..Error::new(ErrorKind::Damaged, "read", "tables") }
+}

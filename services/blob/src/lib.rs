@@ -1,0 +1,34 @@
+//! Transactional blobs (Týr, part 3 of the BigStorage report): a store of named byte sequences with
+//! random writes, transactions over several blobs, arithmetic in place, and snapshots.
+//!
+//! The names, small data and references of a store are keys and values of a `KeyValue`; large data
+//! is in immutable extents. A group of transactions is one commit of the key-value store. This
+//! crate opens no socket and starts no thread, and reads no clock: storage and clock are passed to
+//! it. docs/formats/blob.md draws the keys and values, docs/semantics.md states the guarantees.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod apply;
+mod content;
+mod engine;
+mod epoch;
+mod extents;
+mod garbage;
+mod keys;
+mod options;
+mod prepared;
+mod queue;
+mod recent;
+mod snapshot;
+mod store;
+mod tables;
+mod transform;
+mod versions;
+
+pub use extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentDir, ExtentId, Extents, MemoryExtents};
+pub use options::{Clock, Options};
+pub use prepared::{OPERATIONS_MAX, READS_MAX};
+pub use queue::CommitResult;
+pub use snapshot::{BlobStat, Draft, Snapshot};
+pub use store::Store;

@@ -1,0 +1,33 @@
+//! The limits of a store, and the clock that is passed to it.
+
+/// The limits of the memory and of the kept data of a store.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The memory for values that only snapshots need, in bytes. If more is needed, the oldest
+    /// snapshots can no longer be read.
+    pub history_bytes_max: u64,
+    /// The size of all extents that only snapshots need, in bytes. If there are more, the oldest
+    /// snapshots can no longer be read.
+    pub unused_extent_bytes_max: u64,
+    /// The number of results of transactions that are kept for commits that are repeated.
+    pub results_max: usize,
+    /// The number of transactions that are committed together at most.
+    pub group_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            history_bytes_max: 64 << 20,
+            unused_extent_bytes_max: 1 << 30,
+            results_max: 1 << 16,
+            group_max: 1000,
+        }
+    }
+}
+
+/// The clock of the node.
+pub trait Clock: Send + Sync {
+    /// Returns the time of day, in nanoseconds since 1970.
+    fn now_ns(&self) -> u64;
+}

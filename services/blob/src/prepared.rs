@@ -1,0 +1,91 @@
+//! Transactions whose limits are checked and whose large data is written aside, before they wait for
+//! their commit.
+
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::blob::{Operation, Read, Refusal, Transaction, TransactionId, Version};
+
+use crate::apply::PreparedOperation;
+use crate::content::NewExtent;
+use crate::extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentId, Extents};
+
+/// The largest number of operations of a transaction.
+pub const OPERATIONS_MAX: usize = 16_384;
+/// The largest number of parts that a transaction may have read.
+pub const READS_MAX: usize = 16_384;
+
+/// A transaction whose large data was written aside.
+#[derive(Default)]
+pub(crate) struct Prepared {
+    pub(crate) id: Option<TransactionId>,
+    pub(crate) is_repeated: bool,
+    pub(crate) snapshot: Option<Version>,
+    pub(crate) reads: Vec<Read>,
+    pub(crate) operations: Vec<PreparedOperation>,
+    /// The name of a blob of which only the content is removed that a truncation has left.
+    pub(crate) removes_stale_of: Option<Vec<u8>>,
+}
+
+impl Prepared {
+    /// Checks the limits of a transaction, and writes its large data.
+    pub(crate) fn new(
+        transaction: Transaction,
+        extents: &dyn Extents,
+        new_extent: &dyn Fn() -> ExtentId,
+    ) -> std::result::Result<Prepared, Refusal> {
+        let Transaction { id, is_repeated, snapshot, reads, operations } = transaction;
+        if operations.len() > OPERATIONS_MAX || reads.len() > READS_MAX {
+            return Err(invalid("it has more than 16,384 operations or reads").into());
+        }
+        if snapshot.is_none() && !reads.is_empty() {
+            return Err(invalid("it has reads without a state").into());
+        }
+        let mut prepared = Prepared { id, is_repeated, snapshot, reads, ..Prepared::default() };
+        for operation in operations {
+            match prepare_operation(operation, extents, new_extent) {
+                Ok(operation) => prepared.operations.push(operation),
+                Err(error) => {
+                    prepared.discard(extents);
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// Removes the data that was written aside, because it is not committed. If this fails, the next
+    /// open removes it.
+    pub(crate) fn discard(&self, extents: &dyn Extents) {
+        for extent in self.operations.iter().filter_map(|operation| operation.extent) {
+            let _ = extents.remove(extent.id);
+        }
+    }
+}
+
+fn prepare_operation(
+    mut operation: Operation,
+    extents: &dyn Extents,
+    new_extent: &dyn Fn() -> ExtentId,
+) -> Result<PreparedOperation> {
+    let (Operation::Write { data, .. } | Operation::Append { data, .. }) = &mut operation else {
+        return Ok(PreparedOperation::inline(operation));
+    };
+    if data.len() < EXTENT_BYTES_MIN {
+        return Ok(PreparedOperation::inline(operation));
+    }
+    if data.len() > EXTENT_BYTES_MAX {
+        return Err(invalid("an operation has more than 64 MiB of data"));
+    }
+    let data = std::mem::take(data);
+    let new = NewExtent { id: new_extent(), length_bytes: data.len() as u64 };
+    if let Err(error) = extents.write(new.id, &data) {
+        // If the part that was written cannot be removed either, the next open removes it.
+        let _ = extents.remove(new.id);
+        return Err(error);
+    }
+    Ok(PreparedOperation { operation, extent: Some(new) })
+}
+
+fn invalid(reason: &str) -> Error {
+    let source = Some(reason.to_string().into());
+    Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction") }
+}

@@ -1,0 +1,135 @@
+//! A store of blobs, as programs use it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use quell_kv::KeyValue;
+use quell_vfs::Result;
+use quell_wire::blob::{Transaction, Version};
+
+use crate::engine::Engine;
+use crate::extents::Extents;
+use crate::options::{Clock, Options};
+use crate::queue::{CommitResult, Pending, Receiver, Waiter};
+use crate::snapshot::Snapshot;
+
+/// A store of blobs. It is opened by one process at a time; all methods may be called by several
+/// threads. A clone is the same store.
+#[derive(Clone)]
+pub struct Store(Arc<Engine>);
+
+impl Store {
+    /// Opens the store whose tables are in `tables`, or creates one if `tables` is empty. Nothing
+    /// else may use `tables` and `extents`.
+    ///
+    /// # Errors
+    /// `Damaged` if the tables do not have their format; the errors of the key-value store and of
+    /// the extents.
+    pub fn open(
+        tables: Arc<dyn KeyValue>,
+        extents: Arc<dyn Extents>,
+        clock: Arc<dyn Clock>,
+        options: Options,
+    ) -> Result<Store> {
+        Ok(Store(Arc::new(Engine::open(tables, extents, clock, options)?)))
+    }
+
+    /// Returns a snapshot of the latest state.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::new(self.0.clone())
+    }
+
+    /// Returns the latest state. Everything that was committed before the call is in it.
+    pub fn version(&self) -> Version {
+        self.0.versions.published()
+    }
+
+    /// Commits a transaction, and returns when it survives what the key-value store promises.
+    ///
+    /// The calling thread may commit the transactions of others with its own.
+    ///
+    /// # Errors
+    /// See [`Refusal`]. The transaction has changed nothing, unless a write failed: then it is in
+    /// the store entirely or not at all after the next open, and all later commits fail.
+    pub fn commit(&self, transaction: Transaction) -> CommitResult {
+        let prepared = self.0.prepare(transaction)?;
+        let waiter = Arc::new(Waiter::default());
+        let receiver = Receiver::Thread(waiter.clone());
+        let mut leads = self.0.queue.add(Pending { prepared, receiver });
+        loop {
+            if leads {
+                loop {
+                    self.0.commit_next_group();
+                    if let Some(result) = waiter.take() {
+                        while self.0.queue.pass_on() {
+                            self.0.commit_next_group();
+                        }
+                        self.0.remove_some();
+                        return result;
+                    }
+                }
+            }
+            match waiter.wait() {
+                Some(result) => return result,
+                None => leads = true,
+            }
+        }
+    }
+
+    /// Adds a transaction to those that wait. A thread that commits, for example in
+    /// [`commit_pending`](Store::commit_pending), passes the result to `done`, which must not
+    /// block. Data of 32 KiB and more is written before the call returns.
+    pub fn submit(&self, transaction: Transaction, done: impl FnOnce(CommitResult) + Send + 'static) {
+        match self.0.prepare(transaction) {
+            Ok(prepared) => {
+                self.0.queue.add_only(Pending { prepared, receiver: Receiver::Function(Box::new(done)) });
+            }
+            Err(refusal) => done(Err(refusal)),
+        }
+    }
+
+    /// Commits the transactions that wait, unless another thread does. Returns whether there were
+    /// any.
+    pub fn commit_pending(&self) -> bool {
+        if !self.0.queue.lead() {
+            return false;
+        }
+        loop {
+            self.0.commit_next_group();
+            if !self.0.queue.pass_on() {
+                self.0.remove_some();
+                return true;
+            }
+        }
+    }
+
+    /// Removes all data that neither the latest state nor a snapshot needs.
+    ///
+    /// # Errors
+    /// Those of the key-value store and of the extents. The rest is removed by a later call.
+    pub fn collect(&self) -> Result<()> {
+        // The content that truncations have left first: it refers to extents.
+        self.0.remove_truncated();
+        self.commit_pending();
+        self.0.remove_all()
+    }
+
+    /// Returns the memory of the values that only snapshots need, in bytes.
+    pub fn history_bytes(&self) -> u64 {
+        self.0.versions.history_bytes()
+    }
+
+    /// Waits until all commits survive a power failure.
+    ///
+    /// # Errors
+    /// Those of the key-value store.
+    pub fn sync(&self) -> Result<()> {
+        self.0.tables.sync()
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("version", &self.version()).finish_non_exhaustive()
+    }
+}
