@@ -215,7 +215,8 @@ pub trait WritableDir: Dir {
     /// never blocks.
     fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>>;
 
-    /// Creates a regular file, open for reading and writing. Errors: `Exists`.
+    /// Creates a regular file, open for reading and writing. Its permissions are `permissions`, and
+    /// those that another process has added meanwhile. Errors: `Exists`.
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>>;
 
     /// Creates a directory. If this directory has the set-group-id bit, the new one gets it too,

@@ -234,7 +234,9 @@ impl WritableDir for PosixDir {
         let fail = |e| failed(e, "create", name);
         let _owner = self.act_as_owner("create", name)?;
         let fd = rustix::fs::openat(&self.fd, component(name)?, flags, mode).map_err(fail)?;
-        if mode_of(fd.as_fd()).map_err(fail)? & 0o7777 != permissions {
+        // The umask may have removed permissions. Another process that has opened the file since
+        // may have added some.
+        if mode_of(fd.as_fd()).map_err(fail)? & permissions != permissions {
             rustix::fs::fchmod(&fd, mode).map_err(fail)?;
         }
         Ok(Box::new(PosixFile { fd: moved(fd), may_change: true }))

@@ -41,6 +41,27 @@ fn permissions_do_not_depend_on_the_umask() {
 }
 
 #[test]
+fn a_creation_keeps_the_permissions_that_another_thread_adds_meanwhile() {
+    const FILES: u32 = 5000;
+    let (temp, dir) = test_directory();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..FILES {
+                let path = temp.path().join(number.to_string());
+                let opened = std::iter::repeat_with(|| fs::File::open(&path)).find_map(|file| file.ok());
+                opened.unwrap().set_permissions(fs::Permissions::from_mode(0o700)).unwrap();
+                assert_eq!(mode(&path), 0o700);
+            }
+        });
+        for number in 0..FILES {
+            dir.create_file(number.to_string().as_bytes(), 0o600).unwrap();
+        }
+    });
+    let names = (0..FILES).map(|number| number.to_string());
+    assert_eq!(names.filter(|name| mode(temp.path().join(name)) != 0o700).count(), 0);
+}
+
+#[test]
 fn directories_inherit_the_set_group_id_bit() {
     let (temp, dir) = test_directory();
     fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o2777)).unwrap();
