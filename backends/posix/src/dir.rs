@@ -281,6 +281,15 @@ pub trait WritableFile: OpenFile {
         Ok(())
     }
 
+    /// Advises the system to read only the ranges from the storage that are requested, and those of
+    /// `will_read`. Without this, it also reads the holes that follow in a sparse file into its
+    /// cache, as zeros. It may ignore the advice.
+    fn expect_random_reads(&self) {}
+
+    /// Advises the system to read this range into its cache in advance, without a wait. It may
+    /// ignore the advice.
+    fn will_read(&self, _offset: u64, _length: NonZeroU64) {}
+
     /// Changes owners, permissions and time of this file, regardless of its current name: see
     /// [`WritableDir::change`].
     fn change(&self, change: &Change) -> Result<()>;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use quell_vfs::{Attributes, Change, Error, ErrorKind, File, OpenMode, ReadAt, Result, WritableFile, errno};
 use quell_wire::pool::{
     DATA_FILES_MAX, DirectAccess, FILE_BYTES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, Operation, Reply,
-    Settings, data_files, read_data_files,
+    Settings, data_files, read_ahead, read_data_files,
 };
 
 use crate::client::Client;
@@ -158,7 +158,10 @@ impl PoolFile {
                 opened => opened,
             };
             match opened {
-                Ok(file) => drop(self.local[number].set(file)),
+                Ok(file) => {
+                    file.expect_random_reads();
+                    drop(self.local[number].set(file));
+                }
                 // The daemon or another client has created it.
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 Err(error) => return Err(error),
@@ -227,7 +230,12 @@ impl PoolFile {
             Part::Local { offset, .. } => {
                 let read = read_data_files(into, offset, |number, part, offset| {
                     match self.local(number, false)? {
-                        Some(file) => file.read_at(part, offset),
+                        Some(file) => {
+                            if let Some(bytes) = read_ahead(offset, part.len()) {
+                                file.will_read(offset, bytes);
+                            }
+                            file.read_at(part, offset)
+                        }
                         None => Ok(0),
                     }
                 })?;

@@ -16,7 +16,9 @@ pub use counters::{
     BUCKETS, DirectAccess, DirectCounters, Histogram, MemberCounters, NetworkCounters, OPERATION_KINDS,
     OperationKind, RequestCounters,
 };
-pub use data_files::{DATA_FILES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, data_files, read_data_files};
+pub use data_files::{
+    DATA_FILES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, data_files, read_ahead, read_data_files,
+};
 pub use entry::{FileId, MemberId, Node, NodeKind, Stamp};
 pub use operation::{
     Entries, Entry, HOLDS_MAX, Mark, Matching, NewKind, Operation, RenameMode, Reply, Settings, XattrMode,

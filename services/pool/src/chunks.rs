@@ -8,7 +8,7 @@ use quell_posix::{Stat, WritableDir, WritableFile};
 use quell_threads::lock;
 use quell_vfs::{Change, ErrorKind, Result};
 use quell_wire::pool::{
-    DATA_FILES_MAX, FIRST_DATA_FILE, FileId, ONLY_DATA_FILE, Stamp, data_files, read_data_files,
+    DATA_FILES_MAX, FIRST_DATA_FILE, FileId, ONLY_DATA_FILE, Stamp, data_files, read_ahead, read_data_files,
 };
 
 /// The number of local files that are kept open.
@@ -123,6 +123,7 @@ impl ChunkDir {
     }
 
     fn keep(&self, key: (FileId, usize), file: Box<dyn WritableFile>) -> Arc<dyn WritableFile> {
+        file.expect_random_reads();
         let file: Arc<dyn WritableFile> = Arc::from(file);
         let evicted = lock(&self.open).push(key, Arc::clone(&file));
         // A file is closed after the lock is released.
@@ -163,7 +164,12 @@ fn has_others(first: &Stat) -> bool {
 impl Chunks for ChunkDir {
     fn read(&self, id: FileId, into: &mut [u8], offset: u64) -> Result<usize> {
         read_data_files(into, offset, |number, part, offset| match self.opened(id, number)? {
-            Some(file) => file.read_at(part, offset),
+            Some(file) => {
+                if let Some(bytes) = read_ahead(offset, part.len()) {
+                    file.will_read(offset, bytes);
+                }
+                file.read_at(part, offset)
+            }
             None => Ok(0),
         })
     }

@@ -426,6 +426,16 @@ impl WritableFile for PosixFile {
             .map_err(|e| failed(e, "drop the cache of", b""))
     }
 
+    fn expect_random_reads(&self) {
+        // An advice that is not followed changes no data.
+        let _ = rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::Random);
+    }
+
+    fn will_read(&self, offset: u64, length: NonZeroU64) {
+        // An advice that is not followed changes no data.
+        let _ = rustix::fs::fadvise(&self.fd, offset, Some(length), rustix::fs::Advice::WillNeed);
+    }
+
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         let _span = operation_span("ftruncate");
         rustix::fs::ftruncate(&self.fd, size_bytes).map_err(|e| failed(e, "set the size of", b""))

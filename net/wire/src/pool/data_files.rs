@@ -1,6 +1,8 @@
 //! The local files in which a member keeps the chunks of a file. docs/formats/pool.md has the
 //! rules.
 
+use std::num::NonZeroU64;
+
 use super::entry::FileId;
 
 /// The largest number of local files that a member has for the chunks of one file.
@@ -47,6 +49,15 @@ pub fn data_files(offset: u64, bytes: usize) -> impl Iterator<Item = (usize, u64
     })
 }
 
+/// Returns the length of the range from `offset` on that is to be read in advance when `bytes` are
+/// read from one local file. The ranges after it may be holes, which the system would read as zeros
+/// into its cache; the local files are therefore read without a read-ahead of the system. A process
+/// that reads in sequence reads the begin of each of these ranges.
+pub fn read_ahead(offset: u64, bytes: usize) -> Option<NonZeroU64> {
+    let is_begin = offset.is_multiple_of(STRIPE_BYTES) && (bytes as u64) < STRIPE_BYTES;
+    is_begin.then_some(STRIPE_BYTES).and_then(NonZeroU64::new)
+}
+
 /// Reads a range with a function that reads from one local file: it gets the number of the local
 /// file, the buffer and the offset, and returns the number of bytes, fewer at the end of the local
 /// file. Returns the number of bytes before the end of the last data in the range. Parts without
@@ -90,6 +101,14 @@ mod tests {
         let last = 8 * STRIPE_BYTES - 1;
         assert_eq!(parts(last, 3), [(7, last, 1), (0, last + 1, 2)]);
         assert_eq!(parts(u64::MAX - 5, 5), [(7, u64::MAX - 5, 5)]);
+    }
+
+    #[test]
+    fn the_rest_of_512_kib_is_read_in_advance_with_its_begin() {
+        assert_eq!(read_ahead(0, 8192), NonZeroU64::new(512 << 10));
+        assert_eq!(read_ahead(3 * STRIPE_BYTES, 1), NonZeroU64::new(512 << 10));
+        assert_eq!(read_ahead(0, 512 << 10), None);
+        assert_eq!(read_ahead(8192, 8192), None);
     }
 
     #[test]
