@@ -88,8 +88,11 @@ impl Batch {
         self.operations.iter().any(|operation| operation.value.is_none())
     }
 
-    /// Returns `InvalidInput` if a limit is exceeded; `store` is the subject of the error.
-    pub(crate) fn check(&self, store: &[u8]) -> Result<()> {
+    /// Checks the limits of a batch, as each commit does. `store` is the subject of the error.
+    ///
+    /// # Errors
+    /// `InvalidInput` if a limit is exceeded.
+    pub fn check(&self, store: &[u8]) -> Result<()> {
         let refuse = |reason: String| {
             let source = Some(reason.into());
             Err(Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", store) })

@@ -1,18 +1,34 @@
 //! RADOS, the object store of Ceph, as a backend of servers.
 //!
-//! [`Objects`] is the interface to objects, and states what a caller must do after a lost result.
-//! [`Pool`] implements it with librados, which is loaded at run time: without it,
-//! [`Pool::open`] returns an error that names the package.
+//! - [`Objects`] is the interface to objects, and states what a caller must do after a lost result.
+//!   [`Pool`] implements it with librados, which is loaded at run time: without the library,
+//!   [`Pool::open`] returns an error that names its package. [`MemoryObjects`] implements it in
+//!   memory, for tests and simulations.
+//! - [`GuardedLog`] is a log of records in objects. The process that took it over last can append
+//!   to it, and no other one. [`Takeover`] takes it over and reads it.
+//! - [`RadosStore`] is a key-value store whose commits are records of such a log.
 //!
-//! Only the module of the binding to librados contains unsafe code.
+//! docs/formats/rados-log.md has the bytes of the objects and the protocol. Only the module of the
+//! binding to librados contains unsafe code.
 
 #![warn(missing_docs)]
 
+mod failure;
+mod fields;
+mod format;
+mod guarded_log;
 mod librados;
+mod memory;
 mod objects;
 mod pool;
+mod store;
 
+pub use failure::Replaced;
+pub use format::log::Record;
+pub use guarded_log::{GuardedLog, LogOptions, Takeover};
+pub use memory::{Fate, Faults, MemoryObjects, Object};
 pub use objects::{
     ATTRIBUTE_BYTES_MAX, NAME_BYTES_MAX, Objects, PendingRead, PendingWrite, Step, TRANSFER_BYTES_MAX, Write,
 };
 pub use pool::{Pool, PoolOptions};
+pub use store::{CheckpointSummary, RadosStore};

@@ -249,3 +249,20 @@ pub(crate) fn failure(
 ) -> Error {
     Error { source: Some(reason.into()), ..Error::new(kind, operation, object) }
 }
+
+/// Returns whether an error states that a write was not performed and never will be. After any
+/// other error it is not known.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error.kind,
+        ErrorKind::NotFound
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnly
+            | ErrorKind::InvalidInput
+            | ErrorKind::Exists
+            | ErrorKind::NoSpace
+            | ErrorKind::Quota
+            | ErrorKind::Conflict
+            | ErrorKind::Unsupported
+    )
+}

@@ -110,6 +110,8 @@ impl Pool {
             (c"rados_osd_op_timeout", seconds(options.operation_timeout)?),
             (c"rados_mon_op_timeout", seconds(options.operation_timeout)?),
             (c"client_mount_timeout", seconds(options.connect_timeout)?),
+            // A socket for inspection, which programs of this kind do not have.
+            (c"admin_socket", CString::default()),
         ];
         let connection = Connection {
             configuration: configuration.as_deref(),
