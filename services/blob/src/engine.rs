@@ -24,8 +24,8 @@ use crate::versions::Versions;
 
 /// The size of the changes of one group, in bytes, after which no transaction is added to it.
 const GROUP_BYTES: u64 = 8 << 20;
-/// The size of the changes of one transaction, in bytes. A group with its last transaction fits into
-/// a batch.
+/// The size of the changes of one transaction, in bytes. A group with its last transaction fits
+/// into a batch.
 const TRANSACTION_BYTES_MAX: u64 = BATCH_BYTES_MAX - (GROUP_BYTES + (1 << 20));
 
 /// The storage and the state of an open store.

@@ -59,8 +59,8 @@ impl Garbage {
         Ok(Garbage { tables, extents, waiting: Mutex::new(waiting), removal: Mutex::new(()) })
     }
 
-    /// Notes the data that a commit has made unneeded. Returns the size of all extents that wait, in
-    /// bytes.
+    /// Notes the data that a commit has made unneeded. Returns the size of all extents that wait,
+    /// in bytes.
     pub(crate) fn note(&self, version: Version, changed: &Changed) -> u64 {
         let mut waiting = lock(&self.waiting);
         for (key, value) in changed.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))) {

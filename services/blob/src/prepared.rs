@@ -1,5 +1,5 @@
-//! Transactions whose limits are checked and whose large data is written aside, before they wait for
-//! their commit.
+//! Transactions whose limits are checked and whose large data is written aside, before they wait
+//! for their commit.
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{Operation, Read, Refusal, Transaction, TransactionId, Version};
@@ -52,8 +52,8 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Removes the data that was written aside, because it is not committed. If this fails, the next
-    /// open removes it.
+    /// Removes the data that was written aside, because it is not committed. If this fails, the
+    /// next open removes it.
     pub(crate) fn discard(&self, extents: &dyn Extents) {
         for extent in self.operations.iter().filter_map(|operation| operation.extent) {
             let _ = extents.remove(extent.id);

@@ -78,9 +78,11 @@ impl Snapshot {
         list(&self.tables(), prefix, after, visit)
     }
 
-    /// Returns a state with operations on this one.
-    pub fn draft(&self) -> Draft<'_> {
-        Draft { snapshot: self, changed: Changed::new() }
+    /// Returns a state with operations on this one, of which there are none yet.
+    pub fn draft(&self) -> Draft {
+        self.engine.versions.begin_snapshot_of(self.version);
+        let snapshot = Snapshot { engine: self.engine.clone(), version: self.version };
+        Draft { snapshot, changed: Changed::new() }
     }
 }
 
@@ -97,14 +99,14 @@ impl fmt::Debug for Snapshot {
     }
 }
 
-/// A snapshot with operations, which nobody else sees: a transaction reads its own changes. The
+/// A snapshot with operations that are not committed: a transaction reads its own changes. The
 /// store is not changed; the operations are in memory.
-pub struct Draft<'a> {
-    snapshot: &'a Snapshot,
+pub struct Draft {
+    snapshot: Snapshot,
     changed: Changed,
 }
 
-impl Draft<'_> {
+impl Draft {
     /// Applies an operation, and returns its result. A commit of the same operation can have
     /// another result, for example another offset of an append.
     ///
@@ -134,6 +136,11 @@ impl Draft<'_> {
         };
         self.changed = base.into_changed();
         applied
+    }
+
+    /// Returns the version of the state without the operations.
+    pub fn version(&self) -> Version {
+        self.snapshot.version
     }
 
     /// Reads as [`Snapshot::read`] does.
@@ -170,9 +177,9 @@ impl Draft<'_> {
     }
 }
 
-impl fmt::Debug for Draft<'_> {
+impl fmt::Debug for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Draft").field("snapshot", self.snapshot).finish_non_exhaustive()
+        f.debug_struct("Draft").field("snapshot", &self.snapshot).finish_non_exhaustive()
     }
 }
 

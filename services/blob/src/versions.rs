@@ -53,6 +53,11 @@ impl Versions {
         version
     }
 
+    /// Registers another snapshot of a state that has one.
+    pub(crate) fn begin_snapshot_of(&self, version: Version) {
+        *write_lock(&self.state).snapshots.entry(version).or_insert(0) += 1;
+    }
+
     /// Removes a snapshot.
     pub(crate) fn end_snapshot(&self, version: Version) {
         let mut state = write_lock(&self.state);

@@ -92,6 +92,23 @@ impl Transform {
         Transform { kind, cell, overflow, count: 1, operands, expected: Vec::new(), returns_before: false }
     }
 
+    /// Returns the addition of a number to an `i64`, without a check of overflow.
+    pub fn add_i64(operand: i64) -> Transform {
+        Transform::one(TransformKind::Add, CellType::I64, Overflow::Wrap, &operand.to_le_bytes())
+    }
+
+    /// Returns the addition of a number to an `f64`.
+    pub fn add_f64(operand: f64) -> Transform {
+        Transform::one(TransformKind::Add, CellType::F64, Overflow::Wrap, &operand.to_le_bytes())
+    }
+
+    /// Returns the replacement of a `u64` by `new`, if it is `expected`.
+    pub fn compare_and_set_u64(expected: u64, new: u64) -> Transform {
+        let set =
+            Transform::one(TransformKind::CompareAndSet, CellType::U64, Overflow::Wrap, &new.to_le_bytes());
+        Transform { expected: expected.to_le_bytes().to_vec(), ..set }
+    }
+
     /// Returns the length of the numbers, in bytes.
     pub fn length_bytes(&self) -> u64 {
         u64::from(self.count) * self.cell.size_bytes() as u64

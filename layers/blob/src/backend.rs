@@ -1,0 +1,38 @@
+//! What a store needs: the same in this process and on a server.
+
+use quell_blob_service::{BlobStat, CommitResult};
+use quell_vfs::Result;
+use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version};
+
+/// A store in this process or on a server. Any number of threads may use it.
+pub(crate) trait Backend: Send + Sync {
+    /// Begins a snapshot of the latest state.
+    fn begin(&self) -> Result<Box<dyn State>>;
+
+    /// Commits a transaction.
+    fn commit(&self, transaction: Transaction) -> CommitResult;
+
+    /// Commits a transaction, and passes the result to `done`, on another thread.
+    fn submit(&self, transaction: Transaction, done: Box<dyn FnOnce(CommitResult) + Send>);
+
+    /// Removes all data that no state needs.
+    fn collect(&self) -> Result<()>;
+}
+
+/// A snapshot, and the operations of a transaction that reads it.
+pub(crate) trait State: Send {
+    /// Returns the version of the snapshot.
+    fn version(&self) -> Version;
+
+    /// Applies an operation, which later reads see.
+    fn apply(&mut self, operation: &Operation) -> std::result::Result<OperationResult, Refusal>;
+
+    /// Returns the attributes of a blob, if it exists.
+    fn stat(&self, name: &[u8]) -> Result<Option<BlobStat>>;
+
+    /// Reads bytes of a blob, and returns their number.
+    fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize>;
+
+    /// Returns at most `limit` names that begin with `prefix` and are after `after`, ascending.
+    fn list(&self, prefix: &[u8], after: &[u8], limit: usize) -> Result<Vec<(Vec<u8>, BlobStat)>>;
+}

@@ -1,0 +1,158 @@
+//! A store in a directory: its files, and who may own them. docs/formats/blob.md draws them.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quell_blob_service::{ExtentDir, Options, Store};
+use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyRange, KeyValue, Value};
+use quell_posix::{Dir, PosixDir, WritableDir};
+use quell_vfs::{Error, ErrorKind, Rename, Result};
+use rustix::fs::{CWD, Mode, OFlags, fstat, mkdirat, openat};
+use rustix::process::geteuid;
+
+use crate::embedded::{Embedded, SystemClock};
+
+/// The content of the file `format`.
+const FORMAT: &[u8] = b"QUELLBLOB1\n";
+/// The names in the directory of a store.
+const NAMES: [&[u8]; 6] = [b"format", b"format.new", b"tables", b"extents", b"key", b"socket"];
+/// The memory for table blocks that were read, in bytes.
+const CACHE_BYTES: u64 = 64 << 20;
+
+/// Opens the store in a directory, which is created if it does not exist.
+pub(crate) fn open(path: &Path) -> Result<Embedded> {
+    let opened = open_private(path)?;
+    // All names below are looked up from this descriptor, whatever happens to the path.
+    let base = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+    let dir = PosixDir::of_descriptor(opened.try_clone().map_err(|e| failed_io(e, path))?);
+    let is_new = check_format(&dir, path)?;
+    let options =
+        DiskOptions { cache_bytes: CACHE_BYTES, durability: Durability::Power, ..Default::default() };
+    // The tables are locked, so that only one process has the store open.
+    let tables = DiskStore::open(&base.join("tables"), &options).map_err(|error| match error.kind {
+        ErrorKind::Busy => {
+            let source = "another process has it open; several processes share a store through a server";
+            Error {
+                source: Some(source.into()),
+                ..Error::new(ErrorKind::Busy, "open the store", subject(path))
+            }
+        }
+        _ => Error { subject: subject(path).to_vec(), ..error },
+    })?;
+    match dir.make_dir(b"extents", 0o700) {
+        Err(error) if error.kind != ErrorKind::Exists => return Err(error),
+        _ => {}
+    }
+    if is_new {
+        create_format(&dir)?;
+    }
+    let extents = ExtentDir::new(dir.open_writable_dir(b"extents")?, Durability::Power);
+    let tables = Tables { store: tables, _directory: opened };
+    let store = Store::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())?;
+    Ok(Embedded::new(store))
+}
+
+/// The tables, with the descriptor of the directory that their path refers to.
+struct Tables {
+    store: DiskStore,
+    _directory: OwnedFd,
+}
+
+impl KeyValue for Tables {
+    fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.store.get(key)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<()> {
+        self.store.commit(batch)
+    }
+
+    fn scan(&self, range: &KeyRange<'_>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.store.scan(range, visit)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.store.sync()
+    }
+
+    fn size_bytes(&self) -> Result<u64> {
+        self.store.size_bytes()
+    }
+}
+
+/// Opens a directory that only this user can change. It is created if it does not exist.
+fn open_private(path: &Path) -> Result<OwnedFd> {
+    match mkdirat(CWD, path, Mode::RWXU) {
+        Err(error) if error != rustix::io::Errno::EXIST => return Err(failed(error, path)),
+        _ => {}
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = openat(CWD, path, flags, Mode::empty()).map_err(|error| failed(error, path))?;
+    let found = fstat(opened.as_fd()).map_err(|error| failed(error, path))?;
+    let refuse = |reason: String| {
+        let source = Some(reason.into());
+        Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "open the store", subject(path)) })
+    };
+    if found.st_uid != geteuid().as_raw() {
+        return refuse(format!("it belongs to user {}, who could change it", found.st_uid));
+    }
+    if found.st_mode & 0o077 != 0 {
+        return refuse("other users have access to it; remove it with chmod go= DIR".into());
+    }
+    Ok(opened)
+}
+
+/// Returns whether the directory has no complete store yet.
+fn check_format(dir: &PosixDir, path: &Path) -> Result<bool> {
+    let refuse = |kind, reason: String| {
+        let source = Some(reason.into());
+        Err(Error { source, ..Error::new(kind, "open the store", subject(path)) })
+    };
+    let file = match dir.open_file(b"format") {
+        Ok(file) => file,
+        Err(error) if error.kind == ErrorKind::NotFound => {
+            let other = dir.names()?.into_iter().find(|name| !NAMES.contains(&&name[..]));
+            return match other {
+                Some(name) => refuse(
+                    ErrorKind::Exists,
+                    format!("it is not a store, and has other files: {}", name.escape_ascii()),
+                ),
+                None => Ok(true),
+            };
+        }
+        Err(error) => return Err(error),
+    };
+    let mut content = [0; FORMAT.len() + 1];
+    let length = file.read_at(&mut content, 0)?;
+    match &content[..length] == FORMAT {
+        true => Ok(false),
+        false => refuse(ErrorKind::Damaged, "its file format is not that of a store of this version".into()),
+    }
+}
+
+/// Marks the store as complete.
+fn create_format(dir: &PosixDir) -> Result<()> {
+    match dir.remove(b"format.new") {
+        Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = dir.create_file(b"format.new", 0o600)?;
+    file.write_at(FORMAT, 0)?;
+    file.sync()?;
+    dir.rename(b"format.new", dir, b"format", Rename::Replace)?;
+    WritableDir::sync(dir)
+}
+
+fn subject(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+fn failed(error: rustix::io::Errno, path: &Path) -> Error {
+    failed_io(error.into(), path)
+}
+
+fn failed_io(error: std::io::Error, path: &Path) -> Error {
+    Error::from_io(error, "open the store", subject(path))
+}

@@ -1,0 +1,70 @@
+//! The errors of stores.
+
+use std::fmt;
+
+use quell_vfs::ErrorKind;
+use quell_wire::blob::Refusal;
+
+/// The result of an operation on a store.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The reason for which an operation on a store failed.
+#[derive(Debug)]
+pub enum Error {
+    /// The transaction was refused, and has changed nothing.
+    Refused(Refusal),
+    /// A read failed, or the store could not be opened.
+    Store(quell_vfs::Error),
+}
+
+impl Error {
+    /// Returns whether the same transaction can succeed if it is repeated from the beginning.
+    pub fn is_repeatable(&self) -> bool {
+        match self {
+            Error::Refused(refusal) => refusal.is_repeatable(),
+            // A snapshot that is no longer kept.
+            Error::Store(error) => matches!(error.kind, ErrorKind::Stale | ErrorKind::Conflict),
+        }
+    }
+
+    /// Returns the kind that tells a caller what to do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Refused(Refusal::Conflict(_) | Refusal::Different { .. }) => ErrorKind::Conflict,
+            Error::Refused(Refusal::SnapshotTooOld) => ErrorKind::Stale,
+            Error::Refused(Refusal::Overflow { .. }) => ErrorKind::InvalidInput,
+            Error::Refused(Refusal::Failed { failure, .. }) => failure.kind(),
+            Error::Store(error) => error.kind,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Refused(refusal) => refusal.fmt(f),
+            Error::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Refused(_) => None,
+            Error::Store(error) => error.source(),
+        }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Error {
+        Error::Refused(refusal)
+    }
+}
+
+impl From<quell_vfs::Error> for Error {
+    fn from(error: quell_vfs::Error) -> Error {
+        Error::Store(error)
+    }
+}

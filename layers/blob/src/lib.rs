@@ -1,0 +1,46 @@
+//! Transactional blobs for programs that share state (Týr, part 3 of the BigStorage report).
+//!
+//! ```
+//! # fn main() -> Result<(), quell_blob::Error> {
+//! # let directory = tempfile::tempdir().expect("a directory");
+//! # let location = format!("dir:{}", directory.path().join("results").display());
+//! use quell_blob::{CellType, Retries, Store, Transform};
+//!
+//! let store = Store::open(&location)?;
+//! store.transact(&Retries::default(), |transaction| {
+//!     transaction.create("events")?;
+//!     transaction.create("total")?;
+//!     transaction.append("events", b"temperature 21\n")?;
+//!     transaction.transform("total", 0, Transform::add_i64(21))
+//! })?;
+//! let mut total = [0; 8];
+//! store.read("total", 0, &mut total)?;
+//! assert_eq!(i64::from_le_bytes(total), 21);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Names are bytes, sizes and offsets are in bytes. docs/semantics.md states the guarantees.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod backend;
+mod directory;
+mod embedded;
+mod error;
+mod location;
+mod retries;
+mod store;
+mod transaction;
+
+pub use error::{Error, Result};
+pub use location::Location;
+pub use quell_blob_service::BlobStat;
+pub use quell_wire::blob::{
+    CellType, Committed, Conflict, NAME_BYTES_MAX, Operation, OperationResult, Overflow, Part, Read, Refusal,
+    SIZE_BYTES_MAX, Transform, TransformKind, Version,
+};
+pub use retries::Retries;
+pub use store::{Snapshot, Store};
+pub use transaction::Transaction;

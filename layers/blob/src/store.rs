@@ -1,0 +1,243 @@
+//! A store, and its snapshots.
+
+use std::fmt;
+use std::sync::Arc;
+
+use quell_blob_service::BlobStat;
+use quell_wire::blob::{Committed, Operation, Transaction as Commit, Transform, Version};
+
+use crate::backend::{Backend, State};
+use crate::directory;
+use crate::error::Result;
+use crate::location::Location;
+use crate::retries::Retries;
+use crate::transaction::Transaction;
+
+/// A store of blobs. Any number of threads may use it; a clone is the same store.
+///
+/// A method that changes one blob is a transaction of its own. It never conflicts with others.
+#[derive(Clone)]
+pub struct Store {
+    backend: Arc<dyn Backend>,
+    location: Location,
+}
+
+impl Store {
+    /// Opens the store at a location: see [`Location`]. The directory of a store that does not exist
+    /// is created, with mode 0700. What is committed survives a power failure.
+    ///
+    /// # Errors
+    /// `Busy` if another process has the store open; `PermissionDenied` if the directory belongs to
+    /// another user, or others may write to it; `Exists` if it has files that are not those of a
+    /// store; `Damaged` if the store does not have its format.
+    pub fn open(location: &str) -> Result<Store> {
+        let location: Location = location.parse()?;
+        let Location::Directory(path) = &location;
+        Ok(Store { backend: Arc::new(directory::open(path)?), location })
+    }
+
+    /// Returns the location.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Begins a transaction, which reads the latest state.
+    ///
+    /// # Errors
+    /// Those of the connection to a server.
+    pub fn begin(&self) -> Result<Transaction> {
+        Ok(Transaction::new(self.backend.clone(), self.backend.begin()?))
+    }
+
+    /// Begins a snapshot of the latest state.
+    ///
+    /// # Errors
+    /// Those of the connection to a server.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Ok(Snapshot { state: self.backend.begin()? })
+    }
+
+    /// Runs `body` with a transaction and commits it, and repeats both after a conflict.
+    ///
+    /// # Errors
+    /// The first error of `body` or of the commit that a repetition does not mend, and the last one
+    /// after [`Retries::attempts_max`] attempts.
+    pub fn transact<T>(
+        &self,
+        retries: &Retries,
+        mut body: impl FnMut(&mut Transaction) -> Result<T>,
+    ) -> Result<T> {
+        for attempt in 1.. {
+            let mut transaction = self.begin()?;
+            let result = body(&mut transaction).and_then(|value| {
+                transaction.commit()?;
+                Ok(value)
+            });
+            match result {
+                Err(error) if error.is_repeatable() && attempt < retries.attempts_max => {
+                    std::thread::sleep(retries.delay(attempt));
+                }
+                result => return result,
+            }
+        }
+        unreachable!("the loop returns at the last attempt")
+    }
+
+    /// Commits operations that depend on nothing that was read.
+    ///
+    /// # Errors
+    /// The reason for which they were refused: see [`Refusal`](crate::Refusal).
+    pub fn commit(&self, operations: Vec<Operation>) -> Result<Committed> {
+        Ok(self.backend.commit(Commit { operations, ..Commit::default() })?)
+    }
+
+    /// Commits operations as [`commit`](Store::commit) does, without waiting: `done` gets the result
+    /// on another thread, and must not block. Data of 32 KiB and more is written before the call
+    /// returns.
+    pub fn submit(&self, operations: Vec<Operation>, done: impl FnOnce(Result<Committed>) + Send + 'static) {
+        let commit = Commit { operations, ..Commit::default() };
+        self.backend.submit(commit, Box::new(|result| done(result.map_err(Into::into))));
+    }
+
+    /// Creates an empty blob.
+    ///
+    /// # Errors
+    /// `Exists` if there is a blob of this name.
+    pub fn create(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        self.change(Operation::Create { name: name.as_ref().to_vec(), may_exist: false })
+    }
+
+    /// Deletes a blob.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn delete(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        self.change(Operation::Delete { name: name.as_ref().to_vec() })
+    }
+
+    /// Writes bytes of a blob. A blob that ends before `offset` is extended with zeros.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name.
+    pub fn write(&self, name: impl AsRef<[u8]>, offset: u64, data: &[u8]) -> Result<()> {
+        self.change(Operation::Write { name: name.as_ref().to_vec(), offset, data: data.to_vec() })
+    }
+
+    /// Writes bytes at the end of a blob, and returns their offset.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name.
+    pub fn append(&self, name: impl AsRef<[u8]>, data: &[u8]) -> Result<u64> {
+        let operation = Operation::Append { name: name.as_ref().to_vec(), data: data.to_vec() };
+        let committed = self.commit(vec![operation])?;
+        match committed.results.first() {
+            Some(crate::OperationResult::Appended(offset)) => Ok(*offset),
+            _ => Err(crate::transaction::wrong_result().into()),
+        }
+    }
+
+    /// Sets the size of a blob.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name.
+    pub fn resize(&self, name: impl AsRef<[u8]>, size_bytes: u64) -> Result<()> {
+        self.change(Operation::Resize { name: name.as_ref().to_vec(), size_bytes })
+    }
+
+    /// Replaces numbers in a blob, in one commit and without reading them.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name; `InvalidInput` for a transform that is not
+    /// defined, and for an overflow that is checked; `Conflict` if a compare-and-set found another
+    /// number.
+    pub fn transform(&self, name: impl AsRef<[u8]>, offset: u64, transform: Transform) -> Result<()> {
+        self.change(Operation::Transform { name: name.as_ref().to_vec(), offset, transform })
+    }
+
+    fn change(&self, operation: Operation) -> Result<()> {
+        self.commit(vec![operation]).map(|_| ())
+    }
+
+    /// Reads bytes of the latest state of a blob, and returns their number. It is less than requested
+    /// at the end of the blob only.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
+    pub fn read(&self, name: impl AsRef<[u8]>, offset: u64, into: &mut [u8]) -> Result<usize> {
+        self.snapshot()?.read(name, offset, into)
+    }
+
+    /// Returns the attributes of a blob, or `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
+        self.snapshot()?.stat(name)
+    }
+
+    /// Removes all data that neither the latest state nor a snapshot needs. Commits also remove such
+    /// data, but leave some until there is more.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn collect(&self) -> Result<()> {
+        Ok(self.backend.collect()?)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("location", &self.location).finish_non_exhaustive()
+    }
+}
+
+/// One state of a store: it does not change, whatever is committed. Reads never wait for commits.
+///
+/// All methods fail with `Stale` if so much was changed since that the store no longer keeps the
+/// state.
+pub struct Snapshot {
+    state: Box<dyn State>,
+}
+
+impl Snapshot {
+    /// Returns the version of the state.
+    pub fn version(&self) -> Version {
+        self.state.version()
+    }
+
+    /// Reads as [`Store::read`] does.
+    ///
+    /// # Errors
+    /// As for [`Store::read`].
+    pub fn read(&self, name: impl AsRef<[u8]>, offset: u64, into: &mut [u8]) -> Result<usize> {
+        Ok(self.state.read(name.as_ref(), offset, into)?)
+    }
+
+    /// Returns the attributes of a blob, or `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
+        Ok(self.state.stat(name.as_ref())?)
+    }
+
+    /// Returns at most `limit` blobs whose names begin with `prefix` and are after `after`, in the
+    /// order of their names. The last name of one call is `after` of the next one.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn list(
+        &self,
+        prefix: impl AsRef<[u8]>,
+        after: impl AsRef<[u8]>,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, BlobStat)>> {
+        Ok(self.state.list(prefix.as_ref(), after.as_ref(), limit)?)
+    }
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").field("version", &self.version()).finish_non_exhaustive()
+    }
+}

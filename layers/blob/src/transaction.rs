@@ -1,0 +1,212 @@
+//! A transaction: reads and changes that are committed together, or not at all.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+use quell_blob_service::BlobStat;
+use quell_vfs::ErrorKind;
+use quell_wire::blob::{Committed, Operation, Part, Read, Transaction as Commit, Transform, Version};
+
+use crate::backend::{Backend, State};
+use crate::error::Result;
+
+/// A transaction. It reads one state of the store and its own changes. Other programs see its
+/// changes after [`commit`](Transaction::commit), all at once. It is refused if another transaction
+/// has changed something that it has read. A transaction that is dropped has changed nothing.
+///
+/// Transactions are strictly serializable: their effect is that of one after the other, in an order
+/// in which each one is after all that were committed before it began.
+pub struct Transaction {
+    backend: Arc<dyn Backend>,
+    state: Box<dyn State>,
+    reads: HashSet<Read>,
+    operations: Vec<Operation>,
+    /// The operations that `state` has applied: a read applies the others first.
+    applied: usize,
+}
+
+impl Transaction {
+    pub(crate) fn new(backend: Arc<dyn Backend>, state: Box<dyn State>) -> Transaction {
+        Transaction { backend, state, reads: HashSet::new(), operations: Vec::new(), applied: 0 }
+    }
+
+    /// Returns the version of the state that the transaction reads.
+    pub fn version(&self) -> Version {
+        self.state.version()
+    }
+
+    /// Creates an empty blob, unless it exists.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn create(&mut self, name: impl AsRef<[u8]>) -> Result<()> {
+        self.add(Operation::Create { name: name.as_ref().to_vec(), may_exist: true })
+    }
+
+    /// Creates an empty blob. The commit fails if it exists.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn create_new(&mut self, name: impl AsRef<[u8]>) -> Result<()> {
+        self.add(Operation::Create { name: name.as_ref().to_vec(), may_exist: false })
+    }
+
+    /// Deletes a blob. The commit fails if it does not exist.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn delete(&mut self, name: impl AsRef<[u8]>) -> Result<()> {
+        self.add(Operation::Delete { name: name.as_ref().to_vec() })
+    }
+
+    /// Writes bytes of a blob.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn write(&mut self, name: impl AsRef<[u8]>, offset: u64, data: &[u8]) -> Result<()> {
+        self.add(Operation::Write { name: name.as_ref().to_vec(), offset, data: data.to_vec() })
+    }
+
+    /// Writes bytes at the end of a blob. The result of the commit has their offset. Appends of
+    /// several transactions do not conflict.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn append(&mut self, name: impl AsRef<[u8]>, data: &[u8]) -> Result<()> {
+        self.add(Operation::Append { name: name.as_ref().to_vec(), data: data.to_vec() })
+    }
+
+    /// Sets the size of a blob.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn resize(&mut self, name: impl AsRef<[u8]>, size_bytes: u64) -> Result<()> {
+        self.add(Operation::Resize { name: name.as_ref().to_vec(), size_bytes })
+    }
+
+    /// Replaces numbers in a blob. Transforms of several transactions do not conflict: each is
+    /// applied to the numbers at its commit.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn transform(&mut self, name: impl AsRef<[u8]>, offset: u64, transform: Transform) -> Result<()> {
+        self.add(Operation::Transform { name: name.as_ref().to_vec(), offset, transform })
+    }
+
+    /// Adds an operation.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn add(&mut self, operation: Operation) -> Result<()> {
+        self.operations.push(operation);
+        Ok(())
+    }
+
+    /// Reads bytes, including the changes of this transaction, and returns their number. It is less
+    /// than requested at the end of the blob only.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name; the reason for which an operation before cannot
+    /// be applied; `Stale` if the state is no longer kept.
+    pub fn read(&mut self, name: impl AsRef<[u8]>, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let name = name.as_ref();
+        self.apply()?;
+        // The result is noted also if the read fails: a program may depend on the failure.
+        let end = offset.saturating_add(into.len() as u64);
+        self.note(name, Part::Existence);
+        self.note(name, Part::Range { start: offset, end });
+        // The bytes of an append move if another transaction appends before.
+        let appends = |operation: &Operation| matches!(operation, Operation::Append { .. });
+        if self.operations.iter().any(|operation| operation.name() == name && appends(operation)) {
+            self.note(name, Part::Size);
+        }
+        Ok(self.state.read(name, offset, into)?)
+    }
+
+    /// Returns the attributes of a blob, or `None` if there is none of this name. The commit is
+    /// refused if the size or existence has changed; a change of the time is no conflict.
+    ///
+    /// # Errors
+    /// As for [`read`](Transaction::read).
+    pub fn stat(&mut self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
+        let name = name.as_ref();
+        self.apply()?;
+        self.note(name, Part::Existence);
+        self.note(name, Part::Size);
+        Ok(self.state.stat(name)?)
+    }
+
+    /// Returns the size of a blob, in bytes.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name; as for [`read`](Transaction::read).
+    pub fn size(&mut self, name: impl AsRef<[u8]>) -> Result<u64> {
+        let name = name.as_ref();
+        match self.stat(name)? {
+            Some(stat) => Ok(stat.size_bytes),
+            None => Err(quell_vfs::Error::new(ErrorKind::NotFound, "read the size", name).into()),
+        }
+    }
+
+    /// Returns at most `limit` blobs whose names begin with `prefix` and are after `after`, in the
+    /// order of their names. The commit is refused if a blob whose name begins with `prefix` was
+    /// created or deleted; sizes of the list are no reason for a conflict.
+    ///
+    /// # Errors
+    /// As for [`read`](Transaction::read).
+    pub fn list(
+        &mut self,
+        prefix: impl AsRef<[u8]>,
+        after: impl AsRef<[u8]>,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, BlobStat)>> {
+        self.apply()?;
+        self.note(prefix.as_ref(), Part::NamesWithPrefix);
+        Ok(self.state.list(prefix.as_ref(), after.as_ref(), limit)?)
+    }
+
+    /// Commits the transaction. When the call returns, all readers see it, and it survives a power
+    /// failure. A transaction without changes is compared with others as well: if it succeeds, then
+    /// all that it has read is the state at one time during the call.
+    ///
+    /// # Errors
+    /// `Refused`, with the reason: see [`Refusal`](crate::Refusal). Nothing was changed.
+    pub fn commit(self) -> Result<Committed> {
+        let snapshot = (!self.reads.is_empty()).then(|| self.state.version());
+        let reads = self.reads.into_iter().collect();
+        let commit = Commit { snapshot, reads, operations: self.operations, ..Commit::default() };
+        Ok(self.backend.commit(commit)?)
+    }
+
+    /// Applies the operations to the state that later reads see.
+    fn apply(&mut self) -> Result<()> {
+        while let Some(operation) = self.operations.get(self.applied) {
+            let name = operation.name().to_vec();
+            self.state.apply(operation)?;
+            self.applied += 1;
+            // Later reads see whether the operation had an effect.
+            self.note(&name, Part::Existence);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, name: &[u8], part: Part) {
+        self.reads.insert(Read { name: name.to_vec(), part });
+    }
+}
+
+/// Returns the error of a server whose result does not belong to the operation.
+pub(crate) fn wrong_result() -> quell_vfs::Error {
+    let source = Some("the result is not that of the operation".into());
+    quell_vfs::Error { source, ..quell_vfs::Error::new(ErrorKind::Damaged, "commit", "transaction") }
+}
+
+impl fmt::Debug for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transaction")
+            .field("version", &self.version())
+            .field("operations", &self.operations.len())
+            .finish_non_exhaustive()
+    }
+}
