@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::frame::{Fields, FrameKind, LENGTH_BYTES, LENGTH_MIN, Violation, decode_length};
@@ -20,6 +19,7 @@ use super::outgoing::Frame;
 use super::peer_state::Peer;
 use super::seal::Seal;
 use super::settings::{MemberId, Settings};
+use super::stream::Stream;
 
 /// The reason for which a connection was not established, or has ended.
 #[derive(Debug)]
@@ -68,22 +68,21 @@ impl From<ReadFailure> for Failure {
 /// A connection whose other side has proved that it knows the key.
 #[derive(Debug)]
 pub(super) struct Proved {
-    stream: TcpStream,
+    stream: Stream,
     agreed: Agreed,
     sending: Seal,
     receiving: Seal,
 }
 
 fn prefix(settings: &Settings, initiator: MemberId, responder: MemberId) -> Prefix {
-    let Settings { protection, compression, pool, .. } = *settings;
-    Prefix { protection, compression, pool, initiator, responder }
+    let Settings { role, protection, compression, pool, .. } = *settings;
+    Prefix { role, protection, compression, pool, initiator, responder }
 }
 
 /// Connects to a member and agrees on keys.
 pub(super) async fn initiate(settings: &Settings, peer: &Peer, connection: u64) -> Result<Proved, Failure> {
     let attempt = async {
-        let mut stream = TcpStream::connect(peer.address()).await?;
-        stream.set_nodelay(true)?;
+        let mut stream = Stream::connect(&peer.address()).await?;
         let prefix = prefix(settings, settings.member, peer.id);
         let (initiator, greeting) = Initiator::new(&prefix, &settings.key, &peer.hello(connection));
         stream.write_all(&greeting).await?;
@@ -114,11 +113,10 @@ pub(super) async fn initiate(settings: &Settings, peer: &Peer, connection: u64) 
 /// Answers the greeting on a connection that was accepted, and waits for the proof.
 pub(super) async fn respond(
     settings: &Settings,
-    mut stream: TcpStream,
+    mut stream: Stream,
     find: impl Fn(MemberId) -> Result<Arc<Peer>, Refusal>,
 ) -> Result<(Arc<Peer>, Proved), Failure> {
     let attempt = async {
-        stream.set_nodelay(true)?;
         let mut greeting = [0; GREETING_BYTES];
         stream.read_exact(&mut greeting).await?;
         let checked = check_prefix(&greeting, &prefix(settings, settings.member, settings.member));
@@ -192,6 +190,7 @@ pub(super) async fn serve(
 /// that was already received, with one call.
 async fn read_frames(peer: &Arc<Peer>, link: &Arc<Link>, reader: &mut FrameReader) -> Failure {
     loop {
+        peer.wait_for_turn().await;
         let mut next = reader.next().await;
         link.is_reading.store(true, Ordering::SeqCst);
         let failure = loop {
@@ -201,7 +200,7 @@ async fn read_frames(peer: &Arc<Peer>, link: &Arc<Link>, reader: &mut FrameReade
             };
             match taken {
                 Err(violation) => break Some(Failure::Violation(violation)),
-                Ok(()) if !reader.has_frame() => break None,
+                Ok(()) if !reader.has_frame() || peer.is_full() => break None,
                 Ok(()) => next = reader.next().await,
             }
         };

@@ -16,10 +16,11 @@ use super::handshake::{
 use super::incoming::{Incoming, Verdict};
 use super::outgoing::{Credit, Frame, Outgoing};
 use super::seal::Seal;
-use super::settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection};
+use super::settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Role};
 
 const KEY: PoolKey = PoolKey([7; 32]);
 const PREFIX: Prefix = Prefix {
+    role: Role::Pool,
     protection: Protection::Integrity,
     compression: Compression::None,
     pool: PoolId([1; 16]),

@@ -6,12 +6,11 @@ use std::fmt;
 use snow::{Builder, HandshakeState};
 
 use super::settings::{
-    BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, REQUESTS_HELD_MAX,
+    BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, REQUESTS_HELD_MAX, Role,
 };
 
 const MAGIC: [u8; 8] = *b"QUELPEER";
 const VERSION: u16 = 1;
-const ROLE_POOL: u8 = 1;
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
 /// The part of the greeting that the prologue of Noise covers.
@@ -39,11 +38,12 @@ pub(super) enum Refusal {
     Proof,
     Stopping,
     Compression,
+    Full,
     /// Bytes that are not a greeting or an answer. No answer is sent.
     Malformed,
 }
 
-const REFUSALS: [Refusal; 9] = [
+const REFUSALS: [Refusal; 10] = [
     Refusal::Version,
     Refusal::Role,
     Refusal::Protection,
@@ -53,21 +53,23 @@ const REFUSALS: [Refusal; 9] = [
     Refusal::Proof,
     Refusal::Stopping,
     Refusal::Compression,
+    Refusal::Full,
 ];
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Refusal::Version => "the other member uses another version of the protocol",
-            Refusal::Role => "the other process does not serve pools",
+            Refusal::Role => "the other process has another role",
             Refusal::Protection => "one member encrypts its connections and the other does not",
             Refusal::Pool => "the other process belongs to another pool",
             Refusal::NotThisMember => "another member of the pool has this address",
             Refusal::UnknownInitiator => "the other member does not know this member",
-            Refusal::Proof => "the two members have different keys",
+            Refusal::Proof => "the two processes have different keys",
             Refusal::Stopping => "the other member is stopping",
             Refusal::Compression => "the two members compress their connections in different ways",
-            Refusal::Malformed => "the other process does not speak the protocol of pools",
+            Refusal::Full => "the server has its maximum number of clients",
+            Refusal::Malformed => "the other process does not speak this protocol",
         })
     }
 }
@@ -114,6 +116,7 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 /// The first bytes of a greeting, in clear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prefix {
+    pub role: Role,
     pub protection: Protection,
     pub compression: Compression,
     pub pool: PoolId,
@@ -121,12 +124,18 @@ pub(super) struct Prefix {
     pub responder: MemberId,
 }
 
+fn role_number(role: Role) -> u8 {
+    match role {
+        Role::Pool => 1,
+        Role::Blob => 2,
+    }
+}
+
 fn protection_number(protection: Protection) -> u8 {
     match protection {
         Protection::Integrity => 0,
         Protection::Encryption => 1,
-        #[cfg(feature = "unprotected")]
-        Protection::None => 255,
+        Protection::None => 2,
     }
 }
 
@@ -143,7 +152,7 @@ impl Prefix {
         let mut bytes = [0; PREFIX_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[10] = ROLE_POOL;
+        bytes[10] = role_number(self.role);
         bytes[11] = protection_number(self.protection);
         bytes[12] = compression_number(self.compression);
         bytes[16..32].copy_from_slice(&self.pool.0);
@@ -283,6 +292,7 @@ mod tests {
     use super::*;
 
     const PREFIX: Prefix = Prefix {
+        role: Role::Pool,
         protection: Protection::Integrity,
         compression: Compression::None,
         pool: PoolId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::AsyncReadExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
 use super::compression::{Compressor, expand};
@@ -14,6 +13,7 @@ use super::frame::{Fields, LENGTH_BYTES, Violation, decode_length};
 use super::outgoing::Frame;
 use super::seal::{Seal, Segment};
 use super::settings::Compression;
+use super::stream::{ReadHalf, WriteHalf};
 
 /// Bytes that are read with one call, if the rest of a frame is not larger.
 const READ_BYTES: usize = 64 << 10;
@@ -23,7 +23,7 @@ const SLICES_MAX: usize = 64;
 /// The writing half of a connection, and its state.
 #[derive(Debug)]
 pub(super) struct Link {
-    half: OwnedWriteHalf,
+    half: WriteHalf,
     /// Locked with `try_lock` only: a thread that finds it locked leaves its frames to the owner of
     /// the lock.
     pub writer: Mutex<Writer>,
@@ -58,7 +58,7 @@ pub(super) enum Written {
 }
 
 impl Link {
-    pub fn new(half: OwnedWriteHalf, seal: Seal, compression: Compression) -> Link {
+    pub fn new(half: WriteHalf, seal: Seal, compression: Compression) -> Link {
         let compressor = Compressor::new(compression);
         let writer = Writer { seal, compressor, segments: VecDeque::new(), written: 0, pending: 0 };
         Link {
@@ -148,7 +148,7 @@ impl Writer {
 /// The reading half of a connection.
 #[derive(Debug)]
 pub(super) struct FrameReader {
-    half: OwnedReadHalf,
+    half: ReadHalf,
     seal: Seal,
     compression: Compression,
     buffer: Vec<u8>,
@@ -171,7 +171,7 @@ impl From<Violation> for ReadFailure {
 }
 
 impl FrameReader {
-    pub fn new(half: OwnedReadHalf, seal: Seal, compression: Compression) -> FrameReader {
+    pub fn new(half: ReadHalf, seal: Seal, compression: Compression) -> FrameReader {
         FrameReader { half, seal, compression, buffer: vec![0; READ_BYTES], start: 0, end: 0 }
     }
 

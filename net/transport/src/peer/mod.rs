@@ -1,11 +1,13 @@
 //! Authenticated connections between the daemons of a pool (`Transport`). `PeerNetwork` has one TCP
 //! connection for each pair of members, with many requests in flight in both directions, each
-//! executed at most once.
+//! executed at most once. `Server` and `Client` use the same protocol between a server and any
+//! number of clients, also over Unix sockets.
 //! docs/formats/peer-protocol.md draws the bytes.
 //!
 //! `outgoing` and `incoming` decide, as state machines; `peer_state` joins them with a connection;
-//! `connection` and `network` do the I/O.
+//! `connection`, `network`, `server` and `client` do the I/O.
 
+mod client;
 mod compression;
 mod connection;
 #[cfg(test)]
@@ -13,6 +15,7 @@ mod exchange_test;
 mod frame;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod gate;
 mod handler;
 mod handshake;
 mod incoming;
@@ -22,13 +25,18 @@ mod not_executed;
 mod outgoing;
 mod peer_state;
 mod seal;
+mod server;
 mod settings;
+mod stream;
 mod transport;
 
+pub use client::{Client, ClientSettings};
 pub use frame::PAYLOAD_BYTES_MAX;
 pub use handler::{Handler, Reply, ReplySink, Request};
 pub use network::PeerNetwork;
 pub use not_executed::{not_executed, was_not_executed};
 pub use peer_state::PeerCounters;
-pub use settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Settings};
+pub use server::{ClientHandler, Server, ServerSettings};
+pub use settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Role, Settings};
+pub use stream::Endpoint;
 pub use transport::{CollectedSends, Done, Traffic, Transport};

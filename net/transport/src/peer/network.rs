@@ -21,6 +21,7 @@ use super::handshake::Refusal;
 use super::not_executed::not_executed;
 use super::peer_state::{CollectedPeers, Peer, PeerCounters};
 use super::settings::{MemberId, Settings};
+use super::stream::{Endpoint, Stream};
 use super::transport::{CollectedSends, Done, Traffic, Transport};
 
 /// The pause after the first failure to connect, or to accept.
@@ -126,16 +127,16 @@ impl Transport for PeerNetwork {
         let own = self.shared.settings.member;
         for (id, address) in members.iter().filter(|(id, _)| **id != own) {
             if let Some(peer) = peers.get(id) {
-                peer.set_address(*address);
+                peer.set_address(Endpoint::Tcp(*address));
                 continue;
             }
             let settings = &self.shared.settings;
             let handler = self.shared.handler.clone();
-            let peer = Peer::new(settings, *id, random_number()?, *address, handler);
+            let peer = Peer::new(settings, *id, random_number()?, Endpoint::Tcp(*address), handler, None);
             peers.insert(*id, peer.clone());
             runtime.spawn(end_calls(peer.clone()));
             if own < *id {
-                runtime.spawn(connect(self.shared.clone(), peer));
+                runtime.spawn(connect(self.shared.settings.clone(), peer));
             }
         }
         drop(peers);
@@ -231,7 +232,7 @@ impl Shared {
     }
 }
 
-fn random_number() -> Result<u64> {
+pub(super) fn random_number() -> Result<u64> {
     let mut bytes = [0; 8];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty());
     filled.map_err(|e| Error::from_io(e.into(), "draw a random number", ""))?;
@@ -267,7 +268,10 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
 
 /// Serves a connection that another member has opened.
 async fn take_connection(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, number: u64) {
-    let responded = respond(&shared.settings, stream, |id| shared.initiator(id)).await;
+    let responded = match Stream::tcp(stream) {
+        Ok(stream) => respond(&shared.settings, stream, |id| shared.initiator(id)).await,
+        Err(error) => Err(error.into()),
+    };
     shared.unproved().retain(|(listed, _)| *listed != number);
     match responded {
         Ok((peer, proved)) => {
@@ -280,13 +284,13 @@ async fn take_connection(shared: Arc<Shared>, stream: TcpStream, from: SocketAdd
     }
 }
 
-/// Keeps a connection to a member whose number is larger.
-async fn connect(shared: Arc<Shared>, peer: Arc<Peer>) {
+/// Keeps a connection to a process whose number is larger, until the peer is removed or stops.
+pub(super) async fn connect(settings: Settings, peer: Arc<Peer>) {
     let (mut connection, mut pause) = (0, BACKOFF_MIN);
-    while !peer.is_removed() && !shared.is_stopping.load(Ordering::SeqCst) {
+    while !peer.is_removed() && !peer.is_stopping() {
         connection += 1;
-        let failure = match initiate(&shared.settings, &peer, connection).await {
-            Ok(proved) => serve_own(&shared.settings, &peer, proved, &mut pause).await,
+        let failure = match initiate(&settings, &peer, connection).await {
+            Ok(proved) => serve_own(&settings, &peer, proved, &mut pause).await,
             Err(failure) => failure,
         };
         if let Failure::Refused(refusal) = failure {
@@ -297,7 +301,7 @@ async fn connect(shared: Arc<Shared>, peer: Arc<Peer>) {
             () = sleep(pause) => {}
             () = peer.connector.notified() => {}
         }
-        pause = (pause * 2).min(shared.settings.backoff_max);
+        pause = (pause * 2).min(settings.backoff_max);
     }
 }
 
@@ -306,7 +310,7 @@ async fn serve_own(settings: &Settings, peer: &Arc<Peer>, proved: Proved, pause:
 }
 
 /// Ends the calls to a member at their deadline.
-async fn end_calls(peer: Arc<Peer>) {
+pub(super) async fn end_calls(peer: Arc<Peer>) {
     while !peer.is_removed() {
         match peer.end_calls(Instant::now()) {
             Some(next) => tokio::select! {

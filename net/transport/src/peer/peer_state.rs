@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -17,6 +16,7 @@ use super::compression::COMPRESSED_BYTES_MIN;
 use super::frame::{
     Fields, FrameKind, LENGTH_BYTES, LENGTH_MIN, PAYLOAD_BYTES_MAX, Status, Violation, decode_ids,
 };
+use super::gate::Gate;
 use super::handler::{Handler, Reply, ReplySink, Request};
 use super::handshake::{Hello, Refusal};
 use super::incoming::{Incoming, Verdict};
@@ -24,6 +24,7 @@ use super::link::{Link, Written};
 use super::not_executed::not_executed;
 use super::outgoing::{Credit, Ended, Frame, Outgoing};
 use super::settings::{Compression, MemberId, Settings};
+use super::stream::Endpoint;
 use super::transport::{CollectedSends, Done};
 
 /// Bytes that are protected before they are written.
@@ -120,10 +121,12 @@ struct State {
     link: Option<Arc<Link>>,
     /// Frames that are sent before all others.
     first: Vec<Frame>,
-    address: SocketAddr,
+    address: Endpoint,
     disconnected_at: Instant,
     refusal: Option<Refusal>,
     is_removed: bool,
+    /// The other side has said goodbye.
+    has_left: bool,
     /// When the task that ends calls looks at them next; `None` if it waits for `timer`.
     timer_at: Option<Instant>,
 }
@@ -134,6 +137,8 @@ pub(super) struct Peer {
     /// The session of this member for the other one.
     pub session: u64,
     handler: Arc<dyn Handler>,
+    /// Bounds the requests of all clients of a server.
+    gate: Option<Arc<Gate>>,
     limits: Limits,
     state: Mutex<State>,
     counts: Counts,
@@ -167,8 +172,9 @@ impl Peer {
         settings: &Settings,
         id: MemberId,
         session: u64,
-        address: SocketAddr,
+        address: Endpoint,
         handler: Arc<dyn Handler>,
+        gate: Option<Arc<Gate>>,
     ) -> Arc<Peer> {
         let held = Credit { requests: settings.requests_held_max as usize, bytes: settings.bytes_held_max };
         let state = State {
@@ -180,6 +186,7 @@ impl Peer {
             disconnected_at: Instant::now(),
             refusal: None,
             is_removed: false,
+            has_left: false,
             timer_at: None,
         };
         let limits = Limits {
@@ -196,6 +203,7 @@ impl Peer {
             id,
             session,
             handler,
+            gate,
             limits,
             state: Mutex::new(state),
             counts: Counts::default(),
@@ -220,11 +228,11 @@ impl Peer {
         }
     }
 
-    pub fn address(&self) -> SocketAddr {
-        self.state().address
+    pub fn address(&self) -> Endpoint {
+        self.state().address.clone()
     }
 
-    pub fn set_address(&self, address: SocketAddr) {
+    pub fn set_address(&self, address: Endpoint) {
         let mut state = self.state();
         if state.address != address {
             state.address = address;
@@ -235,6 +243,31 @@ impl Peer {
 
     pub fn is_removed(&self) -> bool {
         self.state().is_removed
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the other side has left: it has said goodbye, or has had no connection for
+    /// `limit`, and the handler has no request of it.
+    pub fn is_gone(&self, limit: Duration) -> bool {
+        let state = self.state();
+        state.link.is_none()
+            && state.incoming.begun() == 0
+            && (state.has_left || state.disconnected_at.elapsed() >= limit)
+    }
+
+    /// Returns whether the handlers have as many requests as they may have.
+    pub fn is_full(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.is_full())
+    }
+
+    /// Waits until the handler may have another request.
+    pub async fn wait_for_turn(&self) {
+        if let Some(gate) = &self.gate {
+            gate.wait().await;
+        }
     }
 
     pub fn counters(&self) -> PeerCounters {
@@ -398,6 +431,7 @@ impl Peer {
         }
         state.outgoing.connected();
         state.refusal = None;
+        state.has_left = false;
         if let Some(old) = state.link.replace(link.clone()) {
             old.close.notify_one();
         }
@@ -464,6 +498,9 @@ impl Peer {
                     reply_bytes_max: fields.reply_bytes_max as usize,
                 };
                 let reply = Reply::new(self.clone(), session, fields.id);
+                if let Some(gate) = &self.gate {
+                    gate.enter();
+                }
                 contain(|| self.handler.handle(request, reply));
             }
             FrameKind::Reply => {
@@ -484,6 +521,7 @@ impl Peer {
             FrameKind::Pong => {}
             FrameKind::Goodbye => {
                 let lost = state.outgoing.forget_session();
+                state.has_left = true;
                 drop(state);
                 self.end_lost(
                     lost,
@@ -684,6 +722,9 @@ impl ReplySink for Peer {
         let status = if reply.is_some() { Status::Done } else { Status::Unanswered };
         let reply = reply.unwrap_or_default();
         let bytes = reply.len();
+        if let Some(gate) = &self.gate {
+            gate.leave();
+        }
         let mut state = self.state();
         let is_queued = state.incoming.answer(session, id, status, reply);
         let link = state.link.clone();

@@ -22,8 +22,7 @@ pub(super) struct Seal {
 enum Key {
     Integrity([u8; 32]),
     Encryption(Box<LessSafeKey>),
-    /// For the benchmark, which measures the cost of the protection.
-    #[cfg(feature = "unprotected")]
+    /// On Unix sockets, whose bytes no other process can read or change.
     None,
 }
 
@@ -59,7 +58,6 @@ impl Seal {
                 let key = UnboundKey::new(&AES_256_GCM, &key).expect("the key has the right size");
                 Key::Encryption(Box::new(LessSafeKey::new(key)))
             }
-            #[cfg(feature = "unprotected")]
             Protection::None => Key::None,
         };
         Seal { key, frames: 0 }
@@ -92,7 +90,6 @@ impl Seal {
                 truncated(hasher.finalize())
             }
             Key::Encryption(_) => unreachable!("the payload is copied"),
-            #[cfg(feature = "unprotected")]
             Key::None => [0; TAG_BYTES],
         };
         rest.extend_from_slice(&tag);
@@ -125,7 +122,6 @@ impl Seal {
                 let tag = sealed.expect("a frame is shorter than the limit of GCM");
                 tag.as_ref().try_into().expect("16 bytes")
             }
-            #[cfg(feature = "unprotected")]
             Key::None => [0; TAG_BYTES],
         }
     }
@@ -154,7 +150,6 @@ impl Seal {
                 let opened = key.open_in_place(nonce(number), Aad::from(length), &mut frame);
                 opened.map_err(|_| WRONG_TAG)?;
             }
-            #[cfg(feature = "unprotected")]
             Key::None => {}
         }
         let fields = frame[payload_bytes..fields_end].try_into().expect("the size of the fields");

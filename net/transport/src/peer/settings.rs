@@ -32,6 +32,15 @@ impl fmt::Debug for PoolKey {
     }
 }
 
+/// The service to which the requests of a connection belong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The members of a pool.
+    Pool,
+    /// A server of a store of blobs, and its clients.
+    Blob,
+}
+
 /// The protection of frames. All members of a pool use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protection {
@@ -39,8 +48,8 @@ pub enum Protection {
     Integrity,
     /// Frames are encrypted and authenticated.
     Encryption,
-    /// Frames are neither. For the benchmark, which measures the cost of the other two.
-    #[cfg(feature = "unprotected")]
+    /// Frames are neither. For Unix sockets, whose bytes no other process can read or change; with
+    /// the feature `unprotected` also for the benchmark, which measures the cost of the other two.
     None,
 }
 
@@ -59,6 +68,8 @@ pub enum Compression {
 /// The settings of a member. `Settings::new` has the defaults.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The service.
+    pub role: Role,
     /// The pool to which all members belong.
     pub pool: PoolId,
     /// The pool's secret.
@@ -104,6 +115,7 @@ impl Settings {
     /// 8,192 calls and 64 MiB waiting, one thread, and the times of docs/formats/peer-protocol.md.
     pub fn new(pool: PoolId, key: PoolKey, member: MemberId, listen: SocketAddr) -> Settings {
         Settings {
+            role: Role::Pool,
             pool,
             key,
             member,
@@ -126,7 +138,9 @@ impl Settings {
 
     /// Refuses values outside of the documented bounds.
     pub(super) fn check(&self) -> Result<()> {
+        let has_protection = self.protection != Protection::None || cfg!(feature = "unprotected");
         let is_wrong = [
+            (!has_protection, "TCP needs protection"),
             (self.threads == 0, "threads is 0"),
             (
                 !(1..=REQUESTS_HELD_MAX).contains(&self.requests_held_max),

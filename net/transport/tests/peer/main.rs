@@ -1,5 +1,6 @@
 //! Tests of the connections between members, with several members in this process.
 
+mod clients;
 mod compression;
 mod contract;
 mod interference;

@@ -1,0 +1,409 @@
+//! A server: accepts connections of any number of clients, up to a limit, which prove its key, or
+//! which are processes of the same user on the same machine.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use quell_vfs::{Error, ErrorKind, Result};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use super::connection::{respond, serve};
+use super::gate::Gate;
+use super::handler::Handler;
+use super::handshake::Refusal;
+use super::network::random_number;
+use super::peer_state::{CollectedPeers, Peer};
+use super::settings::{MemberId, PoolId, PoolKey, Protection, Role, Settings};
+use super::stream::{Endpoint, Stream};
+use super::transport::CollectedSends;
+
+/// The number of a server, in the place of a member's. Clients have smaller ones.
+pub(super) const SERVER: MemberId = MemberId(u64::MAX);
+
+/// The pause after a failure to accept.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The interval in which `stop` looks whether all requests are answered.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
+/// How often the server looks for clients that have left.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The settings of a server. `ServerSettings::new` has the defaults.
+#[derive(Debug, Clone)]
+pub struct ServerSettings {
+    /// The service.
+    pub role: Role,
+    /// The key, which clients over TCP prove, and the protection of their frames. Over a Unix
+    /// socket the uid of the client takes their place.
+    pub key: PoolKey,
+    /// The protection of frames over TCP.
+    pub protection: Protection,
+    /// Threads that serve all connections, at least 1.
+    pub threads: usize,
+    /// Clients at a time. More are refused.
+    pub clients_max: usize,
+    /// Requests that the server holds for each client at a time, 1 to 65,536.
+    pub requests_held_max: u32,
+    /// Bytes of requests, and of the replies that they allow, that the server holds for each client
+    /// at a time: at least [`BYTES_HELD_MIN`](super::BYTES_HELD_MIN).
+    pub bytes_held_max: u64,
+    /// Requests of all clients that the handler has at a time, and one more for each connection.
+    /// While there are as many, no requests are read.
+    pub requests_begun_max: usize,
+    /// How long a client without a connection is remembered. Its requests are executed at most once
+    /// if it connects again before.
+    pub absent_max: Duration,
+}
+
+impl ServerSettings {
+    /// Returns settings with the default bounds: 256 clients, 1,000 requests and 16 MiB for each of
+    /// them, 1,000 requests of all, 10 s, and one thread.
+    pub fn new(role: Role, key: PoolKey) -> ServerSettings {
+        ServerSettings {
+            role,
+            key,
+            protection: Protection::Integrity,
+            threads: 1,
+            clients_max: 256,
+            requests_held_max: 1000,
+            bytes_held_max: 16 << 20,
+            requests_begun_max: 1000,
+            absent_max: Duration::from_secs(10),
+        }
+    }
+
+    fn connection(&self, is_unix: bool) -> Settings {
+        let unused = SocketAddr::from(([0, 0, 0, 0], 0));
+        let settings = settings(self.role, &self.key, self.protection, SERVER, is_unix, unused);
+        Settings {
+            requests_held_max: self.requests_held_max,
+            bytes_held_max: self.bytes_held_max,
+            ..settings
+        }
+    }
+}
+
+/// Returns the settings of the connections of a server or of a client. `own` is its number.
+pub(super) fn settings(
+    role: Role,
+    key: &PoolKey,
+    protection: Protection,
+    own: MemberId,
+    is_unix: bool,
+    listen: SocketAddr,
+) -> Settings {
+    let (key, protection) = match is_unix {
+        true => (PoolKey([0; 32]), Protection::None),
+        false => (key.clone(), protection),
+    };
+    Settings { role, protection, ..Settings::new(PoolId([0; 16]), key, own, listen) }
+}
+
+/// A handler that is told of the end of a client.
+pub trait ClientHandler: Handler {
+    /// A client has left, or was without a connection for too long. There will be no requests of
+    /// it, unless it connects again as a new client. Called on a thread that serves connections;
+    /// must not block.
+    fn ended(&self, client: MemberId);
+}
+
+/// A server and its connections. It is served by threads of its own.
+pub struct Server {
+    shared: Arc<Shared>,
+    /// `None` after `stop`.
+    runtime: Mutex<Option<Runtime>>,
+    listeners: Mutex<Vec<AbortHandle>>,
+}
+
+struct Shared {
+    settings: ServerSettings,
+    handler: Arc<dyn ClientHandler>,
+    gate: Arc<Gate>,
+    clients: Mutex<HashMap<MemberId, Arc<Peer>>>,
+    /// Connections that have not proved the key, the oldest first.
+    unproved: Mutex<VecDeque<(u64, AbortHandle)>>,
+    next_number: AtomicU64,
+    refused: AtomicU64,
+    is_stopping: AtomicBool,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("settings", &self.shared.settings).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Starts the threads. Requests of clients go to `handler`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for settings out of bounds; the error of the system if no thread can be
+    /// created.
+    pub fn start(settings: ServerSettings, handler: Arc<dyn ClientHandler>) -> Result<Server> {
+        settings.connection(false).check()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(settings.threads.max(1))
+            .thread_name("quell-clients")
+            .enable_all()
+            .build()
+            .map_err(|cause| Error::from_io(cause, "start threads for", "connections"))?;
+        let shared = Arc::new(Shared {
+            gate: Arc::new(Gate::new(settings.requests_begun_max)),
+            settings,
+            handler,
+            clients: Mutex::default(),
+            unproved: Mutex::default(),
+            next_number: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            is_stopping: AtomicBool::new(false),
+        });
+        runtime.spawn(sweep(shared.clone()));
+        Ok(Server { shared, runtime: Mutex::new(Some(runtime)), listeners: Mutex::default() })
+    }
+
+    /// Accepts clients with the key at a TCP address. Port 0 lets the kernel choose one. Returns
+    /// the address.
+    ///
+    /// # Errors
+    /// The error of the system if the address cannot be used; `Unavailable` after `stop`.
+    pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
+        let failed = |cause| Error::from_io(cause, "listen on", address.to_string());
+        let runtime = lock(&self.runtime);
+        let runtime = runtime.as_ref().ok_or_else(|| stopped("listen on", &address.to_string()))?;
+        let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let _context = runtime.enter();
+        let listener = TcpListener::from_std(listener).map_err(failed)?;
+        let task = runtime.spawn(listen(self.shared.clone(), Listener::Tcp(listener)));
+        lock(&self.listeners).push(task.abort_handle());
+        Ok(address)
+    }
+
+    /// Accepts clients of this user and of root at a Unix socket, which is created with the mode
+    /// 0600. A socket of this name is replaced: the caller makes sure that no other server uses it.
+    ///
+    /// # Errors
+    /// The error of the system if the socket cannot be created; `Unavailable` after `stop`.
+    pub fn listen_unix(&self, path: &Path) -> Result<()> {
+        use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+        let name = path.display().to_string();
+        let failed = |cause| Error::from_io(cause, "listen on", name.as_str());
+        let runtime = lock(&self.runtime);
+        let runtime = runtime.as_ref().ok_or_else(|| stopped("listen on", &name))?;
+        if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+            std::fs::remove_file(path).map_err(failed)?;
+        }
+        let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
+        // A client that connects before is checked by its uid as well.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let _context = runtime.enter();
+        let listener = UnixListener::from_std(listener).map_err(failed)?;
+        let task = runtime.spawn(listen(self.shared.clone(), Listener::Unix(listener)));
+        lock(&self.listeners).push(task.abort_handle());
+        Ok(())
+    }
+
+    /// Returns the number of clients.
+    pub fn clients(&self) -> usize {
+        lock(&self.shared.clients).len()
+    }
+
+    /// Returns the number of connections that were refused.
+    pub fn refused_connections(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+
+    /// Collects the replies of the calling thread: see
+    /// [`Transport::collect`](super::Transport::collect).
+    pub fn collect() -> Box<dyn CollectedSends> {
+        Box::new(CollectedPeers::begin())
+    }
+
+    /// Refuses new connections and requests, waits at most `limit` for the answers to the requests
+    /// that were begun, and closes all connections. A second call does nothing. It must not be
+    /// called by a handler.
+    pub fn stop(&self, limit: Duration) {
+        let Some(runtime) = lock(&self.runtime).take() else { return };
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        lock(&self.listeners).iter().for_each(AbortHandle::abort);
+        let clients: Vec<Arc<Peer>> = lock(&self.shared.clients).values().cloned().collect();
+        clients.iter().for_each(|client| client.begin_stop());
+        drain(&runtime, &clients, limit);
+        clients.iter().for_each(|client| client.remove());
+        // Tasks end at their next wait; a handler that blocks does not hold this thread.
+        runtime.shutdown_timeout(DRAIN_INTERVAL.saturating_mul(500));
+    }
+}
+
+/// Waits until all requests are answered, says goodbye, and waits until all bytes are written.
+pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
+    let end = Instant::now() + limit;
+    runtime.block_on(async {
+        while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
+            sleep(DRAIN_INTERVAL).await;
+        }
+        peers.iter().for_each(|peer| peer.say_goodbye());
+        while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
+            sleep(DRAIN_INTERVAL).await;
+        }
+    });
+}
+
+impl Drop for Server {
+    /// Ends the threads, as the end of the process would. Only `stop` answers what was begun.
+    fn drop(&mut self) {
+        if let Some(runtime) = lock(&self.runtime).take() {
+            self.shared.is_stopping.store(true, Ordering::SeqCst);
+            let clients: Vec<Arc<Peer>> = lock(&self.shared.clients).values().cloned().collect();
+            clients.iter().for_each(|client| client.remove());
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn stopped(operation: &'static str, subject: &str) -> Error {
+    Error {
+        source: Some("the connections are closed".into()),
+        ..Error::new(ErrorKind::Unavailable, operation, subject)
+    }
+}
+
+impl Shared {
+    /// Finds or creates the state of a client whose connection has not been proved yet.
+    fn candidate(&self, id: MemberId, settings: &Settings) -> Result<Arc<Peer>, Refusal> {
+        if self.is_stopping.load(Ordering::SeqCst) {
+            return Err(Refusal::Stopping);
+        }
+        let clients = lock(&self.clients);
+        if let Some(client) = clients.get(&id) {
+            return Ok(client.clone());
+        }
+        if id >= SERVER || clients.len() >= self.settings.clients_max {
+            return Err(Refusal::Full);
+        }
+        drop(clients);
+        let session = random_number().map_err(|_| Refusal::Full)?;
+        // The address is that of a process to connect to, and a server connects to no client.
+        let nowhere = Endpoint::Unix(std::path::PathBuf::new());
+        let handler: Arc<dyn Handler> = Arc::new(Requests(self.handler.clone()));
+        Ok(Peer::new(settings, id, session, nowhere, handler, Some(self.gate.clone())))
+    }
+
+    /// Adds a client that has proved the key. Returns false if it must connect again.
+    fn add(&self, client: &Arc<Peer>) -> bool {
+        let mut clients = lock(&self.clients);
+        if self.is_stopping.load(Ordering::SeqCst) {
+            return false;
+        }
+        if let Some(listed) = clients.get(&client.id) {
+            return Arc::ptr_eq(listed, client);
+        }
+        if client.is_removed() || clients.len() >= self.settings.clients_max {
+            return false;
+        }
+        clients.insert(client.id, client.clone());
+        true
+    }
+}
+
+/// Passes the requests of clients to the handler.
+struct Requests(Arc<dyn ClientHandler>);
+
+impl Handler for Requests {
+    fn handle(&self, request: super::Request, reply: super::Reply) {
+        self.0.handle(request, reply);
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    async fn accept(&self) -> std::io::Result<Stream> {
+        match self {
+            Listener::Tcp(listener) => Stream::tcp(listener.accept().await?.0),
+            Listener::Unix(listener) => Stream::unix(listener.accept().await?.0),
+        }
+    }
+}
+
+/// Accepts connections.
+async fn listen(shared: Arc<Shared>, listener: Listener) {
+    let settings = Arc::new(shared.settings.connection(matches!(listener, Listener::Unix(_))));
+    loop {
+        let stream = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                shared.refused.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%error, "refused a connection");
+                continue;
+            }
+            Err(error) => {
+                // For example no free descriptor: others must close theirs first.
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let number = shared.next_number.fetch_add(1, Ordering::Relaxed);
+        let mut unproved = lock(&shared.unproved);
+        if unproved.len() >= settings.unproved_connections_max
+            && let Some((_, oldest)) = unproved.pop_front()
+        {
+            oldest.abort();
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        // The task removes its entry, which is added before the lock is released.
+        let task = tokio::spawn(take_connection(shared.clone(), settings.clone(), stream, number));
+        unproved.push_back((number, task.abort_handle()));
+    }
+}
+
+/// Serves a connection of a client.
+async fn take_connection(shared: Arc<Shared>, settings: Arc<Settings>, stream: Stream, number: u64) {
+    let responded = respond(&settings, stream, |id| shared.candidate(id, &settings)).await;
+    lock(&shared.unproved).retain(|(listed, _)| *listed != number);
+    match responded {
+        Ok((client, proved)) if shared.add(&client) => {
+            serve(&settings, &client, proved, false, || ()).await;
+        }
+        Ok(_) => _ = shared.refused.fetch_add(1, Ordering::Relaxed),
+        Err(failure) => {
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(%failure, "refused a connection");
+        }
+    }
+}
+
+/// Forgets clients that have left.
+async fn sweep(shared: Arc<Shared>) {
+    loop {
+        sleep(SWEEP_INTERVAL).await;
+        let mut gone = Vec::new();
+        lock(&shared.clients).retain(|_, client| {
+            let is_gone = client.is_gone(shared.settings.absent_max);
+            if is_gone {
+                // A connection that finds it removed is closed, and the client connects again.
+                client.remove();
+                gone.push(client.id);
+            }
+            !is_gone
+        });
+        gone.into_iter().for_each(|id| shared.handler.ended(id));
+    }
+}

@@ -1,0 +1,170 @@
+//! The byte streams that carry connections: TCP, and Unix sockets between processes of one machine.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream, tcp, unix};
+
+/// The address of a process that accepts connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A host and a port.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp(address) => address.fmt(f),
+            Endpoint::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A stream in both directions.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// The reading half of a stream.
+#[derive(Debug)]
+pub(super) enum ReadHalf {
+    Tcp(tcp::OwnedReadHalf),
+    Unix(unix::OwnedReadHalf),
+}
+
+/// The writing half of a stream.
+#[derive(Debug)]
+pub(super) enum WriteHalf {
+    Tcp(tcp::OwnedWriteHalf),
+    Unix(unix::OwnedWriteHalf),
+}
+
+impl Stream {
+    /// Connects. The other process of a Unix socket must be one of this user, or of root, unless
+    /// this process is one of root.
+    pub async fn connect(to: &Endpoint) -> io::Result<Stream> {
+        match to {
+            Endpoint::Tcp(address) => Stream::tcp(TcpStream::connect(address).await?),
+            Endpoint::Unix(path) => {
+                let stream = UnixStream::connect(path).await?;
+                let own = rustix::process::geteuid();
+                match own.is_root() || is_trusted(stream.peer_cred()?.uid(), own.as_raw()) {
+                    true => Ok(Stream::Unix(stream)),
+                    false => Err(io::Error::new(
+                        io::ErrorKind::PermissionDenied,
+                        "the socket is one of another user",
+                    )),
+                }
+            }
+        }
+    }
+
+    /// Takes a TCP connection.
+    pub fn tcp(stream: TcpStream) -> io::Result<Stream> {
+        stream.set_nodelay(true)?;
+        Ok(Stream::Tcp(stream))
+    }
+
+    /// Takes a connection to a Unix socket, from a process of this user or of root.
+    pub fn unix(stream: UnixStream) -> io::Result<Stream> {
+        match is_trusted(stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw()) {
+            true => Ok(Stream::Unix(stream)),
+            false => {
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, "the client is one of another user"))
+            }
+        }
+    }
+
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Stream::Tcp(stream) => {
+                let (read, write) = stream.into_split();
+                (ReadHalf::Tcp(read), WriteHalf::Tcp(write))
+            }
+            Stream::Unix(stream) => {
+                let (read, write) = stream.into_split();
+                (ReadHalf::Unix(read), WriteHalf::Unix(write))
+            }
+        }
+    }
+}
+
+fn is_trusted(uid: u32, own: u32) -> bool {
+    uid == own || uid == 0
+}
+
+impl WriteHalf {
+    /// Waits until the socket accepts bytes.
+    pub async fn writable(&self) -> io::Result<()> {
+        match self {
+            WriteHalf::Tcp(half) => half.writable().await,
+            WriteHalf::Unix(half) => half.writable().await,
+        }
+    }
+
+    pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            WriteHalf::Tcp(half) => half.try_write_vectored(slices),
+            WriteHalf::Unix(half) => half.try_write_vectored(slices),
+        }
+    }
+}
+
+impl AsyncRead for ReadHalf {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            ReadHalf::Tcp(half) => Pin::new(half).poll_read(context, buffer),
+            ReadHalf::Unix(half) => Pin::new(half).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Unix(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
