@@ -1,13 +1,20 @@
 //! Blobs: the operations of transactions, their results, and the reasons for which a transaction is
-//! refused. docs/formats/blob.md describes the messages, docs/semantics.md the meaning.
+//! refused; and the messages between clients and the server of a store.
+//! docs/formats/blob-protocol.md describes the messages, docs/semantics.md the meaning.
 
+mod bounded;
+mod message;
 mod operation;
 mod refusal;
 mod transform;
 
+pub use message::{
+    DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId,
+    UPLOAD_BYTES_MAX, UploadId,
+};
 pub use operation::{
-    Committed, NAME_BYTES_MAX, Operation, OperationResult, Part, Read, SIZE_BYTES_MAX, Transaction,
-    TransactionId, Version,
+    BlobStat, Committed, NAME_BYTES_MAX, OPERATIONS_MAX, Operation, OperationResult, Part, READS_MAX, Read,
+    SIZE_BYTES_MAX, Transaction, TransactionId, Version,
 };
 pub use refusal::{Conflict, Refusal};
 pub use transform::{CellType, Overflow, Transform, TransformKind};

@@ -20,6 +20,7 @@ mod options;
 mod prepared;
 mod queue;
 mod recent;
+mod session;
 mod snapshot;
 mod store;
 mod tables;
@@ -28,7 +29,8 @@ mod versions;
 
 pub use extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentDir, ExtentId, Extents, MemoryExtents};
 pub use options::{Clock, Options};
-pub use prepared::{OPERATIONS_MAX, READS_MAX};
+pub use quell_wire::blob::{BlobStat, OPERATIONS_MAX, READS_MAX};
 pub use queue::CommitResult;
-pub use snapshot::{BlobStat, Draft, Snapshot};
+pub use session::{ClientId, Replied, SessionLimits, Sessions};
+pub use snapshot::{Draft, Snapshot};
 pub use store::Store;

@@ -2,16 +2,13 @@
 //! for their commit.
 
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::blob::{Operation, Read, Refusal, Transaction, TransactionId, Version};
+use quell_wire::blob::{
+    OPERATIONS_MAX, Operation, READS_MAX, Read, Refusal, Transaction, TransactionId, Version,
+};
 
 use crate::apply::PreparedOperation;
 use crate::content::NewExtent;
 use crate::extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentId, Extents};
-
-/// The largest number of operations of a transaction.
-pub const OPERATIONS_MAX: usize = 16_384;
-/// The largest number of parts that a transaction may have read.
-pub const READS_MAX: usize = 16_384;
 
 /// A transaction whose large data was written aside.
 #[derive(Default)]

@@ -5,22 +5,13 @@ use std::sync::Arc;
 
 use quell_kv::Value;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::blob::{Operation, OperationResult, Refusal, Version};
+use quell_wire::blob::{BlobStat, Operation, OperationResult, Refusal, Version};
 
 use crate::apply::{self, Environment, NotDone, PreparedOperation};
 use crate::content;
 use crate::engine::Engine;
 use crate::keys::{self, BlobEntry, BlobId};
 use crate::tables::{Changed, Changes, SnapshotTables, Tables, end_of_prefix};
-
-/// The attributes of a blob.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlobStat {
-    /// The size.
-    pub size_bytes: u64,
-    /// The time of the last commit that changed the blob, in nanoseconds since 1970.
-    pub modified_ns: u64,
-}
 
 /// One state of a store. Reads of it never wait for commits. It ends when it is dropped.
 ///

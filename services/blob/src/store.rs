@@ -91,11 +91,18 @@ impl Store {
     /// Commits the transactions that wait, unless another thread does. Returns whether there were
     /// any.
     pub fn commit_pending(&self) -> bool {
+        self.commit_pending_and(&mut || ())
+    }
+
+    /// Does the same as [`commit_pending`](Store::commit_pending), and calls `after_group` after the
+    /// results of each group were passed on.
+    pub fn commit_pending_and(&self, after_group: &mut dyn FnMut()) -> bool {
         if !self.0.queue.lead() {
             return false;
         }
         loop {
             self.0.commit_next_group();
+            after_group();
             if !self.0.queue.pass_on() {
                 self.0.remove_some();
                 return true;

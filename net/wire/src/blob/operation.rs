@@ -2,12 +2,26 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::bounded::at_most;
 use super::transform::Transform;
 
 /// The largest length of the name of a blob, in bytes. The smallest is 1.
 pub const NAME_BYTES_MAX: usize = 1024;
 /// The largest size of a blob, in bytes.
 pub const SIZE_BYTES_MAX: u64 = i64::MAX as u64;
+/// The largest number of operations of a transaction.
+pub const OPERATIONS_MAX: usize = 16_384;
+/// The largest number of parts that a transaction may have read.
+pub const READS_MAX: usize = 16_384;
+
+/// The attributes of a blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobStat {
+    /// The size.
+    pub size_bytes: u64,
+    /// The time of the last commit that changed the blob, in nanoseconds since 1970.
+    pub modified_ns: u64,
+}
 
 /// The number of a state of a store. Each group of transactions that are committed together gets a
 /// larger one. Numbers are not consecutive.
@@ -143,8 +157,10 @@ pub struct Transaction {
     /// The state that was read; `None` if nothing was.
     pub snapshot: Option<Version>,
     /// What was read. The transaction is refused if a later commit has changed a part of it.
+    #[serde(deserialize_with = "at_most::<READS_MAX, _, _>")]
     pub reads: Vec<Read>,
     /// The operations, which are applied in their order.
+    #[serde(deserialize_with = "at_most::<OPERATIONS_MAX, _, _>")]
     pub operations: Vec<Operation>,
 }
 
@@ -154,5 +170,6 @@ pub struct Committed {
     /// The state that the transaction has created, together with others of its group.
     pub version: Version,
     /// The results of the operations, in their order.
+    #[serde(deserialize_with = "at_most::<OPERATIONS_MAX, _, _>")]
     pub results: Vec<OperationResult>,
 }

@@ -5,7 +5,8 @@ use std::fmt;
 use quell_vfs::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
-use super::operation::Read;
+use super::bounded::at_most;
+use super::operation::{READS_MAX, Read};
 use crate::Failure;
 
 /// A part that a transaction has read, and that a later commit has changed.
@@ -21,7 +22,7 @@ pub struct Conflict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// Other transactions have changed data that this one has read. Repeat the transaction.
-    Conflict(Vec<Conflict>),
+    Conflict(#[serde(deserialize_with = "at_most::<READS_MAX, _, _>")] Vec<Conflict>),
     /// The state that the transaction has read is no longer kept. Repeat the transaction, and let
     /// it take less time.
     SnapshotTooOld,

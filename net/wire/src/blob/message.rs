@@ -1,0 +1,300 @@
+//! The requests of a client to the server of a store, and the replies.
+//! docs/formats/blob-protocol.md describes them.
+
+use serde::{Deserialize, Serialize};
+
+use super::bounded::at_most;
+use super::operation::{BlobStat, Committed, OPERATIONS_MAX, Operation, Transaction, Version};
+use super::refusal::Refusal;
+use crate::Failure;
+
+/// The version of the protocol. A server refuses clients of another one.
+pub const PROTOCOL: u32 = 1;
+/// The largest data of one read, of one part of an upload, and of one part of a long reply, in
+/// bytes.
+pub const DATA_BYTES_MAX: usize = 1 << 20;
+/// The largest message, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = DATA_BYTES_MAX + (64 << 10);
+/// The largest encoding of an upload, in bytes: of a transaction, or of a list of operations.
+pub const UPLOAD_BYTES_MAX: usize = 128 << 20;
+/// The largest number of names in one reply to `List`.
+pub const NAMES_MAX: usize = 4096;
+
+/// The number of a snapshot that a client has. The server chooses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SnapshotId(pub u64);
+
+/// The number of an upload, which the client chooses, or of a long reply, which the server chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct UploadId(pub u64);
+
+/// Operations of a transaction that is not committed yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Draft {
+    /// The operations; none for a read of a state without changes.
+    Inline(#[serde(deserialize_with = "at_most::<OPERATIONS_MAX, _, _>")] Vec<Operation>),
+    /// The encoding of an `Inline` draft was uploaded before.
+    Uploaded(UploadId),
+}
+
+/// The state that a read concerns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadState {
+    /// A snapshot; `None` for the latest state.
+    pub snapshot: Option<SnapshotId>,
+    /// Operations that are applied to the state before it is read. No other client sees them.
+    pub draft: Draft,
+}
+
+/// A request of a client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// The first request of a client. The reply is `Welcome`.
+    Hello {
+        /// [`PROTOCOL`] of the client.
+        protocol: u32,
+    },
+    /// Begins a snapshot of the latest state. The reply is `Begun`.
+    Begin,
+    /// Ends a snapshot. The reply is `Done`, also if there is none of this number.
+    End(SnapshotId),
+    /// Reads bytes. The reply is `Data`.
+    Read {
+        /// The state.
+        state: ReadState,
+        /// The name of the blob.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// The first byte.
+        offset: u64,
+        /// The number of bytes, at most [`DATA_BYTES_MAX`].
+        length_bytes: u32,
+    },
+    /// Asks for the attributes of a blob. The reply is `Stat`.
+    Stat {
+        /// The state.
+        state: ReadState,
+        /// The name of the blob.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Lists names. The reply is `Names`.
+    List {
+        /// The state.
+        state: ReadState,
+        /// The beginning of the names.
+        #[serde(with = "serde_bytes")]
+        prefix: Vec<u8>,
+        /// Only later names are listed; empty for all.
+        #[serde(with = "serde_bytes")]
+        after: Vec<u8>,
+        /// The largest number of names, at most [`NAMES_MAX`]. There may be fewer.
+        count_max: u32,
+    },
+    /// Sends a part of an upload. Parts are sent in order, and the first one, at 0, begins the
+    /// upload anew. The reply is `Done`.
+    Upload {
+        /// The upload.
+        upload: UploadId,
+        /// The position of the part.
+        offset: u64,
+        /// At most [`DATA_BYTES_MAX`] bytes.
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+    },
+    /// Ends an upload, or a long reply. The reply is `Done`, also if there is none of this number.
+    Discard(UploadId),
+    /// Commits a transaction. The reply is `Committed` or `Refused`.
+    Commit(Transaction),
+    /// Commits a transaction whose encoding was uploaded, and ends the upload. The replies are
+    /// those of `Commit`.
+    CommitUploaded(UploadId),
+    /// Asks for a part of a long reply. The reply is `Data`, with at most [`DATA_BYTES_MAX`] bytes.
+    Fetch {
+        /// The long reply.
+        reply: UploadId,
+        /// The position of the part.
+        offset: u64,
+    },
+    /// Removes all data that no state needs. The reply is `Done`.
+    Collect,
+}
+
+/// A reply of the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// The client is accepted.
+    Welcome {
+        /// The latest state.
+        version: Version,
+    },
+    /// A snapshot was begun.
+    Begun {
+        /// Its number.
+        snapshot: SnapshotId,
+        /// Its state.
+        version: Version,
+    },
+    /// The request has no other result.
+    Done,
+    /// Bytes. For a read they are fewer than requested only at the end of the blob.
+    Data(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// The attributes of a blob; `None` if there is none of this name.
+    Stat(Option<BlobStat>),
+    /// Names of blobs with their attributes, in ascending order.
+    Names {
+        /// The names.
+        #[serde(deserialize_with = "at_most::<NAMES_MAX, _, _>")]
+        names: Vec<(Vec<u8>, BlobStat)>,
+        /// Whether there are no later names.
+        is_complete: bool,
+    },
+    /// The transaction is committed.
+    Committed(Committed),
+    /// The transaction was not committed.
+    Refused(Refusal),
+    /// The reply is longer than the request allows. `Fetch` returns parts of its encoding.
+    Long {
+        /// The number of the reply.
+        reply: UploadId,
+        /// The length of its encoding.
+        length_bytes: u64,
+    },
+    /// The server does not have the snapshot, the upload or the long reply, because it was
+    /// restarted or has ended the session of the client.
+    Unknown,
+    /// The request failed.
+    Failed(Failure),
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_testkit::Random;
+
+    use super::*;
+    use crate::blob::{CellType, Conflict, OperationResult, Overflow, Part, Read, Transform, TransformKind};
+    use crate::{decode, encode};
+
+    fn operations() -> Vec<Operation> {
+        let name = b"name".to_vec();
+        let transform = Transform::one(TransformKind::Add, CellType::U64, Overflow::Wrap, &[1; 8]);
+        vec![
+            Operation::Create { name: name.clone(), may_exist: true },
+            Operation::Write { name: name.clone(), offset: 1 << 40, data: vec![1; 300] },
+            Operation::Append { name: name.clone(), data: vec![2; 3] },
+            Operation::Resize { name: name.clone(), size_bytes: 7 },
+            Operation::Transform { name: name.clone(), offset: 8, transform },
+            Operation::Delete { name },
+        ]
+    }
+
+    fn requests() -> Vec<Request> {
+        let name = b"name".to_vec();
+        let state = ReadState { snapshot: Some(SnapshotId(3)), draft: Draft::Inline(operations()) };
+        let latest = ReadState { snapshot: None, draft: Draft::Uploaded(UploadId(9)) };
+        let reads = [Part::Existence, Part::Size, Part::Range { start: 1, end: 9 }, Part::NamesWithPrefix];
+        let reads = reads.into_iter().map(|part| Read { name: name.clone(), part }).collect();
+        let transaction = Transaction {
+            reads,
+            snapshot: Some(Version(4)),
+            operations: operations(),
+            ..Transaction::default()
+        };
+        vec![
+            Request::Hello { protocol: PROTOCOL },
+            Request::Begin,
+            Request::End(SnapshotId(u64::MAX)),
+            Request::Read { state, name: name.clone(), offset: 5, length_bytes: 800 },
+            Request::Stat { state: latest.clone(), name },
+            Request::List { state: latest, prefix: b"a".to_vec(), after: b"ab".to_vec(), count_max: 10 },
+            Request::Upload { upload: UploadId(1), offset: 0, data: vec![7; 100] },
+            Request::Discard(UploadId(1)),
+            Request::Commit(transaction),
+            Request::CommitUploaded(UploadId(1)),
+            Request::Fetch { reply: UploadId(2), offset: 1 << 20 },
+            Request::Collect,
+        ]
+    }
+
+    fn replies() -> Vec<Reply> {
+        let stat = BlobStat { size_bytes: 1, modified_ns: 2 };
+        let read = Read { name: b"n".to_vec(), part: Part::Size };
+        let results =
+            vec![OperationResult::Done, OperationResult::Appended(9), OperationResult::Before(vec![1; 8])];
+        vec![
+            Reply::Welcome { version: Version(1) },
+            Reply::Begun { snapshot: SnapshotId(1), version: Version(2) },
+            Reply::Done,
+            Reply::Data(vec![3; 800]),
+            Reply::Stat(Some(stat)),
+            Reply::Names { names: vec![(b"a".to_vec(), stat)], is_complete: true },
+            Reply::Committed(Committed { version: Version(3), results }),
+            Reply::Refused(Refusal::Conflict(vec![Conflict { read, changed: Part::Size }])),
+            Reply::Long { reply: UploadId(1), length_bytes: 1 << 30 },
+            Reply::Unknown,
+            Reply::Failed(Failure::from(quell_vfs::ErrorKind::NotFound)),
+        ]
+    }
+
+    /// Decodes bytes, which must be refused or be the encoding of a message.
+    fn check(bytes: &[u8]) {
+        if let Ok(request) = decode::<Request>(bytes) {
+            assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);
+        }
+        if let Ok(reply) = decode::<Reply>(bytes) {
+            assert_eq!(decode::<Reply>(&encode(&reply)).unwrap(), reply);
+        }
+    }
+
+    #[test]
+    fn every_message_is_encoded_and_decoded() {
+        for request in requests() {
+            assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);
+        }
+        for reply in replies() {
+            assert_eq!(decode::<Reply>(&encode(&reply)).unwrap(), reply);
+        }
+    }
+
+    #[test]
+    fn the_examples_of_the_format_are_encoded() {
+        let state = ReadState { snapshot: None, draft: Draft::Inline(Vec::new()) };
+        let read = Request::Read { state, name: b"a/b".to_vec(), offset: 300, length_bytes: 800 };
+        assert_eq!(encode(&read), [3, 0, 0, 0, 3, b'a', b'/', b'b', 0xac, 2, 0xa0, 6]);
+        assert_eq!(encode(&Reply::Data(b"hi".to_vec())), [3, 2, b'h', b'i']);
+    }
+
+    #[test]
+    fn random_and_changed_bytes_are_refused_or_decoded() {
+        let mut random = Random::new(16);
+        let messages: Vec<Vec<u8>> =
+            requests().iter().map(encode).chain(replies().iter().map(encode)).collect();
+        for _ in 0..20_000 {
+            let length = random.below(60);
+            check(&random.bytes(length));
+            let mut message = random.pick(&messages).clone();
+            for _ in 0..=random.below(3) {
+                let at = random.below(message.len());
+                match random.below(3) {
+                    0 => message[at] = random.below(256) as u8,
+                    1 => message.truncate(at + 1),
+                    _ => message.insert(at, random.below(256) as u8),
+                }
+            }
+            check(&message);
+        }
+    }
+
+    #[test]
+    fn a_list_with_too_many_elements_is_refused_before_memory_is_allocated() {
+        let operation = Operation::Delete { name: vec![b'a'] };
+        let most = Draft::Inline(vec![operation.clone(); OPERATIONS_MAX]);
+        assert_eq!(decode::<Draft>(&encode(&most)).unwrap(), most);
+        assert!(decode::<Draft>(&encode(&Draft::Inline(vec![operation; OPERATIONS_MAX + 1]))).is_err());
+        // 2^60 elements, and no bytes of them.
+        let mut huge = vec![0];
+        huge.extend([0x80; 8]);
+        huge.push(0x10);
+        assert!(decode::<Draft>(&huge).is_err());
+    }
+}

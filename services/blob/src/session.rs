@@ -1,0 +1,400 @@
+//! The clients of a server: their snapshots, uploads and long replies, and the execution of their
+//! requests. docs/formats/blob-protocol.md describes the messages.
+//!
+//! It has no threads and no sockets. Requests and their numbers are those of processes that may
+//! have any fault, so everything that is kept for a client is bounded.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::blob::{
+    DATA_BYTES_MAX, Draft, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId, Transaction,
+    UPLOAD_BYTES_MAX, UploadId,
+};
+use quell_wire::{Failure, decode, encode};
+
+use crate::queue::CommitResult;
+use crate::snapshot::Snapshot;
+use crate::store::Store;
+
+/// The number of a client, which the connections have given it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClientId(pub u64);
+
+/// The limits of everything that is kept for clients.
+#[derive(Debug, Clone)]
+pub struct SessionLimits {
+    /// Snapshots of one client.
+    pub snapshots_max: usize,
+    /// Snapshots of all clients.
+    pub snapshots_total_max: usize,
+    /// Bytes of the uploads and long replies of one client. Not less than one upload.
+    pub kept_bytes_max: u64,
+    /// Bytes of the uploads and long replies of all clients.
+    pub kept_bytes_total_max: u64,
+}
+
+impl Default for SessionLimits {
+    fn default() -> SessionLimits {
+        SessionLimits {
+            snapshots_max: 1000,
+            snapshots_total_max: 16_000,
+            kept_bytes_max: 2 * UPLOAD_BYTES_MAX as u64,
+            kept_bytes_total_max: 8 * UPLOAD_BYTES_MAX as u64,
+        }
+    }
+}
+
+/// The function that receives the reply to a request. It must not block.
+pub type Replied = Box<dyn FnOnce(Vec<u8>) + Send>;
+
+/// The clients of a store.
+pub struct Sessions {
+    store: Store,
+    limits: SessionLimits,
+    clients: Mutex<HashMap<ClientId, Arc<Session>>>,
+    /// Numbers of snapshots and long replies. They begin at the version of the store, which is
+    /// larger after each opening, so that a client cannot use a number of an earlier server.
+    last_number: AtomicU64,
+    snapshots: AtomicUsize,
+    kept_bytes: AtomicU64,
+}
+
+/// The state of one client.
+#[derive(Default)]
+struct Session {
+    snapshots: Mutex<HashMap<SnapshotId, Arc<Snapshot>>>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    uploads: HashMap<UploadId, Vec<u8>>,
+    replies: HashMap<UploadId, Arc<Vec<u8>>>,
+    bytes: u64,
+}
+
+impl fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+fn invalid(reason: &'static str) -> Reply {
+    let error = Error::new(ErrorKind::InvalidInput, "execute", "request");
+    Reply::Failed(Failure::new(&Error { source: Some(reason.into()), ..error }))
+}
+
+fn busy(reason: &'static str) -> Reply {
+    let error = Error::new(ErrorKind::Busy, "execute", "request");
+    Reply::Failed(Failure::new(&Error { source: Some(reason.into()), ..error }))
+}
+
+fn reply_of(result: CommitResult) -> Reply {
+    match result {
+        Ok(committed) => Reply::Committed(committed),
+        Err(refusal) => Reply::Refused(refusal),
+    }
+}
+
+impl Sessions {
+    /// Returns the clients of a store: none at first.
+    pub fn new(store: Store, limits: SessionLimits) -> Sessions {
+        Sessions {
+            last_number: AtomicU64::new(store.version().0),
+            store,
+            limits,
+            clients: Mutex::default(),
+            snapshots: AtomicUsize::new(0),
+            kept_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Executes a request, and passes the reply to `replied`, which is called once: before this
+    /// returns, or by the thread that commits. The reply has at most `reply_bytes_max` bytes if
+    /// that is at least 64.
+    ///
+    /// Returns true if a transaction waits for
+    /// [`Store::commit_pending`](crate::Store::commit_pending).
+    pub fn execute(
+        self: &Arc<Self>,
+        client: ClientId,
+        request: &[u8],
+        reply_bytes_max: usize,
+        replied: Replied,
+    ) -> bool {
+        let session = lock(&self.clients).entry(client).or_default().clone();
+        let transaction = match decode::<Request>(request) {
+            Ok(Request::Commit(transaction)) => Ok(transaction),
+            Ok(Request::CommitUploaded(upload)) => self.uploaded_transaction(&session, upload),
+            Ok(request) => Err(self.read(&session, request)),
+            Err(error) => Err(Reply::Failed(Failure::new(&error))),
+        };
+        match transaction {
+            Ok(transaction) => {
+                let sessions = self.clone();
+                self.store.submit(transaction, move |result| {
+                    replied(sessions.encode(&session, &reply_of(result), reply_bytes_max));
+                });
+                true
+            }
+            Err(reply) => {
+                replied(self.encode(&session, &reply, reply_bytes_max));
+                false
+            }
+        }
+    }
+
+    /// Forgets a client, which has no request.
+    pub fn end(&self, client: ClientId) {
+        let Some(session) = lock(&self.clients).remove(&client) else { return };
+        let snapshots = std::mem::take(&mut *lock(&session.snapshots));
+        self.snapshots.fetch_sub(snapshots.len(), Ordering::Relaxed);
+        let kept = std::mem::take(&mut *lock(&session.kept));
+        self.kept_bytes.fetch_sub(kept.bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the number of snapshots of all clients.
+    pub fn snapshots(&self) -> usize {
+        self.snapshots.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes of uploads and long replies of all clients.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes.load(Ordering::Relaxed)
+    }
+
+    fn number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Returns the encoding of a reply. One that is too long is kept, and the client fetches it.
+    fn encode(&self, session: &Session, reply: &Reply, reply_bytes_max: usize) -> Vec<u8> {
+        let encoded = encode(reply);
+        if encoded.len() <= reply_bytes_max {
+            return encoded;
+        }
+        let (number, length_bytes) = (UploadId(self.number()), encoded.len() as u64);
+        let mut kept = lock(&session.kept);
+        if !self.keep(&mut kept, length_bytes) {
+            return encode(&busy("the client has too many long replies"));
+        }
+        kept.replies.insert(number, Arc::new(encoded));
+        encode(&Reply::Long { reply: number, length_bytes })
+    }
+
+    /// Counts bytes that are kept for a client. Returns false if they are too many.
+    fn keep(&self, kept: &mut Kept, bytes: u64) -> bool {
+        if kept.bytes + bytes > self.limits.kept_bytes_max {
+            return false;
+        }
+        if self.kept_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.limits.kept_bytes_total_max {
+            self.kept_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return false;
+        }
+        kept.bytes += bytes;
+        true
+    }
+
+    fn forget(&self, kept: &mut Kept, bytes: usize) {
+        kept.bytes -= bytes as u64;
+        self.kept_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn take_upload(&self, session: &Session, upload: UploadId) -> Option<Vec<u8>> {
+        let mut kept = lock(&session.kept);
+        let bytes = kept.uploads.remove(&upload)?;
+        self.forget(&mut kept, bytes.len());
+        Some(bytes)
+    }
+
+    fn uploaded_transaction(
+        &self,
+        session: &Session,
+        upload: UploadId,
+    ) -> std::result::Result<Transaction, Reply> {
+        let bytes = self.take_upload(session, upload).ok_or(Reply::Unknown)?;
+        decode(&bytes).map_err(|error| Reply::Failed(Failure::new(&error)))
+    }
+
+    fn upload(&self, session: &Session, upload: UploadId, offset: u64, data: &[u8]) -> Reply {
+        if data.len() > DATA_BYTES_MAX {
+            return invalid("a part of an upload has more than 1 MiB");
+        }
+        if offset == 0 {
+            self.take_upload(session, upload);
+        }
+        let mut kept = lock(&session.kept);
+        let length = match kept.uploads.get(&upload) {
+            Some(bytes) => bytes.len(),
+            None if offset == 0 => 0,
+            None => return Reply::Unknown,
+        };
+        if length as u64 != offset || length + data.len() > UPLOAD_BYTES_MAX {
+            return invalid("a part of an upload is not the next one, or the upload is too long");
+        }
+        if !self.keep(&mut kept, data.len() as u64) {
+            return busy("the clients have too many uploads");
+        }
+        kept.uploads.entry(upload).or_default().extend_from_slice(data);
+        Reply::Done
+    }
+
+    fn discard(&self, session: &Session, number: UploadId) -> Reply {
+        self.take_upload(session, number);
+        let mut kept = lock(&session.kept);
+        if let Some(bytes) = kept.replies.remove(&number) {
+            self.forget(&mut kept, bytes.len());
+        }
+        Reply::Done
+    }
+
+    fn fetch(session: &Session, reply: UploadId, offset: u64) -> Reply {
+        let Some(bytes) = lock(&session.kept).replies.get(&reply).cloned() else { return Reply::Unknown };
+        match usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)) {
+            Some(rest) => Reply::Data(rest[..rest.len().min(DATA_BYTES_MAX)].to_vec()),
+            None => invalid("a part of a reply begins after its end"),
+        }
+    }
+
+    fn begin(&self, session: &Session) -> Reply {
+        let mut snapshots = lock(&session.snapshots);
+        if snapshots.len() >= self.limits.snapshots_max {
+            return busy("the client has too many snapshots");
+        }
+        if self.snapshots.fetch_add(1, Ordering::Relaxed) >= self.limits.snapshots_total_max {
+            self.snapshots.fetch_sub(1, Ordering::Relaxed);
+            return busy("the clients have too many snapshots");
+        }
+        let (number, snapshot) = (SnapshotId(self.number()), self.store.snapshot());
+        let version = snapshot.version();
+        snapshots.insert(number, Arc::new(snapshot));
+        Reply::Begun { snapshot: number, version }
+    }
+
+    /// Executes a request that commits nothing.
+    fn read(&self, session: &Session, request: Request) -> Reply {
+        let reply = match request {
+            Request::Hello { protocol: PROTOCOL } => Ok(Reply::Welcome { version: self.store.version() }),
+            Request::Hello { .. } => {
+                Err(Error::new(ErrorKind::Unsupported, "use", "version of the protocol"))
+            }
+            Request::Begin => Ok(self.begin(session)),
+            Request::End(number) => {
+                let ended = lock(&session.snapshots).remove(&number);
+                self.snapshots.fetch_sub(usize::from(ended.is_some()), Ordering::Relaxed);
+                Ok(Reply::Done)
+            }
+            Request::Read { state, name, offset, length_bytes } => {
+                if length_bytes as usize > DATA_BYTES_MAX {
+                    return invalid("a read has more than 1 MiB");
+                }
+                let mut data = vec![0; length_bytes as usize];
+                self.at(session, state, &mut |state| {
+                    let length = state.read(&name, offset, &mut data)?;
+                    data.truncate(length);
+                    Ok(Reply::Data(std::mem::take(&mut data)))
+                })
+            }
+            Request::Stat { state, name } => {
+                self.at(session, state, &mut |state| Ok(Reply::Stat(state.stat(&name)?)))
+            }
+            Request::List { state, prefix, after, count_max } => {
+                let count_max = (count_max as usize).min(NAMES_MAX);
+                self.at(session, state, &mut |state| list(state, &prefix, &after, count_max))
+            }
+            Request::Upload { upload, offset, data } => Ok(self.upload(session, upload, offset, &data)),
+            Request::Discard(number) => Ok(self.discard(session, number)),
+            Request::Fetch { reply, offset } => Ok(Sessions::fetch(session, reply, offset)),
+            Request::Collect => self.store.collect().map(|()| Reply::Done),
+            Request::Commit(_) | Request::CommitUploaded(_) => Ok(invalid("a commit is not a read")),
+        };
+        reply.unwrap_or_else(|error| Reply::Failed(Failure::new(&error)))
+    }
+
+    /// Passes the state that a read concerns to `use_state`.
+    fn at(
+        &self,
+        session: &Session,
+        state: ReadState,
+        use_state: &mut dyn FnMut(&State<'_>) -> Result<Reply>,
+    ) -> Result<Reply> {
+        let snapshot = match state.snapshot {
+            Some(number) => match lock(&session.snapshots).get(&number).cloned() {
+                Some(snapshot) => snapshot,
+                None => return Ok(Reply::Unknown),
+            },
+            None => Arc::new(self.store.snapshot()),
+        };
+        let operations = match state.draft {
+            Draft::Inline(operations) => operations,
+            Draft::Uploaded(upload) => match lock(&session.kept).uploads.get(&upload) {
+                Some(bytes) => match decode(bytes)? {
+                    Draft::Inline(operations) => operations,
+                    Draft::Uploaded(_) => return Ok(invalid("an upload refers to an upload")),
+                },
+                None => return Ok(Reply::Unknown),
+            },
+        };
+        if operations.is_empty() {
+            return use_state(&State::Snapshot(&snapshot));
+        }
+        let mut draft = snapshot.draft();
+        for operation in operations {
+            if let Err(refusal) = draft.apply(operation) {
+                return Ok(Reply::Refused(refusal));
+            }
+        }
+        use_state(&State::Draft(&draft))
+    }
+}
+
+/// The state that a read concerns.
+enum State<'a> {
+    Snapshot(&'a Snapshot),
+    Draft(&'a crate::snapshot::Draft),
+}
+
+impl State<'_> {
+    fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
+        match self {
+            State::Snapshot(state) => state.read(name, offset, into),
+            State::Draft(state) => state.read(name, offset, into),
+        }
+    }
+
+    fn stat(&self, name: &[u8]) -> Result<Option<quell_wire::blob::BlobStat>> {
+        match self {
+            State::Snapshot(state) => state.stat(name),
+            State::Draft(state) => state.stat(name),
+        }
+    }
+}
+
+/// Lists names until the reply has half a megabyte, or `count_max` names.
+fn list(state: &State<'_>, prefix: &[u8], after: &[u8], count_max: usize) -> Result<Reply> {
+    const BYTES_MAX: usize = DATA_BYTES_MAX / 2;
+    let (mut names, mut bytes, mut is_complete) = (Vec::new(), 0, true);
+    let visit: &mut dyn FnMut(&[u8], _) -> bool = &mut |name: &[u8], stat| {
+        if names.len() >= count_max || bytes > BYTES_MAX {
+            is_complete = false;
+            return false;
+        }
+        bytes += name.len() + size_of_val(&stat);
+        names.push((name.to_vec(), stat));
+        true
+    };
+    match state {
+        State::Snapshot(state) => state.list(prefix, after, visit)?,
+        State::Draft(state) => state.list(prefix, after, visit)?,
+    }
+    Ok(Reply::Names { names, is_complete })
+}
+
+#[cfg(test)]
+#[path = "session_test.rs"]
+mod tests;

@@ -1,0 +1,197 @@
+//! Tests of the requests of clients.
+
+use std::sync::mpsc;
+
+use quell_kv::MemoryStore;
+use quell_testkit::Random;
+use quell_wire::blob::{
+    CellType, MESSAGE_BYTES_MAX, Operation, OperationResult, Overflow, TransactionId, Transform,
+    TransformKind, Version,
+};
+
+use super::*;
+use crate::extents::MemoryExtents;
+use crate::options::{Clock, Options};
+
+struct NoClock;
+
+impl Clock for NoClock {
+    fn now_ns(&self) -> u64 {
+        7
+    }
+}
+
+const CLIENT: ClientId = ClientId(5);
+
+fn sessions(limits: SessionLimits) -> Arc<Sessions> {
+    let tables = Arc::new(MemoryStore::new());
+    let store =
+        Store::open(tables, Arc::new(MemoryExtents::default()), Arc::new(NoClock), Options::default());
+    Arc::new(Sessions::new(store.unwrap(), limits))
+}
+
+fn call_bytes(sessions: &Arc<Sessions>, client: ClientId, request: &[u8], reply_bytes_max: usize) -> Vec<u8> {
+    let (sender, receiver) = mpsc::channel();
+    let replied = Box::new(move |reply| sender.send(reply).unwrap());
+    if sessions.execute(client, request, reply_bytes_max, replied) {
+        sessions.store.commit_pending();
+    }
+    let reply = receiver.try_recv().expect("every request has a reply");
+    assert!(receiver.try_recv().is_err());
+    reply
+}
+
+fn call(sessions: &Arc<Sessions>, request: &Request) -> Reply {
+    decode(&call_bytes(sessions, CLIENT, &encode(request), MESSAGE_BYTES_MAX)).unwrap()
+}
+
+fn write(name: &[u8], data: &[u8]) -> Vec<Operation> {
+    let name = name.to_vec();
+    vec![
+        Operation::Create { name: name.clone(), may_exist: true },
+        Operation::Write { name, offset: 0, data: data.to_vec() },
+    ]
+}
+
+fn commit(sessions: &Arc<Sessions>, operations: Vec<Operation>) -> Reply {
+    call(sessions, &Request::Commit(Transaction { operations, ..Transaction::default() }))
+}
+
+fn state(snapshot: Option<SnapshotId>, operations: Vec<Operation>) -> ReadState {
+    ReadState { snapshot, draft: Draft::Inline(operations) }
+}
+
+fn read(sessions: &Arc<Sessions>, state: ReadState) -> Reply {
+    call(sessions, &Request::Read { state, name: b"a".to_vec(), offset: 0, length_bytes: 100 })
+}
+
+fn is_failed(reply: &Reply, kind: ErrorKind) -> bool {
+    matches!(reply, Reply::Failed(failure) if failure.kind() == kind)
+}
+
+#[test]
+fn a_client_reads_snapshots_and_its_own_changes() {
+    let sessions = sessions(SessionLimits::default());
+    assert!(matches!(call(&sessions, &Request::Hello { protocol: PROTOCOL }), Reply::Welcome { .. }));
+    assert!(matches!(commit(&sessions, write(b"a", b"old")), Reply::Committed(_)));
+    let Reply::Begun { snapshot, .. } = call(&sessions, &Request::Begin) else { panic!() };
+    assert!(matches!(commit(&sessions, write(b"a", b"new")), Reply::Committed(_)));
+    assert_eq!(read(&sessions, state(Some(snapshot), vec![])), Reply::Data(b"old".to_vec()));
+    assert_eq!(read(&sessions, state(None, vec![])), Reply::Data(b"new".to_vec()));
+    let append = Operation::Append { name: b"a".to_vec(), data: b"er".to_vec() };
+    assert_eq!(read(&sessions, state(Some(snapshot), vec![append])), Reply::Data(b"older".to_vec()));
+    let list = Request::List { state: state(None, vec![]), prefix: vec![], after: vec![], count_max: 10 };
+    let Reply::Names { names, is_complete: true } = call(&sessions, &list) else { panic!() };
+    assert_eq!(
+        names.iter().map(|(name, stat)| (&name[..], stat.size_bytes)).collect::<Vec<_>>(),
+        [(&b"a"[..], 3)]
+    );
+    assert_eq!(call(&sessions, &Request::End(snapshot)), Reply::Done);
+    assert_eq!(read(&sessions, state(Some(snapshot), vec![])), Reply::Unknown);
+    assert_eq!(sessions.snapshots(), 0);
+}
+
+#[test]
+fn a_long_transaction_is_uploaded_in_parts() {
+    let sessions = sessions(SessionLimits::default());
+    let data: Vec<u8> = (0..3_000_000_u32).map(|number| number as u8).collect();
+    let transaction = Transaction { operations: write(b"a", &data), ..Transaction::default() };
+    let encoded = encode(&transaction);
+    let upload = UploadId(1);
+    assert_eq!(call(&sessions, &Request::CommitUploaded(upload)), Reply::Unknown);
+    for (index, part) in encoded.chunks(DATA_BYTES_MAX).enumerate() {
+        let offset = (index * DATA_BYTES_MAX) as u64;
+        let request = Request::Upload { upload, offset, data: part.to_vec() };
+        assert_eq!(call(&sessions, &request), Reply::Done);
+        // A part that is sent again is not added twice.
+        assert!(offset == 0 || is_failed(&call(&sessions, &request), ErrorKind::InvalidInput));
+    }
+    assert_eq!(sessions.kept_bytes(), encoded.len() as u64);
+    assert!(matches!(call(&sessions, &Request::CommitUploaded(upload)), Reply::Committed(_)));
+    assert_eq!(sessions.kept_bytes(), 0);
+    let request = Request::Read {
+        state: state(None, vec![]),
+        name: b"a".to_vec(),
+        offset: 2_500_000,
+        length_bytes: DATA_BYTES_MAX as u32,
+    };
+    assert_eq!(call(&sessions, &request), Reply::Data(data[2_500_000..].to_vec()));
+}
+
+#[test]
+fn a_result_that_is_longer_than_the_reply_is_fetched() {
+    let sessions = sessions(SessionLimits::default());
+    let mut transform = Transform::one(TransformKind::Add, CellType::U8, Overflow::Wrap, &[1]);
+    (transform.count, transform.returns_before) = (100_000, true);
+    let mut operations = write(b"a", &[]);
+    operations.push(Operation::Transform { name: b"a".to_vec(), offset: 0, transform });
+    let id = Some(TransactionId { client: 1, number: 1, begun: Version(0) });
+    let request = encode(&Request::Commit(Transaction { id, operations, ..Transaction::default() }));
+    let Reply::Long { reply, length_bytes } = decode(&call_bytes(&sessions, CLIENT, &request, 4096)).unwrap()
+    else {
+        panic!("the reply has 100 kB")
+    };
+    let mut encoded = Vec::new();
+    while (encoded.len() as u64) < length_bytes {
+        let request = Request::Fetch { reply, offset: encoded.len() as u64 };
+        let Reply::Data(part) = call(&sessions, &request) else { panic!() };
+        encoded.extend(part);
+    }
+    let Reply::Committed(committed) = decode(&encoded).unwrap() else { panic!() };
+    assert_eq!(committed.results[2], OperationResult::Before(vec![0; 100_000]));
+    assert_eq!(call(&sessions, &Request::Discard(reply)), Reply::Done);
+    assert_eq!(sessions.kept_bytes(), 0);
+}
+
+#[test]
+fn everything_that_is_kept_for_a_client_is_bounded_and_ends_with_it() {
+    let limits = SessionLimits {
+        snapshots_max: 2,
+        snapshots_total_max: 3,
+        kept_bytes_max: 10,
+        kept_bytes_total_max: 15,
+    };
+    let sessions = sessions(limits);
+    let other = |request: &Request| -> Reply {
+        decode(&call_bytes(&sessions, ClientId(6), &encode(request), MESSAGE_BYTES_MAX)).unwrap()
+    };
+    for _ in 0..2 {
+        assert!(matches!(call(&sessions, &Request::Begin), Reply::Begun { .. }));
+    }
+    assert!(is_failed(&call(&sessions, &Request::Begin), ErrorKind::Busy));
+    assert!(matches!(other(&Request::Begin), Reply::Begun { .. }));
+    assert!(is_failed(&other(&Request::Begin), ErrorKind::Busy));
+    let upload =
+        |upload, bytes| Request::Upload { upload: UploadId(upload), offset: 0, data: vec![0; bytes] };
+    assert_eq!(call(&sessions, &upload(1, 10)), Reply::Done);
+    assert!(is_failed(&call(&sessions, &upload(2, 1)), ErrorKind::Busy));
+    assert!(is_failed(&other(&upload(1, 6)), ErrorKind::Busy));
+    assert_eq!(other(&upload(1, 5)), Reply::Done);
+    sessions.end(CLIENT);
+    assert_eq!((sessions.snapshots(), sessions.kept_bytes()), (1, 5));
+    sessions.end(ClientId(6));
+    assert_eq!((sessions.snapshots(), sessions.kept_bytes()), (0, 0));
+}
+
+#[test]
+fn random_requests_get_replies() {
+    let sessions = sessions(SessionLimits::default());
+    let mut random = Random::new(3);
+    let state = state(None, write(b"a", b"x"));
+    let messages = [
+        encode(&Request::Begin),
+        encode(&Request::Read { state: state.clone(), name: b"a".to_vec(), offset: 0, length_bytes: 9 }),
+        encode(&Request::List { state, prefix: vec![], after: vec![], count_max: u32::MAX }),
+        encode(&Request::Commit(Transaction { operations: write(b"a", b"y"), ..Transaction::default() })),
+        encode(&Request::Upload { upload: UploadId(1), offset: 0, data: vec![1] }),
+        encode(&Request::Fetch { reply: UploadId(1), offset: u64::MAX }),
+    ];
+    for _ in 0..5000 {
+        let mut message = random.pick(&messages).clone();
+        let at = random.below(message.len());
+        message[at] = random.below(256) as u8;
+        let reply = call_bytes(&sessions, CLIENT, &message, 64);
+        assert!(reply.len() <= 64);
+        decode::<Reply>(&reply).unwrap();
+    }
+}
