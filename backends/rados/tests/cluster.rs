@@ -44,19 +44,20 @@ impl Drop for Cluster {
     }
 }
 
+/// Returns the process of an OSD, as the state directory of the test bed names it.
+fn osd(number: u8) -> Pid {
+    let state = PathBuf::from(std::env::var_os("TESTBED").expect("the state directory"));
+    let text = std::fs::read_to_string(state.join(format!("run/osd{number}"))).expect("a running OSD");
+    let pid = text.split_whitespace().next().and_then(|pid| pid.parse().ok());
+    pid.and_then(Pid::from_raw).expect("a process number")
+}
+
 /// The processes of all OSDs while they are stopped; they continue on drop.
 struct StoppedOsds(Vec<Pid>);
 
 impl StoppedOsds {
-    /// Reads the process numbers in the state directory of the test bed.
     fn new() -> StoppedOsds {
-        let state = PathBuf::from(std::env::var_os("TESTBED").expect("the state directory"));
-        let pid = |osd: u8| {
-            let text = std::fs::read_to_string(state.join(format!("run/osd{osd}"))).expect("a running OSD");
-            let number = text.split_whitespace().next().and_then(|pid| pid.parse().ok());
-            number.and_then(Pid::from_raw).expect("a process number")
-        };
-        let stopped = StoppedOsds((0..3).map(pid).collect());
+        let stopped = StoppedOsds((0..3).map(osd).collect());
         stopped.send(Signal::STOP);
         stopped
     }
@@ -137,4 +138,20 @@ fn in_the_network_of_the_cluster() {
     store.commit(put("c", b"3")).expect_err("the store has failed");
     let found = content(&open(&objects, "stopped").expect("the cluster works again"));
     assert!(found.contains_key("a") && !found.contains_key("c"), "{found:?}");
+
+    // An OSD that is killed delays commits until the cluster has noticed it; none of them fails.
+    let patient = PoolOptions { operation_timeout: 15 * second, ..options };
+    let objects: Arc<dyn Objects> = Arc::new(Pool::open(&address, &patient).expect("the pool"));
+    let store = open(&objects, "killed").expect("a new store");
+    let mut slowest = Duration::ZERO;
+    for number in 0..200 {
+        if number == 20 {
+            rustix::process::kill_process(osd(0), Signal::KILL).expect("a process of the test bed");
+        }
+        let begin = Instant::now();
+        store.commit(put(&number.to_string(), b"")).expect("two OSDs are left");
+        slowest = slowest.max(begin.elapsed());
+    }
+    println!("the slowest commit while an OSD was killed: {slowest:?}");
+    assert_eq!(content(&open(&objects, "killed").expect("a store")).len(), 200);
 }

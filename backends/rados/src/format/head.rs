@@ -113,9 +113,15 @@ impl Head {
         if checksum(content, &[]).to_le_bytes() != sum {
             return Err(fault(content.len() as u64, "the checksum of the head differs"));
         }
-        head.checkpoint = head.checkpoint.filter(|checkpoint| checkpoint.epoch > 0);
-        if head.checkpoint.is_some_and(|checkpoint| checkpoint.pieces > PIECES_MAX) {
-            return Err(fault(80, "more pieces of the checkpoint than the limit"));
+        match head.checkpoint {
+            Some(Checkpoint { epoch: 0, number: 0, pieces: 0 }) => head.checkpoint = None,
+            Some(checkpoint) if checkpoint.epoch == 0 || checkpoint.epoch > head.epoch => {
+                return Err(fault(64, "the checkpoint has an epoch that was never taken"));
+            }
+            Some(checkpoint) if checkpoint.pieces > PIECES_MAX => {
+                return Err(fault(80, "more pieces of the checkpoint than the limit"));
+            }
+            _ => {}
         }
         for index in 0..count {
             let offset = (FIXED_BYTES + 16 * index) as u64;
