@@ -9,9 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{stop_condition, users};
 
+mod blob;
 mod log;
 mod pool;
 
+pub use blob::{
+    BlobAddArgs, BlobBackupArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs, BlobGetArgs, BlobLsArgs,
+    BlobPutArgs, BlobRmArgs, BlobStatArgs,
+};
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
@@ -61,6 +66,8 @@ pub enum Command {
     Log(LogCommand),
     #[command(subcommand)]
     Pool(PoolCommand),
+    #[command(subcommand)]
+    Blob(BlobCommand),
     #[command(subcommand)]
     Mpi(MpiCommand),
     Verify(VerifyArgs),

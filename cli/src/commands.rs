@@ -1,5 +1,7 @@
 //! The commands, one module for each.
 
+pub mod blob;
+mod blob_fsck;
 pub mod boot;
 pub mod doctor;
 pub mod generate;

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         Command::Umount(args) => commands::umount::run(args, quiet),
         Command::Log(command) => commands::log::run(command, quiet),
         Command::Pool(command) => commands::pool::run(command, quiet),
+        Command::Blob(command) => commands::blob::run(command, quiet),
         Command::Mpi(command) => commands::mpi::run(command, quiet),
         Command::Verify(args) => commands::verify::run(args, quiet),
         Command::Show(args) => commands::show::run(args),

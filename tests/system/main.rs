@@ -12,6 +12,7 @@ mod stage;
 mod testbed;
 mod trees;
 
+mod blob;
 mod boot;
 mod boot_faults;
 mod boot_moosefs;

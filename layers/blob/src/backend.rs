@@ -20,7 +20,7 @@ pub(crate) trait Backend: Send + Sync {
 }
 
 /// A snapshot, and the operations of a transaction that reads it.
-pub(crate) trait State: Send {
+pub(crate) trait State: Send + Sync {
     /// Returns the version of the snapshot.
     fn version(&self) -> Version;
 
@@ -32,6 +32,9 @@ pub(crate) trait State: Send {
 
     /// Reads bytes of a blob, and returns their number.
     fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize>;
+
+    /// Returns the first position from `offset` on at which a blob has data.
+    fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>>;
 
     /// Returns at most `limit` names that begin with `prefix` and are after `after`, ascending.
     fn list(&self, prefix: &[u8], after: &[u8], limit: usize) -> Result<Vec<(Vec<u8>, BlobStat)>>;

@@ -5,14 +5,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_blob_service::{ExtentDir, Options, Store};
+use quell_blob_service::{CheckedStore, ExtentDir, Options, Problem, Store};
 use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyRange, KeyValue, Value};
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 use rustix::fs::{CWD, Mode, OFlags, fstat, mkdirat, openat};
 use rustix::process::geteuid;
 
-use crate::embedded::{Embedded, SystemClock};
+use crate::embedded::SystemClock;
 
 /// The content of the file `format`.
 const FORMAT: &[u8] = b"QUELLBLOB1\n";
@@ -21,13 +21,28 @@ const NAMES: [&[u8]; 6] = [b"format", b"format.new", b"tables", b"extents", b"ke
 /// The memory for table blocks that were read, in bytes.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// Opens the store in a directory, which is created if it does not exist.
-pub(crate) fn open(path: &Path) -> Result<Embedded> {
-    let opened = open_private(path)?;
+/// Opens the store in a directory, which is created if `may_create` is set and it does not exist.
+pub(crate) fn open(path: &Path, may_create: bool) -> Result<Store> {
+    let (tables, extents) = open_storage(path, may_create)?;
+    Store::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
+}
+
+/// Checks the store in a directory, and passes its problems to `report`.
+pub(crate) fn check(path: &Path, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
+    let (tables, extents) = open_storage(path, false)?;
+    quell_blob_service::check(&tables, &extents, repair, report)
+}
+
+fn open_storage(path: &Path, may_create: bool) -> Result<(Tables, ExtentDir)> {
+    let opened = open_private(path, may_create)?;
     // All names below are looked up from this descriptor, whatever happens to the path.
     let base = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     let dir = PosixDir::of_descriptor(opened.try_clone().map_err(|e| failed_io(e, path))?);
     let is_new = check_format(&dir, path)?;
+    if is_new && !may_create {
+        let source = Some("there is no store in this directory".into());
+        return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open the store", subject(path)) });
+    }
     let options =
         DiskOptions { cache_bytes: CACHE_BYTES, durability: Durability::Power, ..Default::default() };
     // The tables are locked, so that only one process has the store open.
@@ -50,8 +65,7 @@ pub(crate) fn open(path: &Path) -> Result<Embedded> {
     }
     let extents = ExtentDir::new(dir.open_writable_dir(b"extents")?, Durability::Power);
     let tables = Tables { store: tables, _directory: opened };
-    let store = Store::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())?;
-    Ok(Embedded::new(store))
+    Ok((tables, extents))
 }
 
 /// The tables, with the descriptor of the directory that their path refers to.
@@ -82,11 +96,14 @@ impl KeyValue for Tables {
     }
 }
 
-/// Opens a directory that only this user can change. It is created if it does not exist.
-fn open_private(path: &Path) -> Result<OwnedFd> {
-    match mkdirat(CWD, path, Mode::RWXU) {
-        Err(error) if error != rustix::io::Errno::EXIST => return Err(failed(error, path)),
-        _ => {}
+/// Opens a directory that only this user can change. It is created if `may_create` is set and it
+/// does not exist.
+fn open_private(path: &Path, may_create: bool) -> Result<OwnedFd> {
+    if may_create {
+        match mkdirat(CWD, path, Mode::RWXU) {
+            Err(error) if error != rustix::io::Errno::EXIST => return Err(failed(error, path)),
+            _ => {}
+        }
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = openat(CWD, path, flags, Mode::empty()).map_err(|error| failed(error, path))?;
@@ -99,7 +116,9 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
         return refuse(format!("it belongs to user {}, who could change it", found.st_uid));
     }
     if found.st_mode & 0o077 != 0 {
-        return refuse("other users have access to it; remove it with chmod go= DIR".into());
+        return refuse(
+            "other users have access to it; a store has a directory of its own, with mode 0700".into(),
+        );
     }
     Ok(opened)
 }

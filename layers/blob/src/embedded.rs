@@ -14,8 +14,8 @@ use crate::backend::{Backend, State};
 /// A store in this process.
 pub(crate) struct Embedded {
     store: Store,
-    /// Wakes the thread that commits submitted transactions. It is started by the first of them, and
-    /// ends with the store.
+    /// Wakes the thread that commits submitted transactions. It is started by the first of them,
+    /// and ends with the store.
     committer: Mutex<Option<Sender<()>>>,
 }
 
@@ -91,6 +91,10 @@ impl State for EmbeddedState {
 
     fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
         self.0.read(name, offset, into)
+    }
+
+    fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
+        self.0.next_data(name, offset)
     }
 
     fn list(&self, prefix: &[u8], after: &[u8], limit: usize) -> Result<Vec<(Vec<u8>, BlobStat)>> {

@@ -26,6 +26,7 @@
 #![warn(missing_docs)]
 
 mod backend;
+mod check;
 mod directory;
 mod embedded;
 mod error;
@@ -34,9 +35,10 @@ mod retries;
 mod store;
 mod transaction;
 
+pub use check::check;
 pub use error::{Error, Result};
 pub use location::Location;
-pub use quell_blob_service::BlobStat;
+pub use quell_blob_service::{BlobStat, CheckedStore, Problem, ProblemKind};
 pub use quell_wire::blob::{
     CellType, Committed, Conflict, NAME_BYTES_MAX, Operation, OperationResult, Overflow, Part, Read, Refusal,
     SIZE_BYTES_MAX, Transform, TransformKind, Version,

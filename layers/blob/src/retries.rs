@@ -26,8 +26,8 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// Returns the time before the attempt after `attempt`, counted from 1: between half and one and
-    /// a half of the mean, so that transactions that met do not meet again.
+    /// Returns the time before the attempt after `attempt`, counted from 1: between half and one
+    /// and a half of the mean, so that transactions that met do not meet again.
     pub(crate) fn delay(&self, attempt: u32) -> Duration {
         let factor = 1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
         let mean = self.first_delay.saturating_mul(factor).min(self.delay_max);

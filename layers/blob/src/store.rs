@@ -8,6 +8,7 @@ use quell_wire::blob::{Committed, Operation, Transaction as Commit, Transform, V
 
 use crate::backend::{Backend, State};
 use crate::directory;
+use crate::embedded::Embedded;
 use crate::error::Result;
 use crate::location::Location;
 use crate::retries::Retries;
@@ -23,17 +24,29 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store at a location: see [`Location`]. The directory of a store that does not exist
-    /// is created, with mode 0700. What is committed survives a power failure.
+    /// Opens the store at a location: see [`Location`]. The directory of a store that does not
+    /// exist is created, with mode 0700. What is committed survives a power failure.
     ///
     /// # Errors
     /// `Busy` if another process has the store open; `PermissionDenied` if the directory belongs to
     /// another user, or others may write to it; `Exists` if it has files that are not those of a
     /// store; `Damaged` if the store does not have its format.
     pub fn open(location: &str) -> Result<Store> {
+        Store::open_location(location, true)
+    }
+
+    /// Opens the store at a location as [`open`](Store::open) does, but creates none.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no store; those of [`open`](Store::open).
+    pub fn open_existing(location: &str) -> Result<Store> {
+        Store::open_location(location, false)
+    }
+
+    fn open_location(location: &str, may_create: bool) -> Result<Store> {
         let location: Location = location.parse()?;
         let Location::Directory(path) = &location;
-        Ok(Store { backend: Arc::new(directory::open(path)?), location })
+        Ok(Store { backend: Arc::new(Embedded::new(directory::open(path, may_create)?)), location })
     }
 
     /// Returns the location.
@@ -91,9 +104,9 @@ impl Store {
         Ok(self.backend.commit(Commit { operations, ..Commit::default() })?)
     }
 
-    /// Commits operations as [`commit`](Store::commit) does, without waiting: `done` gets the result
-    /// on another thread, and must not block. Data of 32 KiB and more is written before the call
-    /// returns.
+    /// Commits operations as [`commit`](Store::commit) does, without waiting: `done` gets the
+    /// result on another thread, and must not block. Data of 32 KiB and more is written before the
+    /// call returns.
     pub fn submit(&self, operations: Vec<Operation>, done: impl FnOnce(Result<Committed>) + Send + 'static) {
         let commit = Commit { operations, ..Commit::default() };
         self.backend.submit(commit, Box::new(|result| done(result.map_err(Into::into))));
@@ -158,8 +171,8 @@ impl Store {
         self.commit(vec![operation]).map(|_| ())
     }
 
-    /// Reads bytes of the latest state of a blob, and returns their number. It is less than requested
-    /// at the end of the blob only.
+    /// Reads bytes of the latest state of a blob, and returns their number. It is less than
+    /// requested at the end of the blob only.
     ///
     /// # Errors
     /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
@@ -175,8 +188,8 @@ impl Store {
         self.snapshot()?.stat(name)
     }
 
-    /// Removes all data that neither the latest state nor a snapshot needs. Commits also remove such
-    /// data, but leave some until there is more.
+    /// Removes all data that neither the latest state nor a snapshot needs. Commits also remove
+    /// such data, but leave some until there is more.
     ///
     /// # Errors
     /// Those of the store.
@@ -219,6 +232,15 @@ impl Snapshot {
     /// Those of the store.
     pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
         Ok(self.state.stat(name.as_ref())?)
+    }
+
+    /// Returns the first position from `offset` on at which a blob has data. The bytes before it
+    /// are zeros. `None` if there is no data up to the end.
+    ///
+    /// # Errors
+    /// As for [`Store::read`].
+    pub fn next_data(&self, name: impl AsRef<[u8]>, offset: u64) -> Result<Option<u64>> {
+        Ok(self.state.next_data(name.as_ref(), offset)?)
     }
 
     /// Returns at most `limit` blobs whose names begin with `prefix` and are after `after`, in the

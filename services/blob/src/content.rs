@@ -75,6 +75,29 @@ pub(crate) fn read(
     failed.map_or(Ok(()), Err)
 }
 
+/// Returns the first position from `offset` on that a page or an extent has, if it is before the
+/// end of the blob. The bytes before it are zeros.
+pub(crate) fn next_data(tables: &dyn Tables, entry: &BlobEntry, offset: u64) -> Result<Option<u64>> {
+    if offset >= entry.size_bytes {
+        return Ok(None);
+    }
+    let mut next = None;
+    if entry.extent_refs > 0 {
+        visit_references(tables, entry.id, offset, entry.size_bytes, &mut |reference, _| {
+            next = Some(reference.start.max(offset));
+            false
+        })?;
+    }
+    let mut page = None;
+    let end = keys::page(entry.id, entry.size_bytes.div_ceil(PAGE_BYTES));
+    tables.scan(&keys::page(entry.id, offset / PAGE_BYTES), &end, &mut |key, _| {
+        page = Some(keys::number_of_page(key));
+        false
+    })?;
+    let page = page.transpose()?.map(|number| (number * PAGE_BYTES).max(offset));
+    Ok(next.into_iter().chain(page).min().filter(|next| *next < entry.size_bytes))
+}
+
 /// Copies the common part of a page and of the bytes from `offset` on.
 fn copy_page(number: u64, page: &[u8], offset: u64, into: &mut [u8]) {
     let page_start = number * PAGE_BYTES;

@@ -87,6 +87,24 @@ pub(crate) fn number_of_page(key: &[u8]) -> Result<u64> {
     last_number(key, 17)
 }
 
+/// Returns the beginning of the keys of all pages.
+pub(crate) fn all_pages() -> Vec<u8> {
+    vec![PAGE]
+}
+
+/// Returns the beginning of the keys of all references.
+pub(crate) fn all_references() -> Vec<u8> {
+    vec![REFERENCE]
+}
+
+/// Returns the content of a key of [`page`] or [`reference`].
+pub(crate) fn content_of(key: &[u8]) -> Result<BlobId> {
+    match key.get(1..9).and_then(|id| id.first_chunk()) {
+        Some(id) => Ok(BlobId(u64::from_be_bytes(*id))),
+        None => Err(damaged("a key")),
+    }
+}
+
 /// Returns the beginning of the keys of all references of a blob.
 pub(crate) fn references(id: BlobId) -> Vec<u8> {
     key(REFERENCE, id.0)
@@ -108,6 +126,11 @@ pub(crate) fn end_of_reference(key: &[u8]) -> Result<u64> {
 /// Returns the key of an extent.
 pub(crate) fn extent(id: ExtentId) -> Vec<u8> {
     key(EXTENT, id.0)
+}
+
+/// Returns the beginning of the keys of all extents.
+pub(crate) fn extents() -> Vec<u8> {
+    vec![EXTENT]
 }
 
 /// Returns the extent of a key of [`extent`] or [`unused_extent`].

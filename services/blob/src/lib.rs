@@ -10,6 +10,7 @@
 #![warn(missing_docs)]
 
 mod apply;
+mod check;
 mod content;
 mod engine;
 mod epoch;
@@ -27,6 +28,7 @@ mod tables;
 mod transform;
 mod versions;
 
+pub use check::{CheckedStore, Problem, ProblemKind, check};
 pub use extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentDir, ExtentId, Extents, MemoryExtents};
 pub use options::{Clock, Options};
 pub use quell_wire::blob::{BlobStat, OPERATIONS_MAX, READS_MAX};

@@ -55,6 +55,15 @@ impl Snapshot {
         read(&self.engine, &self.tables(), name, offset, into)
     }
 
+    /// Returns the first position from `offset` on at which a blob has data. The bytes before it
+    /// are zeros. `None` if there is no data up to the end.
+    ///
+    /// # Errors
+    /// As for [`read`](Snapshot::read).
+    pub fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
+        next_data(&self.tables(), name, offset)
+    }
+
     /// Passes the names that begin with `prefix` and are after `after`, in ascending order, to
     /// `visit`, until it returns false.
     ///
@@ -150,6 +159,14 @@ impl Draft {
         stat(&self.tables(), name)
     }
 
+    /// Returns the next data as [`Snapshot::next_data`] does.
+    ///
+    /// # Errors
+    /// As for [`Snapshot::next_data`].
+    pub fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
+        next_data(&self.tables(), name, offset)
+    }
+
     /// Lists names as [`Snapshot::list`] does.
     ///
     /// # Errors
@@ -208,6 +225,12 @@ fn read(engine: &Engine, tables: &dyn Tables, name: &[u8], offset: u64, into: &m
     let length = entry.size_bytes.saturating_sub(offset).min(into.len() as u64) as usize;
     content::read(tables, &*engine.extents, &entry, offset, &mut into[..length])?;
     Ok(length)
+}
+
+fn next_data(tables: &dyn Tables, name: &[u8], offset: u64) -> Result<Option<u64>> {
+    apply::check_name(name)?;
+    let entry = content::entry(tables, name)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "read", name))?;
+    content::next_data(tables, &entry, offset)
 }
 
 fn list(

@@ -94,8 +94,8 @@ impl Store {
         self.commit_pending_and(&mut || ())
     }
 
-    /// Does the same as [`commit_pending`](Store::commit_pending), and calls `after_group` after the
-    /// results of each group were passed on.
+    /// Does the same as [`commit_pending`](Store::commit_pending), and calls `after_group` after
+    /// the results of each group were passed on.
     pub fn commit_pending_and(&self, after_group: &mut dyn FnMut()) -> bool {
         if !self.0.queue.lead() {
             return false;

@@ -1,0 +1,200 @@
+//! The arguments of `quell blob`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::log::{JsonArg, JsonLinesArg};
+
+/// List, read and change blobs: named byte sequences that programs share through transactions.
+///
+/// STORE is a directory (dir:PATH, or PATH). One process at a time can use it.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Example:
+  quell blob put ~/results index.bin events/2026.bin
+  quell blob ls ~/results
+  quell blob get ~/results events/2026.bin copy.bin
+  quell blob add ~/results totals 8 21
+  quell blob cat ~/results events/2026.bin --offset 4096 --length 512")]
+pub enum BlobCommand {
+    Ls(BlobLsArgs),
+    Stat(BlobStatArgs),
+    Cat(BlobCatArgs),
+    Put(BlobPutArgs),
+    Get(BlobGetArgs),
+    Add(BlobAddArgs),
+    Rm(BlobRmArgs),
+    Fsck(BlobFsckArgs),
+    Gc(BlobGcArgs),
+    Backup(BlobBackupArgs),
+}
+
+/// List blobs, with their sizes and the times of their last change, in the order of their names.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob ls ~/results
+  quell blob ls ~/results events/ --json")]
+pub struct BlobLsArgs {
+    /// The store.
+    pub store: String,
+    /// List only names that begin with PREFIX.
+    #[arg(default_value = "")]
+    pub prefix: OsString,
+    #[command(flatten)]
+    pub output: JsonLinesArg,
+}
+
+/// Show the size and the time of the last change of a blob. The exit code is 1 if there is none.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob stat ~/results totals --json")]
+pub struct BlobStatArgs {
+    /// The store.
+    pub store: String,
+    /// The blob.
+    pub name: OsString,
+    #[command(flatten)]
+    pub output: JsonArg,
+}
+
+/// Write the bytes of a blob to standard output. They are those of one state of the blob.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob cat ~/results totals | od -t d8")]
+pub struct BlobCatArgs {
+    /// The store.
+    pub store: String,
+    /// The blob.
+    pub name: OsString,
+    /// The first byte.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub offset: u64,
+    /// The number of bytes [default: up to the end].
+    #[arg(long, value_name = "BYTES")]
+    pub length: Option<u64>,
+}
+
+/// Copy a file into a blob, which is created, or replaced if it exists.
+///
+/// The store is created if it does not exist. A file of up to 256 MiB replaces the blob in one
+/// transaction. Of a larger one, other programs can see a part while it is copied.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob put ~/results index.bin
+  quell blob put ~/results index.bin events/index
+  produce | quell blob put ~/results - events/log")]
+pub struct BlobPutArgs {
+    /// The store.
+    pub store: String,
+    /// The file, or - for standard input.
+    pub file: PathBuf,
+    /// The blob [default: the name of the file without its directory].
+    pub name: Option<OsString>,
+}
+
+/// Copy a blob into a file. It is one state of the blob.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob get ~/results events/2026.bin
+  quell blob get ~/results events/2026.bin copy.bin")]
+pub struct BlobGetArgs {
+    /// The store.
+    pub store: String,
+    /// The blob.
+    pub name: OsString,
+    /// The file, which must not exist [default: the last component of the name].
+    pub file: Option<PathBuf>,
+    /// Replace the file if it exists.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Add to a number in a blob, and print the sum. The blob is created or extended if needed.
+///
+/// The number is a 64-bit signed integer, little endian. A sum that is too large is refused.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "\
+Example:
+  quell blob add ~/results totals 8 21
+  quell blob add ~/results totals 8 -21",
+    allow_negative_numbers = true
+)]
+pub struct BlobAddArgs {
+    /// The store.
+    pub store: String,
+    /// The blob.
+    pub name: OsString,
+    /// The position of the number, in bytes.
+    pub offset: u64,
+    /// The number that is added.
+    pub operand: i64,
+}
+
+/// Delete blobs: all of them, or none if one does not exist.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob rm ~/results events/2025.bin events/2026.bin")]
+pub struct BlobRmArgs {
+    /// The store.
+    pub store: String,
+    /// The blobs.
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<OsString>,
+    /// Delete those that exist.
+    #[arg(short, long)]
+    pub force: bool,
+}
+
+/// Check a store: its tables, its extents, and their checksums.
+///
+/// The exit code is 1 if there are problems. --repair mends what loses no data: extents that
+/// nothing refers to, numbers of references, and content of blobs that do not exist.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob fsck ~/results
+  quell blob fsck ~/results --repair --json")]
+pub struct BlobFsckArgs {
+    /// The store.
+    pub store: String,
+    /// Mend what loses no data.
+    #[arg(long)]
+    pub repair: bool,
+    #[command(flatten)]
+    pub output: JsonLinesArg,
+}
+
+/// Remove data that is no longer needed: that of deleted and overwritten blobs. Programs that use
+/// the store also remove it, later.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob gc ~/results")]
+pub struct BlobGcArgs {
+    /// The store.
+    pub store: String,
+}
+
+/// Copy one state of a store into a new store.
+///
+/// Blobs are copied without the parts that were never written. To restore a backup, use it as the
+/// store.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob backup ~/results /backup/results-2026-11-23")]
+pub struct BlobBackupArgs {
+    /// The store.
+    pub store: String,
+    /// The new store, which must not exist.
+    pub target: String,
+}

@@ -1,0 +1,384 @@
+//! `quell blob`: lists, reads and changes blobs.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use indicatif::HumanBytes;
+use quell_blob::{
+    BlobStat, Error, NAME_BYTES_MAX, Operation, OperationResult, Overflow, Refusal, Snapshot, Store,
+    Transform, TransformKind,
+};
+use quell_vfs::{ErrorKind, Time};
+use serde_json::{Value, json};
+
+use super::blob_fsck;
+use crate::arguments::{
+    BlobAddArgs, BlobBackupArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs,
+    BlobRmArgs, BlobStatArgs,
+};
+use crate::failure::{Failure, NO, of_blob as failure};
+use crate::inputs::{shown, shown_bytes, text_of_bytes};
+use crate::local_time::local_time;
+use crate::output::{errln, outln};
+use crate::progress::{interruption, watch_line};
+
+/// The bytes that are read or written at once, and the data of one operation.
+const PIECE_BYTES: usize = 16 << 20;
+/// The largest file that replaces a blob in one transaction, in bytes. It is in memory.
+const ATOMIC_BYTES_MAX: usize = 256 << 20;
+/// The number of names that are listed at once.
+const NAMES_AT_ONCE: usize = 1000;
+
+pub fn run(command: BlobCommand, quiet: bool) -> Result<ExitCode, Failure> {
+    match command {
+        BlobCommand::Ls(args) => list(&args),
+        BlobCommand::Stat(args) => stat(&args),
+        BlobCommand::Cat(args) => cat(&args),
+        BlobCommand::Put(args) => put(&args, quiet),
+        BlobCommand::Get(args) => get(&args, quiet),
+        BlobCommand::Add(args) => add(&args),
+        BlobCommand::Rm(args) => remove(&args),
+        BlobCommand::Fsck(args) => blob_fsck::run(&args, quiet),
+        BlobCommand::Gc(args) => collect(&args),
+        BlobCommand::Backup(args) => backup(&args, quiet),
+    }
+}
+
+/// Passes all blobs whose names begin with `prefix` to `visit`.
+fn each(
+    snapshot: &Snapshot,
+    prefix: &[u8],
+    mut visit: impl FnMut(&[u8], BlobStat) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut after = Vec::new();
+    loop {
+        let found = snapshot.list(prefix, &after, NAMES_AT_ONCE).map_err(failure)?;
+        let Some((last, _)) = found.last() else { return Ok(()) };
+        after = last.clone();
+        for (name, stat) in found {
+            visit(&name, stat)?;
+        }
+    }
+}
+
+fn modified(stat: BlobStat) -> Time {
+    Time {
+        seconds: (stat.modified_ns / 1_000_000_000) as i64,
+        nanoseconds: (stat.modified_ns % 1_000_000_000) as u32,
+    }
+}
+
+fn described(name: &[u8], stat: BlobStat) -> Value {
+    json!({ "name": text_of_bytes(name), "size": stat.size_bytes, "modified_ns": stat.modified_ns })
+}
+
+fn list(args: &BlobLsArgs) -> Result<ExitCode, Failure> {
+    let store = Store::open_existing(&args.store).map_err(failure)?;
+    let snapshot = store.snapshot().map_err(failure)?;
+    each(&snapshot, args.prefix.as_bytes(), |name, stat| {
+        match args.output.json {
+            true => outln!("{}", described(name, stat)),
+            false => {
+                outln!("{:>14}  {}  {}", stat.size_bytes, local_time(modified(stat)), shown_bytes(name));
+            }
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn stat(args: &BlobStatArgs) -> Result<ExitCode, Failure> {
+    let store = Store::open_existing(&args.store).map_err(failure)?;
+    let name = args.name.as_bytes();
+    let Some(stat) = store.stat(name).map_err(failure)? else {
+        errln!("quell: {}: there is no such blob in {}", shown(&args.name), shown(&args.store));
+        return Ok(ExitCode::from(NO));
+    };
+    match args.output.json {
+        true => outln!("{:#}", described(name, stat)),
+        false => {
+            outln!("size      {} bytes", stat.size_bytes);
+            outln!("modified  {}", local_time(modified(stat)));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Passes the bytes of a range of a blob to `write`, in pieces. Pieces without data are passed as
+/// their length only.
+fn copy_out(
+    snapshot: &Snapshot,
+    name: &[u8],
+    (start, end): (u64, u64),
+    write: &mut dyn FnMut(Piece<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut buffer = vec![0; PIECE_BYTES.min((end - start) as usize)];
+    let mut offset = start;
+    while offset < end {
+        let data = snapshot.next_data(name, offset).map_err(failure)?.unwrap_or(end).min(end);
+        if data > offset {
+            write(Piece::Zeros(data - offset))?;
+            offset = data;
+            continue;
+        }
+        let length = buffer.len().min((end - offset) as usize);
+        let length = snapshot.read(name, offset, &mut buffer[..length]).map_err(failure)?;
+        write(Piece::Data(offset, &buffer[..length]))?;
+        offset += length as u64;
+    }
+    Ok(())
+}
+
+/// A part of a blob.
+enum Piece<'a> {
+    /// The offset and the bytes.
+    Data(u64, &'a [u8]),
+    /// The number of zeros.
+    Zeros(u64),
+}
+
+fn existing(snapshot: &Snapshot, store: &str, name: &OsStr) -> Result<BlobStat, Failure> {
+    let stat = snapshot.stat(name.as_bytes()).map_err(failure)?;
+    stat.ok_or_else(|| {
+        Failure::wrong_input(format!("{}: there is no such blob in {}", shown(name), shown(store)))
+    })
+}
+
+fn cat(args: &BlobCatArgs) -> Result<ExitCode, Failure> {
+    let store = Store::open_existing(&args.store).map_err(failure)?;
+    let snapshot = store.snapshot().map_err(failure)?;
+    let size = existing(&snapshot, &args.store, &args.name)?.size_bytes;
+    let end = args.length.map_or(size, |length| args.offset.saturating_add(length).min(size));
+    let mut output = io::stdout().lock();
+    let failed = |e: io::Error| Failure::cannot(format!("cannot write to standard output: {e}"));
+    let range = (args.offset.min(end), end);
+    copy_out(&snapshot, args.name.as_bytes(), range, &mut |piece| match piece {
+        Piece::Data(_, data) => output.write_all(data).map_err(failed),
+        Piece::Zeros(length) => {
+            io::copy(&mut io::repeat(0).take(length), &mut output).map(|_| ()).map_err(failed)
+        }
+    })?;
+    output.flush().map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `work` with a counter of bytes, and shows it.
+fn with_progress<T: Send>(
+    title: &str,
+    quiet: bool,
+    work: impl FnOnce(&AtomicU64, &dyn Fn() -> Result<(), Failure>) -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    let bytes = AtomicU64::new(0);
+    let interrupted = interruption();
+    let line = |elapsed: Duration| {
+        let done = bytes.load(Ordering::Relaxed);
+        let rate = done as f64 / elapsed.as_secs_f64().max(0.001);
+        format!("{title}: {}, {}/s", HumanBytes(done), HumanBytes(rate as u64))
+    };
+    watch_line(&line, quiet, &|| (), || {
+        work(&bytes, &|| match interrupted.load(Ordering::Relaxed) {
+            true => Err(Failure::interrupted("interrupted")),
+            false => Ok(()),
+        })
+    })
+}
+
+fn put(args: &BlobPutArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let is_stdin = args.file.as_os_str() == "-";
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None if is_stdin => {
+            return Err(Failure::wrong_input("standard input has no name: give NAME as well"));
+        }
+        None => file_name(&args.file)?,
+    };
+    if name.len() > NAME_BYTES_MAX || name.is_empty() {
+        return Err(Failure::wrong_input(format!("the name of a blob has 1 to {NAME_BYTES_MAX} bytes")));
+    }
+    let mut input: Box<dyn Read + Send> = match is_stdin {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(&args.file).map_err(|e| cannot_read(&args.file, &e))?),
+    };
+    let store = Store::open(&args.store).map_err(failure)?;
+    let title = format!("copying into {}", shown(&name));
+    let name = name.into_vec();
+    with_progress(&title, quiet, move |bytes, check| {
+        // The first commit replaces the blob; the others append to it.
+        let mut operations = vec![
+            Operation::Create { name: name.clone(), may_exist: true },
+            Operation::Resize { name: name.clone(), size_bytes: 0 },
+        ];
+        let mut held = 0;
+        loop {
+            check()?;
+            let mut data = Vec::new();
+            let part = (&mut input).take(PIECE_BYTES as u64).read_to_end(&mut data);
+            let length = part.map_err(|e| cannot_read(&args.file, &e))?;
+            let is_last = length == 0;
+            if !is_last {
+                operations.push(Operation::Append { name: name.clone(), data });
+            }
+            held += length;
+            bytes.fetch_add(length as u64, Ordering::Relaxed);
+            if is_last || held >= ATOMIC_BYTES_MAX {
+                store.commit(std::mem::take(&mut operations)).map_err(failure)?;
+                held = 0;
+            }
+            if is_last {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    })
+}
+
+fn file_name(path: &Path) -> Result<OsString, Failure> {
+    let name = path.file_name().map(OsStr::to_os_string);
+    name.ok_or_else(|| Failure::wrong_input(format!("{} is not the name of a file", shown(path))))
+}
+
+fn cannot_read(path: &Path, error: &io::Error) -> Failure {
+    Failure::wrong_input(format!("cannot read {}: {error}", shown(path)))
+}
+
+fn get(args: &BlobGetArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let path: PathBuf = match &args.file {
+        Some(path) => path.clone(),
+        None => file_name(Path::new(&args.name))?.into(),
+    };
+    let store = Store::open_existing(&args.store).map_err(failure)?;
+    let snapshot = store.snapshot().map_err(failure)?;
+    let size = existing(&snapshot, &args.store, &args.name)?.size_bytes;
+    let failed = |e: io::Error| match e.kind() {
+        io::ErrorKind::AlreadyExists => {
+            Failure::wrong_input(format!("{} exists; pass --force to replace it", shown(&path)))
+        }
+        _ => Failure::cannot(format!("cannot write {}: {e}", shown(&path))),
+    };
+    // A file that is replaced keeps its content until the copy is complete.
+    let target = match args.force {
+        true => with_suffix(&path, ".quell-new"),
+        false => path.clone(),
+    };
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o666).open(&target).map_err(failed)?;
+    let title = format!("copying {}", shown(&args.name));
+    let copied = with_progress(&title, quiet, |bytes, check| {
+        copy_out(&snapshot, args.name.as_bytes(), (0, size), &mut |piece| {
+            check()?;
+            if let Piece::Data(offset, data) = piece {
+                std::os::unix::fs::FileExt::write_all_at(&file, data, offset).map_err(failed)?;
+                bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            }
+            Ok(())
+        })?;
+        file.set_len(size).and_then(|()| file.sync_data()).map_err(failed)?;
+        if args.force {
+            std::fs::rename(&target, &path).map_err(failed)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    });
+    if copied.is_err() {
+        // An incomplete file must not be taken for the blob.
+        let _ = std::fs::remove_file(&target);
+    }
+    copied
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(suffix);
+    name.into()
+}
+
+fn add(args: &BlobAddArgs) -> Result<ExitCode, Failure> {
+    let store = Store::open(&args.store).map_err(failure)?;
+    let name = args.name.as_bytes().to_vec();
+    let transform = Transform {
+        kind: TransformKind::Add,
+        overflow: Overflow::Check,
+        returns_before: true,
+        ..Transform::add_i64(args.operand)
+    };
+    let create = Operation::Create { name: name.clone(), may_exist: true };
+    let add = Operation::Transform { name, offset: args.offset, transform };
+    let committed = match store.commit(vec![create, add]) {
+        Err(Error::Refused(Refusal::Overflow { .. })) => {
+            return Err(Failure::wrong_input("the sum does not fit into 64 bits; the number is unchanged"));
+        }
+        committed => committed.map_err(failure)?,
+    };
+    if let Some(OperationResult::Before(before)) = committed.results.get(1)
+        && let Some(before) = before.first_chunk()
+    {
+        outln!("{}", i64::from_le_bytes(*before) + args.operand);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn remove(args: &BlobRmArgs) -> Result<ExitCode, Failure> {
+    let store = Store::open_existing(&args.store).map_err(failure)?;
+    let mut names: Vec<&OsString> = args.names.iter().collect();
+    if args.force {
+        let snapshot = store.snapshot().map_err(failure)?;
+        let mut existing = Vec::new();
+        for name in names {
+            if snapshot.stat(name.as_bytes()).map_err(failure)?.is_some() {
+                existing.push(name);
+            }
+        }
+        names = existing;
+    }
+    let operations = names.iter().map(|name| Operation::Delete { name: name.as_bytes().to_vec() }).collect();
+    match store.commit(operations) {
+        Err(Error::Refused(Refusal::Failed { operation: Some(position), failure }))
+            if failure.kind() == ErrorKind::NotFound =>
+        {
+            let name = names.get(position as usize).map_or_else(String::new, shown);
+            Err(Failure::wrong_input(format!("{name}: there is no such blob; nothing was deleted")))
+        }
+        removed => removed.map(|_| ExitCode::SUCCESS).map_err(failure),
+    }
+}
+
+fn collect(args: &BlobGcArgs) -> Result<ExitCode, Failure> {
+    let store = Store::open_existing(&args.store).map_err(failure)?;
+    store.collect().map_err(failure)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn backup(args: &BlobBackupArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let store = Store::open_existing(&args.store).map_err(failure)?;
+    let snapshot = store.snapshot().map_err(failure)?;
+    match Store::open_existing(&args.target) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(failure(error)),
+        Ok(_) => {
+            let exists = format!("{} is a store already; name a new one", shown(&args.target));
+            return Err(Failure::wrong_input(exists));
+        }
+    }
+    let target = Store::open(&args.target).map_err(failure)?;
+    with_progress("copying", quiet, |bytes, check| {
+        each(&snapshot, b"", |name, stat| {
+            let name = name.to_vec();
+            let create = Operation::Create { name: name.clone(), may_exist: false };
+            let resize = Operation::Resize { name: name.clone(), size_bytes: stat.size_bytes };
+            target.commit(vec![create, resize]).map_err(failure)?;
+            copy_out(&snapshot, &name, (0, stat.size_bytes), &mut |piece| {
+                check()?;
+                if let Piece::Data(offset, data) = piece {
+                    target.write(&name, offset, data).map_err(failure)?;
+                    bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+                }
+                Ok(())
+            })
+        })
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

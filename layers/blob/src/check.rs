@@ -1,0 +1,18 @@
+//! The check of a store that no process has open.
+
+use quell_blob_service::{CheckedStore, Problem};
+
+use crate::directory;
+use crate::error::Result;
+use crate::location::Location;
+
+/// Checks the store at a location: its tables, its extents and their checksums. Passes each problem
+/// to `report`. With `repair`, mends those that are repairable. The memory grows with the number of
+/// blobs and extents.
+///
+/// # Errors
+/// As for [`Store::open_existing`](crate::Store::open_existing).
+pub fn check(location: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
+    let Location::Directory(path) = location.parse()?;
+    Ok(directory::check(&path, repair, report)?)
+}
