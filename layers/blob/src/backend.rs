@@ -9,6 +9,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Begins a snapshot of the latest state.
     fn begin(&self) -> Result<Box<dyn State>>;
 
+    /// Returns the latest state, for one read.
+    fn latest(&self) -> Result<Box<dyn State>> {
+        self.begin()
+    }
+
     /// Commits a transaction.
     fn commit(&self, transaction: Transaction) -> CommitResult;
 

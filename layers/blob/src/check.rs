@@ -1,6 +1,7 @@
 //! The check of a store that no process has open.
 
 use quell_blob_service::{CheckedStore, Problem};
+use quell_vfs::{Error, ErrorKind};
 
 use crate::directory;
 use crate::error::Result;
@@ -13,6 +14,11 @@ use crate::location::Location;
 /// # Errors
 /// As for [`Store::open_existing`](crate::Store::open_existing).
 pub fn check(location: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
-    let Location::Directory(path) = location.parse()?;
-    Ok(directory::check(&path, repair, report)?)
+    match location.parse()? {
+        Location::Directory(path) => Ok(directory::check(&path, repair, report)?),
+        Location::Socket(_) | Location::Server { .. } => {
+            let source = Some("a store is checked in its directory, while no server has it open".into());
+            Err(Error { source, ..Error::new(ErrorKind::InvalidInput, "check", location) }.into())
+        }
+    }
 }

@@ -13,6 +13,7 @@ use rustix::fs::{CWD, Mode, OFlags, fstat, mkdirat, openat};
 use rustix::process::geteuid;
 
 use crate::embedded::SystemClock;
+use crate::remote::Remote;
 
 /// The content of the file `format`.
 const FORMAT: &[u8] = b"QUELLBLOB1\n";
@@ -66,6 +67,24 @@ fn open_storage(path: &Path, may_create: bool) -> Result<(Tables, ExtentDir)> {
     let extents = ExtentDir::new(dir.open_writable_dir(b"extents")?, Durability::Power);
     let tables = Tables { store: tables, _directory: opened };
     Ok((tables, extents))
+}
+
+/// Connects to the server that has the store in a directory open.
+pub(crate) fn connect(path: &Path) -> Result<Remote> {
+    let opened = open_private(path, false)?;
+    // The path of a socket has at most 107 bytes, so it is looked up from the descriptor.
+    let socket = PathBuf::from(format!("/proc/self/fd/{}/socket", opened.as_raw_fd()));
+    Remote::by_socket(socket, Some(opened))
+}
+
+/// Opens the store in a directory for a server, or creates one, and returns the descriptor of the
+/// directory also, in which the server creates its socket.
+///
+/// # Errors
+/// As for [`Store::open`](crate::Store::open).
+pub fn open_for_server(path: &Path) -> Result<(Store, OwnedFd)> {
+    let store = open(path, true)?;
+    Ok((store, open_private(path, false)?))
 }
 
 /// The tables, with the descriptor of the directory that their path refers to.

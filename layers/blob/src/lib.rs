@@ -30,13 +30,19 @@ mod check;
 mod directory;
 mod embedded;
 mod error;
+mod future;
+mod key;
 mod location;
+mod remote;
 mod retries;
 mod store;
 mod transaction;
 
 pub use check::check;
+pub use directory::open_for_server;
 pub use error::{Error, Result};
+pub use future::CommitFuture;
+pub use key::{create_key, read_key};
 pub use location::Location;
 pub use quell_blob_service::{BlobStat, CheckedStore, Problem, ProblemKind};
 pub use quell_wire::blob::{

@@ -4,13 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use quell_blob_service::BlobStat;
+use quell_vfs::ErrorKind;
 use quell_wire::blob::{Committed, Operation, Transaction as Commit, Transform, Version};
 
 use crate::backend::{Backend, State};
 use crate::directory;
 use crate::embedded::Embedded;
 use crate::error::Result;
-use crate::location::Location;
+use crate::future::CommitFuture;
+use crate::key;
+use crate::location::{self, Location};
+use crate::remote::Remote;
 use crate::retries::Retries;
 use crate::transaction::Transaction;
 
@@ -24,11 +28,13 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store at a location: see [`Location`]. The directory of a store that does not
-    /// exist is created, with mode 0700. What is committed survives a power failure.
+    /// Opens the store at a location: see [`Location`]. If a server has the directory open, the
+    /// store is that of the server. The directory of a store that does not exist is created, with
+    /// mode 0700. What is committed survives a power failure.
     ///
     /// # Errors
-    /// `Busy` if another process has the store open; `PermissionDenied` if the directory belongs to
+    /// `Busy` if another process has the store open and is no server; `Unavailable` if no server
+    /// answers; `PermissionDenied` if the directory belongs to
     /// another user, or others may write to it; `Exists` if it has files that are not those of a
     /// store; `Damaged` if the store does not have its format.
     pub fn open(location: &str) -> Result<Store> {
@@ -45,8 +51,21 @@ impl Store {
 
     fn open_location(location: &str, may_create: bool) -> Result<Store> {
         let location: Location = location.parse()?;
-        let Location::Directory(path) = &location;
-        Ok(Store { backend: Arc::new(Embedded::new(directory::open(path, may_create)?)), location })
+        let backend: Arc<dyn Backend> = match &location {
+            Location::Directory(path) => match directory::open(path, may_create) {
+                Err(busy) if busy.kind == ErrorKind::Busy => match directory::connect(path) {
+                    Ok(remote) => Arc::new(remote),
+                    Err(_) => return Err(busy.into()),
+                },
+                opened => Arc::new(Embedded::new(opened?)),
+            },
+            Location::Socket(path) => Arc::new(Remote::by_socket(path.clone(), None)?),
+            Location::Server { address, key, is_encrypted } => {
+                let key = key::read_key(key)?;
+                Arc::new(Remote::by_tcp(location::resolve(address)?, key, *is_encrypted)?)
+            }
+        };
+        Ok(Store { backend, location })
     }
 
     /// Returns the location.
@@ -110,6 +129,14 @@ impl Store {
     pub fn submit(&self, operations: Vec<Operation>, done: impl FnOnce(Result<Committed>) + Send + 'static) {
         let commit = Commit { operations, ..Commit::default() };
         self.backend.submit(commit, Box::new(|result| done(result.map_err(Into::into))));
+    }
+
+    /// Commits operations as [`submit`](Store::submit) does, and returns a future of the result.
+    /// The commit is in progress, whether the future is polled or not.
+    pub fn commit_async(&self, operations: Vec<Operation>) -> CommitFuture {
+        let (completion, future) = CommitFuture::pair();
+        self.submit(operations, move |result| completion.complete(result));
+        future
     }
 
     /// Creates an empty blob.
@@ -177,7 +204,7 @@ impl Store {
     /// # Errors
     /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
     pub fn read(&self, name: impl AsRef<[u8]>, offset: u64, into: &mut [u8]) -> Result<usize> {
-        self.snapshot()?.read(name, offset, into)
+        Ok(self.backend.latest()?.read(name.as_ref(), offset, into)?)
     }
 
     /// Returns the attributes of a blob, or `None` if there is none of this name.
@@ -185,7 +212,7 @@ impl Store {
     /// # Errors
     /// Those of the store.
     pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
-        self.snapshot()?.stat(name)
+        Ok(self.backend.latest()?.stat(name.as_ref())?)
     }
 
     /// Removes all data that neither the latest state nor a snapshot needs. Commits also remove

@@ -44,7 +44,7 @@ impl Default for SessionLimits {
             snapshots_max: 1000,
             snapshots_total_max: 16_000,
             kept_bytes_max: 2 * UPLOAD_BYTES_MAX as u64,
-            kept_bytes_total_max: 8 * UPLOAD_BYTES_MAX as u64,
+            kept_bytes_total_max: 4 * UPLOAD_BYTES_MAX as u64,
         }
     }
 }
@@ -310,6 +310,9 @@ impl Sessions {
             Request::Upload { upload, offset, data } => Ok(self.upload(session, upload, offset, &data)),
             Request::Discard(number) => Ok(self.discard(session, number)),
             Request::Fetch { reply, offset } => Ok(Sessions::fetch(session, reply, offset)),
+            Request::NextData { state, name, offset } => {
+                self.at(session, state, &mut |state| Ok(Reply::Position(state.next_data(&name, offset)?)))
+            }
             Request::Collect => self.store.collect().map(|()| Reply::Done),
             Request::Commit(_) | Request::CommitUploaded(_) => Ok(invalid("a commit is not a read")),
         };
@@ -364,6 +367,13 @@ impl State<'_> {
         match self {
             State::Snapshot(state) => state.read(name, offset, into),
             State::Draft(state) => state.read(name, offset, into),
+        }
+    }
+
+    fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
+        match self {
+            State::Snapshot(state) => state.next_data(name, offset),
+            State::Draft(state) => state.next_data(name, offset),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use quell_vfs::{Error, Result};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::handler::{Handler, Reply, Request};
 use super::network::{connect, end_calls, random_number};
@@ -126,11 +126,13 @@ impl Client {
 
     /// Says goodbye to the server, which forgets this client, and closes the connection. Calls
     /// without a reply fail with `Unavailable`. Takes at most `limit`. A second call does nothing.
-    /// It must not be called by the receiver of a result.
+    /// The receiver of a result cannot wait, so that its call says no goodbye.
     pub fn stop(&self, limit: Duration) {
         let Some(runtime) = self.runtime().take() else { return };
         self.server.begin_stop();
-        drain(&runtime, std::slice::from_ref(&self.server), limit);
+        if Handle::try_current().is_err() {
+            drain(&runtime, std::slice::from_ref(&self.server), limit);
+        }
         self.server.remove();
         runtime.shutdown_background();
     }

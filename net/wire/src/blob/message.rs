@@ -16,7 +16,7 @@ pub const DATA_BYTES_MAX: usize = 1 << 20;
 /// The largest message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = DATA_BYTES_MAX + (64 << 10);
 /// The largest encoding of an upload, in bytes: of a transaction, or of a list of operations.
-pub const UPLOAD_BYTES_MAX: usize = 128 << 20;
+pub const UPLOAD_BYTES_MAX: usize = 257 << 20;
 /// The largest number of names in one reply to `List`.
 pub const NAMES_MAX: usize = 4096;
 
@@ -118,6 +118,16 @@ pub enum Request {
     },
     /// Removes all data that no state needs. The reply is `Done`.
     Collect,
+    /// Asks for the first position with data. The reply is `Position`.
+    NextData {
+        /// The state.
+        state: ReadState,
+        /// The name of the blob.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// The first position.
+        offset: u64,
+    },
 }
 
 /// A reply of the server.
@@ -165,6 +175,8 @@ pub enum Reply {
     Unknown,
     /// The request failed.
     Failed(Failure),
+    /// The first position with data; `None` if there is none up to the end of the blob.
+    Position(Option<u64>),
 }
 
 #[cfg(test)]
@@ -205,7 +217,8 @@ mod tests {
             Request::Begin,
             Request::End(SnapshotId(u64::MAX)),
             Request::Read { state, name: name.clone(), offset: 5, length_bytes: 800 },
-            Request::Stat { state: latest.clone(), name },
+            Request::Stat { state: latest.clone(), name: name.clone() },
+            Request::NextData { state: latest.clone(), name, offset: 7 },
             Request::List { state: latest, prefix: b"a".to_vec(), after: b"ab".to_vec(), count_max: 10 },
             Request::Upload { upload: UploadId(1), offset: 0, data: vec![7; 100] },
             Request::Discard(UploadId(1)),
@@ -232,6 +245,7 @@ mod tests {
             Reply::Refused(Refusal::Conflict(vec![Conflict { read, changed: Part::Size }])),
             Reply::Long { reply: UploadId(1), length_bytes: 1 << 30 },
             Reply::Unknown,
+            Reply::Position(Some(1 << 62)),
             Reply::Failed(Failure::from(quell_vfs::ErrorKind::NotFound)),
         ]
     }

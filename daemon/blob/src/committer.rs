@@ -1,0 +1,80 @@
+//! The thread that commits the transactions of clients, in groups.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use quell_blob_service::Store;
+use quell_threads::{lock, wait_while};
+use quell_transport::peer;
+
+#[derive(Default)]
+struct State {
+    /// Transactions may wait.
+    is_awake: bool,
+    is_ending: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The running thread.
+pub(crate) struct Committer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Wakes the thread.
+#[derive(Clone)]
+pub(crate) struct CommitterWaker(Arc<Shared>);
+
+impl CommitterWaker {
+    /// Has the thread commit, after a transaction was submitted.
+    pub(crate) fn wake(&self) {
+        let was_awake = std::mem::replace(&mut lock(&self.0.state).is_awake, true);
+        if !was_awake {
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+impl Committer {
+    pub(crate) fn start(store: Store) -> io::Result<Committer> {
+        let shared = Arc::new(Shared::default());
+        let own = shared.clone();
+        let run = move || {
+            loop {
+                let mut state =
+                    wait_while(&own.changed, lock(&own.state), |state| !state.is_awake && !state.is_ending);
+                let is_last = state.is_ending;
+                state.is_awake = false;
+                drop(state);
+                // The replies of a group are written together.
+                let sends = peer::Server::collect();
+                while store.commit_pending_and(&mut || sends.send()) {}
+                if is_last {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("blob commits".into()).spawn(run)?;
+        Ok(Committer { shared, thread: Some(thread) })
+    }
+
+    pub(crate) fn waker(&self) -> CommitterWaker {
+        CommitterWaker(self.shared.clone())
+    }
+
+    /// Ends the thread after it has committed what was submitted. A second call does nothing.
+    pub(crate) fn end(&mut self) {
+        lock(&self.shared.state).is_ending = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // The panic hook has reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The server of a store of blobs: its sockets, the threads that execute requests, and the thread
+//! that commits. `quell-blob-service` decides; docs/formats/blob-protocol.md describes the
+//! messages, and docs/decisions/0032-blob-server.md the reasons for this form.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod committer;
+mod server;
+mod workers;
+
+pub use quell_transport::peer::PoolKey as StoreKey;
+pub use server::{Server, ServerOptions};

@@ -1,0 +1,138 @@
+//! A running server.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use quell_blob_service::{SessionLimits, Sessions, Store};
+use quell_threads::lock;
+use quell_transport::peer::{self, PoolKey, Protection, Role, ServerSettings};
+use quell_vfs::{Error, Result};
+
+use crate::committer::Committer;
+use crate::workers::Workers;
+
+/// The options of a server. `ServerOptions::default` has the defaults.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Clients at a time. More are refused.
+    pub clients_max: usize,
+    /// The protection of what is sent over TCP.
+    pub protection: Protection,
+    /// Threads that execute requests, at least 1.
+    pub threads: usize,
+    /// The limits of what is kept for clients.
+    pub limits: SessionLimits,
+}
+
+impl Default for ServerOptions {
+    /// Returns options with 256 clients, whose frames have an authentication tag over TCP, and four
+    /// threads.
+    fn default() -> ServerOptions {
+        ServerOptions {
+            clients_max: 256,
+            protection: Protection::Integrity,
+            threads: 4,
+            limits: SessionLimits::default(),
+        }
+    }
+}
+
+/// A server, which serves clients until [`stop`](Server::stop).
+pub struct Server {
+    store: Store,
+    sessions: Arc<Sessions>,
+    connections: peer::Server,
+    threads: Mutex<(Workers, Committer)>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("sessions", &self.sessions).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Starts the threads. Clients over TCP prove that they know the key.
+    ///
+    /// # Errors
+    /// `InvalidInput` for options out of bounds; the error of the system if no thread can be
+    /// created.
+    pub fn start(store: Store, key: PoolKey, options: ServerOptions) -> Result<Server> {
+        let failed = |cause| Error::from_io(cause, "start threads for", "requests");
+        let sessions = Arc::new(Sessions::new(store.clone(), options.limits));
+        let mut committer = Committer::start(store.clone()).map_err(failed)?;
+        let workers = Workers::start(sessions.clone(), committer.waker(), options.threads);
+        let mut workers = match workers {
+            Ok(workers) => workers,
+            Err(error) => {
+                committer.end();
+                return Err(failed(error));
+            }
+        };
+        let settings = ServerSettings {
+            protection: options.protection,
+            clients_max: options.clients_max,
+            ..ServerSettings::new(Role::Blob, key)
+        };
+        match peer::Server::start(settings, workers.handler()) {
+            Ok(connections) => {
+                Ok(Server { store, sessions, connections, threads: Mutex::new((workers, committer)) })
+            }
+            Err(error) => {
+                workers.end();
+                committer.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// Accepts clients of this user and of root at a Unix socket, which is created. The caller has
+    /// the store open, so no other server uses the socket: one of this name is replaced.
+    ///
+    /// # Errors
+    /// The error of the system if the socket cannot be created.
+    pub fn listen_unix(&self, path: &Path) -> Result<()> {
+        self.connections.listen_unix(path)
+    }
+
+    /// Accepts clients with the key at a TCP address. Port 0 lets the kernel choose one. Returns
+    /// the address.
+    ///
+    /// # Errors
+    /// The error of the system if the address cannot be used.
+    pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
+        self.connections.listen_tcp(address)
+    }
+
+    /// Returns the number of clients.
+    pub fn clients(&self) -> usize {
+        self.connections.clients()
+    }
+
+    /// Returns the number of connections that were refused.
+    pub fn refused_connections(&self) -> u64 {
+        self.connections.refused_connections()
+    }
+
+    /// Returns the number of snapshots of all clients.
+    pub fn snapshots(&self) -> usize {
+        self.sessions.snapshots()
+    }
+
+    /// Refuses new connections and requests, answers the requests that were begun, at most for
+    /// `limit`, ends the threads, and waits until all commits survive a power failure. A second
+    /// call does nothing.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn stop(&self, limit: Duration) -> Result<()> {
+        self.connections.stop(limit);
+        let mut threads = lock(&self.threads);
+        threads.0.end();
+        threads.1.end();
+        self.store.sync()
+    }
+}

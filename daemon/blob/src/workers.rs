@@ -1,0 +1,128 @@
+//! The threads that execute the requests of clients: reads, and the checks and large writes of
+//! transactions before their commit.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use quell_blob_service::{ClientId, Sessions};
+use quell_threads::{lock, wait_while};
+use quell_transport::peer::{self, ClientHandler, Handler, MemberId, Reply, Request};
+
+use crate::committer::CommitterWaker;
+
+/// Requests that a thread takes at a time, so that their replies are written together.
+const TAKEN_MAX: usize = 16;
+
+#[derive(Default)]
+struct Queue {
+    /// The connections bound their number.
+    requests: VecDeque<(Request, Reply)>,
+    /// Threads that wait for requests.
+    idle: usize,
+    is_ending: bool,
+}
+
+struct Shared {
+    sessions: Arc<Sessions>,
+    committer: CommitterWaker,
+    queue: Mutex<Queue>,
+    added: Condvar,
+}
+
+/// The running threads.
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Passes the requests of the connections to the threads.
+pub(crate) struct Requests(Arc<Shared>);
+
+impl Handler for Requests {
+    fn handle(&self, request: Request, reply: Reply) {
+        let mut queue = lock(&self.0.queue);
+        queue.requests.push_back((request, reply));
+        let has_idle = queue.idle > 0;
+        drop(queue);
+        if has_idle {
+            self.0.added.notify_one();
+        }
+    }
+}
+
+impl ClientHandler for Requests {
+    fn ended(&self, client: MemberId) {
+        self.0.sessions.end(ClientId(client.0));
+    }
+}
+
+impl Workers {
+    pub(crate) fn start(
+        sessions: Arc<Sessions>,
+        committer: CommitterWaker,
+        threads: usize,
+    ) -> io::Result<Workers> {
+        let shared = Arc::new(Shared { sessions, committer, queue: Mutex::default(), added: Condvar::new() });
+        let mut workers = Workers { shared, threads: Vec::new() };
+        for _ in 0..threads.max(1) {
+            let shared = workers.shared.clone();
+            let thread = std::thread::Builder::new().name("blob requests".into());
+            match thread.spawn(move || shared.run()) {
+                Ok(thread) => workers.threads.push(thread),
+                Err(error) => {
+                    workers.end();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(workers)
+    }
+
+    pub(crate) fn handler(&self) -> Arc<Requests> {
+        Arc::new(Requests(self.shared.clone()))
+    }
+
+    /// Ends the threads after the requests that they have. A second call does nothing.
+    pub(crate) fn end(&mut self) {
+        lock(&self.shared.queue).is_ending = true;
+        self.shared.added.notify_all();
+        for thread in self.threads.drain(..) {
+            // The panic hook has reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let sends = peer::Server::collect();
+        loop {
+            let mut queue = lock(&self.queue);
+            if queue.requests.is_empty() {
+                queue.idle += 1;
+                queue = wait_while(&self.added, queue, |queue| queue.requests.is_empty() && !queue.is_ending);
+                queue.idle -= 1;
+            }
+            if queue.requests.is_empty() {
+                return;
+            }
+            // Other threads take their share.
+            let count = queue.requests.len().div_ceil(queue.idle + 1).min(TAKEN_MAX);
+            let taken: Vec<_> = queue.requests.drain(..count).collect();
+            drop(queue);
+            let mut has_commits = false;
+            for (request, reply) in taken {
+                let client = ClientId(request.from.0);
+                let replied = Box::new(move |bytes| reply.send(bytes));
+                has_commits |=
+                    self.sessions.execute(client, &request.bytes, request.reply_bytes_max, replied);
+            }
+            if has_commits {
+                self.committer.wake();
+            }
+            sends.send();
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! A store on a server: its connection, commits that are repeated after a lost answer, and reads.
+//! docs/formats/blob-protocol.md describes the messages.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use quell_blob_service::{BlobStat, CommitResult};
+use quell_threads::lock;
+use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Protection, Role, was_not_executed};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::blob::{
+    DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, Operation, OperationResult, PROTOCOL, ReadState,
+    Refusal, Reply, Request, SnapshotId, Transaction, TransactionId, UPLOAD_BYTES_MAX, UploadId, Version,
+};
+use quell_wire::{decode, encode};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::backend::{Backend, State};
+
+/// The largest reply to a request without a long result, in bytes.
+const SHORT_REPLY_BYTES: u32 = 4096;
+/// The bytes of a reply besides its data, its names or its results.
+const REPLY_OVERHEAD_BYTES: usize = 512;
+/// Reads of parts of one range that are in flight at a time.
+const PARTS_IN_FLIGHT: usize = 4;
+/// The pause before a request is repeated.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a request to a server is repeated, if the server does not answer.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// How long a server is waited for that does not accept the connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long the server is waited for when the connection is closed.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
+
+/// A store on a server.
+pub(crate) struct Remote {
+    connection: Arc<Connection>,
+}
+
+struct Connection {
+    client: Client,
+    /// The name of the server in messages.
+    name: String,
+    /// A random number, which identifies the transactions of this connection.
+    id: u128,
+    /// The number of the last transaction, and of the last upload.
+    last_number: AtomicU64,
+    /// The latest version that the server has stated.
+    known: AtomicU64,
+    /// How long a request is repeated.
+    limit: Duration,
+    /// Passes commits to the thread that repeats them; `None` before the first one.
+    repeater: Mutex<Option<Sender<Unfinished>>>,
+    /// The directory that the path of the socket refers to, if there is one.
+    _directory: Option<OwnedFd>,
+}
+
+/// A commit that was sent.
+struct Commit {
+    transaction: Transaction,
+    deadline: Instant,
+    done: Box<dyn FnOnce(CommitResult) + Send>,
+}
+
+/// A commit that needs more than one request.
+enum Unfinished {
+    /// Is sent again.
+    Repeat(Commit),
+    /// Its result is fetched in parts.
+    Fetch(Commit, UploadId, u64),
+}
+
+impl Remote {
+    /// Connects to a server on this machine. `directory` is the directory that the path refers to,
+    /// if it refers to a descriptor.
+    pub(crate) fn by_socket(path: PathBuf, directory: Option<OwnedFd>) -> Result<Remote> {
+        let settings = ClientSettings::new(Role::Blob, Endpoint::Unix(path), PoolKey([0; 32]));
+        Remote::connect(settings, directory)
+    }
+
+    /// Connects to a server by TCP.
+    pub(crate) fn by_tcp(address: SocketAddr, key: [u8; 32], is_encrypted: bool) -> Result<Remote> {
+        let protection = if is_encrypted { Protection::Encryption } else { Protection::Integrity };
+        let settings = ClientSettings::new(Role::Blob, Endpoint::Tcp(address), PoolKey(key));
+        Remote::connect(ClientSettings { protection, ..settings }, None)
+    }
+
+    fn connect(settings: ClientSettings, directory: Option<OwnedFd>) -> Result<Remote> {
+        let name = settings.server.to_string();
+        check_listening(&settings.server)?;
+        let mut id = [0; 16];
+        getrandom(&mut id, GetRandomFlags::empty())
+            .map_err(|e| Error::from_io(e.into(), "draw a random number", ""))?;
+        let client = Client::start(settings)?;
+        let connection = Connection {
+            client,
+            name,
+            id: u128::from_le_bytes(id),
+            last_number: AtomicU64::new(0),
+            known: AtomicU64::new(0),
+            limit: CALL_LIMIT,
+            repeater: Mutex::new(None),
+            _directory: directory,
+        };
+        match connection.call(&Request::Hello { protocol: PROTOCOL }, SHORT_REPLY_BYTES)? {
+            Reply::Welcome { version } => connection.know(version),
+            other => return Err(connection.unexpected(other)),
+        }
+        Ok(Remote { connection: Arc::new(connection) })
+    }
+}
+
+/// Fails at once if no process listens: the connection itself would wait for one.
+fn check_listening(server: &Endpoint) -> Result<()> {
+    let connected = match server {
+        Endpoint::Unix(path) => std::os::unix::net::UnixStream::connect(path).map(drop),
+        Endpoint::Tcp(address) => std::net::TcpStream::connect_timeout(address, CONNECT_LIMIT).map(drop),
+    };
+    connected.map_err(|cause| {
+        let error = Error::from_io(cause, "connect to the server at", server.to_string());
+        match error.kind {
+            ErrorKind::PermissionDenied => error,
+            _ => {
+                let source = error.source.map_or(String::new(), |source| format!("{source}; "));
+                let source = Some(format!("{source}start one with: quell blob serve DIR").into());
+                Error { kind: ErrorKind::Unavailable, source, ..error }
+            }
+        }
+    })
+}
+
+impl Connection {
+    fn error(&self, kind: ErrorKind, reason: &str) -> Error {
+        let source = Some(reason.to_string().into());
+        Error { source, ..Error::new(kind, "call the server at", self.name.as_bytes()) }
+    }
+
+    fn unexpected(&self, reply: Reply) -> Error {
+        match reply {
+            Reply::Failed(failure) => failure.into_error("call the server at", self.name.as_bytes()),
+            Reply::Refused(Refusal::Failed { failure, .. }) => {
+                failure.into_error("apply an operation at", self.name.as_bytes())
+            }
+            Reply::Refused(refusal) => self.error(ErrorKind::Conflict, &refusal.to_string()),
+            Reply::Unknown => {
+                self.error(ErrorKind::Stale, "the server was restarted, or has ended the session")
+            }
+            _ => self.error(ErrorKind::Damaged, "the reply does not belong to the request"),
+        }
+    }
+
+    fn know(&self, version: Version) {
+        self.known.fetch_max(version.0, Ordering::Relaxed);
+    }
+
+    fn number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Begins a snapshot.
+    fn begin_state(self: &Arc<Self>) -> Result<RemoteState> {
+        match self.call(&Request::Begin, SHORT_REPLY_BYTES)? {
+            Reply::Begun { snapshot, version } => {
+                self.know(version);
+                let (connection, snapshot) = (self.clone(), Some(snapshot));
+                Ok(RemoteState { connection, snapshot, version, operations: Vec::new() })
+            }
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Sends a request once.
+    fn begin(&self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant) -> Receiver<Result<Vec<u8>>> {
+        let (sender, receiver) = channel();
+        // The receiver may have stopped to wait.
+        let done = Box::new(move |result| _ = sender.send(result));
+        self.client.call(request, reply_bytes_max, deadline, done);
+        receiver
+    }
+
+    /// Sends a request that can be repeated, and waits for the reply.
+    fn call(&self, request: &Request, reply_bytes_max: u32) -> Result<Reply> {
+        let deadline = Instant::now() + self.limit;
+        let encoded = encode(request);
+        let first = self.begin(encoded.clone(), reply_bytes_max, deadline);
+        self.finish(first, &encoded, reply_bytes_max, deadline)
+    }
+
+    /// Waits for the reply to a request, and repeats it if the connection was lost.
+    fn finish(
+        &self,
+        first: Receiver<Result<Vec<u8>>>,
+        request: &[u8],
+        reply_bytes_max: u32,
+        deadline: Instant,
+    ) -> Result<Reply> {
+        let mut receiver = first;
+        loop {
+            let result = receiver.recv().map_err(|_| self.error(ErrorKind::Unavailable, "it is closed"))?;
+            match result {
+                Ok(reply) => match decode(&reply)? {
+                    Reply::Long { reply, length_bytes } => return self.fetch(reply, length_bytes, deadline),
+                    reply => return Ok(reply),
+                },
+                Err(error) if is_transient(&error) && Instant::now() + PAUSE < deadline => {
+                    std::thread::sleep(PAUSE);
+                    receiver = self.begin(request.to_vec(), reply_bytes_max, deadline);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Fetches a long reply.
+    fn fetch(&self, reply: UploadId, length_bytes: u64, deadline: Instant) -> Result<Reply> {
+        if length_bytes > 2 * UPLOAD_BYTES_MAX as u64 {
+            return Err(self.error(ErrorKind::Damaged, "the server announces too long a reply"));
+        }
+        let mut encoded = Vec::new();
+        while (encoded.len() as u64) < length_bytes {
+            let request = encode(&Request::Fetch { reply, offset: encoded.len() as u64 });
+            let first = self.begin(request.clone(), MESSAGE_BYTES_MAX as u32, deadline);
+            match self.finish(first, &request, MESSAGE_BYTES_MAX as u32, deadline)? {
+                Reply::Data(part) if !part.is_empty() => encoded.extend(part),
+                other => return Err(self.unexpected(other)),
+            }
+        }
+        self.forget(&Request::Discard(reply));
+        decode(&encoded)
+    }
+
+    /// Sends a request whose reply does not matter: the server forgets what it names in any case
+    /// when this client leaves.
+    fn forget(&self, request: &Request) {
+        let deadline = Instant::now() + self.limit;
+        self.client.call(encode(request), SHORT_REPLY_BYTES, deadline, Box::new(|_| ()));
+    }
+
+    /// Uploads bytes in parts.
+    fn upload(&self, bytes: &[u8], deadline: Instant) -> Result<UploadId> {
+        if bytes.len() > UPLOAD_BYTES_MAX {
+            return Err(self.error(ErrorKind::InvalidInput, "a transaction has more than 257 MiB; divide it"));
+        }
+        let upload = UploadId(self.number());
+        let mut offset = 0;
+        while offset < bytes.len() {
+            let part = &bytes[offset..bytes.len().min(offset + DATA_BYTES_MAX)];
+            let request = encode(&Request::Upload { upload, offset: offset as u64, data: part.to_vec() });
+            let receiver = self.begin(request, SHORT_REPLY_BYTES, deadline);
+            let reply = receiver.recv().map_err(|_| self.error(ErrorKind::Unavailable, "it is closed"))?;
+            let reply = reply.and_then(|reply| decode(&reply));
+            match reply {
+                Ok(Reply::Done) => offset += part.len(),
+                // Other uploads use the memory, or the connection was lost: the upload begins anew.
+                Ok(Reply::Failed(failure)) if failure.kind() != ErrorKind::Busy => {
+                    return Err(self.unexpected(Reply::Failed(failure)));
+                }
+                Err(error) if !is_transient(&error) => return Err(error),
+                Ok(_) | Err(_) if Instant::now() + PAUSE < deadline => {
+                    std::thread::sleep(PAUSE);
+                    offset = 0;
+                }
+                Ok(other) => return Err(self.unexpected(other)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(upload)
+    }
+
+    /// Sends a commit. Data that is too large for a message is uploaded first.
+    fn send(self: &Arc<Self>, mut commit: Commit) {
+        let request = Request::Commit(std::mem::take(&mut commit.transaction));
+        let mut encoded = encode(&request);
+        let Request::Commit(transaction) = request else { unreachable!("it was created above") };
+        let reply_bytes_max = reply_bytes(&transaction);
+        commit.transaction = transaction;
+        if encoded.len() > MESSAGE_BYTES_MAX {
+            match self.upload(&encode(&commit.transaction), commit.deadline) {
+                Ok(upload) => encoded = encode(&Request::CommitUploaded(upload)),
+                Err(error) => return (commit.done)(Err(error.into())),
+            }
+        }
+        let (connection, deadline) = (self.clone(), commit.deadline);
+        let done = Box::new(move |result| connection.take_result(commit, result));
+        self.client.call(encoded, reply_bytes_max, deadline, done);
+    }
+
+    /// Takes the result of a commit, on a thread that must not block.
+    fn take_result(self: &Arc<Self>, mut commit: Commit, result: Result<Vec<u8>>) {
+        let reply = match result {
+            Ok(reply) => decode(&reply),
+            Err(error) => {
+                // The server may have committed it, unless it has certainly not got the request.
+                commit.transaction.is_repeated |= !was_not_executed(&error);
+                Err(error)
+            }
+        };
+        let is_late = Instant::now() + PAUSE >= commit.deadline;
+        let unfinished = match reply {
+            Ok(Reply::Committed(committed)) => {
+                self.know(committed.version);
+                return (commit.done)(Ok(committed));
+            }
+            Ok(Reply::Refused(refusal)) => return (commit.done)(Err(refusal)),
+            Ok(Reply::Long { reply, length_bytes }) => Unfinished::Fetch(commit, reply, length_bytes),
+            // The upload or the result is gone, or the server has no memory for the result.
+            Ok(Reply::Unknown) if !is_late => Unfinished::Repeat(commit),
+            Ok(Reply::Failed(failure)) if failure.kind() == ErrorKind::Busy && !is_late => {
+                commit.transaction.is_repeated = true;
+                Unfinished::Repeat(commit)
+            }
+            Err(error) if is_transient(&error) && !is_late => Unfinished::Repeat(commit),
+            Ok(other) => return (commit.done)(Err(self.unexpected(other).into())),
+            Err(error) => return (commit.done)(Err(error.into())),
+        };
+        self.pass_to_repeater(unfinished);
+    }
+
+    /// Passes a commit to the thread that repeats commits, which is started by the first of them
+    /// and ends with the connection.
+    fn pass_to_repeater(self: &Arc<Self>, unfinished: Unfinished) {
+        let mut repeater = lock(&self.repeater);
+        let unfinished = match &*repeater {
+            Some(sender) => match sender.send(unfinished) {
+                Ok(()) => return,
+                Err(unsent) => unsent.0,
+            },
+            None => unfinished,
+        };
+        let (sender, receiver) = channel();
+        let connection = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("blob repetitions".into());
+        match thread.spawn(move || repeat(&connection, &receiver)) {
+            Ok(_) => {
+                // The receiver exists, because its thread has just begun.
+                let _ = sender.send(unfinished);
+                *repeater = Some(sender);
+            }
+            Err(cause) => {
+                drop(repeater);
+                let (Unfinished::Repeat(commit) | Unfinished::Fetch(commit, ..)) = unfinished;
+                (commit.done)(Err(Error::from_io(cause, "start a thread", "blob repetitions").into()));
+            }
+        }
+    }
+}
+
+/// Repeats commits until their connection ends.
+fn repeat(connection: &Weak<Connection>, receiver: &Receiver<Unfinished>) {
+    while let Ok(first) = receiver.recv() {
+        // One pause for all that failed together.
+        std::thread::sleep(PAUSE);
+        let mut unfinished = VecDeque::from([first]);
+        unfinished.extend(receiver.try_iter());
+        while let Some(next) = unfinished.pop_front() {
+            let Some(connection) = connection.upgrade() else { return };
+            match next {
+                Unfinished::Repeat(commit) => connection.send(commit),
+                Unfinished::Fetch(mut commit, reply, length_bytes) => {
+                    let fetched = connection.fetch(reply, length_bytes, commit.deadline);
+                    commit.transaction.is_repeated = true;
+                    connection.take_result(commit, fetched.map(|reply| encode(&reply)));
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether the same request can succeed when it is repeated.
+fn is_transient(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::Unavailable | ErrorKind::Busy)
+}
+
+/// Returns the largest usual reply to a commit. A longer one is fetched.
+fn reply_bytes(transaction: &Transaction) -> u32 {
+    let results = transaction.operations.iter().map(|operation| match operation {
+        Operation::Transform { transform, .. } if transform.returns_before => {
+            usize::try_from(transform.length_bytes()).unwrap_or(usize::MAX).saturating_add(11)
+        }
+        _ => 11,
+    });
+    let bytes = results.fold(REPLY_OVERHEAD_BYTES, usize::saturating_add);
+    bytes.min(MESSAGE_BYTES_MAX) as u32
+}
+
+impl Backend for Remote {
+    fn begin(&self) -> Result<Box<dyn State>> {
+        Ok(Box::new(self.connection.begin_state()?))
+    }
+
+    fn latest(&self) -> Result<Box<dyn State>> {
+        let version = Version(self.connection.known.load(Ordering::Relaxed));
+        let connection = self.connection.clone();
+        Ok(Box::new(RemoteState { connection, snapshot: None, version, operations: Vec::new() }))
+    }
+
+    fn commit(&self, transaction: Transaction) -> CommitResult {
+        let (sender, receiver) = channel();
+        self.submit(transaction, Box::new(move |result| _ = sender.send(result)));
+        let closed = || self.connection.error(ErrorKind::Unavailable, "the connection was closed").into();
+        receiver.recv().unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn submit(&self, mut transaction: Transaction, done: Box<dyn FnOnce(CommitResult) + Send>) {
+        let connection = &self.connection;
+        let begun = Version(connection.known.load(Ordering::Relaxed));
+        let number = connection.number();
+        transaction.id.get_or_insert(TransactionId { client: connection.id, number, begun });
+        connection.send(Commit { transaction, deadline: Instant::now() + connection.limit, done });
+    }
+
+    fn collect(&self) -> Result<()> {
+        match self.connection.call(&Request::Collect, SHORT_REPLY_BYTES)? {
+            Reply::Done => Ok(()),
+            other => Err(self.connection.unexpected(other)),
+        }
+    }
+}
+
+impl Drop for Connection {
+    /// Tells the server to forget this client. Without it, the server does so some seconds later.
+    fn drop(&mut self) {
+        self.client.stop(GOODBYE_LIMIT);
+    }
+}
+
+/// A snapshot on the server, or the latest state, and operations that are not committed.
+struct RemoteState {
+    connection: Arc<Connection>,
+    snapshot: Option<SnapshotId>,
+    version: Version,
+    operations: Vec<Operation>,
+}
+
+impl RemoteState {
+    /// Passes the state of a read, with the operations that concern it, to `request`, and returns
+    /// the reply.
+    fn read_with(
+        &self,
+        concerns: impl Fn(&Operation) -> bool,
+        reply_bytes_max: usize,
+        request: impl Fn(ReadState) -> Request,
+    ) -> Result<Reply> {
+        let connection = &self.connection;
+        let operations: Vec<Operation> =
+            self.operations.iter().filter(|operation| concerns(operation)).cloned().collect();
+        let draft = Draft::Inline(operations);
+        let encoded = encode(&draft);
+        let reply_bytes_max = reply_bytes_max.min(MESSAGE_BYTES_MAX) as u32;
+        let call =
+            |draft| connection.call(&request(ReadState { snapshot: self.snapshot, draft }), reply_bytes_max);
+        if encoded.len() <= DATA_BYTES_MAX {
+            return call(draft);
+        }
+        let upload = connection.upload(&encoded, Instant::now() + connection.limit)?;
+        let reply = call(Draft::Uploaded(upload));
+        connection.forget(&Request::Discard(upload));
+        reply
+    }
+
+    /// Reads parts of a range without operations, several at a time.
+    fn read_parts(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
+        let connection = &self.connection;
+        let deadline = Instant::now() + connection.limit;
+        let mut begun = VecDeque::new();
+        let (mut next, mut done) = (0, 0);
+        while done < into.len() {
+            while next < into.len() && begun.len() < PARTS_IN_FLIGHT {
+                let length = (into.len() - next).min(DATA_BYTES_MAX);
+                let Some(at) = offset.checked_add(next as u64) else { break };
+                let request = encode(&self.part(name, at, length));
+                let reply_bytes_max = (length + REPLY_OVERHEAD_BYTES) as u32;
+                let receiver = connection.begin(request.clone(), reply_bytes_max, deadline);
+                begun.push_back((receiver, request, reply_bytes_max, length));
+                next += length;
+            }
+            let Some((receiver, request, reply_bytes_max, length)) = begun.pop_front() else { break };
+            let data = match connection.finish(receiver, &request, reply_bytes_max, deadline)? {
+                Reply::Data(data) if data.len() <= length => data,
+                other => return Err(self.read_error(name, other)),
+            };
+            into[done..done + data.len()].copy_from_slice(&data);
+            done += data.len();
+            if data.len() < length {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn part(&self, name: &[u8], offset: u64, length: usize) -> Request {
+        let state = ReadState { snapshot: self.snapshot, draft: Draft::Inline(Vec::new()) };
+        Request::Read { state, name: name.to_vec(), offset, length_bytes: length as u32 }
+    }
+
+    /// Returns the error of a read of a blob.
+    fn read_error(&self, name: &[u8], reply: Reply) -> Error {
+        match reply {
+            Reply::Failed(failure) => failure.into_error("read", name),
+            other => self.connection.unexpected(other),
+        }
+    }
+}
+
+impl State for RemoteState {
+    fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Keeps the operation. Reads send the operations that concern them, and report the reason for
+    /// which one cannot be applied.
+    fn apply(&mut self, operation: &Operation) -> std::result::Result<OperationResult, Refusal> {
+        self.operations.push(operation.clone());
+        Ok(OperationResult::Done)
+    }
+
+    fn stat(&self, name: &[u8]) -> Result<Option<BlobStat>> {
+        let request = |state| Request::Stat { state, name: name.to_vec() };
+        let concerns = |operation: &Operation| operation.name() == name;
+        match self.read_with(concerns, SHORT_REPLY_BYTES as usize, request)? {
+            Reply::Stat(stat) => Ok(stat),
+            other => Err(self.read_error(name, other)),
+        }
+    }
+
+    fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
+        let concerns = |operation: &Operation| operation.name() == name;
+        if !self.operations.iter().any(concerns) {
+            // Parts of the latest state could belong to different states.
+            if self.snapshot.is_none() && into.len() > DATA_BYTES_MAX {
+                return self.connection.begin_state()?.read(name, offset, into);
+            }
+            return self.read_parts(name, offset, into);
+        }
+        let mut done = 0;
+        while done < into.len() {
+            let length = (into.len() - done).min(DATA_BYTES_MAX);
+            let Some(at) = offset.checked_add(done as u64) else { break };
+            let request =
+                |state| Request::Read { state, name: name.to_vec(), offset: at, length_bytes: length as u32 };
+            match self.read_with(concerns, length + REPLY_OVERHEAD_BYTES, request)? {
+                Reply::Data(data) if data.len() <= length => {
+                    into[done..done + data.len()].copy_from_slice(&data);
+                    done += data.len();
+                    if data.len() < length {
+                        break;
+                    }
+                }
+                other => return Err(self.read_error(name, other)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
+        let request = |state| Request::NextData { state, name: name.to_vec(), offset };
+        let concerns = |operation: &Operation| operation.name() == name;
+        match self.read_with(concerns, SHORT_REPLY_BYTES as usize, request)? {
+            Reply::Position(position) => Ok(position),
+            other => Err(self.read_error(name, other)),
+        }
+    }
+
+    fn list(&self, prefix: &[u8], after: &[u8], limit: usize) -> Result<Vec<(Vec<u8>, BlobStat)>> {
+        let mut found: Vec<(Vec<u8>, BlobStat)> = Vec::new();
+        let concerns = |operation: &Operation| operation.name().starts_with(prefix);
+        while found.len() < limit {
+            let after = found.last().map_or(after, |(name, _)| name).to_vec();
+            let count_max = (limit - found.len()).min(NAMES_MAX) as u32;
+            let request =
+                |state| Request::List { state, prefix: prefix.to_vec(), after: after.clone(), count_max };
+            match self.read_with(concerns, MESSAGE_BYTES_MAX, request)? {
+                Reply::Names { names, is_complete } => {
+                    let is_last = is_complete || names.is_empty();
+                    found.extend(names);
+                    if is_last {
+                        break;
+                    }
+                }
+                other => return Err(self.read_error(prefix, other)),
+            }
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+}
+
+impl Drop for RemoteState {
+    fn drop(&mut self) {
+        if let Some(snapshot) = self.snapshot {
+            self.connection.forget(&Request::End(snapshot));
+        }
+    }
+}
