@@ -1,13 +1,14 @@
-//! Measures the operations on objects that logs and extents need: guarded appends, and writes and
-//! reads of 4 MiB and 800 bytes.
+//! Measures the operations on objects that logs and extents need: guarded appends, writes and reads
+//! of 4 MiB and 800 bytes, and extents beside the same data in plain objects.
 //!
 //! Usage: `rados_rates rados://POOL[/NAMESPACE] [CONFIGURATION]`. The objects that the program
 //! creates begin with `rates.`, and it removes them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quell_rados::{Objects, Pool, PoolOptions, Write};
+use quell_rados::{ObjectExtents, Objects, PendingWrite, Pool, PoolOptions, Write};
 use quell_vfs::Result;
 
 const ATTRIBUTE: &str = "guard";
@@ -101,6 +102,56 @@ fn bulk(pool: &Pool, bytes: usize, in_flight: usize) -> Result<()> {
     (0..64).try_for_each(|number| pool.remove(&object(number)))
 }
 
+/// Writes and reads 64 MiB as an extent, and as plain objects of 4 MiB, 8 of which are in flight,
+/// alternately.
+fn extents(pool: &Arc<dyn Objects>) -> Result<()> {
+    const BYTES: usize = 64 << 20;
+    let extents = ObjectExtents::new(Arc::clone(pool), "rates")?;
+    let (payload, mut into) = (vec![7; BYTES], vec![0; BYTES]);
+    let object = |part: usize| format!("rates.data.{part}");
+    let parts = || payload.chunks(4 << 20).enumerate();
+    let write_objects = || {
+        let mut writes = VecDeque::new();
+        for (part, data) in parts() {
+            if writes.len() == 8 {
+                writes.pop_front().map_or(Ok(()), |write: Box<dyn PendingWrite>| write.wait())?;
+            }
+            writes.push_back(pool.start_write(&object(part), &Write::new().write_full(data)));
+        }
+        writes.into_iter().try_for_each(|write| write.wait())
+    };
+    let read_objects = |into: &mut [u8]| -> Result<()> {
+        let reads: Vec<_> =
+            parts().map(|(part, data)| pool.start_read(&object(part), 0, data.len())).collect();
+        for (part, read) in into.chunks_mut(4 << 20).zip(reads) {
+            part.copy_from_slice(&read.wait()?);
+        }
+        Ok(())
+    };
+    let (mut elapsed, rounds) = ([Duration::ZERO; 4], 16);
+    for number in 0..rounds {
+        // Each kind is the first one in half of the rounds.
+        let order = if number % 2 == 0 { [0, 1, 2, 3] } else { [1, 0, 3, 2] };
+        for kind in order {
+            let begin = Instant::now();
+            match kind {
+                0 => extents.write(number, &payload)?,
+                1 => write_objects()?,
+                2 => extents.read(number, 0, &mut into)?,
+                _ => read_objects(&mut into)?,
+            }
+            elapsed[kind] += begin.elapsed();
+        }
+        extents.remove(number)?;
+    }
+    parts().try_for_each(|(part, _)| pool.remove(&object(part)))?;
+    let names = ["extent, write", "objects, write", "extent, read", "objects, read"];
+    for (name, elapsed) in names.iter().zip(elapsed) {
+        println!("{name:<16} {BYTES:>8} bytes: {:>8.1} MiB/s", (rounds * 64) as f64 / elapsed.as_secs_f64());
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
     let address = arguments.next().and_then(|address| address.into_string().ok());
@@ -109,7 +160,9 @@ fn main() -> Result<()> {
         std::process::exit(2);
     };
     let options = PoolOptions { configuration: arguments.next().map(Into::into), ..PoolOptions::default() };
-    let pool = Pool::open(&address, &options)?;
+    let pool = Arc::new(Pool::open(&address, &options)?);
+    let objects: Arc<dyn Objects> = pool.clone();
+    extents(&objects)?;
     for bytes in [256, 4 << 10, 64 << 10, 256 << 10] {
         for in_flight in [1, 8] {
             appends(&pool, bytes, in_flight)?;

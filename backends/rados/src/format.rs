@@ -2,6 +2,7 @@
 //! pure. Every length is compared with its limit before memory is allocated for it.
 
 pub(crate) mod checkpoint;
+pub(crate) mod extent;
 pub(crate) mod head;
 pub(crate) mod log;
 pub(crate) mod names;
@@ -97,6 +98,7 @@ mod tests {
             let again = match part {
                 names::Part::LogObject { epoch, number } => names::log_object("a", epoch, number),
                 names::Part::Piece { epoch, number, piece } => names::piece("a", epoch, number, piece),
+                names::Part::Extent { number, piece } => names::extent("a", number, piece),
             };
             assert_eq!(again, text);
         }

@@ -644,7 +644,7 @@ impl GuardedLog {
                 };
                 epoch < head.epoch && !head.checkpoint.is_some_and(named)
             }
-            None => false,
+            Some(names::Part::Extent { .. }) | None => false,
         }
     }
 }

@@ -7,12 +7,14 @@
 //! - [`GuardedLog`] is a log of records in objects. The process that took it over last can append
 //!   to it, and no other one. [`Takeover`] takes it over and reads it.
 //! - [`RadosStore`] is a key-value store whose commits are records of such a log.
+//! - [`ObjectExtents`] is immutable data under numbers, to which the entries of a store refer.
 //!
 //! docs/formats/rados-log.md has the bytes of the objects and the protocol. Only the module of the
 //! binding to librados contains unsafe code.
 
 #![warn(missing_docs)]
 
+mod extents;
 mod failure;
 mod fields;
 mod format;
@@ -23,6 +25,7 @@ mod objects;
 mod pool;
 mod store;
 
+pub use extents::ObjectExtents;
 pub use failure::Replaced;
 pub use format::log::Record;
 pub use guarded_log::{GuardedLog, LogOptions, Takeover};

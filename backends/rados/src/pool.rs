@@ -125,7 +125,12 @@ impl Pool {
                 ErrorKind::Unsupported,
                 "open",
                 address,
-                format!("{LIBRARY} cannot be loaded; it is in the package {PACKAGE}: {cause}"),
+                match std::error::Error::source(&cause) {
+                    Some(detail) => {
+                        format!("{LIBRARY}, which the package {PACKAGE} has, cannot be loaded: {detail}")
+                    }
+                    None => format!("{LIBRARY}, which the package {PACKAGE} has, cannot be loaded: {cause}"),
+                },
             ),
             OpenFailure::Step(step, errno) => {
                 let cause = error(errno, "open", address);

@@ -21,14 +21,19 @@ pub(crate) fn piece(name: &str, epoch: u64, number: u64, piece: u32) -> String {
     format!("{name}.checkpoint.{epoch:016x}.{number:016x}.{piece:08x}")
 }
 
-/// What the name of an object of a log states.
+pub(crate) fn extent(name: &str, number: u64, piece: u32) -> String {
+    format!("{name}.extent.{number:016x}.{piece:02x}")
+}
+
+/// What the name of an object states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     LogObject { epoch: u64, number: u64 },
     Piece { epoch: u64, number: u64, piece: u32 },
+    Extent { number: u64, piece: u32 },
 }
 
-/// Returns what a name states, or `None` if it is not the name of a log object or a piece.
+/// Returns what a name states, or `None` if it is not one of these names.
 pub(crate) fn parse(name: &str, object: &str) -> Option<Part> {
     let rest = object.strip_prefix(name)?.strip_prefix('.')?;
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -43,6 +48,10 @@ pub(crate) fn parse(name: &str, object: &str) -> Option<Part> {
             let piece_number = u32::from_str_radix(piece_number, 16).ok()?;
             let part = Part::Piece { epoch, number, piece: piece_number };
             (part, piece(name, epoch, number, piece_number))
+        }
+        ["extent", count, piece_number] => {
+            let (number, piece) = (number(count)?, u32::from_str_radix(piece_number, 16).ok()?);
+            (Part::Extent { number, piece }, extent(name, number, piece))
         }
         _ => return None,
     };
@@ -59,6 +68,7 @@ mod tests {
         assert_eq!(log, "a.log.0000000000000001.000000000000002f");
         assert_eq!(parse("a", &log), Some(Part::LogObject { epoch: 1, number: 0x2f }));
         assert_eq!(parse("a", &checkpoint), Some(Part::Piece { epoch: 1, number: 2, piece: 3 }));
+        assert_eq!(parse("a", &extent("a", 0xe, 15)), Some(Part::Extent { number: 0xe, piece: 15 }));
         for other in ["a.head", "b.log.0000000000000001.000000000000002f", "a.log.1.2f", "a.log.+1.2"] {
             assert_eq!(parse("a", other), None, "{other}");
         }

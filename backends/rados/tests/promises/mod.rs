@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore};
-use quell_rados::{LogOptions, Objects, RadosStore, Replaced, Takeover, Write};
+use quell_rados::{LogOptions, ObjectExtents, Objects, RadosStore, Replaced, Takeover, Write};
+use quell_testkit::Random;
 use quell_vfs::{ErrorKind, Result};
 
 type Shared = Arc<dyn Objects>;
@@ -55,6 +56,45 @@ pub fn all(objects: &Shared) {
     a_replaced_owner_changes_no_object(objects);
     a_store_is_as_before_after_checkpoints_and_openings(objects);
     commits_of_several_threads_are_all_there(objects);
+    extents_are_read_as_they_were_written(objects);
+}
+
+fn extents_are_read_as_they_were_written(objects: &Shared) {
+    let extents = ObjectExtents::new(Arc::clone(objects), "data").expect("a name");
+    let mut random = Random::new(3);
+    let lengths = [1, 4096, 40_000, (4 << 20) + 1, 13 << 20];
+    let data: Vec<Vec<u8>> = lengths.iter().map(|length| random.bytes(*length)).collect();
+    for (number, data) in (1..).zip(&data) {
+        extents.write(number, data).expect("a write");
+    }
+    for (number, data) in (1..).zip(&data) {
+        for _ in 0..5 {
+            let offset = random.below(data.len());
+            let mut found = vec![0; 1 + random.below(data.len() - offset)];
+            extents.read(number, offset as u64, &mut found).expect("a read");
+            assert!(found == data[offset..offset + found.len()], "extent {number}, offset {offset}");
+        }
+        let mut beyond = [0; 2];
+        let end = data.len() as u64;
+        assert_eq!(kind(extents.read(number, end - 1, &mut beyond)), ErrorKind::Damaged);
+        assert_eq!(kind(extents.read(number, u64::MAX, &mut beyond)), ErrorKind::Damaged);
+        extents.read(number, end, &mut []).expect("no bytes");
+    }
+    // What an unfinished write has left is listed and removed, too.
+    objects.write("data.extent.0000000000000009.02", &Write::new().write_full(b"")).expect("a write");
+    let list = |first| {
+        let mut found = Vec::new();
+        extents.list(first, &mut |number| found.push(number)).expect("a list");
+        found.sort();
+        found
+    };
+    assert_eq!(list(0), [1, 2, 3, 4, 5, 9]);
+    assert_eq!(list(5), [5, 9]);
+    for number in 1..10 {
+        extents.remove(number).expect("a removal");
+    }
+    assert!(list(0).is_empty() && names(objects, "data.").is_empty());
+    assert_eq!(kind(extents.read(1, 0, &mut [0])), ErrorKind::Damaged);
 }
 
 fn compound_writes_are_performed_entirely_or_not_at_all(objects: &Shared) {

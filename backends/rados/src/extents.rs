@@ -1,0 +1,201 @@
+//! Extents: immutable data under numbers, as objects of at most 4 MiB that are written and read in
+//! parallel. docs/formats/rados-log.md draws the objects.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::format::extent::{
+    BLOCK_BYTES, EXTENT_BYTES_MAX, PIECE_BYTES, PIECES_MAX, check_blocks, encode_piece, stored_range,
+};
+use crate::format::names;
+use crate::objects::{Objects, PendingWrite, Write, failure, is_refusal};
+
+/// The pieces of an extent that are in flight at the same time.
+const PIECES_IN_FLIGHT: usize = 8;
+
+/// The extents of a store. Each number is written at most once, and never again after the extent
+/// was removed.
+///
+/// A process that writes an extent after another one has taken the store over does no harm, because
+/// nothing refers to its number.
+pub struct ObjectExtents {
+    objects: Arc<dyn Objects>,
+    name: String,
+}
+
+impl fmt::Debug for ObjectExtents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ObjectExtents").field(&self.name).finish()
+    }
+}
+
+fn damaged(object: &str, reason: impl fmt::Display) -> Error {
+    failure(ErrorKind::Damaged, "read", object, format!("{object}: {reason}"))
+}
+
+impl ObjectExtents {
+    /// Returns the extents of the store with this name, which is that of its log as well.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the name has other characters than letters, digits, `_` and `-`, or more
+    /// than 64.
+    pub fn new(objects: Arc<dyn Objects>, name: &str) -> Result<ObjectExtents> {
+        match names::is_log_name(name) {
+            true => Ok(ObjectExtents { objects, name: name.to_owned() }),
+            false => {
+                let reason = "the name of a store has 1 to 64 letters, digits, `_` and `-`";
+                Err(failure(ErrorKind::InvalidInput, "open", name, reason))
+            }
+        }
+    }
+
+    fn piece_name(&self, number: u64, piece: u32) -> String {
+        names::extent(&self.name, number, piece)
+    }
+
+    /// Writes an extent of at most 64 MiB. When the call returns, all replicas of the pool have the
+    /// data on their disks.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there are more bytes. Those of [`Objects`]: a part of the extent may
+    /// exist, which [`remove`](ObjectExtents::remove) removes.
+    pub fn write(&self, number: u64, data: &[u8]) -> Result<()> {
+        if data.len() > EXTENT_BYTES_MAX {
+            let reason = format!("an extent of {} bytes; the limit is {EXTENT_BYTES_MAX}", data.len());
+            return Err(failure(ErrorKind::InvalidInput, "write", &self.name, reason));
+        }
+        let pieces: Vec<&[u8]> = data.chunks(PIECE_BYTES).collect();
+        let mut in_flight = VecDeque::new();
+        for (piece, data) in (0..).zip(&pieces).skip(1) {
+            if in_flight.len() == PIECES_IN_FLIGHT {
+                self.finish(in_flight.pop_front())?;
+            }
+            in_flight.push_back(self.start(number, piece, data));
+        }
+        while !in_flight.is_empty() {
+            self.finish(in_flight.pop_front())?;
+        }
+        // The first piece is the last to be written: if it exists, the extent is complete.
+        self.finish(Some(self.start(number, 0, pieces.first().copied().unwrap_or_default())))
+    }
+
+    fn start(&self, number: u64, piece: u32, data: &[u8]) -> StartedPiece {
+        let (object, bytes) = (self.piece_name(number, piece), encode_piece(number, piece, data));
+        let pending = self.objects.start_write(&object, &Write::new().write_full(&bytes));
+        StartedPiece { object, bytes, pending }
+    }
+
+    /// Waits for a write. A write with an unknown result is repeated once: it writes the same.
+    fn finish(&self, started: Option<StartedPiece>) -> Result<()> {
+        let Some(StartedPiece { object, bytes, pending }) = started else {
+            return Ok(());
+        };
+        match pending.wait() {
+            Err(error) if !is_refusal(&error) => {
+                self.objects.write(&object, &Write::new().write_full(&bytes))
+            }
+            result => result,
+        }
+    }
+
+    /// Reads a part of an extent at an offset, in bytes: as many bytes as `into` has, at most 64
+    /// MiB.
+    ///
+    /// # Errors
+    /// `Damaged` if the extent does not exist, is shorter, or does not have its checksums. Those of
+    /// [`Objects`].
+    pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<()> {
+        let end = offset.checked_add(into.len() as u64).filter(|end| *end <= EXTENT_BYTES_MAX as u64);
+        if end.is_none() {
+            return Err(damaged(&self.piece_name(number, 0), "the extent is shorter than the read"));
+        }
+        let (mut reads, mut start) = (Vec::new(), offset as usize);
+        let mut rest = into;
+        while !rest.is_empty() {
+            let (piece, in_piece) = ((start / PIECE_BYTES) as u32, start % PIECE_BYTES);
+            let (part, after) = rest.split_at_mut(rest.len().min(PIECE_BYTES - in_piece));
+            let stored = stored_range(in_piece, part.len());
+            let object = self.piece_name(number, piece);
+            let pending = self.objects.start_read(&object, stored.start as u64, stored.len());
+            start += part.len();
+            rest = after;
+            reads.push((object, piece, in_piece, part, pending));
+        }
+        for (object, piece, in_piece, part, pending) in reads {
+            let stored = stored_range(in_piece, part.len());
+            let bytes = pending.wait().or_else(|error| match is_refusal(&error) {
+                true => Err(error),
+                false => self.objects.read(&object, stored.start as u64, stored.len()),
+            });
+            let bytes = bytes.map_err(|error| match error.kind {
+                ErrorKind::NotFound => damaged(&object, "the extent is missing"),
+                _ => error,
+            })?;
+            check_blocks(&bytes, number, piece, in_piece / BLOCK_BYTES, in_piece % BLOCK_BYTES, part)
+                .map_err(|fault| damaged(&object, fault))?;
+        }
+        Ok(())
+    }
+
+    /// Removes an extent, or what an unfinished write has left of it, if anything exists.
+    ///
+    /// # Errors
+    /// Those of [`Objects`]. The call can be repeated.
+    pub fn remove(&self, number: u64) -> Result<()> {
+        let exists = |piece| match self.objects.remove(&self.piece_name(number, piece)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        };
+        // An extent with a first piece is complete, so it has no others without a second one.
+        if exists(0)? && !exists(1)? {
+            return Ok(());
+        }
+        let start = |piece| self.objects.start_write(&self.piece_name(number, piece), &Write::new().remove());
+        let removals: Vec<_> = (1..PIECES_MAX).map(start).collect();
+        let mut result = Ok(());
+        for removal in removals {
+            match removal.wait() {
+                Err(error) if error.kind != ErrorKind::NotFound => result = Err(error),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    /// Passes the numbers of all extents that are at least `first` to `visit`, also those of
+    /// unfinished writes, each once and in no particular order. The time is that of
+    /// [`Objects::list`].
+    ///
+    /// # Errors
+    /// Those of [`Objects`]; some numbers may have been passed before.
+    pub fn list(&self, first: u64, visit: &mut dyn FnMut(u64)) -> Result<()> {
+        let mut large = BTreeSet::new();
+        self.objects.list(&format!("{}.extent.", self.name), &mut |object| {
+            match names::parse(&self.name, object) {
+                Some(names::Part::Extent { number, piece: 0 }) if number >= first => visit(number),
+                Some(names::Part::Extent { number, .. }) if number >= first => {
+                    large.insert(number);
+                }
+                _ => {}
+            }
+            true
+        })?;
+        for number in large {
+            match self.objects.size(&self.piece_name(number, 0)) {
+                Err(error) if error.kind == ErrorKind::NotFound => visit(number),
+                size => drop(size?),
+            }
+        }
+        Ok(())
+    }
+}
+
+struct StartedPiece {
+    object: String,
+    bytes: Vec<u8>,
+    pending: Box<dyn PendingWrite>,
+}

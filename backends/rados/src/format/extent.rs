@@ -1,0 +1,121 @@
+//! The objects of an extent: blocks of data, each followed by its checksum.
+
+use std::ops::Range;
+
+use crate::fields::{Fault, checksum};
+
+/// The data of a block, in bytes. Only the last block of an extent has fewer.
+pub(crate) const BLOCK_BYTES: usize = 4096;
+/// A block with its checksum.
+const STORED_BYTES: usize = BLOCK_BYTES + 8;
+/// The data of an object, in bytes.
+pub(crate) const PIECE_BYTES: usize = 4 << 20;
+/// Largest length of an extent, in bytes.
+pub(crate) const EXTENT_BYTES_MAX: usize = 64 << 20;
+/// Largest count of the objects of an extent.
+pub(crate) const PIECES_MAX: u32 = (EXTENT_BYTES_MAX / PIECE_BYTES) as u32;
+
+/// Returns the checksum of a block. It contains the block's place, so that the data of one place is
+/// not taken for that of another.
+fn block_checksum(number: u64, piece: u32, block: usize, data: &[u8]) -> u64 {
+    let mut place = [0; 16];
+    place[..8].copy_from_slice(&number.to_le_bytes());
+    place[8..12].copy_from_slice(&piece.to_le_bytes());
+    place[12..].copy_from_slice(&(block as u32).to_le_bytes());
+    // Faster than a seed, which XXH3 expands for each block.
+    checksum(data, &[]) ^ checksum(&place, &[])
+}
+
+/// Returns the bytes of the object with this data of at most [`PIECE_BYTES`].
+pub(crate) fn encode_piece(number: u64, piece: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(data.len() + data.len().div_ceil(BLOCK_BYTES) * 8);
+    for (block, data) in data.chunks(BLOCK_BYTES).enumerate() {
+        bytes.extend_from_slice(data);
+        bytes.extend_from_slice(&block_checksum(number, piece, block, data).to_le_bytes());
+    }
+    bytes
+}
+
+/// Returns the range of bytes of an object that has the blocks of a range of its data. `length` is
+/// not 0.
+pub(crate) fn stored_range(offset: usize, length: usize) -> Range<usize> {
+    offset / BLOCK_BYTES * STORED_BYTES..(offset + length).div_ceil(BLOCK_BYTES) * STORED_BYTES
+}
+
+/// Verifies blocks, the first of which is `first`, and copies the data from `skip` bytes after the
+/// beginning of that block until `into` is full. `bytes` ends with the object, or with the last
+/// block that is needed.
+pub(crate) fn check_blocks(
+    bytes: &[u8],
+    number: u64,
+    piece: u32,
+    first: usize,
+    skip: usize,
+    into: &mut [u8],
+) -> Result<(), Fault> {
+    let (mut skip, mut rest) = (skip, into);
+    for (block, stored) in (first..).zip(bytes.chunks(STORED_BYTES)) {
+        let fault = |reason| Fault { offset: (block * STORED_BYTES) as u64, reason };
+        let Some((data, sum)) = stored.split_last_chunk::<8>() else {
+            return Err(fault("the block is shorter than its checksum"));
+        };
+        if block_checksum(number, piece, block, data) != u64::from_le_bytes(*sum) {
+            return Err(fault("the checksum of the block differs"));
+        }
+        let data = data.get(skip..).unwrap_or_default();
+        let (part, after) = rest.split_at_mut(rest.len().min(data.len()));
+        part.copy_from_slice(&data[..part.len()]);
+        (skip, rest) = (0, after);
+    }
+    match rest {
+        [] => Ok(()),
+        _ => {
+            let offset = (first * STORED_BYTES + bytes.len()) as u64;
+            Err(Fault { offset, reason: "the extent is shorter than the read" })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_testkit::Random;
+
+    use super::*;
+
+    fn read(bytes: &[u8], piece: u32, offset: usize, length: usize) -> Result<Vec<u8>, Fault> {
+        let range = stored_range(offset, length);
+        let stored = &bytes[range.start.min(bytes.len())..range.end.min(bytes.len())];
+        let mut into = vec![0; length];
+        check_blocks(stored, 9, piece, offset / BLOCK_BYTES, offset % BLOCK_BYTES, &mut into)?;
+        Ok(into)
+    }
+
+    #[test]
+    fn every_range_is_read_as_it_was_written() {
+        let mut random = Random::new(1);
+        let data = random.bytes(3 * BLOCK_BYTES + 100);
+        let bytes = encode_piece(9, 2, &data);
+        assert_eq!(bytes.len(), data.len() + 4 * 8);
+        for _ in 0..2000 {
+            let offset = random.below(data.len());
+            let length = 1 + random.below(data.len() - offset);
+            assert_eq!(read(&bytes, 2, offset, length).as_deref(), Ok(&data[offset..offset + length]));
+        }
+        read(&bytes, 2, data.len() - 1, 2).expect_err("beyond the end");
+        read(&bytes, 2, data.len() + BLOCK_BYTES, 1).expect_err("beyond the end");
+        read(&bytes, 1, 0, 1).expect_err("another piece");
+    }
+
+    #[test]
+    fn changed_and_missing_bytes_are_found() {
+        let mut random = Random::new(2);
+        let data = random.bytes(2 * BLOCK_BYTES);
+        let bytes = encode_piece(9, 0, &data);
+        for _ in 0..500 {
+            let mut changed = bytes.clone();
+            changed[random.below(bytes.len())] ^= 1 << random.below(8);
+            read(&changed, 0, 0, data.len()).expect_err("a byte was changed");
+            read(&bytes[..random.below(bytes.len())], 0, 0, data.len()).expect_err("bytes are missing");
+        }
+    }
+}
