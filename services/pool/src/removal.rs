@@ -136,6 +136,8 @@ impl Member {
             if inode.has_chunks {
                 self.send_to_all(&PeerRequest::RemoveChunks { id }).await?;
             }
+            // A late request may have set extended attributes meanwhile.
+            let inode = self.inode(id)?;
             let mut batch = Batch::new();
             batch.delete(&keys::inode(id));
             delete_xattrs(id, &inode, &mut batch);
