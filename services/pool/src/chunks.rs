@@ -67,6 +67,10 @@ pub trait Chunks: Send + Sync {
     /// Sets the time of the last write, if there are chunks of the file.
     fn set_modified(&self, id: FileId, time: Stamp) -> Result<()>;
 
+    /// Returns the begin of the first data of a file at or after `offset`; `None` if there is none.
+    /// Parts that were not written can count as data.
+    fn next_data(&self, id: FileId, offset: u64) -> Result<Option<u64>>;
+
     /// Returns the space of the storage.
     fn space(&self) -> Result<Space>;
 }
@@ -236,6 +240,17 @@ impl Chunks for ChunkDir {
     fn set_modified(&self, id: FileId, time: Stamp) -> Result<()> {
         let change = Change { modified: Some(time.into()), ..Change::default() };
         self.each(id, |file, _| file.change(&change))
+    }
+
+    fn next_data(&self, id: FileId, offset: u64) -> Result<Option<u64>> {
+        let mut first: Option<u64> = None;
+        self.each(id, |file, _| {
+            if let Some((start, _)) = file.next_data(offset)? {
+                first = Some(first.map_or(start, |first| first.min(start)));
+            }
+            Ok(())
+        })?;
+        Ok(first)
     }
 
     fn space(&self) -> Result<Space> {

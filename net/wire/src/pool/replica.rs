@@ -61,8 +61,8 @@ pub enum Change<'a> {
         /// The time.
         modified: Stamp,
     },
-    /// Does the same as `Write`, and reads the data again to compare it. Copies that are made for a
-    /// new backup are verified in this way.
+    /// Writes data of a file that a new backup gets, and reads it again to compare it. The time of
+    /// the last write follows as `SetModified`.
     Copy {
         /// The file.
         id: FileId,
@@ -71,8 +71,6 @@ pub enum Change<'a> {
         /// The data.
         #[serde(borrow, with = "serde_bytes")]
         data: &'a [u8],
-        /// The time.
-        modified: Stamp,
     },
     /// Removes the data of a file from an offset on.
     Truncate {

@@ -102,10 +102,9 @@ impl Backup {
                 self.chunks.write(id, data, offset)?;
                 self.chunks.set_modified(id, modified)
             }
-            Change::Copy { id, offset, data, modified } => {
+            Change::Copy { id, offset, data } => {
                 self.chunks.write(id, data, offset)?;
-                self.compare(id, data, offset)?;
-                self.chunks.set_modified(id, modified)
+                self.compare(id, data, offset)
             }
             Change::Truncate { id, end, modified } => {
                 self.chunks.truncate(id, end)?;

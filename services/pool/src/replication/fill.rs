@@ -9,12 +9,14 @@ use std::sync::Arc;
 use quell_kv::{KeyRange, KeyValue};
 use quell_vfs::Result;
 use quell_wire::encode;
-use quell_wire::pool::{Change, FileId, KeyChange};
+use quell_wire::pool::{Change, DATA_BYTES_MAX, FileId, KeyChange};
 
 use crate::chunks::Chunks;
 
 /// The size of a step, in bytes, beyond which no further key is added to it.
-const STEP_BYTES: usize = 128 << 10;
+const KEYS_STEP_BYTES: usize = 128 << 10;
+/// The largest number of bytes of data in a step. They are in one local file.
+const DATA_STEP_BYTES: u64 = DATA_BYTES_MAX as u64;
 
 /// The state of the copy.
 pub(super) enum Fill {
@@ -41,7 +43,7 @@ impl Fill {
                 store.scan(&KeyRange::between(start, Bound::Unbounded), &mut |key, value| {
                     bytes += key.len() + value.len();
                     entries.push((key.to_vec(), value.to_vec()));
-                    bytes < STEP_BYTES
+                    bytes < KEYS_STEP_BYTES
                 })?;
                 let Some((last, _)) = entries.last() else {
                     let mut files = VecDeque::new();
@@ -65,28 +67,35 @@ impl Fill {
                     *offset = 0;
                     return Ok(Vec::new());
                 };
-                let (start, end) = (*offset, state.end.min(*offset + STEP_BYTES as u64));
-                let mut data = vec![0; end.saturating_sub(start) as usize];
+                // Holes, among them the chunks of other members, are not read.
+                let start = chunks.next_data(id, *offset)?.map_or(state.end, |start| start.min(state.end));
+                let end = state.end.min((start / DATA_STEP_BYTES + 1) * DATA_STEP_BYTES);
+                let mut data = vec![0; (end - start) as usize];
                 // Parts that were not written remain zeros.
                 chunks.read(id, &mut data, start)?;
-                let is_last = end >= state.end;
-                if is_last {
+                *offset = end;
+                let write = |offset, data: &[u8]| encode(&Change::Copy { id, offset, data });
+                let mut changes = Vec::new();
+                if data.iter().any(|byte| *byte != 0) {
+                    changes.push(write(start, &data));
+                }
+                if end == state.end {
+                    if changes.is_empty() {
+                        // The last byte sets the end of the file. It is zero, unless the file was
+                        // truncated after a part of it was copied.
+                        let mut last = [0];
+                        chunks.read(id, &mut last, end.saturating_sub(1))?;
+                        changes.push(write(end.saturating_sub(1), &last));
+                    }
+                    // An empty file has a local file, too. Its time is part of the attributes.
+                    changes.push(match end {
+                        0 => encode(&Change::Truncate { id, end, modified: state.modified }),
+                        _ => encode(&Change::SetModified { id, time: state.modified }),
+                    });
                     files.pop_front();
                     *offset = 0;
-                } else {
-                    *offset = end;
                 }
-                let write = |offset, data: &[u8]| {
-                    encode(&Change::Copy { id, offset, data, modified: state.modified })
-                };
-                Ok(match data.iter().any(|byte| *byte != 0) {
-                    true => vec![write(start, &data)],
-                    // The last byte sets the end of the file. Others are a hole.
-                    false if is_last && !data.is_empty() => vec![write(end - 1, &[0])],
-                    // An empty local file exists.
-                    false if is_last => vec![write(start, &[])],
-                    false => Vec::new(),
-                })
+                Ok(changes)
             }
             Fill::Done => Ok(Vec::new()),
         }

@@ -38,7 +38,7 @@ pub(super) struct Backup {
     /// Distinguishes two backups on one daemon, of which the first was removed.
     pub generation: u32,
     /// The changes that are not in a message yet, with their numbers.
-    pub queue: VecDeque<(Position, Arc<[u8]>)>,
+    pub queue: VecDeque<(Position, Arc<Vec<u8>>)>,
     /// The last change that the backup has confirmed.
     pub confirmed: Position,
     /// Whether everything was copied, so that replies wait for the confirmations of the backup.
@@ -67,7 +67,7 @@ impl ChangeLog {
 }
 
 impl State {
-    fn add(&mut self, change: Arc<[u8]>) {
+    fn add(&mut self, change: Arc<Vec<u8>>) {
         self.position += 1;
         for backup in &mut self.backups {
             backup.push(self.position, Arc::clone(&change));
@@ -85,7 +85,7 @@ impl State {
 }
 
 impl Backup {
-    pub fn push(&mut self, position: Position, change: Arc<[u8]>) {
+    pub fn push(&mut self, position: Position, change: Arc<Vec<u8>>) {
         if !self.has_failed {
             self.queue.push_back((position, change));
             if let Some(sender) = self.sender.take() {
@@ -194,6 +194,10 @@ impl Chunks for ReplicatedChunks {
         self.chunks.set_modified(id, time)?;
         self.log.add(&Change::SetModified { id, time });
         Ok(())
+    }
+
+    fn next_data(&self, id: FileId, offset: u64) -> Result<Option<u64>> {
+        self.chunks.next_data(id, offset)
     }
 
     fn space(&self) -> Result<Space> {

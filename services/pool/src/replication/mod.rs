@@ -17,7 +17,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{LocalBoxFuture, join};
 use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::encode;
@@ -208,23 +208,18 @@ impl Replication {
     async fn feed(self: Rc<Replication>, to: DaemonId, header: ReplicaMessage) {
         let stream = header.stream;
         let mut fill = Fill::Keys(None);
+        if !self.fill_queue(&mut fill, to, stream.1).await {
+            return;
+        }
         for number in 0.. {
-            loop {
-                if self.fill(&mut fill, to, stream.1).is_err() {
-                    return self.fail(to, stream.1);
-                }
-                if fill.is_done() || !self.is_queue_empty(to, stream.1) {
-                    break;
-                }
-                // Requests are performed between two steps.
-                pause().await;
-            }
-            let Some((changes, count, position, is_complete)) = self.next_changes(to, stream.1).await else {
+            let header = ReplicaMessage { number, ..header };
+            let Some((message, position, is_complete)) = self.next_message(to, header).await else {
                 return;
             };
-            let mut message = encode(&(Route::Backup, ReplicaMessage { number, count, ..header }));
-            message.extend(changes);
-            if !self.deliver(to, stream.1, message).await {
+            // The next part of the copy is read while the backup makes these changes.
+            let delivered = self.deliver(to, stream.1, message);
+            let (is_delivered, is_filled) = join(delivered, self.fill_queue(&mut fill, to, stream.1)).await;
+            if !is_delivered || !is_filled {
                 return;
             }
             let mut state = self.log.state();
@@ -244,6 +239,20 @@ impl Replication {
         }
     }
 
+    /// Adds parts of the copy to the queue of a new backup until it has changes or everything was
+    /// copied. Returns false if the storage of the member has failed.
+    async fn fill_queue(&self, fill: &mut Fill, to: DaemonId, generation: u32) -> bool {
+        while !fill.is_done() && self.is_queue_empty(to, generation) {
+            if self.fill(fill, to, generation).is_err() {
+                self.fail(to, generation);
+                return false;
+            }
+            // Requests are performed between two steps.
+            pause().await;
+        }
+        true
+    }
+
     /// Adds the next part of the copy to the queue of a new backup.
     fn fill(&self, fill: &mut Fill, to: DaemonId, generation: u32) -> Result<()> {
         let changes = fill.step(&self.store, &self.chunks)?;
@@ -259,35 +268,41 @@ impl Replication {
         self.log.state().backup(to, generation).is_some_and(|backup| backup.queue.is_empty())
     }
 
-    /// Waits for changes in the queue of a backup, and takes those of the next message: their
-    /// encodings, number and last position, and whether the last one is `Complete`. `None` if the
-    /// backup was removed.
-    async fn next_changes(
+    /// Waits for changes in the queue of a backup, and takes those of the next message, which
+    /// begins with `header` and their number. Returns the message, the last position in it, and
+    /// whether the last change is `Complete`; `None` if the backup was removed.
+    async fn next_message(
         &self,
         to: DaemonId,
-        generation: u32,
-    ) -> Option<(Vec<u8>, u32, log::Position, bool)> {
+        header: ReplicaMessage,
+    ) -> Option<(Vec<u8>, log::Position, bool)> {
         let complete = encode(&Change::Complete);
         poll_fn(|context| {
             let mut state = self.log.state();
-            let Some(backup) = state.backup(to, generation) else { return Poll::Ready(None) };
+            let Some(backup) = state.backup(to, header.stream.1) else { return Poll::Ready(None) };
             if backup.queue.is_empty() {
                 backup.sender = Some(context.waker().clone());
                 return Poll::Pending;
             }
-            let (mut changes, mut count, mut last) = (Vec::new(), 0, 0);
+            let (mut changes, mut bytes, mut last) = (Vec::new(), 0, 0);
             let mut is_complete = false;
             while !is_complete
-                && changes.len() < MESSAGE_BYTES
-                && let Some((position, change)) = backup.queue.front()
-                && (count == 0 || changes.len() + change.len() <= log::CHANGE_BYTES_MAX)
+                && bytes < MESSAGE_BYTES
+                && let Some((_, change)) = backup.queue.front()
+                && (bytes == 0 || bytes + change.len() <= log::CHANGE_BYTES_MAX)
+                && let Some((position, change)) = backup.queue.pop_front()
             {
-                is_complete = **change == *complete;
-                changes.extend_from_slice(change);
-                (count, last) = (count + 1, *position);
-                backup.queue.pop_front();
+                is_complete = *change == complete;
+                bytes += change.len();
+                last = position;
+                changes.push(change);
             }
-            Poll::Ready(Some((changes, count, last, is_complete)))
+            drop(state);
+            let count = changes.len() as u32;
+            let mut message = encode(&(Route::Backup, ReplicaMessage { count, ..header }));
+            message.reserve_exact(bytes);
+            changes.iter().for_each(|change| message.extend_from_slice(change));
+            Poll::Ready(Some((message, last, is_complete)))
         })
         .await
     }

@@ -157,6 +157,10 @@ impl Chunks for LivingChunks {
         self.chunks.set_modified(id, time)
     }
 
+    fn next_data(&self, id: FileId, offset: u64) -> Result<Option<u64>> {
+        self.chunks.next_data(id, offset)
+    }
+
     fn space(&self) -> Result<Space> {
         self.chunks.space()
     }
