@@ -126,7 +126,7 @@ impl Keeper {
 
     fn begin_repair(&mut self, timeout_ms: u64) -> Begun {
         let new =
-            |daemon: &PoolDaemon| (self.pool.daemons[usize::from(daemon.id.0)].clone(), Some(daemon.id));
+            |daemon: &PoolDaemon| (self.pool.daemons[usize::from(daemon.id.0)].new.clone(), Some(daemon.id));
         let new = self.pool.placement.ended().iter().map(new).collect();
         self.begin_start(new, timeout_ms)
     }
@@ -200,18 +200,19 @@ impl Keeper {
 
     fn continue_start(&mut self, command: &mut ActiveCommand, starting: &[usize]) -> Next {
         let is_starting = |phase: &Phase| matches!(phase, Phase::Starting { .. } | Phase::Joining { .. });
-        let phases = &self.pool.phases;
+        let daemons = &self.pool.daemons;
         let late: Vec<usize> =
-            starting.iter().copied().filter(|number| is_starting(&phases[*number])).collect();
+            starting.iter().copied().filter(|number| is_starting(&daemons[*number].phase)).collect();
         if !late.is_empty() && !command.is_late() {
             return Next::Wait;
         }
         for number in late {
-            let launch = &mut self.pool.launchers[number];
+            let daemon = &mut self.pool.daemons[number];
+            daemon.phase = Phase::Failed { was_serving: false };
+            let launch = &mut daemon.launcher;
             launch.input = None;
             let failure = launch.failed(&format!("no answer within the time limit{}", launch.last_lines()));
             command.failures.push(failure.to_string());
-            self.pool.phases[number] = Phase::Failed { was_serving: false };
         }
         self.pool.placement.balance();
         self.pool.send_configuration();
@@ -225,7 +226,7 @@ impl Keeper {
             return Next::Wait;
         }
         let describe = |daemon: &DaemonId| {
-            let host = &self.pool.launchers[usize::from(daemon.0)].host;
+            let host = &self.pool.daemons[usize::from(daemon.0)].launcher.host;
             match clients.get(daemon) {
                 Some(0) => None,
                 Some(1) => Some(format!("a program uses the daemon {} on {host}", daemon.0)),
@@ -271,8 +272,8 @@ impl Keeper {
                 ));
             }
             for daemon in &leaving {
-                self.pool.phases[usize::from(daemon.0)] = Phase::Leaving;
-                self.pool.launchers[usize::from(daemon.0)].input = None;
+                let daemon = &mut self.pool.daemons[usize::from(daemon.0)];
+                (daemon.phase, daemon.launcher.input) = (Phase::Leaving, None);
             }
             return Next::Stage(Stage::Ending(leaving), Some(Instant::now() + END_LIMIT));
         }
@@ -280,7 +281,7 @@ impl Keeper {
         for number in added.iter().filter(|number| self.pool.was_serving(**number)) {
             failures.push(format!(
                 "the daemon {number} on {} has failed after its start",
-                self.pool.launchers[*number].host
+                self.pool.daemons[*number].launcher.host
             ));
         }
         let unmoved = self.pool.placement.unmoved();
@@ -301,14 +302,14 @@ impl Keeper {
     fn continue_end(&mut self, command: &ActiveCommand, daemons: &[DaemonId]) -> Next {
         let running: Vec<usize> = daemons.iter().map(|daemon| usize::from(daemon.0)).collect();
         let running: Vec<usize> =
-            running.into_iter().filter(|number| !self.pool.launchers[*number].is_ended).collect();
+            running.into_iter().filter(|number| !self.pool.daemons[*number].launcher.is_ended).collect();
         if !running.is_empty() && !command.is_late() {
             return Next::Wait;
         }
         self.pool.placement.remove_left();
         self.pool.send_configuration();
         let hosts: Vec<&str> =
-            running.iter().map(|number| self.pool.launchers[*number].host.as_str()).collect();
+            running.iter().map(|number| self.pool.daemons[*number].launcher.host.as_str()).collect();
         match hosts.is_empty() {
             true => Next::Ended(KeeperAnswer::Done),
             false => failed(format!("daemons without members have not ended on {}", hosts.join(", "))),

@@ -44,23 +44,28 @@ pub(super) enum Phase {
     },
 }
 
-/// The launchers of the daemons of a pool. The number of a launcher is that of its daemon.
+/// A daemon that was launched.
+pub(super) struct LaunchedDaemon {
+    pub(super) launcher: RunningLauncher,
+    pub(super) new: NewDaemon,
+    pub(super) phase: Phase,
+    /// The daemon whose number is in the name of the directory with the data.
+    storage: DaemonId,
+    /// Whether the data is there after the end of the daemon, so that another one can take it over.
+    has_data: bool,
+    /// When the last lease was granted.
+    granted: Instant,
+}
+
+/// The daemons of a pool.
 pub struct StartedPool {
     pub(super) new: NewPool,
     pub(super) secret: PoolSecret,
-    pub(super) launchers: Vec<RunningLauncher>,
-    pub(super) daemons: Vec<NewDaemon>,
-    pub(super) phases: Vec<Phase>,
-    /// The daemon whose number is in the name of the directory with the data of each daemon.
-    pub(super) storages: Vec<DaemonId>,
-    /// Whether the data of each daemon is there after its end, so that another one can take it
-    /// over.
-    has_data: Vec<bool>,
+    /// All daemons that were launched. The number of a daemon is its position here.
+    pub(super) daemons: Vec<LaunchedDaemon>,
     sender: Sender<Event>,
     pub(super) events: Receiver<Event>,
     pub(super) placement: Placement,
-    /// When the last lease was granted to each daemon.
-    granted: Vec<Instant>,
     /// When leases were last examined.
     examined: Instant,
     /// Whether a command ends the pool.
@@ -75,7 +80,7 @@ pub struct StartedPool {
 
 impl fmt::Debug for StartedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts = self.launchers.iter().map(|launch| &launch.host);
+        let hosts = self.daemons.iter().map(|daemon| &daemon.launcher.host);
         f.debug_list().entries(hosts).finish()
     }
 }
@@ -89,15 +94,10 @@ impl StartedPool {
         StartedPool {
             new,
             secret,
-            launchers: Vec::new(),
             daemons: Vec::new(),
-            phases: Vec::new(),
-            storages: Vec::new(),
-            has_data: Vec::new(),
             sender,
             events,
             placement: Placement::new(&[], &[], 1),
-            granted: Vec::new(),
             examined: Instant::now(),
             is_ending: false,
             commands: Vec::new(),
@@ -113,13 +113,15 @@ impl StartedPool {
 
     /// Starts the launcher of a daemon.
     pub(super) fn launch(&mut self, new: &NewDaemon) -> Result<(), Failure> {
-        let number = self.launchers.len();
-        self.launchers.push(RunningLauncher::start(new, number, &self.sender)?);
-        self.daemons.push(new.clone());
-        self.phases.push(Phase::Starting { replaced: None });
-        self.storages.push(DaemonId(number as u16));
-        self.has_data.push(self.new.memory_bytes.is_none());
-        self.granted.push(Instant::now());
+        let number = self.daemons.len();
+        self.daemons.push(LaunchedDaemon {
+            launcher: RunningLauncher::start(new, number, &self.sender)?,
+            new: new.clone(),
+            phase: Phase::Starting { replaced: None },
+            storage: DaemonId(number as u16),
+            has_data: self.new.memory_bytes.is_none(),
+            granted: Instant::now(),
+        });
         Ok(())
     }
 
@@ -130,24 +132,26 @@ impl StartedPool {
         new: &NewDaemon,
         replaced: Option<DaemonId>,
     ) -> Result<usize, Failure> {
-        let number = self.launchers.len();
+        let number = self.daemons.len();
         self.launch(new)?;
         let id = DaemonId(number as u16);
-        let left =
-            replaced.map(|failed| (self.placement.members_of(failed), self.storages[usize::from(failed.0)]));
+        let left = replaced
+            .map(|failed| (self.placement.members_of(failed), self.daemons[usize::from(failed.0)].storage));
         let (members, storage) = left.filter(|(members, _)| !members.is_empty()).unwrap_or((Vec::new(), id));
-        self.storages[number] = storage;
-        self.phases[number] = Phase::Starting { replaced };
-        self.launchers[number].send(&self.new.daemon_settings(&self.secret, new, id, (members, storage)));
+        let launched = &mut self.daemons[number];
+        (launched.storage, launched.phase) = (storage, Phase::Starting { replaced });
+        launched.launcher.send(&self.new.daemon_settings(&self.secret, new, id, (members, storage)));
         Ok(number)
     }
 
     /// Begins to keep the pool, whose daemons serve.
     pub(super) fn serve(&mut self, placement: Placement) {
         self.placement = placement;
-        self.phases.iter_mut().for_each(|phase| *phase = Phase::Serving);
-        self.granted.fill(Instant::now());
-        self.examined = Instant::now();
+        let now = Instant::now();
+        for daemon in &mut self.daemons {
+            (daemon.phase, daemon.granted) = (Phase::Serving, now);
+        }
+        self.examined = now;
         if self.has_replicas() {
             self.send_configuration();
         }
@@ -155,7 +159,7 @@ impl StartedPool {
 
     /// Returns whether a daemon has failed after it had begun to serve.
     pub(super) fn was_serving(&self, number: usize) -> bool {
-        matches!(self.phases[number], Phase::Failed { was_serving: true })
+        matches!(self.daemons[number].phase, Phase::Failed { was_serving: true })
     }
 
     /// Returns whether all members run and have all their backups.
@@ -178,8 +182,8 @@ impl StartedPool {
     }
 
     pub(super) fn send(&self, daemon: DaemonId, message: &KeeperMessage) {
-        if let Some(launch) = self.launchers.get(usize::from(daemon.0)) {
-            launch.send(message);
+        if let Some(daemon) = self.daemons.get(usize::from(daemon.0)) {
+            daemon.launcher.send(message);
         }
     }
 
@@ -197,31 +201,33 @@ impl StartedPool {
         }
         // Launchers that have ended do not stay as zombies. `end` waits for those that have closed
         // their output and go on.
-        for launch in self.launchers.iter_mut().filter(|launch| launch.is_ended) {
-            launch.has_exited();
+        for daemon in self.daemons.iter_mut().filter(|daemon| daemon.launcher.is_ended) {
+            daemon.launcher.has_exited();
         }
         self.examine_leases();
     }
 
     fn launcher_ended(&mut self, number: usize) {
-        let launch = &mut self.launchers[number];
+        let has_replicas = self.has_replicas();
+        let daemon = &mut self.daemons[number];
+        let launch = &mut daemon.launcher;
         launch.is_ended = true;
         launch.input = None;
-        match self.phases[number] {
+        match daemon.phase {
             Phase::Starting { .. } | Phase::Joining { .. } => {
                 let reason = format!("it ended before it served{}", launch.last_lines());
                 let failure = launch.failed(&reason);
                 self.start_failed(number, &failure);
             }
             // With leases, a daemon on another node may run after the end of its connection.
-            Phase::Serving if !self.has_replicas() => self.daemon_failed(number),
+            Phase::Serving if !has_replicas => self.daemon_failed(number),
             _ => {}
         }
     }
 
     fn take_line(&mut self, number: usize, line: &str) {
-        let launch = &self.launchers[number];
-        let taken = match &self.phases[number] {
+        let launch = &self.daemons[number].launcher;
+        let taken = match &self.daemons[number].phase {
             Phase::Starting { replaced } => match serde_json::from_str(line) {
                 Ok(Listening::At(daemon)) if usize::from(daemon.id.0) == number => {
                     let replaced = *replaced;
@@ -258,27 +264,27 @@ impl StartedPool {
         let mut placement = self.placement.clone();
         add(&mut placement, daemon.clone(), replaced);
         let configuration = placement.configuration();
-        self.launchers[number].send(&self.new.pool_settings(
+        self.daemons[number].launcher.send(&self.new.pool_settings(
             configuration.daemons,
             configuration.members,
             configuration.ended,
         ));
-        self.phases[number] = Phase::Joining { daemon, replaced };
+        self.daemons[number].phase = Phase::Joining { daemon, replaced };
     }
 
     /// Adds a daemon that serves.
     fn joined(&mut self, number: usize, daemon: PoolDaemon, replaced: Option<DaemonId>) {
-        self.launchers[number].send(&Complete);
-        self.phases[number] = Phase::Serving;
-        self.granted[number] = Instant::now();
+        self.daemons[number].launcher.send(&Complete);
+        self.daemons[number].phase = Phase::Serving;
+        self.daemons[number].granted = Instant::now();
         add(&mut self.placement, daemon, replaced);
         self.send_configuration();
     }
 
     fn start_failed(&mut self, number: usize, failure: &Failure) {
-        self.phases[number] = Phase::Failed { was_serving: false };
+        self.daemons[number].phase = Phase::Failed { was_serving: false };
         // It ends, and removes its files.
-        self.launchers[number].input = None;
+        self.daemons[number].launcher.input = None;
         self.failed_starts.push(failure.to_string());
     }
 
@@ -289,8 +295,8 @@ impl StartedPool {
         }
         match serde_json::from_str(line) {
             Ok(DaemonReport::Lease(request)) => {
-                self.granted[number] = Instant::now();
-                self.launchers[number].send(&KeeperMessage::Lease(request));
+                self.daemons[number].granted = Instant::now();
+                self.daemons[number].launcher.send(&KeeperMessage::Lease(request));
             }
             Ok(DaemonReport::Complete { member, backup }) => {
                 let effect = self.placement.backup_complete(daemon, member, backup);
@@ -306,9 +312,9 @@ impl StartedPool {
             }
             Ok(DaemonReport::Clients(count)) => drop(self.clients.insert(daemon, count)),
             Ok(DaemonReport::Ending) => self.is_ending = true,
-            Ok(DaemonReport::Removing) => self.has_data[number] = false,
+            Ok(DaemonReport::Removing) => self.daemons[number].has_data = false,
             // Without a lease, the daemon fails. The end of its input ends it.
-            Err(_) => self.launchers[number].input = None,
+            Err(_) => self.daemons[number].launcher.input = None,
         }
     }
 
@@ -327,8 +333,8 @@ impl StartedPool {
             return;
         }
         // The end of its input ends a daemon that continues later.
-        self.launchers[number].input = None;
-        self.phases[number] = Phase::Failed { was_serving: true };
+        self.daemons[number].launcher.input = None;
+        self.daemons[number].phase = Phase::Failed { was_serving: true };
         self.placement.daemon_failed(DaemonId(number as u16));
         self.send_configuration();
     }
@@ -341,19 +347,20 @@ impl StartedPool {
         let now = Instant::now();
         if now.duration_since(self.examined) > LEASE_MARGIN {
             // This process was stopped, and so were its grants.
-            self.granted.fill(now);
+            self.daemons.iter_mut().for_each(|daemon| daemon.granted = now);
         }
         self.examined = now;
         let limit = Duration::from_millis(LEASE_MS) + LEASE_MARGIN;
-        for number in 0..self.launchers.len() {
-            if !matches!(self.phases[number], Phase::Serving) {
+        for number in 0..self.daemons.len() {
+            let daemon = &mut self.daemons[number];
+            if !matches!(daemon.phase, Phase::Serving) {
                 continue;
             }
             // A daemon on another node may run after the end of its connection, until its lease
             // ends.
-            let launch = &mut self.launchers[number];
+            let launch = &mut daemon.launcher;
             let has_ended = launch.is_daemon && launch.is_ended && launch.has_exited();
-            if has_ended || now.duration_since(self.granted[number]) > limit {
+            if has_ended || now.duration_since(daemon.granted) > limit {
                 self.daemon_failed(number);
             }
         }
@@ -365,37 +372,41 @@ impl StartedPool {
         if self.is_ending {
             // `end` ends daemons without members.
             let has_members = |number: usize| !self.placement.members_of(DaemonId(number as u16)).is_empty();
-            let mut launchers = self.launchers.iter().enumerate();
-            return launchers.all(|(number, launch)| launch.is_ended || !has_members(number));
+            let mut daemons = self.daemons.iter().enumerate();
+            return daemons.all(|(number, daemon)| daemon.launcher.is_ended || !has_members(number));
         }
         let mut ended = self.placement.ended().iter();
-        let has_data = ended.any(|daemon| self.has_data[usize::from(daemon.id.0)]);
-        !has_data && self.launchers.iter().all(|launch| launch.is_ended)
+        let has_data = ended.any(|daemon| self.daemons[usize::from(daemon.id.0)].has_data);
+        !has_data && self.daemons.iter().all(|daemon| daemon.launcher.is_ended)
     }
 
     /// Ends the daemons by closing their input, after which they remove their files. Launchers that
     /// do not end are killed.
     pub fn end(&mut self) {
-        for launch in &mut self.launchers {
+        for launch in self.launchers() {
             launch.input = None;
         }
         self.wait_for_launchers();
         self.signal(Signal::TERM);
         self.wait_for_launchers();
         self.signal(Signal::KILL);
-        self.launchers.iter_mut().for_each(RunningLauncher::wait);
+        self.launchers().for_each(RunningLauncher::wait);
+    }
+
+    fn launchers(&mut self) -> impl Iterator<Item = &mut RunningLauncher> {
+        self.daemons.iter_mut().map(|daemon| &mut daemon.launcher)
     }
 
     fn wait_for_launchers(&mut self) {
         let deadline = Instant::now() + GRACE;
-        while Instant::now() < deadline && !self.launchers.iter_mut().all(RunningLauncher::has_exited) {
+        while Instant::now() < deadline && !self.launchers().all(RunningLauncher::has_exited) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// Signals the launchers that have not ended.
     fn signal(&mut self, signal: Signal) {
-        self.launchers.iter_mut().for_each(|launch| launch.signal(signal));
+        self.launchers().for_each(|launch| launch.signal(signal));
     }
 }
 

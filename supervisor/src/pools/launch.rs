@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::pools::keep::StartedPool;
+use crate::pools::keep::{LaunchedDaemon, StartedPool};
 use crate::pools::new_pool::{NewPool, PoolSecret};
 use crate::pools::placement::Placement;
 use crate::pools::running::{Event, RunningLauncher};
@@ -17,7 +17,7 @@ use crate::pools::running::{Event, RunningLauncher};
 /// How often a start checks whether it was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Starts the daemons of a pool, and returns their launchers when all of them serve. `is_cancelled`
+/// Starts the daemons of a pool, and returns them when all of them serve. `is_cancelled`
 /// is called at least 20 times each second.
 ///
 /// # Errors
@@ -51,10 +51,11 @@ fn exchange_settings(
     limit: (Instant, &dyn Fn() -> bool),
 ) -> Result<(), Failure> {
     let members = new.new_members();
-    for (number, (launch, daemon)) in (0..).zip(launched.launchers.iter().zip(&new.daemons)) {
+    for (number, daemon) in (0..).zip(&launched.daemons) {
         let id = DaemonId(number);
         let own = members.iter().filter(|member| member.daemon == id).map(|member| member.id).collect();
-        launch.send(&new.daemon_settings(&launched.secret, daemon, id, (own, id)));
+        let settings = new.daemon_settings(&launched.secret, &daemon.new, id, (own, id));
+        daemon.launcher.send(&settings);
     }
     let mut daemons: Vec<PoolDaemon> = Vec::new();
     receive(launched, limit, &mut |launch, answer| match answer {
@@ -69,19 +70,19 @@ fn exchange_settings(
         return Err(Failure::cannot("the answers of the daemons have wrong numbers"));
     }
     let settings = new.pool_settings(daemons.clone(), members.clone(), Vec::new());
-    launched.launchers.iter().for_each(|launch| launch.send(&settings));
+    launched.daemons.iter().for_each(|daemon| daemon.launcher.send(&settings));
     receive(launched, limit, &mut |launch, answer| match answer {
         Ready::Serving => Ok(()),
         Ready::Failed { code, message } => Err(launch.refused(code, &message)),
     })?;
-    launched.launchers.iter().for_each(|launch| launch.send(&Complete));
+    launched.daemons.iter().for_each(|daemon| daemon.launcher.send(&Complete));
     launched.serve(Placement::new(&daemons, &members, new.replicas));
     let (deadline, is_cancelled) = limit;
     // Members get their backups.
     while !launched.is_complete() {
         launched.step(CANCEL_INTERVAL);
-        if let Some(ended) = launched.launchers.iter_mut().find(|launch| launch.is_ended) {
-            return Err(ended.ended());
+        if let Some(ended) = launched.daemons.iter_mut().find(|daemon| daemon.launcher.is_ended) {
+            return Err(ended.launcher.ended());
         }
         if is_cancelled() {
             return Err(Failure::interrupted("the start was interrupted"));
@@ -99,12 +100,12 @@ fn receive<T: DeserializeOwned>(
     (deadline, is_cancelled): (Instant, &dyn Fn() -> bool),
     take: &mut dyn FnMut(&RunningLauncher, T) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let StartedPool { launchers, events, .. } = launched;
-    let mut waiting: Vec<bool> = launchers.iter().map(|_| true).collect();
+    let StartedPool { daemons, events, .. } = launched;
+    let mut waiting: Vec<bool> = daemons.iter().map(|_| true).collect();
     while waiting.contains(&true) {
         match events.recv_timeout(CANCEL_INTERVAL) {
             Ok(Event::Line(number, line)) if waiting[number] => {
-                let launch = &mut launchers[number];
+                let launch = &mut daemons[number].launcher;
                 match serde_json::from_str(&line) {
                     Ok(message) => take(launch, message)?,
                     Err(error) => return Err(launch.wrong_answer(&line, &error)),
@@ -112,9 +113,9 @@ fn receive<T: DeserializeOwned>(
                 waiting[number] = false;
             }
             Ok(Event::Line(number, _)) => {
-                return Err(launchers[number].failed("it has sent an unexpected message"));
+                return Err(daemons[number].launcher.failed("it has sent an unexpected message"));
             }
-            Ok(Event::Ended(number)) => return Err(launchers[number].ended()),
+            Ok(Event::Ended(number)) => return Err(daemons[number].launcher.ended()),
             // Commands are accepted after the start.
             Ok(Event::Command(..)) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(Failure::cannot("all daemons have ended")),
@@ -123,19 +124,19 @@ fn receive<T: DeserializeOwned>(
             return Err(Failure::interrupted("the start was interrupted"));
         }
         if Instant::now() > deadline {
-            return Err(too_slow(launchers, &waiting));
+            return Err(too_slow(daemons, &waiting));
         }
     }
     Ok(())
 }
 
 /// Returns the failure of a start that took too long.
-fn too_slow(launchers: &[RunningLauncher], waiting: &[bool]) -> Failure {
-    let silent: Vec<&RunningLauncher> = launchers
+fn too_slow(daemons: &[LaunchedDaemon], waiting: &[bool]) -> Failure {
+    let silent: Vec<&RunningLauncher> = daemons
         .iter()
         .zip(waiting)
         .filter(|(_, is_waiting)| **is_waiting)
-        .map(|(launch, _)| launch)
+        .map(|(daemon, _)| &daemon.launcher)
         .collect();
     let hosts: Vec<&str> = silent.iter().map(|launch| launch.host.as_str()).collect();
     let mut message = format!("no answer from the daemons on {} within the time limit", hosts.join(", "));
