@@ -728,10 +728,12 @@ mod tests {
 
     #[test]
     fn thousands_of_daemons_can_fail_one_after_the_other() {
-        let mut placed = placement(2000, 2000, 1, 3);
+        // Without optimization, the placement of 2,000 daemons takes 4 s, and a failure 20 ms.
+        let (daemons, remaining) = if cfg!(debug_assertions) { (1000, 900) } else { (2000, 1500) };
+        let mut placed = placement(daemons, daemons, 1, 3);
         complete_all(&mut placed);
         let mut step = 0;
-        while placed.daemons.len() > 1500 {
+        while placed.daemons.len() > remaining {
             let before = placed.configuration();
             let mut failed = BTreeSet::new();
             for _ in 0..50 {
