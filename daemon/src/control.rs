@@ -84,8 +84,9 @@ impl Daemon {
         id: MemberId,
         storage: Storage,
         serves_clients: bool,
-        files: &NodeFiles,
     ) -> Result<(), Failure> {
+        let own = self.pool.daemons.iter().find(|daemon| daemon.id == self.shared.daemon);
+        let missing = || Failure::wrong_input("the settings of the pool do not contain this daemon");
         let start = MemberStart {
             id,
             map: self.map.clone(),
@@ -93,7 +94,7 @@ impl Daemon {
             has_replicas: self.has_replicas(),
             serves_clients,
             storage,
-            socket: files.sockets().join(id.0.to_string()),
+            socket: own.ok_or_else(missing)?.socket(id),
         };
         let running = RunningMember::start(start, self.shared.clone())?;
         self.members.insert(id, running);
@@ -250,7 +251,7 @@ impl Daemon {
             let missing =
                 || Failure::cannot(format!("there is no complete backup of member {}", placed.id.0));
             let storage = self.released.remove(&placed.id).or_else(|| self.backups.take(placed.id));
-            self.start_member(placed.id, storage.ok_or_else(missing)?, placed.serves_clients, files)?;
+            self.start_member(placed.id, storage.ok_or_else(missing)?, placed.serves_clients)?;
         }
         for placed in &members {
             if let Some(member) = self.members.get(&placed.id) {

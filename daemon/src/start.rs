@@ -96,7 +96,7 @@ fn serve(
     let mut daemon = Daemon::new(pool.clone(), map, shared, (backups, storage));
     let started = opened.into_iter().try_for_each(|(member, storage)| {
         let serves_clients = Some(&member) == settings.members.first();
-        daemon.start_member(member, storage, serves_clients, files)
+        daemon.start_member(member, storage, serves_clients)
     });
     let served = started.and_then(|()| {
         // The messages of the start go to the starting program, later ones to a file on the node.
