@@ -80,10 +80,11 @@ impl NodeFiles {
     /// Makes the pool known to the programs of this node.
     pub fn register(&self, pool: &PoolSettings) -> Result<(), Failure> {
         let (name, node) = (self.name.clone(), self.registration.node.clone());
-        let PoolSettings { chunk_bytes, replicas, is_complete, .. } = *pool;
+        let PoolSettings { chunk_bytes, replicas, consistency, is_complete, .. } = *pool;
         let (daemons, members) = (pool.daemons.clone(), pool.members.clone());
         let ended = pool.ended.clone();
-        let pool = Pool { name, chunk_bytes, replicas, node, daemons, members, ended, is_complete };
+        let pool =
+            Pool { name, chunk_bytes, replicas, consistency, node, daemons, members, ended, is_complete };
         Ok(self.registry.save(&pool, self.daemon)?)
     }
 

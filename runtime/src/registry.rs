@@ -7,7 +7,7 @@ use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use quell_wire::pool::{DaemonId, PoolDaemon, PoolMember};
+use quell_wire::pool::{Consistency, DaemonId, PoolDaemon, PoolMember};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,8 @@ pub struct Pool {
     pub chunk_bytes: u32,
     /// The number of copies of all names and data.
     pub replicas: u16,
+    /// The time at which the sizes of files are visible.
+    pub consistency: Consistency,
     /// The node of this description, as `PoolMember::node`.
     pub node: String,
     /// The daemons, on all nodes.
@@ -471,6 +473,7 @@ mod tests {
             name: "p".into(),
             chunk_bytes: 4096,
             replicas: 1,
+            consistency: Consistency::Synchronous,
             node: first.node.clone(),
             daemons: Vec::new(),
             members: Vec::new(),

@@ -291,6 +291,8 @@ fn with_consistency_commit_sizes_are_visible_after_a_close() {
     up.args(["pool", "up", "p", "--local", "3", "--consistency", "commit", "--chunk-kib", "4", "--dir"]);
     stage.run(up.arg(data)).expect(0);
     let pool = Pool { stage, files };
+    assert_eq!(pool.quell(&["pool", "status", "p", "--json"]).expect(0).json()["consistency"], "commit");
+    assert!(pool.quell(&["pool", "status", "p"]).expect(0).text().contains("consistency commit"));
     // Each process writes its own blocks of one file. The last of 200 chunks is probably not on the
     // daemon of the attributes, so its size is sent.
     let program = r#"

@@ -9,7 +9,7 @@ use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool_at};
 use quell_runtime::{Pool, Registry};
 use quell_supervisor::{MemberState, find_pool, member_states, pools, stop_pool};
 use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
-use quell_wire::pool::PoolDaemon;
+use quell_wire::pool::{Consistency, PoolDaemon};
 use serde::Serialize;
 
 use crate::arguments::{PoolCommand, PoolDownArgs, PoolEnvArgs, PoolLsArgs, PoolStatusArgs};
@@ -63,6 +63,8 @@ struct PoolStatus {
     chunk_bytes: u32,
     /// The number of copies of all names and data.
     replicas: u16,
+    /// The value of `--consistency`.
+    consistency: &'static str,
     /// Whether all copies exist. Missing ones are being made, if there are enough daemons.
     is_complete: bool,
     total_bytes: Option<u64>,
@@ -104,6 +106,10 @@ fn status(args: &PoolStatusArgs) -> Result<ExitCode, Failure> {
         name: pool.name,
         chunk_bytes: pool.chunk_bytes,
         replicas: pool.replicas,
+        consistency: match pool.consistency {
+            Consistency::Synchronous => "sync",
+            Consistency::Commit => "commit",
+        },
         is_complete: pool.is_complete,
         total_bytes: space.map(|space| space.total_bytes),
         available_bytes: space.map(|space| space.available_bytes),
@@ -142,7 +148,8 @@ fn print_status(status: &PoolStatus, as_json: bool) {
         outln!("{}", serde_json::to_string_pretty(status).expect("paths were checked"));
         return;
     }
-    outln!("pool {}, chunks of {}", status.name, HumanBytes(u64::from(status.chunk_bytes)));
+    let chunk_bytes = HumanBytes(u64::from(status.chunk_bytes));
+    outln!("pool {}, chunks of {chunk_bytes}, consistency {}", status.name, status.consistency);
     if status.replicas > 1 {
         let state = if status.is_complete { "all exist" } else { "some are missing" };
         outln!("copies: {}, {state}", status.replicas);
