@@ -169,6 +169,59 @@ fn daemons_that_have_failed_are_started_again() {
     }
 }
 
+/// Writes to a file that it keeps open, reads it again, and looks names up until the file `stop`
+/// exists. `progress` has the number of its last round.
+const KEEPING_WORKER: &str = r#"
+import os
+kept, progress = (os.open(name, os.O_RDWR | os.O_CREAT) for name in ["kept", "progress"])
+number = 0
+while not os.path.exists("stop"):
+    number += 1
+    block, offset = b"%d " % number * 20_000, number % 7 * 300_000
+    assert os.pwrite(kept, block, offset) == len(block)
+    assert os.pread(kept, len(block), offset) == block, number
+    assert os.path.samestat(os.stat("kept"), os.fstat(kept)), number
+    os.pwrite(progress, b"%08d" % number, 0)
+print("right")
+"#;
+
+#[test]
+fn a_program_uses_other_daemons_of_its_node_before_and_after_a_repair() {
+    if is_incomplete() || !has_python() {
+        skip!("no quelld, no libquell_preload.so beside the binary, or no python3");
+    }
+    let pool = Pool::start_with(3, &["--replicas", "2"]);
+    let mut command = pool.with_files();
+    command.args(["sh", "-c", "cd \"$0\" && exec python3 -c \"$1\""]).arg(&pool.files).arg(KEEPING_WORKER);
+    let worker = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let progress = || pool.sh("cat progress").text().parse::<u64>().unwrap_or(0);
+    let works_on = || {
+        let before = progress();
+        eventually(|| progress() > before + 1)
+    };
+    assert!(works_on(), "the program does not begin");
+    // Programs use the first daemon, and the next one after its end.
+    for _ in 0..2 {
+        let killed = pool.daemons()[0];
+        send(killed, Signal::KILL);
+        assert!(eventually(|| !pool.daemons().contains(&killed)), "the end of a daemon is not noticed");
+        pool.quell(&["pool", "repair", "p"]).expect(0);
+        assert_eq!(pool.daemons().len(), 3);
+        assert!(works_on(), "the program does not go on");
+        let is_complete = || pool.quell(&["pool", "status", "p", "--json"]).json()["is_complete"] == true;
+        assert!(eventually(is_complete), "copies are missing");
+    }
+    pool.sh("touch stop").expect(0);
+    let ended = worker.wait_with_output().unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&ended.stdout),
+        "right\n",
+        "{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
+    pool.expect_nothing_left();
+}
+
 #[test]
 fn lost_data_is_reported_by_a_repair() {
     if is_incomplete() {
