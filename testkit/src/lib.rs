@@ -19,6 +19,7 @@ mod model;
 pub mod operations;
 mod random;
 mod real_dir;
+pub mod serializability;
 mod sparse;
 mod tree;
 mod writable_model;

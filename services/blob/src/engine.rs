@@ -69,12 +69,13 @@ impl Engine {
             let source = Some("the store was opened too often; copy it into a new one".into());
             return Err(Error { source, ..Error::new(ErrorKind::NoSpace, "open", "store") });
         }
+        let latest = Latest(&*tables);
+        // Before the new epoch is stored: only the extents of the last one are listed.
+        remove_uncommitted(&latest, &*extents, ExtentId(first_of(before)))?;
         let mut batch = Batch::new();
         batch.put(keys::EPOCH, &keys::encode(&epoch));
         tables.commit(batch)?;
         tables.sync()?;
-        let latest = Latest(&*tables);
-        remove_uncommitted(&latest, &*extents, ExtentId(first_of(before)))?;
         let mut results = Vec::new();
         visit_prefix(&latest, &keys::results(), &mut |key, value| {
             let committed: Committed = keys::decode(value)?;
