@@ -9,7 +9,7 @@
 # members. Exit codes: 0 measured, 2 wrong usage.
 set -euo pipefail
 [[ $# = 4 && $4 =~ ^[1-9]$ ]] || {
-  sed -n '5s/^# *//p' "$0" >&2
+  sed -n '5s/^# */usage: /p' "$0" >&2
   exit 2
 }
 etcd=$1 benchmark=$2 directory=$3 members=$4
@@ -34,6 +34,6 @@ sleep 4 # until the members have elected a leader
 for clients in 1 8 32 128; do
   echo "$members members, $clients clients:"
   "$benchmark" --endpoints "$endpoints" --conns $((clients < 8 ? clients : 8)) --clients "$clients" \
-    txn-put --txn-ops 3 --val-size 256 --key-space-size 1000 --total $((clients < 8 ? 2000 : 10000)) |
+    txn-put --txn-ops 3 --val-size 256 --key-space-size 1000 --total $((clients < 8 ? 2000 : 10000)) 2>"$directory/benchmark.log" |
     grep -E 'Requests/sec|50% in|99% in'
 done
