@@ -2,6 +2,7 @@
 
 pub mod blob;
 mod blob_fsck;
+mod blob_serve;
 pub mod boot;
 pub mod doctor;
 pub mod generate;

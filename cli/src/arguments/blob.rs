@@ -9,7 +9,8 @@ use super::log::{JsonArg, JsonLinesArg};
 
 /// List, read and change blobs: named byte sequences that programs share through transactions.
 ///
-/// STORE is a directory (dir:PATH, or PATH). One process at a time can use it.
+/// STORE is a directory (dir:PATH, or PATH), which one process at a time can use, or a server of
+/// one (unix:PATH, or quell://HOST:PORT?key=FILE).
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example:
@@ -29,6 +30,7 @@ pub enum BlobCommand {
     Fsck(BlobFsckArgs),
     Gc(BlobGcArgs),
     Backup(BlobBackupArgs),
+    Serve(BlobServeArgs),
 }
 
 /// List blobs, with their sizes and the times of their last change, in the order of their names.
@@ -197,4 +199,37 @@ pub struct BlobBackupArgs {
     pub store: String,
     /// The new store, which must not exist.
     pub target: String,
+}
+
+/// Share a store between the processes of this machine, and with --listen between machines. Runs
+/// until Ctrl-C or SIGTERM; then requests that were begun are answered, and the command ends.
+///
+/// Programs of the same user open the directory of the store as before, or its socket. The store is
+/// created if it does not exist.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob serve ~/results &
+  quell blob ls ~/results
+
+For other machines, which need a copy of the file key of the store:
+  quell blob serve ~/results --listen 0.0.0.0:7420
+  quell blob ls 'quell://server:7420?key=results.key'")]
+pub struct BlobServeArgs {
+    /// The directory of the store.
+    pub store: String,
+    /// Accept clients of other machines that have the key: the file key in the directory, which is
+    /// created. Port 0 lets the system choose one; --json prints it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// Encrypt connections with --listen; without it they are authenticated only. Clients add
+    /// &encrypt to the location.
+    #[arg(long, requires = "listen")]
+    pub encrypt: bool,
+    /// The largest number of clients at a time.
+    #[arg(long, value_name = "NUMBER", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    pub clients: u16,
+    /// Print the socket and the address as a line of JSON, as soon as clients can connect.
+    #[arg(long)]
+    pub json: bool,
 }

@@ -9,5 +9,5 @@ mod committer;
 mod server;
 mod workers;
 
-pub use quell_transport::peer::PoolKey as StoreKey;
+pub use quell_transport::peer::{PoolKey as StoreKey, Protection};
 pub use server::{Server, ServerOptions};

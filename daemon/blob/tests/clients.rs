@@ -259,3 +259,45 @@ fn commits_continue_on_a_server_that_was_restarted() {
     assert_eq!(offsets, (0..3 * NUMBER as u64).map(|number| number * 6).collect::<Vec<u64>>());
     assert_eq!(snapshot.stat("log").unwrap_err().kind(), ErrorKind::Stale);
 }
+
+#[test]
+fn a_client_that_takes_no_results_harms_no_other_client() {
+    let served = Served::start();
+    let (slow, other) = (served.client(), served.client());
+    other.create("a").unwrap();
+    let (release, is_released) = mpsc::channel::<()>();
+    let (sender, receiver) = mpsc::channel();
+    // The first result stops the thread that reads the replies of this client.
+    let first = Operation::Append { name: "a".into(), data: vec![1; 10] };
+    slow.submit(vec![first], move |_| _ = is_released.recv());
+    for _ in 0..3000 {
+        let sender = sender.clone();
+        let operation = Operation::Append { name: "a".into(), data: vec![2; 10] };
+        slow.submit(vec![operation], move |result| sender.send(result.is_ok()).unwrap());
+    }
+    let before = other.stat("a").unwrap().unwrap().size_bytes;
+    for _ in 0..100 {
+        other.append("a", &[3; 10]).unwrap();
+    }
+    assert!(other.stat("a").unwrap().unwrap().size_bytes >= before + 1000);
+    drop(release);
+    assert!((0..3000).all(|_| receiver.recv().unwrap()));
+    assert_eq!(other.stat("a").unwrap().unwrap().size_bytes, (1 + 3000 + 100) * 10);
+}
+
+#[test]
+fn a_future_has_the_result_of_a_commit() {
+    let served = Served::start();
+    let store = served.client();
+    let mut future = Box::pin(store.commit_async(vec![create("a")]));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let end = Instant::now() + LONG;
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(result) => break assert_eq!(result.unwrap().results.len(), 1),
+            std::task::Poll::Pending => assert!(Instant::now() < end),
+        }
+        std::thread::yield_now();
+    }
+    assert!(store.stat("a").unwrap().is_some());
+}

@@ -108,7 +108,12 @@ impl Remote {
             repeater: Mutex::new(None),
             _directory: directory,
         };
-        match connection.call(&Request::Hello { protocol: PROTOCOL }, SHORT_REPLY_BYTES)? {
+        // Not repeated: a server that refuses the client does so again.
+        let hello = encode(&Request::Hello { protocol: PROTOCOL });
+        let deadline = Instant::now() + CALL_LIMIT;
+        let reply = connection.begin(hello, SHORT_REPLY_BYTES, deadline).recv();
+        let reply = reply.map_err(|_| connection.error(ErrorKind::Unavailable, "it is closed"))??;
+        match decode(&reply)? {
             Reply::Welcome { version } => connection.know(version),
             other => return Err(connection.unexpected(other)),
         }

@@ -181,3 +181,46 @@ fn requests_without_a_reply_end_when_the_server_stops() {
     opener.join().unwrap();
     assert_eq!(call(&client, vec![2]).unwrap_err().kind, ErrorKind::Unavailable);
 }
+
+/// The socket to which a program of another user connects.
+const SOCKET: &str = "QUELL_TEST_SOCKET";
+
+#[test]
+#[ignore = "a program that tests start"]
+fn program_of_another_user() {
+    let socket = std::env::var_os(SOCKET).expect("a test has set it");
+    let mut stream = UnixStream::connect(socket).unwrap();
+    // The server may have closed the connection already.
+    let _ = stream.write_all(&[0; 128]);
+    assert!(!matches!(stream.read(&mut [0; 1]), Ok(1..)), "the server has answered");
+}
+
+#[test]
+fn processes_of_other_users_are_refused_at_the_unix_socket() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: asking as another user needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let echo = Arc::new(Echo::default());
+    let server = Server::start(ServerSettings::new(Role::Blob, KEY), echo.clone()).unwrap();
+    server.listen_unix(&socket).unwrap();
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    // Only the check of the user remains.
+    for path in [dir.path(), &socket] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let program = dir.path().join("program");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let mut command = std::process::Command::new(program);
+    command.args(["--exact", "clients::program_of_another_user", "--ignored"]).env(SOCKET, &socket);
+    let ended = command.current_dir("/").uid(65534).gid(65534).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("1 passed"));
+    wait_until(|| server.refused_connections() == 1);
+    assert!(call(&unix(&socket), vec![1]).is_ok());
+    assert_eq!(echo.requests.load(Ordering::SeqCst), 1);
+}

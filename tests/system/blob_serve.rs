@@ -1,0 +1,78 @@
+//! `quell blob serve`: stores that several processes use at the same time.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::stage::{Running, Stage, eventually, words};
+
+impl Stage {
+    /// Starts a server, and waits until it serves.
+    fn serve(&self, store: &Path, options: &[&str]) -> (Running, serde_json::Value) {
+        let mut command = self.quell();
+        command.args(words(&[&"blob", &"serve", &store, &"--json"])).args(options);
+        let running = self.start(&mut command);
+        assert!(eventually(|| running.out().ends_with('\n')), "{}", running.err());
+        let line = serde_json::from_str(&running.out()).unwrap();
+        (running, line)
+    }
+
+    fn blob_command(&self, arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Command {
+        let mut command = self.quell();
+        command.arg("blob").args(words(arguments));
+        command
+    }
+}
+
+#[test]
+fn processes_share_a_store_through_its_server() {
+    let stage = Stage::new();
+    let store = stage.path("store");
+    let (server, line) = stage.serve(&store, &[]);
+    assert!(line["address"].is_null() && !store.join("key").exists());
+    let socket = format!("unix:{}", line["socket"].as_str().unwrap());
+    // A client with a snapshot: it reads standard input while others commit.
+    let file = stage.file("data", vec![7; 3_000_000]);
+    stage.run(&mut stage.blob_command(&[&"put", &store, &file])).expect(0);
+    let adders: Vec<Running> = (0..8)
+        .map(|_| stage.start(&mut stage.blob_command(&[&"add", &socket, &"sum", &"0", &"1"])))
+        .collect();
+    adders.into_iter().for_each(|adder| _ = adder.wait().expect(0));
+    let sum = stage.run(&mut stage.blob_command(&[&"add", &store, &"sum", &"0", &"0"])).expect(0);
+    assert_eq!(sum.text(), "8\n");
+    let copy = stage.path("copy");
+    stage.run(&mut stage.blob_command(&[&"get", &socket, &"data", &copy])).expect(0);
+    assert!(fs::read(&copy).unwrap() == fs::read(&file).unwrap());
+    let second = stage.run(&mut stage.blob_command(&[&"serve", &store])).expect(3);
+    second.says("another process has it open");
+    stage.run(&mut stage.blob_command(&[&"fsck", &store])).expect(3).says("another process has it open");
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+    assert!(!store.join("socket").exists());
+    stage.run(&mut stage.blob_command(&[&"fsck", &store])).expect(0);
+    stage.run(&mut stage.blob_command(&[&"ls", &socket])).expect(3).says("quell blob serve");
+}
+
+#[test]
+fn clients_of_other_machines_need_the_key() {
+    let stage = Stage::new();
+    let store = stage.path("store");
+    let (server, line) = stage.serve(&store, &["--listen", "127.0.0.1:0", "--encrypt"]);
+    let (address, key) = (line["address"].as_str().unwrap(), line["key"].as_str().unwrap());
+    let right = format!("quell://{address}?key={key}&encrypt");
+    stage.run(&mut stage.blob_command(&[&"add", &right, &"sum", &"0", &"5"])).expect(0);
+    let not_encrypted = format!("quell://{address}?key={key}");
+    stage.run(&mut stage.blob_command(&[&"ls", &not_encrypted])).expect(3).says("encrypts");
+    let other = stage.file("other", [1; 32]);
+    crate::trees::set_mode(&other, 0o600);
+    let wrong = format!("quell://{address}?key={}&encrypt", other.display());
+    stage.run(&mut stage.blob_command(&[&"ls", &wrong])).expect(3).says("different keys");
+    crate::trees::set_mode(&other, 0o644);
+    stage.run(&mut stage.blob_command(&[&"ls", &wrong])).expect(3).says("other users have access");
+    let mut command = stage.blob_command(&[&"ls", &right]);
+    assert_eq!(stage.run(&mut command).expect(0).text().lines().count(), 1);
+    server.signal(Signal::INT);
+    server.wait().expect(0);
+}
