@@ -18,7 +18,7 @@ pub fn expand(args: &PoolExpandArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let pool = find_pool(&args.name)?;
     // A user name before the name of a node does not distinguish nodes.
     let has_daemon = |host: &str| pool.daemons.iter().any(|daemon| daemon.host == host);
-    let daemons = new_daemons(&args.launch, &|host| !has_daemon(host))?;
+    let daemons = new_daemons(&args.launch, false, &|host| !has_daemon(host))?;
     let timeout_ms = u64::from(args.launch.timeout) * 1000;
     change(&pool, &KeeperCommand::Expand { daemons, timeout_ms }, quiet)
 }

@@ -13,11 +13,16 @@ use crate::installed::daemon;
 /// The number of names that are resolved at the same time.
 const PARALLEL_NAMES: usize = 64;
 
-/// Returns the daemons to start, on nodes for whose names `is_wanted` returns true.
-pub fn new_daemons(args: &LaunchArgs, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<NewDaemon>, Failure> {
+/// Returns the daemons to start, on nodes for whose names `is_wanted` returns true. `can_be_alone`:
+/// if there is only one node, the pool never has another one.
+pub fn new_daemons(
+    args: &LaunchArgs,
+    can_be_alone: bool,
+    is_wanted: &dyn Fn(&str) -> bool,
+) -> Result<Vec<NewDaemon>, Failure> {
     match args.local {
         Some(daemons) => local_daemons(daemons),
-        None => remote_daemons(args, is_wanted),
+        None => remote_daemons(args, can_be_alone, is_wanted),
     }
 }
 
@@ -30,7 +35,11 @@ fn local_daemons(daemons: u16) -> Result<Vec<NewDaemon>, Failure> {
     Ok(vec![daemon; usize::from(daemons)])
 }
 
-fn remote_daemons(args: &LaunchArgs, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<NewDaemon>, Failure> {
+fn remote_daemons(
+    args: &LaunchArgs,
+    can_be_alone: bool,
+    is_wanted: &dyn Fn(&str) -> bool,
+) -> Result<Vec<NewDaemon>, Failure> {
     let (mut nodes, found) = match &args.hosts {
         Some(file) => (nodes_of_file(file)?, Launcher::Ssh),
         None => match nodes_of_job()? {
@@ -54,7 +63,7 @@ fn remote_daemons(args: &LaunchArgs, is_wanted: &dyn Fn(&str) -> bool) -> Result
         return Err(Failure::wrong_input("there are no nodes on which a daemon could be started"));
     }
     let launcher = args.launcher.as_deref().map(Launcher::parse).transpose()?.unwrap_or(found);
-    let (daemon, listen) = (daemon()?, addresses(args, &nodes)?);
+    let (daemon, listen) = (daemon()?, addresses(args, can_be_alone, &nodes)?);
     let new = |(node, listen): (&Node, Listen)| {
         let command = launcher.command(node, &daemon)?;
         Ok(NewDaemon { host: node.name.clone(), command, listen })
@@ -63,14 +72,14 @@ fn remote_daemons(args: &LaunchArgs, is_wanted: &dyn Fn(&str) -> bool) -> Result
 }
 
 /// Returns the address on which each daemon listens.
-fn addresses(args: &LaunchArgs, nodes: &[Node]) -> Result<Vec<Listen>, Failure> {
+fn addresses(args: &LaunchArgs, can_be_alone: bool, nodes: &[Node]) -> Result<Vec<Listen>, Failure> {
     if let Some(interface) = &args.interface {
         return Ok(vec![Listen::Interface(interface.clone()); nodes.len()]);
     }
     if let Some(text) = &args.network {
         return Ok(vec![network(text)?; nodes.len()]);
     }
-    if nodes.len() == 1 {
+    if can_be_alone && nodes.len() == 1 {
         return Ok(vec![Listen::Loopback]);
     }
     let mut listen = Vec::with_capacity(nodes.len().min(NODES_MAX));

@@ -20,7 +20,7 @@ const PARTITIONS: u16 = 4096;
 pub fn run(args: PoolUpArgs, quiet: bool) -> Result<ExitCode, Failure> {
     check_pool_name(&args.name)?;
     let is_local = args.launch.local.is_some();
-    let daemons = new_daemons(&args.launch, &|_| true)?;
+    let daemons = new_daemons(&args.launch, args.expand_to.is_none_or(|daemons| daemons <= 1), &|_| true)?;
     let count = daemons.len();
     if usize::from(args.replicas) > count {
         return Err(Failure::wrong_input(format!(
