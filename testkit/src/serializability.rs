@@ -1,7 +1,7 @@
 //! A checker of strict serializability for histories of transactions that append unique numbers to
 //! lists and read whole lists, in the manner of Elle (Kingsbury and Alvaro, VLDB 2020): the lists
-//! show the order of the appends, from which the dependencies of the transactions follow. A cycle of
-//! dependencies, with the order in real time, is a violation.
+//! show the order of the appends, from which the dependencies of the transactions follow. A cycle
+//! of dependencies, with the order in real time, is a violation.
 //!
 //! Elle itself runs on the Java virtual machine, which the tests do not need otherwise. The tests
 //! here plant each kind of anomaly.

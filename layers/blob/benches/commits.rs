@@ -1,6 +1,6 @@
 //! Durable commits of a store, of the key-value store below it, and of fdatasync(2) alone, on the
-//! file system of `$TMPDIR`. The threads of each measurement run for three seconds; the measurements
-//! are repeated three times in turn.
+//! file system of `$TMPDIR`. The threads of each measurement run for three seconds; the
+//! measurements are repeated three times in turn.
 //!
 //! ```text
 //! cargo bench -p quell-blob --bench commits

@@ -1,6 +1,6 @@
 //! Clients of a store that crashes, in one thread and from a seed: answers are lost, commits are
-//! repeated, the process ends before, during and after commits. The histories are checked for strict
-//! serializability. The same with planted bugs shows that the check finds them.
+//! repeated, the process ends before, during and after commits. The histories are checked for
+//! strict serializability. The same with planted bugs shows that the check finds them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -403,7 +403,8 @@ fn run(seed: u64, bug: Bug) -> std::result::Result<[usize; 3], String> {
     world.finish().map(|()| counts)
 }
 
-/// Returns how many histories are tried: `QUELL_HISTORIES`, or 300; and the first seed, `QUELL_SEED`.
+/// Returns how many histories are tried: `QUELL_HISTORIES`, or 300; and the first seed,
+/// `QUELL_SEED`.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse().expect("a number"));
     let first = number("QUELL_SEED").unwrap_or(0);
