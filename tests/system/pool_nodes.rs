@@ -405,6 +405,42 @@ fn other_nodes_have_the_files_of_a_node_whose_daemon_was_killed() {
     assert!(eventually(|| cluster.pool_processes().is_empty()), "{:?}", cluster.pool_processes());
 }
 
+#[test]
+fn a_pool_gets_a_second_node_and_gives_it_back() {
+    if let Some(reason) = why_no_nodes() {
+        skip!("{reason}");
+    }
+    let cluster = Cluster::start(2);
+    cluster.stage.run(&mut cluster.up("n1\n", &["--expand-to", "4", "--chunk-kib", "64"])).expect(0);
+    cluster
+        .sh(1, "mkdir d && for i in $(seq 50); do echo $i >d/f$i; done; head -c 5000000 /dev/urandom >data")
+        .expect(0);
+    let sums = "cat d/f* | sort -n; md5sum data";
+    cluster.sh(1, "echo >second").expect(0);
+    let sum = cluster.sh(1, sums).expect(0).text();
+    let hosts = cluster.stage.file("more.txt", "n1\nn2\n");
+    cluster.quell(1, &["pool", "expand", "p", "--hosts", hosts.to_str().unwrap()]).expect(0);
+    let members = || {
+        let status = cluster.quell(1, &["pool", "status", "p", "--json"]).expect(0).json();
+        let of = |daemon: &serde_json::Value| {
+            (daemon["host"].as_str().unwrap().to_owned(), daemon["members"].as_array().unwrap().len())
+        };
+        status["daemons"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(members(), [("n1".to_owned(), 2), ("n2".to_owned(), 2)]);
+    assert_eq!(cluster.sh(2, sums).expect(0).text(), sum);
+    cluster.sh(2, "echo of the second node >third").expect(0);
+    cluster.quell(1, &["pool", "shrink", "p", "n2"]).expect(0);
+    assert_eq!(members(), [("n1".to_owned(), 4)]);
+    assert_eq!(
+        cluster.sh(1, "ls; cat third").expect(0).text(),
+        "d\ndata\nsecond\nthird\nof the second node\n"
+    );
+    assert_eq!(cluster.sh(1, sums).expect(0).text(), sum);
+    cluster.quell(1, &["pool", "down", "p", "--discard"]).expect(0);
+    cluster.expect_nothing_left();
+}
+
 /// Returns the bytes that the network interface of a node has sent.
 fn sent_bytes(cluster: &Cluster, node: usize) -> u64 {
     let mut command = cluster.command(node, Path::new("cat"));
