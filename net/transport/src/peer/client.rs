@@ -17,6 +17,9 @@ use super::settings::{MemberId, PoolKey, Protection, Role, Settings};
 use super::stream::Endpoint;
 use super::transport::{CollectedSends, Done};
 
+/// The longest pause between two attempts to connect: programs wait for a server that is restarted.
+const BACKOFF_MAX: Duration = Duration::from_millis(250);
+
 /// The settings of a client. `ClientSettings::new` has the defaults.
 #[derive(Debug, Clone)]
 pub struct ClientSettings {
@@ -89,6 +92,7 @@ impl Client {
             calls_queued_max: settings.calls_queued_max,
             bytes_queued_max: settings.bytes_queued_max,
             unreachable_after: settings.unreachable_after,
+            backoff_max: BACKOFF_MAX,
             ..self::settings(role, &key, protection, own, is_unix, unused)
         };
         if !is_unix {
