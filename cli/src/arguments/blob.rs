@@ -218,6 +218,11 @@ For other machines, which need a copy of the file key of the store:
 pub struct BlobServeArgs {
     /// The directory of the store.
     pub store: String,
+    /// Keep the store in a pool of RADOS, as rados://POOL or rados://POOL/NAMESPACE. STORE is the
+    /// directory for the socket and the key only. A server that had the store open before can no
+    /// longer commit. $CEPH_CONF names the configuration of the cluster.
+    #[arg(long, value_name = "POOL")]
+    pub rados: Option<String>,
     /// Accept clients of other machines that have the key: the file key in the directory, which is
     /// created. Port 0 lets the system choose one; --json prints it.
     #[arg(long, value_name = "HOST:PORT")]

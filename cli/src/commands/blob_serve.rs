@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use quell_blob::{Location, create_key, open_for_server};
+use quell_blob::{Location, create_key, open_for_server, open_rados_for_server};
 use quell_blob_server::{Protection, Server, ServerOptions, StoreKey};
 use serde_json::json;
 
@@ -31,7 +31,10 @@ pub fn run(args: &BlobServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         )));
     };
     let listen = args.listen.as_deref().map(resolve).transpose()?;
-    let (store, directory) = open_for_server(&path)?;
+    let (store, directory) = match &args.rados {
+        Some(pool) => open_rados_for_server(&path, pool)?,
+        None => open_for_server(&path)?,
+    };
     // All names are looked up from the descriptor, whatever happens to the path.
     let base = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let key = match listen {

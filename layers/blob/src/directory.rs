@@ -8,15 +8,19 @@ use std::sync::Arc;
 use quell_blob_service::{CheckedStore, ExtentDir, Options, Problem, Store};
 use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyRange, KeyValue, Value};
 use quell_posix::{Dir, PosixDir, WritableDir};
+use quell_rados::{Pool, PoolOptions};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
-use rustix::fs::{CWD, Mode, OFlags, fstat, mkdirat, openat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat};
 use rustix::process::geteuid;
 
 use crate::embedded::SystemClock;
+use crate::rados;
 use crate::remote::Remote;
 
 /// The content of the file `format`.
 const FORMAT: &[u8] = b"QUELLBLOB1\n";
+/// The content of the file `format` in the directory of a server whose store is in RADOS.
+const FORMAT_RADOS: &[u8] = b"QUELLBLOBR\n";
 /// The names in the directory of a store.
 const NAMES: [&[u8]; 6] = [b"format", b"format.new", b"tables", b"extents", b"key", b"socket"];
 /// The memory for table blocks that were read, in bytes.
@@ -39,7 +43,12 @@ fn open_storage(path: &Path, may_create: bool) -> Result<(Tables, ExtentDir)> {
     // All names below are looked up from this descriptor, whatever happens to the path.
     let base = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     let dir = PosixDir::of_descriptor(opened.try_clone().map_err(|e| failed_io(e, path))?);
-    let is_new = check_format(&dir, path)?;
+    let content = check_format(&dir, path)?;
+    if content == Content::Rados {
+        let source = Some("its store is in RADOS, and no server answers: start quell blob serve".into());
+        return Err(Error { source, ..Error::new(ErrorKind::Busy, "open the store", subject(path)) });
+    }
+    let is_new = content == Content::Nothing;
     if is_new && !may_create {
         let source = Some("there is no store in this directory".into());
         return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open the store", subject(path)) });
@@ -62,7 +71,7 @@ fn open_storage(path: &Path, may_create: bool) -> Result<(Tables, ExtentDir)> {
         _ => {}
     }
     if is_new {
-        create_format(&dir)?;
+        create_format(&dir, FORMAT)?;
     }
     let extents = ExtentDir::new(dir.open_writable_dir(b"extents")?, Durability::Power);
     let tables = Tables { store: tables, _directory: opened };
@@ -85,6 +94,37 @@ pub(crate) fn connect(path: &Path) -> Result<Remote> {
 pub fn open_for_server(path: &Path) -> Result<(Store, OwnedFd)> {
     let store = open(path, true)?;
     Ok((store, open_private(path, false)?))
+}
+
+/// Opens the store in a pool of RADOS, given as `rados://POOL[/NAMESPACE]`, for a server on this
+/// machine, or creates one. No earlier server of the store can commit from then on. The directory,
+/// which is created if it does not exist, is for the socket and the key of the server; its
+/// descriptor is returned.
+///
+/// # Errors
+/// `Busy` if another server on this machine uses the directory; `Exists` if it has a store;
+/// `PermissionDenied` as for [`Store::open`](crate::Store::open); `Unsupported` if librados is not
+/// installed; those of the cluster.
+pub fn open_rados_for_server(path: &Path, pool: &str) -> Result<(Store, OwnedFd)> {
+    let opened = open_private(path, true)?;
+    let fail = |kind, reason: &str| {
+        let source = Some(reason.to_string().into());
+        Err(Error { source, ..Error::new(kind, "open the store", subject(path)) })
+    };
+    // The lock ends with the process. A server on another machine is excluded by RADOS.
+    if flock(&opened, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return fail(ErrorKind::Busy, "another server uses this directory");
+    }
+    let dir = PosixDir::of_descriptor(opened.try_clone().map_err(|e| failed_io(e, path))?);
+    match check_format(&dir, path)? {
+        Content::Store => {
+            return fail(ErrorKind::Exists, "it has a store of its own; pass another directory");
+        }
+        Content::Nothing => create_format(&dir, FORMAT_RADOS)?,
+        Content::Rados => {}
+    }
+    let pool = Pool::open(pool, &PoolOptions::default())?;
+    Ok((rados::open(Arc::new(pool))?, opened))
 }
 
 /// The tables, with the descriptor of the directory that their path refers to.
@@ -142,8 +182,19 @@ fn open_private(path: &Path, may_create: bool) -> Result<OwnedFd> {
     Ok(opened)
 }
 
-/// Returns whether the directory has no complete store yet.
-fn check_format(dir: &PosixDir, path: &Path) -> Result<bool> {
+/// The content of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// No complete store.
+    Nothing,
+    /// A store.
+    Store,
+    /// The socket and the key of a server whose store is in RADOS.
+    Rados,
+}
+
+/// Returns the content of a directory, which must not have other files.
+fn check_format(dir: &PosixDir, path: &Path) -> Result<Content> {
     let refuse = |kind, reason: String| {
         let source = Some(reason.into());
         Err(Error { source, ..Error::new(kind, "open the store", subject(path)) })
@@ -157,27 +208,28 @@ fn check_format(dir: &PosixDir, path: &Path) -> Result<bool> {
                     ErrorKind::Exists,
                     format!("it is not a store, and has other files: {}", name.escape_ascii()),
                 ),
-                None => Ok(true),
+                None => Ok(Content::Nothing),
             };
         }
         Err(error) => return Err(error),
     };
     let mut content = [0; FORMAT.len() + 1];
     let length = file.read_at(&mut content, 0)?;
-    match &content[..length] == FORMAT {
-        true => Ok(false),
-        false => refuse(ErrorKind::Damaged, "its file format is not that of a store of this version".into()),
+    match &content[..length] {
+        FORMAT => Ok(Content::Store),
+        FORMAT_RADOS => Ok(Content::Rados),
+        _ => refuse(ErrorKind::Damaged, "its file format is not that of a store of this version".into()),
     }
 }
 
-/// Marks the store as complete.
-fn create_format(dir: &PosixDir) -> Result<()> {
+/// Marks the directory as complete.
+fn create_format(dir: &PosixDir, content: &[u8]) -> Result<()> {
     match dir.remove(b"format.new") {
         Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let file = dir.create_file(b"format.new", 0o600)?;
-    file.write_at(FORMAT, 0)?;
+    file.write_at(content, 0)?;
     file.sync()?;
     dir.rename(b"format.new", dir, b"format", Rename::Replace)?;
     WritableDir::sync(dir)

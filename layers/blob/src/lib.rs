@@ -33,13 +33,14 @@ mod error;
 mod future;
 mod key;
 mod location;
+mod rados;
 mod remote;
 mod retries;
 mod store;
 mod transaction;
 
 pub use check::check;
-pub use directory::open_for_server;
+pub use directory::{open_for_server, open_rados_for_server};
 pub use error::{Error, Result};
 pub use future::CommitFuture;
 pub use key::{create_key, read_key};

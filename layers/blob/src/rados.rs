@@ -1,0 +1,187 @@
+//! A store in RADOS, for its server: tables in a guarded log, extents as objects
+//! (docs/decisions/0031-blob-on-rados.md).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quell_blob_service::{ExtentId, Extents, Options, Store};
+use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
+use quell_rados::{LogOptions, ObjectExtents, Objects, RadosStore};
+use quell_vfs::Result;
+
+use crate::embedded::SystemClock;
+
+/// The name of the store in its namespace of the pool.
+const NAME: &str = "blob";
+/// The size of the commits after which a checkpoint is written, in bytes: so much log is read
+/// within about two seconds when another server replaces this one.
+const CHECKPOINT_BYTES: u64 = 128 << 20;
+
+/// Opens the store in a namespace of a pool, or creates one. No earlier server of it can commit
+/// from then on.
+///
+/// # Errors
+/// `Damaged` if the store does not have its format; those of the cluster.
+pub(crate) fn open(objects: Arc<dyn Objects>) -> Result<Store> {
+    let store = RadosStore::open(objects.clone(), NAME, MemoryStore::new(), &LogOptions::default())?;
+    let uncheckpointed = AtomicU64::new(store.log_bytes());
+    let tables = Tables { store: Arc::new(store), uncheckpointed, checkpoint_runs: Arc::default() };
+    let extents = RadosExtents(ObjectExtents::new(objects, NAME)?);
+    Store::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
+}
+
+/// The tables of a store in RADOS, which writes checkpoints.
+struct Tables {
+    store: Arc<RadosStore<MemoryStore>>,
+    /// The size of the commits since the last checkpoint, in bytes.
+    uncheckpointed: AtomicU64,
+    checkpoint_runs: Arc<AtomicBool>,
+}
+
+impl Tables {
+    /// Writes a checkpoint, on a thread of its own: commits go on meanwhile.
+    fn start_checkpoint(&self) {
+        if self.checkpoint_runs.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (store, runs) = (self.store.clone(), self.checkpoint_runs.clone());
+        let started = std::thread::Builder::new().name("blob checkpoint".into()).spawn(move || {
+            // After an error the log stays, and a later commit starts the next attempt.
+            let _ = store.checkpoint();
+            runs.store(false, Ordering::Release);
+        });
+        match started {
+            Ok(_) => self.uncheckpointed.store(0, Ordering::Relaxed),
+            Err(_) => self.checkpoint_runs.store(false, Ordering::Release),
+        }
+    }
+}
+
+impl KeyValue for Tables {
+    fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.store.get(key)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<()> {
+        let bytes = batch.size_bytes();
+        self.store.commit(batch)?;
+        if self.uncheckpointed.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHECKPOINT_BYTES {
+            self.start_checkpoint();
+        }
+        Ok(())
+    }
+
+    fn scan(&self, range: &KeyRange<'_>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.store.scan(range, visit)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.store.sync()
+    }
+
+    fn size_bytes(&self) -> Result<u64> {
+        self.store.size_bytes()
+    }
+}
+
+/// Extents as objects.
+struct RadosExtents(ObjectExtents);
+
+impl Extents for RadosExtents {
+    fn write(&self, id: ExtentId, data: &[u8]) -> Result<()> {
+        self.0.write(id.0, data)
+    }
+
+    fn read(&self, id: ExtentId, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.0.read(id.0, offset, into)
+    }
+
+    fn remove(&self, id: ExtentId) -> Result<()> {
+        self.0.remove(id.0)
+    }
+
+    fn list(&self, first: ExtentId, visit: &mut dyn FnMut(ExtentId)) -> Result<()> {
+        self.0.list(first.0, &mut |number| visit(ExtentId(number)))
+    }
+}
+
+impl fmt::Debug for Tables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tables").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_rados::MemoryObjects;
+    use quell_wire::blob::{Operation, Transaction, Transform};
+
+    fn commit(store: &Store, operations: Vec<Operation>) -> quell_blob_service::CommitResult {
+        store.commit(Transaction { operations, ..Transaction::default() })
+    }
+
+    fn add(store: &Store) -> quell_blob_service::CommitResult {
+        let create = Operation::Create { name: b"sum".to_vec(), may_exist: true };
+        let add = Operation::Transform { name: b"sum".to_vec(), offset: 0, transform: Transform::add_i64(1) };
+        commit(store, vec![create, add])
+    }
+
+    fn sum(store: &Store) -> i64 {
+        let mut sum = [0; 8];
+        store.snapshot().read(b"sum", 0, &mut sum).expect("read");
+        i64::from_le_bytes(sum)
+    }
+
+    #[test]
+    fn a_server_that_was_replaced_commits_nothing_and_nothing_is_lost() {
+        let objects = Arc::new(MemoryObjects::new());
+        let first = open(objects.clone()).expect("opened");
+        for _ in 0..10 {
+            add(&first).expect("committed");
+        }
+        let large = vec![7; 5 << 20];
+        let create = Operation::Create { name: b"large".to_vec(), may_exist: false };
+        let append = Operation::Append { name: b"large".to_vec(), data: large.clone() };
+        commit(&first, vec![create, append]).expect("committed");
+        let second = open(objects).expect("taken over");
+        add(&first).expect_err("it was replaced");
+        add(&second).expect("committed");
+        assert_eq!(sum(&second), 11);
+        let mut found = vec![0; large.len()];
+        assert_eq!(second.snapshot().read(b"large", 0, &mut found).expect("read"), large.len());
+        assert!(found == large);
+    }
+
+    #[test]
+    fn checkpoints_are_written_and_read() {
+        let objects = Arc::new(MemoryObjects::new());
+        let store = open(objects.clone()).expect("opened");
+        add(&store).expect("committed");
+        let create = Operation::Create { name: b"data".to_vec(), may_exist: false };
+        commit(&store, vec![create]).expect("created");
+        let checkpoints = || objects.names().iter().filter(|name| name.contains(".checkpoint")).count();
+        assert_eq!(checkpoints(), 0, "{:?}", objects.names());
+        let mut rounds = 0_usize;
+        while checkpoints() == 0 {
+            rounds += 1;
+            assert!(rounds < 500, "no checkpoint: {:?}", objects.names());
+            let operations = (0..64_u64)
+                .map(|page| Operation::Write {
+                    name: b"data".to_vec(),
+                    offset: page * 16_384,
+                    data: vec![rounds as u8; 16_384],
+                })
+                .collect();
+            commit(&store, operations).expect("committed");
+        }
+        add(&store).expect("committed");
+        drop(store);
+        let store = open(objects.clone()).expect("opened again");
+        assert_eq!(sum(&store), 2);
+        let mut data = [0; 100];
+        store.snapshot().read(b"data", 1_000_000, &mut data).expect("read");
+        assert_eq!(data, [rounds as u8; 100]);
+    }
+}
