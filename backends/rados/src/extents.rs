@@ -176,8 +176,8 @@ impl ObjectExtents {
         let mut large = BTreeSet::new();
         self.objects.list(&format!("{}.extent.", self.name), &mut |object| {
             match names::parse(&self.name, object) {
-                Some(names::Part::Extent { number, piece: 0 }) if number >= first => visit(number),
-                Some(names::Part::Extent { number, .. }) if number >= first => {
+                Some(names::ParsedName::Extent { number, piece: 0 }) if number >= first => visit(number),
+                Some(names::ParsedName::Extent { number, .. }) if number >= first => {
                     large.insert(number);
                 }
                 _ => {}

@@ -96,9 +96,9 @@ mod tests {
             && let Some(part) = names::parse("a", text)
         {
             let again = match part {
-                names::Part::LogObject { epoch, number } => names::log_object("a", epoch, number),
-                names::Part::Piece { epoch, number, piece } => names::piece("a", epoch, number, piece),
-                names::Part::Extent { number, piece } => names::extent("a", number, piece),
+                names::ParsedName::LogObject { epoch, number } => names::log_object("a", epoch, number),
+                names::ParsedName::Piece { epoch, number, piece } => names::piece("a", epoch, number, piece),
+                names::ParsedName::Extent { number, piece } => names::extent("a", number, piece),
             };
             assert_eq!(again, text);
         }

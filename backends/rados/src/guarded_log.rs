@@ -43,7 +43,7 @@ impl Default for LogOptions {
 }
 
 /// The objects of one log.
-struct Place {
+struct LogStorage {
     objects: Arc<dyn Objects>,
     name: String,
 }
@@ -84,7 +84,7 @@ fn random() -> Result<[u8; 16]> {
     }
 }
 
-impl Place {
+impl LogStorage {
     fn head_name(&self) -> String {
         names::head(&self.name)
     }
@@ -183,7 +183,7 @@ fn missing(error: Error, object: &str) -> Error {
 /// A log that was taken over, and has not yet been read. No other process can append to it, unless
 /// that process takes the log over in turn.
 pub struct Takeover {
-    place: Place,
+    storage: LogStorage,
     head: Head,
     /// The position in the last log object.
     position: u64,
@@ -192,7 +192,7 @@ pub struct Takeover {
 
 impl fmt::Debug for Takeover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Takeover").field("name", &self.place.name).field("head", &self.head).finish()
+        f.debug_struct("Takeover").field("name", &self.storage.name).field("head", &self.head).finish()
     }
 }
 
@@ -210,14 +210,14 @@ impl Takeover {
                 format!("{name:?} is not the name of a log: use 1 to 64 letters, digits, `_` and `-`");
             return Err(failure(ErrorKind::InvalidInput, "open", name, reason));
         }
-        let place = Place { objects, name: name.to_owned() };
-        let head = take_epoch(&place, options.create)?;
+        let storage = LogStorage { objects, name: name.to_owned() };
+        let head = take_epoch(&storage, options.create)?;
         let position = match head.logs.last() {
-            Some(last) => fence(&place, *last, head.epoch)?,
+            Some(last) => fence(&storage, *last, head.epoch)?,
             None => 0,
         };
         let object_bytes = options.object_bytes.min(OBJECT_BYTES_MAX);
-        Ok(Takeover { place, head, position, object_bytes })
+        Ok(Takeover { storage, head, position, object_bytes })
     }
 
     /// Returns the epoch of this process.
@@ -235,16 +235,16 @@ impl Takeover {
     /// `Damaged` with the object and the offset if bytes that were acknowledged are missing or
     /// differ. The errors of `visit` and of [`Objects`].
     pub fn replay(self, visit: &mut dyn FnMut(Record<'_>) -> Result<()>) -> Result<GuardedLog> {
-        let Takeover { place, head, position, object_bytes } = self;
+        let Takeover { storage, head, position, object_bytes } = self;
         let mut expected = Expected { sequence: head.sequence, epoch: 0 };
         let mut log_bytes = 0;
         for (index, object) in head.logs.iter().enumerate() {
-            let name = place.object_name(*object);
+            let name = storage.object_name(*object);
             let end = match index + 1 == head.logs.len() {
                 true => position,
-                false => place.read_guard(*object).map_err(|error| missing(error, &name))?.position,
+                false => storage.read_guard(*object).map_err(|error| missing(error, &name))?.position,
             };
-            let bytes = place.read_object(*object, end)?;
+            let bytes = storage.read_object(*object, end)?;
             let header = Header {
                 id: head.id,
                 epoch: object.epoch,
@@ -261,7 +261,7 @@ impl Takeover {
             log_bytes += end - HEADER_BYTES;
         }
         let mut log = GuardedLog {
-            place,
+            storage,
             head,
             position,
             object_bytes,
@@ -289,13 +289,13 @@ impl From<Fault> for ReplayFailure {
 }
 
 /// Takes the next epoch in the head, which is created if there is none.
-fn take_epoch(place: &Place, create: bool) -> Result<Head> {
+fn take_epoch(storage: &LogStorage, create: bool) -> Result<Head> {
     let owner = random()?;
-    let mut old = place.read_head()?;
+    let mut old = storage.read_head()?;
     for _ in 0..TAKEOVERS {
         let new = match &old {
             Some(old) => Head { epoch: old.epoch + 1, owner, version: old.version + 1, ..old.clone() },
-            None if !create => return Err(Error::new(ErrorKind::NotFound, "open", place.head_name())),
+            None if !create => return Err(Error::new(ErrorKind::NotFound, "open", storage.head_name())),
             None => Head {
                 id: random()?,
                 epoch: 1,
@@ -307,29 +307,29 @@ fn take_epoch(place: &Place, create: bool) -> Result<Head> {
                 logs: Vec::new(),
             },
         };
-        match place.change_head(old.as_ref(), &new) {
+        match storage.change_head(old.as_ref(), &new) {
             Ok(()) => return Ok(new),
             Err(NotChanged::Other(found)) => old = Some(*found),
             Err(NotChanged::Refused(error) | NotChanged::Unknown(error)) => return Err(error),
         }
     }
     let reason = "other servers take the log over at the same time";
-    Err(failure(ErrorKind::Busy, "open", &place.name, reason))
+    Err(failure(ErrorKind::Busy, "open", &storage.name, reason))
 }
 
 /// Sets the epoch of the guard of a log object, so that no process with a smaller epoch can append
 /// to it. Returns the position.
-fn fence(place: &Place, object: LogObject, epoch: u64) -> Result<u64> {
-    let name = place.object_name(object);
+fn fence(storage: &LogStorage, object: LogObject, epoch: u64) -> Result<u64> {
+    let name = storage.object_name(object);
     let mut last_error = None;
     // The previous owner may append, and thereby change the guard, between the two operations.
     for _ in 0..TAKEOVERS {
-        let guard = match place.read_guard(object) {
+        let guard = match storage.read_guard(object) {
             // A process that took the log over later has removed the object.
             Err(error) if error.kind == ErrorKind::NotFound => {
-                return match place.read_head()? {
+                return match storage.read_head()? {
                     Some(head) if head.epoch > epoch => {
-                        Err(Failure::Replaced(Replaced { epoch: head.epoch }).error("open", &place.name))
+                        Err(Failure::Replaced(Replaced { epoch: head.epoch }).error("open", &storage.name))
                     }
                     _ => Err(missing(error, &name)),
                 };
@@ -337,13 +337,13 @@ fn fence(place: &Place, object: LogObject, epoch: u64) -> Result<u64> {
             guard => guard?,
         };
         if guard.epoch > epoch {
-            return Err(Failure::Replaced(Replaced { epoch: guard.epoch }).error("open", &place.name));
+            return Err(Failure::Replaced(Replaced { epoch: guard.epoch }).error("open", &storage.name));
         }
         if guard.epoch == epoch {
             return Ok(guard.position);
         }
         let (old, new) = (guard.encode(), Guard { epoch, ..guard }.encode());
-        match place
+        match storage
             .objects
             .write(&name, &Write::new().compare_attribute(GUARD, &old).set_attribute(GUARD, &new))
         {
@@ -370,7 +370,7 @@ pub(crate) struct BegunCheckpoint {
 
 /// A log of which this process is the owner.
 pub struct GuardedLog {
-    place: Place,
+    storage: LogStorage,
     head: Head,
     /// The position in the last log object.
     position: u64,
@@ -387,7 +387,7 @@ pub struct GuardedLog {
 impl fmt::Debug for GuardedLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("GuardedLog");
-        text.field("name", &self.place.name).field("epoch", &self.head.epoch);
+        text.field("name", &self.storage.name).field("epoch", &self.head.epoch);
         text.field("sequence", &self.sequence).field("failure", &self.failure).finish()
     }
 }
@@ -427,11 +427,11 @@ impl GuardedLog {
     /// error: it is not known here whether the record was appended, and every later append fails.
     pub fn append(&mut self, payload: &[u8]) -> Result<u64> {
         if let Some(failure) = &self.failure {
-            return Err(failure.error("append", &self.place.name));
+            return Err(failure.error("append", &self.storage.name));
         }
         if payload.len() > PAYLOAD_BYTES_MAX {
             let reason = format!("a record of {} bytes; the limit is {PAYLOAD_BYTES_MAX}", payload.len());
-            return Err(failure(ErrorKind::InvalidInput, "append", &self.place.name, reason));
+            return Err(failure(ErrorKind::InvalidInput, "append", &self.storage.name, reason));
         }
         let size = (RECORD_HEADER_BYTES + payload.len()) as u64;
         let limit = self.object_bytes.max(HEADER_BYTES + size).min(OBJECT_BYTES_MAX);
@@ -450,7 +450,7 @@ impl GuardedLog {
     /// Appends a record's bytes to the last object.
     fn append_bytes(&mut self, record: &[u8]) -> Result<()> {
         let object = self.last();
-        let name = self.place.object_name(object);
+        let name = self.storage.object_name(object);
         let old = Guard { epoch: self.head.epoch, position: self.position };
         let new = Guard { position: self.position + record.len() as u64, ..old };
         let (old, encoded) = (old.encode(), new.encode());
@@ -460,13 +460,13 @@ impl GuardedLog {
             .set_attribute(GUARD, &encoded);
         let mut unknown = None;
         for _ in 0..ATTEMPTS {
-            let error = match self.place.objects.write(&name, &write) {
+            let error = match self.storage.objects.write(&name, &write) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
             match error.kind {
                 ErrorKind::Conflict => {
-                    return match self.place.read_guard(object) {
+                    return match self.storage.read_guard(object) {
                         // An earlier attempt was performed: nothing else writes this guard.
                         Ok(guard) if guard == new => Ok(()),
                         Ok(guard) if guard.epoch > new.epoch => Err(self.replaced(guard.epoch)),
@@ -489,7 +489,7 @@ impl GuardedLog {
 
     /// Returns the error of a log object that does not exist any more.
     fn lost_object(&mut self, name: &str) -> Error {
-        match self.place.read_head() {
+        match self.storage.read_head() {
             Ok(Some(head)) if head.epoch > self.head.epoch => self.replaced(head.epoch),
             Ok(_) => self.fail(&damaged(name, "the object is missing")),
             Err(error) => self.fail(&error),
@@ -498,12 +498,12 @@ impl GuardedLog {
 
     fn replaced(&mut self, epoch: u64) -> Error {
         let failure = self.failure.insert(Failure::Replaced(Replaced { epoch }));
-        failure.error("append", &self.place.name)
+        failure.error("append", &self.storage.name)
     }
 
     fn fail(&mut self, error: &Error) -> Error {
         let failure = self.failure.insert(Failure::unknown(error));
-        failure.error("append", &self.place.name)
+        failure.error("append", &self.storage.name)
     }
 
     /// Creates the next log object, and adds it to the head. The following records are appended to
@@ -511,7 +511,7 @@ impl GuardedLog {
     fn begin_object(&mut self) -> Result<()> {
         if self.head.logs.len() == LOG_OBJECTS_MAX {
             let reason = format!("the log has {LOG_OBJECTS_MAX} objects: a checkpoint is needed");
-            return Err(failure(ErrorKind::NoSpace, "append", &self.place.name, reason));
+            return Err(failure(ErrorKind::NoSpace, "append", &self.storage.name, reason));
         }
         let object = self.create_object()?;
         let mut new = self.head.clone();
@@ -522,7 +522,7 @@ impl GuardedLog {
         new.logs.push(object);
         if let Err(error) = self.change_head(new) {
             // If the change was refused, the object remains without a use.
-            self.garbage.extend(self.failure.is_none().then(|| self.place.object_name(object)));
+            self.garbage.extend(self.failure.is_none().then(|| self.storage.object_name(object)));
             return Err(error);
         }
         self.position = HEADER_BYTES;
@@ -537,7 +537,7 @@ impl GuardedLog {
         for _ in 0..ATTEMPTS {
             let object = LogObject { epoch: self.head.epoch, number: self.head.next };
             self.head.next += 1;
-            let name = self.place.object_name(object);
+            let name = self.storage.object_name(object);
             let header = Header {
                 id: self.head.id,
                 epoch: object.epoch,
@@ -547,7 +547,7 @@ impl GuardedLog {
             let (header, guard) =
                 (header.encode(), Guard { epoch: object.epoch, position: HEADER_BYTES }.encode());
             let write = Write::new().create_exclusive().write_at(0, &header).set_attribute(GUARD, &guard);
-            match self.place.objects.write(&name, &write) {
+            match self.storage.objects.write(&name, &write) {
                 Ok(()) => return Ok(object),
                 Err(error) if is_refusal(&error) => return Err(error),
                 Err(error) => {
@@ -556,12 +556,13 @@ impl GuardedLog {
                 }
             }
         }
-        let error = unknown.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "append", &self.place.name));
+        let error =
+            unknown.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "append", &self.storage.name));
         Err(self.fail(&error))
     }
 
     fn change_head(&mut self, new: Head) -> Result<()> {
-        match self.place.change_head(Some(&self.head), &new) {
+        match self.storage.change_head(Some(&self.head), &new) {
             Ok(()) => {
                 self.head = new;
                 Ok(())
@@ -570,7 +571,7 @@ impl GuardedLog {
             Err(NotChanged::Unknown(error)) => Err(self.fail(&error)),
             Err(NotChanged::Other(found)) if found.epoch > self.head.epoch => Err(self.replaced(found.epoch)),
             Err(NotChanged::Other(_)) => {
-                let name = self.place.head_name();
+                let name = self.storage.head_name();
                 Err(self.fail(&damaged(&name, "the head is not one that this server wrote")))
             }
         }
@@ -580,7 +581,7 @@ impl GuardedLog {
     /// record was appended since the last checkpoint.
     pub(crate) fn begin_checkpoint(&mut self) -> Result<Option<BegunCheckpoint>> {
         if let Some(failure) = &self.failure {
-            return Err(failure.error("checkpoint", &self.place.name));
+            return Err(failure.error("checkpoint", &self.storage.name));
         }
         if self.log_bytes == 0 {
             return Ok(None);
@@ -594,7 +595,7 @@ impl GuardedLog {
     /// Publishes a checkpoint whose pieces are all written, and removes what it replaces.
     pub(crate) fn publish_checkpoint(&mut self, begun: &BegunCheckpoint) -> Result<()> {
         if let Some(failure) = &self.failure {
-            return Err(failure.error("checkpoint", &self.place.name));
+            return Err(failure.error("checkpoint", &self.storage.name));
         }
         let mut new = self.head.clone();
         new.version += 1;
@@ -605,7 +606,7 @@ impl GuardedLog {
         self.change_head(new)?;
         self.log_bytes -= begun.log_bytes;
         let logs = old.logs.iter().filter(|log| log.number < begun.checkpoint.number);
-        self.garbage.extend(logs.map(|log| names::log_object(&self.place.name, log.epoch, log.number)));
+        self.garbage.extend(logs.map(|log| names::log_object(&self.storage.name, log.epoch, log.number)));
         if let Some(checkpoint) = &old.checkpoint {
             self.discard_pieces(checkpoint);
         }
@@ -615,7 +616,7 @@ impl GuardedLog {
     /// Adds the pieces of a checkpoint that is not, or no longer, published to the objects that are
     /// to be removed.
     pub(crate) fn discard_pieces(&mut self, checkpoint: &Checkpoint) {
-        let piece = |piece| names::piece(&self.place.name, checkpoint.epoch, checkpoint.number, piece);
+        let piece = |piece| names::piece(&self.storage.name, checkpoint.epoch, checkpoint.number, piece);
         let pieces: Vec<_> = (0..checkpoint.pieces).map(piece).collect();
         self.garbage.extend(pieces);
     }
@@ -634,17 +635,17 @@ impl GuardedLog {
     /// an object is never named again.
     pub(crate) fn is_orphan(&self, object: &str) -> bool {
         let head = &self.head;
-        match names::parse(&self.place.name, object) {
-            Some(names::Part::LogObject { epoch, number }) => {
+        match names::parse(&self.storage.name, object) {
+            Some(names::ParsedName::LogObject { epoch, number }) => {
                 epoch < head.epoch && !head.logs.contains(&LogObject { epoch, number })
             }
-            Some(names::Part::Piece { epoch, number, piece }) => {
+            Some(names::ParsedName::Piece { epoch, number, piece }) => {
                 let named = |found: Checkpoint| {
                     (found.epoch, found.number) == (epoch, number) && piece < found.pieces
                 };
                 epoch < head.epoch && !head.checkpoint.is_some_and(named)
             }
-            Some(names::Part::Extent { .. }) | None => false,
+            Some(names::ParsedName::Extent { .. }) | None => false,
         }
     }
 }

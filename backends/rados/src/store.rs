@@ -53,7 +53,7 @@ pub struct RadosStore<L> {
 struct Shared {
     /// `None` while a thread uses it, without the lock.
     log: Option<GuardedLog>,
-    waiting: VecDeque<Arc<Commit>>,
+    waiting: VecDeque<Arc<WaitingCommit>>,
     /// Callers that need the log for something else than a commit, which go first.
     others: usize,
     failure: Option<Failure>,
@@ -61,7 +61,7 @@ struct Shared {
 }
 
 /// A commit that waits.
-struct Commit {
+struct WaitingCommit {
     encoded: Vec<u8>,
     state: Mutex<CommitState>,
     /// Notified, with the lock of `Shared`, when the result is known or this commit may lead.
@@ -304,7 +304,7 @@ impl<L: KeyValue> RadosStore<L> {
 
     /// Appends the commits at the front of the queue as one record, and applies them to the local
     /// store. The caller has taken the log.
-    fn lead(&self, mut turn: Turn<'_, L>, group: &[Arc<Commit>]) {
+    fn lead(&self, mut turn: Turn<'_, L>, group: &[Arc<WaitingCommit>]) {
         let payload = encode_group(group.iter().map(|commit| commit.encoded.as_slice()));
         let mut result = turn.log().append(&payload).map(drop).map_err(|error| Failure::of(&error));
         let mut results = Vec::with_capacity(group.len());
@@ -330,7 +330,7 @@ impl<L: KeyValue> RadosStore<L> {
 }
 
 /// Takes the commits that share the next record from the queue.
-fn take_group(waiting: &mut VecDeque<Arc<Commit>>) -> Vec<Arc<Commit>> {
+fn take_group(waiting: &mut VecDeque<Arc<WaitingCommit>>) -> Vec<Arc<WaitingCommit>> {
     let (mut group, mut bytes) = (Vec::new(), 0);
     while let Some(next) = waiting.front() {
         bytes += next.encoded.len();
@@ -458,7 +458,7 @@ impl<L: KeyValue> KeyValue for RadosStore<L> {
         }
         let encoded = encode_batch(&batch);
         let state = Mutex::new(CommitState { batch: Some(batch), result: None });
-        let own = Arc::new(Commit { encoded, state, changed: Condvar::new() });
+        let own = Arc::new(WaitingCommit { encoded, state, changed: Condvar::new() });
         let mut shared = lock(&self.shared);
         shared.waiting.push_back(Arc::clone(&own));
         loop {

@@ -4,12 +4,12 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use quell_blob_service::Store;
+use quell_blob_service::OpenStore;
 use quell_threads::{lock, wait_while};
 use quell_transport::peer;
 
 #[derive(Default)]
-struct State {
+struct CommitterState {
     /// Transactions may wait.
     is_awake: bool,
     is_ending: bool,
@@ -17,7 +17,7 @@ struct State {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<CommitterState>,
     changed: Condvar,
 }
 
@@ -42,7 +42,7 @@ impl CommitterWaker {
 }
 
 impl Committer {
-    pub(crate) fn start(store: Store) -> io::Result<Committer> {
+    pub(crate) fn start(store: OpenStore) -> io::Result<Committer> {
         let shared = Arc::new(Shared::default());
         let own = shared.clone();
         let run = move || {

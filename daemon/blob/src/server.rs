@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quell_blob_service::{SessionLimits, Sessions, Store};
+use quell_blob_service::{OpenStore, SessionLimits, Sessions};
 use quell_threads::lock;
 use quell_transport::peer::{self, PoolKey, Protection, Role, ServerSettings};
 use quell_vfs::{Error, Result};
@@ -42,7 +42,7 @@ impl Default for ServerOptions {
 
 /// A server, which serves clients until [`stop`](Server::stop).
 pub struct Server {
-    store: Store,
+    store: OpenStore,
     sessions: Arc<Sessions>,
     connections: peer::Server,
     threads: Mutex<(Workers, Committer)>,
@@ -60,7 +60,7 @@ impl Server {
     /// # Errors
     /// `InvalidInput` for options out of bounds; the error of the system if no thread can be
     /// created.
-    pub fn start(store: Store, key: PoolKey, options: ServerOptions) -> Result<Server> {
+    pub fn start(store: OpenStore, key: PoolKey, options: ServerOptions) -> Result<Server> {
         let failed = |cause| Error::from_io(cause, "start threads for", "requests");
         let sessions = Arc::new(Sessions::new(store.clone(), options.limits));
         let mut committer = Committer::start(store.clone()).map_err(failed)?;

@@ -7,10 +7,10 @@ use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version
 /// A store in this process or on a server. Any number of threads may use it.
 pub(crate) trait Backend: Send + Sync {
     /// Begins a snapshot of the latest state.
-    fn begin(&self) -> Result<Box<dyn State>>;
+    fn begin(&self) -> Result<Box<dyn TransactionState>>;
 
     /// Returns the latest state, for one read.
-    fn latest(&self) -> Result<Box<dyn State>> {
+    fn latest(&self) -> Result<Box<dyn TransactionState>> {
         self.begin()
     }
 
@@ -25,7 +25,7 @@ pub(crate) trait Backend: Send + Sync {
 }
 
 /// A snapshot, and the operations of a transaction that reads it.
-pub(crate) trait State: Send + Sync {
+pub(crate) trait TransactionState: Send + Sync {
     /// Returns the version of the snapshot.
     fn version(&self) -> Version;
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_blob_service::{CheckedStore, ExtentDir, Options, Problem, Store};
+use quell_blob_service::{CheckedStore, ExtentDir, OpenStore, Options, Problem};
 use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyRange, KeyValue, Value};
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_rados::{Pool, PoolOptions};
@@ -27,9 +27,9 @@ const NAMES: [&[u8]; 6] = [b"format", b"format.new", b"tables", b"extents", b"ke
 const CACHE_BYTES: u64 = 64 << 20;
 
 /// Opens the store in a directory, which is created if `may_create` is set and it does not exist.
-pub(crate) fn open(path: &Path, may_create: bool) -> Result<Store> {
+pub(crate) fn open(path: &Path, may_create: bool) -> Result<OpenStore> {
     let (tables, extents) = open_storage(path, may_create)?;
-    Store::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
+    OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
 }
 
 /// Checks the store in a directory, and passes its problems to `report`.
@@ -38,17 +38,17 @@ pub(crate) fn check(path: &Path, repair: bool, report: &mut dyn FnMut(Problem)) 
     quell_blob_service::check(&tables, &extents, repair, report)
 }
 
-fn open_storage(path: &Path, may_create: bool) -> Result<(Tables, ExtentDir)> {
+fn open_storage(path: &Path, may_create: bool) -> Result<(DirectoryTables, ExtentDir)> {
     let opened = open_private(path, may_create)?;
     // All names below are looked up from this descriptor, whatever happens to the path.
     let base = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     let dir = PosixDir::of_descriptor(opened.try_clone().map_err(|e| failed_io(e, path))?);
-    let content = check_format(&dir, path)?;
-    if content == Content::Rados {
+    let kind = check_format(&dir, path)?;
+    if kind == DirectoryKind::Rados {
         let source = Some("its store is in RADOS, and no server answers: start quell blob serve".into());
         return Err(Error { source, ..Error::new(ErrorKind::Busy, "open the store", subject(path)) });
     }
-    let is_new = content == Content::Nothing;
+    let is_new = kind == DirectoryKind::NoStore;
     if is_new && !may_create {
         let source = Some("there is no store in this directory".into());
         return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open the store", subject(path)) });
@@ -74,7 +74,7 @@ fn open_storage(path: &Path, may_create: bool) -> Result<(Tables, ExtentDir)> {
         create_format(&dir, FORMAT)?;
     }
     let extents = ExtentDir::new(dir.open_writable_dir(b"extents")?, Durability::Power);
-    let tables = Tables { store: tables, _directory: opened };
+    let tables = DirectoryTables { store: tables, _directory: opened };
     Ok((tables, extents))
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn connect(path: &Path) -> Result<Remote> {
 ///
 /// # Errors
 /// As for [`Store::open`](crate::Store::open).
-pub fn open_for_server(path: &Path) -> Result<(Store, OwnedFd)> {
+pub fn open_for_server(path: &Path) -> Result<(OpenStore, OwnedFd)> {
     let store = open(path, true)?;
     Ok((store, open_private(path, false)?))
 }
@@ -105,7 +105,7 @@ pub fn open_for_server(path: &Path) -> Result<(Store, OwnedFd)> {
 /// `Busy` if another server on this machine uses the directory; `Exists` if it has a store;
 /// `PermissionDenied` as for [`Store::open`](crate::Store::open); `Unsupported` if librados is not
 /// installed; those of the cluster.
-pub fn open_rados_for_server(path: &Path, pool: &str) -> Result<(Store, OwnedFd)> {
+pub fn open_rados_for_server(path: &Path, pool: &str) -> Result<(OpenStore, OwnedFd)> {
     let opened = open_private(path, true)?;
     let fail = |kind, reason: &str| {
         let source = Some(reason.to_string().into());
@@ -117,23 +117,23 @@ pub fn open_rados_for_server(path: &Path, pool: &str) -> Result<(Store, OwnedFd)
     }
     let dir = PosixDir::of_descriptor(opened.try_clone().map_err(|e| failed_io(e, path))?);
     match check_format(&dir, path)? {
-        Content::Store => {
+        DirectoryKind::Store => {
             return fail(ErrorKind::Exists, "it has a store of its own; pass another directory");
         }
-        Content::Nothing => create_format(&dir, FORMAT_RADOS)?,
-        Content::Rados => {}
+        DirectoryKind::NoStore => create_format(&dir, FORMAT_RADOS)?,
+        DirectoryKind::Rados => {}
     }
     let pool = Pool::open(pool, &PoolOptions::default())?;
     Ok((rados::open(Arc::new(pool))?, opened))
 }
 
 /// The tables, with the descriptor of the directory that their path refers to.
-struct Tables {
+struct DirectoryTables {
     store: DiskStore,
     _directory: OwnedFd,
 }
 
-impl KeyValue for Tables {
+impl KeyValue for DirectoryTables {
     fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         self.store.get(key)
     }
@@ -182,19 +182,19 @@ fn open_private(path: &Path, may_create: bool) -> Result<OwnedFd> {
     Ok(opened)
 }
 
-/// The content of a directory.
+/// The use of a directory, which its file `format` states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
-    /// No complete store.
-    Nothing,
-    /// A store.
+enum DirectoryKind {
+    /// It has no complete store.
+    NoStore,
+    /// It has a store.
     Store,
-    /// The socket and the key of a server whose store is in RADOS.
+    /// It has the socket and the key of a server whose store is in RADOS.
     Rados,
 }
 
-/// Returns the content of a directory, which must not have other files.
-fn check_format(dir: &PosixDir, path: &Path) -> Result<Content> {
+/// Returns the use of a directory. One without the file `format` must not have other files.
+fn check_format(dir: &PosixDir, path: &Path) -> Result<DirectoryKind> {
     let refuse = |kind, reason: String| {
         let source = Some(reason.into());
         Err(Error { source, ..Error::new(kind, "open the store", subject(path)) })
@@ -208,7 +208,7 @@ fn check_format(dir: &PosixDir, path: &Path) -> Result<Content> {
                     ErrorKind::Exists,
                     format!("it is not a store, and has other files: {}", name.escape_ascii()),
                 ),
-                None => Ok(Content::Nothing),
+                None => Ok(DirectoryKind::NoStore),
             };
         }
         Err(error) => return Err(error),
@@ -216,8 +216,8 @@ fn check_format(dir: &PosixDir, path: &Path) -> Result<Content> {
     let mut content = [0; FORMAT.len() + 1];
     let length = file.read_at(&mut content, 0)?;
     match &content[..length] {
-        FORMAT => Ok(Content::Store),
-        FORMAT_RADOS => Ok(Content::Rados),
+        FORMAT => Ok(DirectoryKind::Store),
+        FORMAT_RADOS => Ok(DirectoryKind::Rados),
         _ => refuse(ErrorKind::Damaged, "its file format is not that of a store of this version".into()),
     }
 }

@@ -4,23 +4,23 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use quell_blob_service::{BlobStat, Clock, CommitResult, Draft, Store};
+use quell_blob_service::{BlobStat, Clock, CommitResult, DraftState, OpenStore};
 use quell_threads::lock;
 use quell_vfs::{Error, Result};
 use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version};
 
-use crate::backend::{Backend, State};
+use crate::backend::{Backend, TransactionState};
 
 /// A store in this process.
 pub(crate) struct Embedded {
-    store: Store,
+    store: OpenStore,
     /// Wakes the thread that commits submitted transactions. It is started by the first of them,
     /// and ends with the store.
     committer: Mutex<Option<Sender<()>>>,
 }
 
 impl Embedded {
-    pub(crate) fn new(store: Store) -> Embedded {
+    pub(crate) fn new(store: OpenStore) -> Embedded {
         Embedded { store, committer: Mutex::new(None) }
     }
 
@@ -50,7 +50,7 @@ impl Embedded {
 }
 
 impl Backend for Embedded {
-    fn begin(&self) -> Result<Box<dyn State>> {
+    fn begin(&self) -> Result<Box<dyn TransactionState>> {
         Ok(Box::new(EmbeddedState(self.store.snapshot().draft())))
     }
 
@@ -74,9 +74,9 @@ impl Backend for Embedded {
     }
 }
 
-struct EmbeddedState(Draft);
+struct EmbeddedState(DraftState);
 
-impl State for EmbeddedState {
+impl TransactionState for EmbeddedState {
     fn version(&self) -> Version {
         self.0.version()
     }

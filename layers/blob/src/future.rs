@@ -11,20 +11,20 @@ use quell_wire::blob::Committed;
 use crate::error::Result;
 
 #[derive(Default)]
-struct State {
+struct FutureState {
     result: Option<Result<Committed>>,
     waker: Option<Waker>,
 }
 
 /// The result of a commit, when it is there. It must not be polled after that.
-pub struct CommitFuture(Arc<Mutex<State>>);
+pub struct CommitFuture(Arc<Mutex<FutureState>>);
 
 /// The side that completes a future.
-pub(crate) struct Completion(Arc<Mutex<State>>);
+pub(crate) struct Completion(Arc<Mutex<FutureState>>);
 
 impl CommitFuture {
     pub(crate) fn pair() -> (Completion, CommitFuture) {
-        let state = Arc::<Mutex<State>>::default();
+        let state = Arc::<Mutex<FutureState>>::default();
         (Completion(state.clone()), CommitFuture(state))
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use quell_blob_service::{ExtentId, Extents, Options, Store};
+use quell_blob_service::{ExtentId, Extents, OpenStore, Options};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_rados::{LogOptions, ObjectExtents, Objects, RadosStore};
 use quell_vfs::Result;
@@ -23,23 +23,23 @@ const CHECKPOINT_BYTES: u64 = 128 << 20;
 ///
 /// # Errors
 /// `Damaged` if the store does not have its format; those of the cluster.
-pub(crate) fn open(objects: Arc<dyn Objects>) -> Result<Store> {
+pub(crate) fn open(objects: Arc<dyn Objects>) -> Result<OpenStore> {
     let store = RadosStore::open(objects.clone(), NAME, MemoryStore::new(), &LogOptions::default())?;
     let uncheckpointed = AtomicU64::new(store.log_bytes());
-    let tables = Tables { store: Arc::new(store), uncheckpointed, checkpoint_runs: Arc::default() };
+    let tables = RadosTables { store: Arc::new(store), uncheckpointed, checkpoint_runs: Arc::default() };
     let extents = RadosExtents(ObjectExtents::new(objects, NAME)?);
-    Store::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
+    OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
 }
 
 /// The tables of a store in RADOS, which writes checkpoints.
-struct Tables {
+struct RadosTables {
     store: Arc<RadosStore<MemoryStore>>,
     /// The size of the commits since the last checkpoint, in bytes.
     uncheckpointed: AtomicU64,
     checkpoint_runs: Arc<AtomicBool>,
 }
 
-impl Tables {
+impl RadosTables {
     /// Writes a checkpoint, on a thread of its own: commits go on meanwhile.
     fn start_checkpoint(&self) {
         if self.checkpoint_runs.swap(true, Ordering::AcqRel) {
@@ -58,7 +58,7 @@ impl Tables {
     }
 }
 
-impl KeyValue for Tables {
+impl KeyValue for RadosTables {
     fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         self.store.get(key)
     }
@@ -106,9 +106,9 @@ impl Extents for RadosExtents {
     }
 }
 
-impl fmt::Debug for Tables {
+impl fmt::Debug for RadosTables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tables").field("store", &self.store).finish_non_exhaustive()
+        f.debug_struct("RadosTables").field("store", &self.store).finish_non_exhaustive()
     }
 }
 
@@ -118,17 +118,17 @@ mod tests {
     use quell_rados::MemoryObjects;
     use quell_wire::blob::{Operation, Transaction, Transform};
 
-    fn commit(store: &Store, operations: Vec<Operation>) -> quell_blob_service::CommitResult {
+    fn commit(store: &OpenStore, operations: Vec<Operation>) -> quell_blob_service::CommitResult {
         store.commit(Transaction { operations, ..Transaction::default() })
     }
 
-    fn add(store: &Store) -> quell_blob_service::CommitResult {
+    fn add(store: &OpenStore) -> quell_blob_service::CommitResult {
         let create = Operation::Create { name: b"sum".to_vec(), may_exist: true };
         let add = Operation::Transform { name: b"sum".to_vec(), offset: 0, transform: Transform::add_i64(1) };
         commit(store, vec![create, add])
     }
 
-    fn sum(store: &Store) -> i64 {
+    fn sum(store: &OpenStore) -> i64 {
         let mut sum = [0; 8];
         store.snapshot().read(b"sum", 0, &mut sum).expect("read");
         i64::from_le_bytes(sum)

@@ -16,12 +16,12 @@ use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Protectio
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, Operation, OperationResult, PROTOCOL, ReadState,
-    Refusal, Reply, Request, SnapshotId, Transaction, TransactionId, UPLOAD_BYTES_MAX, UploadId, Version,
+    Refusal, Reply, Request, SnapshotId, Transaction, TransactionId, TransferId, UPLOAD_BYTES_MAX, Version,
 };
 use quell_wire::{decode, encode};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::backend::{Backend, State};
+use crate::backend::{Backend, TransactionState};
 
 /// The largest reply to a request without a long result, in bytes.
 const SHORT_REPLY_BYTES: u32 = 4096;
@@ -62,7 +62,7 @@ struct Connection {
 }
 
 /// A commit that was sent.
-struct Commit {
+struct SentCommit {
     transaction: Transaction,
     deadline: Instant,
     done: Box<dyn FnOnce(CommitResult) + Send>,
@@ -71,9 +71,9 @@ struct Commit {
 /// A commit that needs more than one request.
 enum Unfinished {
     /// Is sent again.
-    Repeat(Commit),
+    Repeat(SentCommit),
     /// Its result is fetched in parts.
-    Fetch(Commit, UploadId, u64),
+    Fetch(SentCommit, TransferId, u64),
 }
 
 impl Remote {
@@ -223,7 +223,7 @@ impl Connection {
     }
 
     /// Fetches a long reply.
-    fn fetch(&self, reply: UploadId, length_bytes: u64, deadline: Instant) -> Result<Reply> {
+    fn fetch(&self, reply: TransferId, length_bytes: u64, deadline: Instant) -> Result<Reply> {
         if length_bytes > 2 * UPLOAD_BYTES_MAX as u64 {
             return Err(self.error(ErrorKind::Damaged, "the server announces too long a reply"));
         }
@@ -248,11 +248,11 @@ impl Connection {
     }
 
     /// Uploads bytes in parts.
-    fn upload(&self, bytes: &[u8], deadline: Instant) -> Result<UploadId> {
+    fn upload(&self, bytes: &[u8], deadline: Instant) -> Result<TransferId> {
         if bytes.len() > UPLOAD_BYTES_MAX {
             return Err(self.error(ErrorKind::InvalidInput, "a transaction has more than 257 MiB; divide it"));
         }
-        let upload = UploadId(self.number());
+        let upload = TransferId(self.number());
         let mut offset = 0;
         while offset < bytes.len() {
             let part = &bytes[offset..bytes.len().min(offset + DATA_BYTES_MAX)];
@@ -279,7 +279,7 @@ impl Connection {
     }
 
     /// Sends a commit. Data that is too large for a message is uploaded first.
-    fn send(self: &Arc<Self>, mut commit: Commit) {
+    fn send(self: &Arc<Self>, mut commit: SentCommit) {
         let request = Request::Commit(std::mem::take(&mut commit.transaction));
         let mut encoded = encode(&request);
         let Request::Commit(transaction) = request else { unreachable!("it was created above") };
@@ -297,7 +297,7 @@ impl Connection {
     }
 
     /// Takes the result of a commit, on a thread that must not block.
-    fn take_result(self: &Arc<Self>, mut commit: Commit, result: Result<Vec<u8>>) {
+    fn take_result(self: &Arc<Self>, mut commit: SentCommit, result: Result<Vec<u8>>) {
         let reply = match result {
             Ok(reply) => decode(&reply),
             Err(error) => {
@@ -395,11 +395,11 @@ fn reply_bytes(transaction: &Transaction) -> u32 {
 }
 
 impl Backend for Remote {
-    fn begin(&self) -> Result<Box<dyn State>> {
+    fn begin(&self) -> Result<Box<dyn TransactionState>> {
         Ok(Box::new(self.connection.begin_state()?))
     }
 
-    fn latest(&self) -> Result<Box<dyn State>> {
+    fn latest(&self) -> Result<Box<dyn TransactionState>> {
         let version = Version(self.connection.known.load(Ordering::Relaxed));
         let connection = self.connection.clone();
         Ok(Box::new(RemoteState { connection, snapshot: None, version, operations: Vec::new() }))
@@ -417,7 +417,7 @@ impl Backend for Remote {
         let begun = Version(connection.known.load(Ordering::Relaxed));
         let number = connection.number();
         transaction.id.get_or_insert(TransactionId { client: connection.id, number, begun });
-        connection.send(Commit { transaction, deadline: Instant::now() + connection.limit, done });
+        connection.send(SentCommit { transaction, deadline: Instant::now() + connection.limit, done });
     }
 
     fn collect(&self) -> Result<()> {
@@ -513,7 +513,7 @@ impl RemoteState {
     }
 }
 
-impl State for RemoteState {
+impl TransactionState for RemoteState {
     fn version(&self) -> Version {
         self.version
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use quell_blob_service::BlobStat;
 use quell_vfs::ErrorKind;
-use quell_wire::blob::{Committed, Operation, Transaction as Commit, Transform, Version};
+use quell_wire::blob::{Committed, Operation, Transaction as WireTransaction, Transform, Version};
 
-use crate::backend::{Backend, State};
+use crate::backend::{Backend, TransactionState};
 use crate::directory;
 use crate::embedded::Embedded;
 use crate::error::Result;
@@ -120,14 +120,14 @@ impl Store {
     /// # Errors
     /// The reason for which they were refused: see [`Refusal`](crate::Refusal).
     pub fn commit(&self, operations: Vec<Operation>) -> Result<Committed> {
-        Ok(self.backend.commit(Commit { operations, ..Commit::default() })?)
+        Ok(self.backend.commit(WireTransaction { operations, ..WireTransaction::default() })?)
     }
 
     /// Commits operations as [`commit`](Store::commit) does, without waiting: `done` gets the
     /// result on another thread, and must not block. Data of 32 KiB and more is written before the
     /// call returns.
     pub fn submit(&self, operations: Vec<Operation>, done: impl FnOnce(Result<Committed>) + Send + 'static) {
-        let commit = Commit { operations, ..Commit::default() };
+        let commit = WireTransaction { operations, ..WireTransaction::default() };
         self.backend.submit(commit, Box::new(|result| done(result.map_err(Into::into))));
     }
 
@@ -236,7 +236,7 @@ impl fmt::Debug for Store {
 /// All methods fail with `Stale` if so much was changed since that the store no longer keeps the
 /// state.
 pub struct Snapshot {
-    state: Box<dyn State>,
+    state: Box<dyn TransactionState>,
 }
 
 impl Snapshot {

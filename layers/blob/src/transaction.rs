@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use quell_blob_service::BlobStat;
 use quell_vfs::ErrorKind;
-use quell_wire::blob::{Committed, Operation, Part, Read, Transaction as Commit, Transform, Version};
+use quell_wire::blob::{
+    Committed, Operation, Part, Read, Transaction as WireTransaction, Transform, Version,
+};
 
-use crate::backend::{Backend, State};
+use crate::backend::{Backend, TransactionState};
 use crate::error::Result;
 
 /// A transaction. It reads one state of the store and its own changes. Other programs see its
@@ -19,7 +21,7 @@ use crate::error::Result;
 /// in which each one is after all that were committed before it began.
 pub struct Transaction {
     backend: Arc<dyn Backend>,
-    state: Box<dyn State>,
+    state: Box<dyn TransactionState>,
     reads: HashSet<Read>,
     operations: Vec<Operation>,
     /// The operations that `state` has applied: a read applies the others first.
@@ -27,7 +29,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    pub(crate) fn new(backend: Arc<dyn Backend>, state: Box<dyn State>) -> Transaction {
+    pub(crate) fn new(backend: Arc<dyn Backend>, state: Box<dyn TransactionState>) -> Transaction {
         Transaction { backend, state, reads: HashSet::new(), operations: Vec::new(), applied: 0 }
     }
 
@@ -175,7 +177,8 @@ impl Transaction {
     pub fn commit(self) -> Result<Committed> {
         let snapshot = (!self.reads.is_empty()).then(|| self.state.version());
         let reads = self.reads.into_iter().collect();
-        let commit = Commit { snapshot, reads, operations: self.operations, ..Commit::default() };
+        let commit =
+            WireTransaction { snapshot, reads, operations: self.operations, ..WireTransaction::default() };
         Ok(self.backend.commit(commit)?)
     }
 

@@ -10,7 +10,7 @@ mod transform;
 
 pub use message::{
     DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId,
-    UPLOAD_BYTES_MAX, UploadId,
+    TransferId, UPLOAD_BYTES_MAX,
 };
 pub use operation::{
     BlobStat, Committed, NAME_BYTES_MAX, OPERATIONS_MAX, Operation, OperationResult, Part, READS_MAX, Read,

@@ -7,7 +7,7 @@ use quell_wire::blob::{NAME_BYTES_MAX, Operation, OperationResult, Refusal, Tran
 
 use crate::content::{Content, NewExtent, end_of, entry, is_stale_content, read};
 use crate::extents::Extents;
-use crate::keys::{self, BlobEntry, BlobId, PAGE_BYTES};
+use crate::keys::{self, BlobEntry, ContentId, PAGE_BYTES};
 use crate::recent::{Change, ChangedPart};
 use crate::tables::{Changes, Tables};
 use crate::transform::{self, NotApplied};
@@ -33,7 +33,7 @@ impl PreparedOperation {
 pub(crate) struct Environment<'a> {
     pub(crate) extents: &'a dyn Extents,
     /// Returns a number that no other content has.
-    pub(crate) new_id: &'a dyn Fn() -> BlobId,
+    pub(crate) new_id: &'a dyn Fn() -> ContentId,
     /// The time of the commit, in nanoseconds since 1970.
     pub(crate) now_ns: u64,
 }
@@ -177,7 +177,7 @@ fn resize(
     size_bytes: u64,
 ) -> Result<()> {
     if size_bytes == 0 && has_much_content(entry) {
-        changes.put(keys::deleted_blob(entry.id), &[]);
+        changes.put(keys::deleted_content(entry.id), &[]);
         *entry = BlobEntry {
             id: (environment.new_id)(),
             size_bytes: 0,
@@ -193,7 +193,7 @@ fn resize(
 /// Removes the content of a blob that is deleted, or marks it to be removed later.
 fn discard_content(changes: &mut Changes<'_>, extents: &dyn Extents, entry: &BlobEntry) -> Result<()> {
     if has_much_content(entry) {
-        changes.put(keys::deleted_blob(entry.id), &[]);
+        changes.put(keys::deleted_content(entry.id), &[]);
         return Ok(());
     }
     Content { changes, extents, entry: &mut entry.clone() }.resize(0)

@@ -8,7 +8,7 @@ use quell_wire::blob::Committed;
 
 use crate::extents::Extents;
 use crate::garbage::batch_of;
-use crate::keys::{self, BlobEntry, BlobId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
+use crate::keys::{self, BlobEntry, ContentId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
 use crate::tables::{Changed, Changes, Latest, visit_prefix};
 
 /// The number of bytes of an extent that are read at once.
@@ -128,8 +128,8 @@ pub fn check(
         checked: CheckedStore::default(),
     };
     visit_prefix(&latest, &keys::name(b""), &mut |key, value| check.name(key, value))?;
-    visit_prefix(&latest, &keys::deleted_blobs(), &mut |key, _| {
-        match keys::deleted_blob_of(key) {
+    visit_prefix(&latest, &keys::deleted_contents(), &mut |key, _| {
+        match keys::deleted_content_of(key) {
             Ok(id) => {
                 check.deleted.insert(id);
             }
@@ -193,13 +193,13 @@ struct Check<'a, 'c> {
     extents: &'a dyn Extents,
     report: &'a mut dyn FnMut(Problem),
     repairs: Changes<'c>,
-    blobs: HashMap<BlobId, Blob>,
-    deleted: HashSet<BlobId>,
+    blobs: HashMap<ContentId, Blob>,
+    deleted: HashSet<ContentId>,
     /// Contents that no blob has and that were reported.
-    orphans: HashSet<BlobId>,
+    orphans: HashSet<ContentId>,
     /// For each extent, the number of references, the end of the last byte that one names, and a
     /// content that refers to it.
-    references: HashMap<ExtentId, (u32, u64, BlobId)>,
+    references: HashMap<ExtentId, (u32, u64, ContentId)>,
     checked: CheckedStore,
 }
 
@@ -211,7 +211,7 @@ struct Blob {
 }
 
 impl Check<'_, '_> {
-    fn problem(&mut self, kind: ProblemKind, id: Option<BlobId>, detail: String, is_repairable: bool) {
+    fn problem(&mut self, kind: ProblemKind, id: Option<ContentId>, detail: String, is_repairable: bool) {
         let name = id.and_then(|id| self.blobs.get(&id)).map(|blob| blob.name.clone());
         (self.report)(Problem { kind, name, detail, is_repairable });
     }
@@ -237,13 +237,13 @@ impl Check<'_, '_> {
 
     /// Returns the end of the part of a content that pages and references may have; `None` if no
     /// blob has the content.
-    fn end_of_content(&mut self, id: BlobId) -> Option<u64> {
+    fn end_of_content(&mut self, id: ContentId) -> Option<u64> {
         if let Some(blob) = self.blobs.get(&id) {
             return Some(blob.entry.size_bytes.max(blob.entry.stale_end_bytes));
         }
         if !self.deleted.contains(&id) && self.orphans.insert(id) {
             self.problem(ProblemKind::OrphanContent, None, format!("content {:x}", id.0), true);
-            self.repairs.put(keys::deleted_blob(id), &[]);
+            self.repairs.put(keys::deleted_content(id), &[]);
         }
         None
     }
@@ -298,8 +298,9 @@ impl Check<'_, '_> {
     }
 
     fn counts(&mut self) {
-        let wrong = |(id, blob): (&BlobId, &Blob)| (blob.references != blob.entry.extent_refs).then_some(*id);
-        let wrong: Vec<BlobId> = self.blobs.iter().filter_map(wrong).collect();
+        let wrong =
+            |(id, blob): (&ContentId, &Blob)| (blob.references != blob.entry.extent_refs).then_some(*id);
+        let wrong: Vec<ContentId> = self.blobs.iter().filter_map(wrong).collect();
         for id in wrong {
             let Some(blob) = self.blobs.get(&id) else { continue };
             let detail = format!("{} references, not {}", blob.references, blob.entry.extent_refs);

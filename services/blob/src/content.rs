@@ -11,7 +11,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::SIZE_BYTES_MAX;
 
 use crate::extents::Extents;
-use crate::keys::{self, BlobEntry, BlobId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
+use crate::keys::{self, BlobEntry, ContentId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
 use crate::tables::{Changes, Tables, end_of_prefix};
 
 /// A read of more pages scans the tables; a read of fewer pages gets each of them.
@@ -112,7 +112,7 @@ fn copy_page(number: u64, page: &[u8], offset: u64, into: &mut [u8]) {
 }
 
 /// Returns the pieces of extents in a range.
-fn pieces(tables: &dyn Tables, id: BlobId, start: u64, end: u64) -> Result<Vec<Piece>> {
+fn pieces(tables: &dyn Tables, id: ContentId, start: u64, end: u64) -> Result<Vec<Piece>> {
     let mut pieces = Vec::new();
     visit_references(tables, id, start, end, &mut |reference, reference_end| {
         let from = reference.start.max(start);
@@ -131,7 +131,7 @@ fn pieces(tables: &dyn Tables, id: BlobId, start: u64, end: u64) -> Result<Vec<P
 /// false.
 fn visit_references(
     tables: &dyn Tables,
-    id: BlobId,
+    id: ContentId,
     start: u64,
     end: u64,
     visit: &mut dyn FnMut(ExtentRef, u64) -> bool,
@@ -360,7 +360,7 @@ impl Content<'_, '_> {
 
 /// Removes up to `limit` pages and references of a deleted blob, and returns whether all are
 /// removed.
-pub(crate) fn remove_deleted(changes: &mut Changes<'_>, id: BlobId, limit: usize) -> Result<bool> {
+pub(crate) fn remove_deleted(changes: &mut Changes<'_>, id: ContentId, limit: usize) -> Result<bool> {
     let mut found = Vec::new();
     for prefix in [keys::pages(id), keys::references(id)] {
         changes.scan(&prefix, &end_of_prefix(&prefix), &mut |key, value| {
@@ -377,7 +377,7 @@ pub(crate) fn remove_deleted(changes: &mut Changes<'_>, id: BlobId, limit: usize
         changes.delete(key);
     }
     if is_removed {
-        changes.delete(keys::deleted_blob(id));
+        changes.delete(keys::deleted_content(id));
     }
     Ok(is_removed)
 }

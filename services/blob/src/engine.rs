@@ -14,10 +14,10 @@ use crate::apply::{self, Environment, NotDone};
 use crate::epoch::{EPOCH_MAX, first_of, is_almost_used_up};
 use crate::extents::{ExtentId, Extents};
 use crate::garbage::{Garbage, REMOVED_IN_A_STEP, batch_of, remove_uncommitted};
-use crate::keys::{self, BlobId};
+use crate::keys::{self, ContentId};
 use crate::options::{Clock, Options};
 use crate::prepared::Prepared;
-use crate::queue::{Pending, Queue, Receiver};
+use crate::queue::{PendingTransaction, Queue, Receiver};
 use crate::recent::{Change, RecentChanges};
 use crate::tables::{Changed, Changes, Latest, Tables, visit_prefix};
 use crate::versions::Versions;
@@ -53,7 +53,7 @@ struct Leader {
 }
 
 impl Engine {
-    /// Opens a store: see [`Store::open`](crate::Store::open).
+    /// Opens a store: see [`OpenStore::open`](crate::OpenStore::open).
     pub(crate) fn open(
         tables: Arc<dyn KeyValue>,
         extents: Arc<dyn Extents>,
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// Commits transactions together, and passes on their results.
-    fn commit_group(&self, group: Vec<Pending>) {
+    fn commit_group(&self, group: Vec<PendingTransaction>) {
         let mut leader = lock(&self.leader);
         if is_almost_used_up(leader.last.0.max(self.last_number.load(Ordering::Relaxed))) {
             drop(leader);
@@ -258,7 +258,7 @@ impl Engine {
             }
         }
         let mut own = Changes::new(&*all);
-        let new_id = || BlobId(self.new_number());
+        let new_id = || ContentId(self.new_number());
         let environment = Environment { extents: &*self.extents, new_id: &new_id, now_ns };
         let applied = match apply::apply(&mut own, &environment, &prepared.operations) {
             Ok(applied) => applied,
@@ -333,7 +333,8 @@ impl Engine {
     pub(crate) fn remove_truncated(&self) {
         for name in self.garbage.take_truncated() {
             let prepared = Prepared { removes_stale_of: Some(name), ..Prepared::default() };
-            self.queue.add_only(Pending { prepared, receiver: Receiver::Function(Box::new(|_| ())) });
+            self.queue
+                .add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(|_| ())) });
         }
     }
 }

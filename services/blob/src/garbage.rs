@@ -11,7 +11,7 @@ use quell_wire::blob::Version;
 use crate::apply::is_stale_entry;
 use crate::content::remove_deleted;
 use crate::extents::{ExtentId, Extents};
-use crate::keys::{self, BlobId};
+use crate::keys::{self, ContentId};
 use crate::tables::{Changed, Changes, Latest, Tables, visit_prefix};
 
 /// The number of entries or extents that one step removes.
@@ -34,7 +34,7 @@ struct Waiting {
     extents: VecDeque<(Version, ExtentId, u64)>,
     /// The sum of the lengths of these extents.
     extent_bytes: u64,
-    contents: VecDeque<(Version, BlobId)>,
+    contents: VecDeque<(Version, ContentId)>,
     /// The names of blobs with content that a truncation has left.
     truncated: VecDeque<Vec<u8>>,
 }
@@ -48,8 +48,8 @@ impl Garbage {
     ) -> Result<Garbage> {
         let mut waiting = Waiting::default();
         let latest = Latest(&*tables);
-        visit_prefix(&latest, &keys::deleted_blobs(), &mut |key, _| {
-            waiting.contents.push_back((opened, keys::deleted_blob_of(key)?));
+        visit_prefix(&latest, &keys::deleted_contents(), &mut |key, _| {
+            waiting.contents.push_back((opened, keys::deleted_content_of(key)?));
             Ok(())
         })?;
         visit_prefix(&latest, &keys::unused_extents(), &mut |key, value| {
@@ -68,8 +68,8 @@ impl Garbage {
                 if let (Ok(id), Ok(length)) = (keys::extent_of(key), keys::decode(value)) {
                     waiting.add_extent(version, id, length);
                 }
-            } else if key.starts_with(&keys::deleted_blobs()) {
-                if let Ok(id) = keys::deleted_blob_of(key) {
+            } else if key.starts_with(&keys::deleted_contents()) {
+                if let Ok(id) = keys::deleted_content_of(key) {
                     waiting.contents.push_back((version, id));
                 }
             } else if let Ok(name) = keys::name_of(key)
@@ -131,7 +131,7 @@ impl Garbage {
     }
 
     /// Removes a step of a content, and returns whether all is removed.
-    fn remove_content(&self, version: Version, id: BlobId, step: usize) -> Result<bool> {
+    fn remove_content(&self, version: Version, id: ContentId, step: usize) -> Result<bool> {
         let latest = Latest(&*self.tables);
         let mut changes = Changes::new(&latest);
         let is_removed = remove_deleted(&mut changes, id, step)?;
@@ -167,7 +167,7 @@ impl Waiting {
         self.extent_bytes += length_bytes;
     }
 
-    fn next_content(&mut self, oldest: Version) -> Option<(Version, BlobId)> {
+    fn next_content(&mut self, oldest: Version) -> Option<(Version, ContentId)> {
         self.contents.front().filter(|(version, _)| *version <= oldest)?;
         self.contents.pop_front()
     }

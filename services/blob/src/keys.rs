@@ -10,7 +10,7 @@ pub(crate) const PAGE_BYTES: u64 = 512;
 
 /// The number of a blob's content. A blob that is deleted and created again gets another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) struct BlobId(pub(crate) u64);
+pub(crate) struct ContentId(pub(crate) u64);
 
 /// The number of an extent. It is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct ExtentId(pub u64);
 /// The value of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlobEntry {
-    pub(crate) id: BlobId,
+    pub(crate) id: ContentId,
     pub(crate) size_bytes: u64,
     /// The time of the last commit that changed the blob, in nanoseconds since 1970.
     pub(crate) modified_ns: u64,
@@ -53,7 +53,7 @@ const PAGE: u8 = b'P';
 const REFERENCE: u8 = b'X';
 const EXTENT: u8 = b'E';
 const UNUSED_EXTENT: u8 = b'D';
-const DELETED_BLOB: u8 = b'G';
+const DELETED_CONTENT: u8 = b'G';
 const RESULT: u8 = b'T';
 /// The key of the number of times that the store was opened.
 pub(crate) const EPOCH: &[u8] = b"Mepoch";
@@ -71,12 +71,12 @@ pub(crate) fn name_of(key: &[u8]) -> Result<&[u8]> {
 }
 
 /// Returns the beginning of the keys of all pages of a blob.
-pub(crate) fn pages(id: BlobId) -> Vec<u8> {
+pub(crate) fn pages(id: ContentId) -> Vec<u8> {
     key(PAGE, id.0)
 }
 
 /// Returns the key of a page.
-pub(crate) fn page(id: BlobId, number: u64) -> Vec<u8> {
+pub(crate) fn page(id: ContentId, number: u64) -> Vec<u8> {
     let mut key = pages(id);
     key.extend_from_slice(&number.to_be_bytes());
     key
@@ -98,21 +98,21 @@ pub(crate) fn all_references() -> Vec<u8> {
 }
 
 /// Returns the content of a key of [`page`] or [`reference`].
-pub(crate) fn content_of(key: &[u8]) -> Result<BlobId> {
+pub(crate) fn content_of(key: &[u8]) -> Result<ContentId> {
     match key.get(1..9).and_then(|id| id.first_chunk()) {
-        Some(id) => Ok(BlobId(u64::from_be_bytes(*id))),
+        Some(id) => Ok(ContentId(u64::from_be_bytes(*id))),
         None => Err(damaged("a key")),
     }
 }
 
 /// Returns the beginning of the keys of all references of a blob.
-pub(crate) fn references(id: BlobId) -> Vec<u8> {
+pub(crate) fn references(id: ContentId) -> Vec<u8> {
     key(REFERENCE, id.0)
 }
 
 /// Returns the key of the reference whose bytes end before `end`. The end is in the key, so that a
 /// scan from a position finds the reference that contains the position first.
-pub(crate) fn reference(id: BlobId, end: u64) -> Vec<u8> {
+pub(crate) fn reference(id: ContentId, end: u64) -> Vec<u8> {
     let mut key = references(id);
     key.extend_from_slice(&end.to_be_bytes());
     key
@@ -149,18 +149,18 @@ pub(crate) fn unused_extents() -> Vec<u8> {
 }
 
 /// Returns the key of a deleted blob whose pages and references remain.
-pub(crate) fn deleted_blob(id: BlobId) -> Vec<u8> {
-    key(DELETED_BLOB, id.0)
+pub(crate) fn deleted_content(id: ContentId) -> Vec<u8> {
+    key(DELETED_CONTENT, id.0)
 }
 
 /// Returns the beginning of the keys of all deleted blobs.
-pub(crate) fn deleted_blobs() -> Vec<u8> {
-    vec![DELETED_BLOB]
+pub(crate) fn deleted_contents() -> Vec<u8> {
+    vec![DELETED_CONTENT]
 }
 
-/// Returns the blob of a key of [`deleted_blob`].
-pub(crate) fn deleted_blob_of(key: &[u8]) -> Result<BlobId> {
-    Ok(BlobId(last_number(key, 9)?))
+/// Returns the blob of a key of [`deleted_content`].
+pub(crate) fn deleted_content_of(key: &[u8]) -> Result<ContentId> {
+    Ok(ContentId(last_number(key, 9)?))
 }
 
 /// Returns the key of the result of a transaction.

@@ -13,7 +13,7 @@ use crate::prepared::Prepared;
 pub type CommitResult = Result<Committed, Refusal>;
 
 /// A transaction that waits, and the receiver of its result.
-pub(crate) struct Pending {
+pub(crate) struct PendingTransaction {
     pub(crate) prepared: Prepared,
     pub(crate) receiver: Receiver,
 }
@@ -29,7 +29,7 @@ pub(crate) enum Receiver {
 impl Receiver {
     pub(crate) fn receive(self, result: CommitResult) {
         match self {
-            Receiver::Thread(waiter) => waiter.set(State::Done(result)),
+            Receiver::Thread(waiter) => waiter.set(WaiterState::Done(result)),
             Receiver::Function(function) => function(result),
         }
     }
@@ -38,12 +38,12 @@ impl Receiver {
 /// A thread that waits for the result of its transaction, or for its turn to commit a group.
 #[derive(Default)]
 pub(crate) struct Waiter {
-    state: Mutex<State>,
+    state: Mutex<WaiterState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-enum State {
+enum WaiterState {
     #[default]
     Waiting,
     /// The thread commits the next group.
@@ -52,7 +52,7 @@ enum State {
 }
 
 impl Waiter {
-    fn set(&self, state: State) {
+    fn set(&self, state: WaiterState) {
         *lock(&self.state) = state;
         self.changed.notify_one();
     }
@@ -60,10 +60,10 @@ impl Waiter {
     /// Waits until there is a result, or `None` if the thread is to commit the next group.
     pub(crate) fn wait(&self) -> Option<CommitResult> {
         let state = lock(&self.state);
-        let mut state = wait_while(&self.changed, state, |state| matches!(state, State::Waiting));
+        let mut state = wait_while(&self.changed, state, |state| matches!(state, WaiterState::Waiting));
         match std::mem::take(&mut *state) {
-            State::Done(result) => Some(result),
-            State::Leads | State::Waiting => None,
+            WaiterState::Done(result) => Some(result),
+            WaiterState::Leads | WaiterState::Waiting => None,
         }
     }
 
@@ -71,7 +71,7 @@ impl Waiter {
     pub(crate) fn take(&self) -> Option<CommitResult> {
         let mut state = lock(&self.state);
         match std::mem::take(&mut *state) {
-            State::Done(result) => Some(result),
+            WaiterState::Done(result) => Some(result),
             other => {
                 *state = other;
                 None
@@ -88,21 +88,21 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct QueueState {
-    pending: VecDeque<Pending>,
+    pending: VecDeque<PendingTransaction>,
     /// Whether a thread commits, or is about to.
     has_leader: bool,
 }
 
 impl Queue {
     /// Adds a transaction. Returns whether the caller has to commit, because no other thread does.
-    pub(crate) fn add(&self, pending: Pending) -> bool {
+    pub(crate) fn add(&self, pending: PendingTransaction) -> bool {
         let mut state = lock(&self.state);
         state.pending.push_back(pending);
         !std::mem::replace(&mut state.has_leader, true)
     }
 
     /// Adds a transaction that no thread has to commit now.
-    pub(crate) fn add_only(&self, pending: Pending) {
+    pub(crate) fn add_only(&self, pending: PendingTransaction) {
         lock(&self.state).pending.push_back(pending);
     }
 
@@ -113,14 +113,14 @@ impl Queue {
     }
 
     /// Takes the next transactions, at most `count`.
-    pub(crate) fn take(&self, count: usize) -> Vec<Pending> {
+    pub(crate) fn take(&self, count: usize) -> Vec<PendingTransaction> {
         let mut state = lock(&self.state);
         let count = count.min(state.pending.len());
         state.pending.drain(..count).collect()
     }
 
     /// Adds transactions that were taken before all others again.
-    pub(crate) fn put_back(&self, group: Vec<Pending>) {
+    pub(crate) fn put_back(&self, group: Vec<PendingTransaction>) {
         let mut state = lock(&self.state);
         for pending in group.into_iter().rev() {
             state.pending.push_front(pending);
@@ -136,7 +136,7 @@ impl Queue {
             Receiver::Function(_) => None,
         });
         match waiter {
-            Some(waiter) => waiter.set(State::Leads),
+            Some(waiter) => waiter.set(WaiterState::Leads),
             None if state.pending.is_empty() => state.has_leader = false,
             None => return true,
         }

@@ -13,13 +13,13 @@ use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     DATA_BYTES_MAX, Draft, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId, Transaction,
-    UPLOAD_BYTES_MAX, UploadId,
+    TransferId, UPLOAD_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
 use crate::queue::CommitResult;
 use crate::snapshot::Snapshot;
-use crate::store::Store;
+use crate::store::OpenStore;
 
 /// The number of a client, which the connections have given it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ pub type Replied = Box<dyn FnOnce(Vec<u8>) + Send>;
 
 /// The clients of a store.
 pub struct Sessions {
-    store: Store,
+    store: OpenStore,
     limits: SessionLimits,
     clients: Mutex<HashMap<ClientId, Arc<Session>>>,
     /// Numbers of snapshots and long replies. They begin at the version of the store, which is
@@ -73,8 +73,8 @@ struct Session {
 
 #[derive(Default)]
 struct Kept {
-    uploads: HashMap<UploadId, Vec<u8>>,
-    replies: HashMap<UploadId, Arc<Vec<u8>>>,
+    uploads: HashMap<TransferId, Vec<u8>>,
+    replies: HashMap<TransferId, Arc<Vec<u8>>>,
     bytes: u64,
 }
 
@@ -103,7 +103,7 @@ fn reply_of(result: CommitResult) -> Reply {
 
 impl Sessions {
     /// Returns the clients of a store: none at first.
-    pub fn new(store: Store, limits: SessionLimits) -> Sessions {
+    pub fn new(store: OpenStore, limits: SessionLimits) -> Sessions {
         Sessions {
             last_number: AtomicU64::new(store.version().0),
             store,
@@ -119,7 +119,7 @@ impl Sessions {
     /// that is at least 64.
     ///
     /// Returns true if a transaction waits for
-    /// [`Store::commit_pending`](crate::Store::commit_pending).
+    /// [`OpenStore::commit_pending`](crate::OpenStore::commit_pending).
     pub fn execute(
         self: &Arc<Self>,
         client: ClientId,
@@ -178,7 +178,7 @@ impl Sessions {
         if encoded.len() <= reply_bytes_max {
             return encoded;
         }
-        let (number, length_bytes) = (UploadId(self.number()), encoded.len() as u64);
+        let (number, length_bytes) = (TransferId(self.number()), encoded.len() as u64);
         let mut kept = lock(&session.kept);
         if !self.keep(&mut kept, length_bytes) {
             return encode(&busy("the client has too many long replies"));
@@ -205,7 +205,7 @@ impl Sessions {
         self.kept_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
-    fn take_upload(&self, session: &Session, upload: UploadId) -> Option<Vec<u8>> {
+    fn take_upload(&self, session: &Session, upload: TransferId) -> Option<Vec<u8>> {
         let mut kept = lock(&session.kept);
         let bytes = kept.uploads.remove(&upload)?;
         self.forget(&mut kept, bytes.len());
@@ -215,13 +215,13 @@ impl Sessions {
     fn uploaded_transaction(
         &self,
         session: &Session,
-        upload: UploadId,
+        upload: TransferId,
     ) -> std::result::Result<Transaction, Reply> {
         let bytes = self.take_upload(session, upload).ok_or(Reply::Unknown)?;
         decode(&bytes).map_err(|error| Reply::Failed(Failure::new(&error)))
     }
 
-    fn upload(&self, session: &Session, upload: UploadId, offset: u64, data: &[u8]) -> Reply {
+    fn upload(&self, session: &Session, upload: TransferId, offset: u64, data: &[u8]) -> Reply {
         if data.len() > DATA_BYTES_MAX {
             return invalid("a part of an upload has more than 1 MiB");
         }
@@ -244,7 +244,7 @@ impl Sessions {
         Reply::Done
     }
 
-    fn discard(&self, session: &Session, number: UploadId) -> Reply {
+    fn discard(&self, session: &Session, number: TransferId) -> Reply {
         self.take_upload(session, number);
         let mut kept = lock(&session.kept);
         if let Some(bytes) = kept.replies.remove(&number) {
@@ -253,7 +253,7 @@ impl Sessions {
         Reply::Done
     }
 
-    fn fetch(session: &Session, reply: UploadId, offset: u64) -> Reply {
+    fn fetch(session: &Session, reply: TransferId, offset: u64) -> Reply {
         let Some(bytes) = lock(&session.kept).replies.get(&reply).cloned() else { return Reply::Unknown };
         match usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)) {
             Some(rest) => Reply::Data(rest[..rest.len().min(DATA_BYTES_MAX)].to_vec()),
@@ -324,7 +324,7 @@ impl Sessions {
         &self,
         session: &Session,
         state: ReadState,
-        use_state: &mut dyn FnMut(&State<'_>) -> Result<Reply>,
+        use_state: &mut dyn FnMut(&ResolvedState<'_>) -> Result<Reply>,
     ) -> Result<Reply> {
         let snapshot = match state.snapshot {
             Some(number) => match lock(&session.snapshots).get(&number).cloned() {
@@ -344,7 +344,7 @@ impl Sessions {
             },
         };
         if operations.is_empty() {
-            return use_state(&State::Snapshot(&snapshot));
+            return use_state(&ResolvedState::Snapshot(&snapshot));
         }
         let mut draft = snapshot.draft();
         for operation in operations {
@@ -352,41 +352,41 @@ impl Sessions {
                 return Ok(Reply::Refused(refusal));
             }
         }
-        use_state(&State::Draft(&draft))
+        use_state(&ResolvedState::Draft(&draft))
     }
 }
 
 /// The state that a read concerns.
-enum State<'a> {
+enum ResolvedState<'a> {
     Snapshot(&'a Snapshot),
-    Draft(&'a crate::snapshot::Draft),
+    Draft(&'a crate::snapshot::DraftState),
 }
 
-impl State<'_> {
+impl ResolvedState<'_> {
     fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
         match self {
-            State::Snapshot(state) => state.read(name, offset, into),
-            State::Draft(state) => state.read(name, offset, into),
+            ResolvedState::Snapshot(state) => state.read(name, offset, into),
+            ResolvedState::Draft(state) => state.read(name, offset, into),
         }
     }
 
     fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
         match self {
-            State::Snapshot(state) => state.next_data(name, offset),
-            State::Draft(state) => state.next_data(name, offset),
+            ResolvedState::Snapshot(state) => state.next_data(name, offset),
+            ResolvedState::Draft(state) => state.next_data(name, offset),
         }
     }
 
     fn stat(&self, name: &[u8]) -> Result<Option<quell_wire::blob::BlobStat>> {
         match self {
-            State::Snapshot(state) => state.stat(name),
-            State::Draft(state) => state.stat(name),
+            ResolvedState::Snapshot(state) => state.stat(name),
+            ResolvedState::Draft(state) => state.stat(name),
         }
     }
 }
 
 /// Lists names until the reply has half a megabyte, or `count_max` names.
-fn list(state: &State<'_>, prefix: &[u8], after: &[u8], count_max: usize) -> Result<Reply> {
+fn list(state: &ResolvedState<'_>, prefix: &[u8], after: &[u8], count_max: usize) -> Result<Reply> {
     const BYTES_MAX: usize = DATA_BYTES_MAX / 2;
     let (mut names, mut bytes, mut is_complete) = (Vec::new(), 0, true);
     let visit: &mut dyn FnMut(&[u8], _) -> bool = &mut |name: &[u8], stat| {
@@ -399,8 +399,8 @@ fn list(state: &State<'_>, prefix: &[u8], after: &[u8], count_max: usize) -> Res
         true
     };
     match state {
-        State::Snapshot(state) => state.list(prefix, after, visit)?,
-        State::Draft(state) => state.list(prefix, after, visit)?,
+        ResolvedState::Snapshot(state) => state.list(prefix, after, visit)?,
+        ResolvedState::Draft(state) => state.list(prefix, after, visit)?,
     }
     Ok(Reply::Names { names, is_complete })
 }

@@ -26,7 +26,7 @@ const CLIENT: ClientId = ClientId(5);
 fn sessions(limits: SessionLimits) -> Arc<Sessions> {
     let tables = Arc::new(MemoryStore::new());
     let store =
-        Store::open(tables, Arc::new(MemoryExtents::default()), Arc::new(NoClock), Options::default());
+        OpenStore::open(tables, Arc::new(MemoryExtents::default()), Arc::new(NoClock), Options::default());
     Arc::new(Sessions::new(store.unwrap(), limits))
 }
 
@@ -97,7 +97,7 @@ fn a_long_transaction_is_uploaded_in_parts() {
     let data: Vec<u8> = (0..3_000_000_u32).map(|number| number as u8).collect();
     let transaction = Transaction { operations: write(b"a", &data), ..Transaction::default() };
     let encoded = encode(&transaction);
-    let upload = UploadId(1);
+    let upload = TransferId(1);
     assert_eq!(call(&sessions, &Request::CommitUploaded(upload)), Reply::Unknown);
     for (index, part) in encoded.chunks(DATA_BYTES_MAX).enumerate() {
         let offset = (index * DATA_BYTES_MAX) as u64;
@@ -162,7 +162,7 @@ fn everything_that_is_kept_for_a_client_is_bounded_and_ends_with_it() {
     assert!(matches!(other(&Request::Begin), Reply::Begun { .. }));
     assert!(is_failed(&other(&Request::Begin), ErrorKind::Busy));
     let upload =
-        |upload, bytes| Request::Upload { upload: UploadId(upload), offset: 0, data: vec![0; bytes] };
+        |upload, bytes| Request::Upload { upload: TransferId(upload), offset: 0, data: vec![0; bytes] };
     assert_eq!(call(&sessions, &upload(1, 10)), Reply::Done);
     assert!(is_failed(&call(&sessions, &upload(2, 1)), ErrorKind::Busy));
     assert!(is_failed(&other(&upload(1, 6)), ErrorKind::Busy));
@@ -183,8 +183,8 @@ fn random_requests_get_replies() {
         encode(&Request::Read { state: state.clone(), name: b"a".to_vec(), offset: 0, length_bytes: 9 }),
         encode(&Request::List { state, prefix: vec![], after: vec![], count_max: u32::MAX }),
         encode(&Request::Commit(Transaction { operations: write(b"a", b"y"), ..Transaction::default() })),
-        encode(&Request::Upload { upload: UploadId(1), offset: 0, data: vec![1] }),
-        encode(&Request::Fetch { reply: UploadId(1), offset: u64::MAX }),
+        encode(&Request::Upload { upload: TransferId(1), offset: 0, data: vec![1] }),
+        encode(&Request::Fetch { reply: TransferId(1), offset: u64::MAX }),
     ];
     for _ in 0..5000 {
         let mut message = random.pick(&messages).clone();

@@ -10,7 +10,7 @@ use quell_wire::blob::{BlobStat, Operation, OperationResult, Refusal, Version};
 use crate::apply::{self, Environment, NotDone, PreparedOperation};
 use crate::content;
 use crate::engine::Engine;
-use crate::keys::{self, BlobEntry, BlobId};
+use crate::keys::{self, BlobEntry, ContentId};
 use crate::tables::{Changed, Changes, SnapshotTables, Tables, end_of_prefix};
 
 /// One state of a store. Reads of it never wait for commits. It ends when it is dropped.
@@ -35,7 +35,7 @@ impl Snapshot {
 
     fn tables(&self) -> SnapshotTables<'_> {
         let Engine { tables, versions, .. } = &*self.engine;
-        SnapshotTables { store: &**tables, versions, version: self.version }
+        SnapshotTables { latest: &**tables, versions, version: self.version }
     }
 
     /// Returns the attributes of a blob, or `None` if there is no blob of this name.
@@ -79,10 +79,10 @@ impl Snapshot {
     }
 
     /// Returns a state with operations on this one, of which there are none yet.
-    pub fn draft(&self) -> Draft {
+    pub fn draft(&self) -> DraftState {
         self.engine.versions.begin_snapshot_of(self.version);
         let snapshot = Snapshot { engine: self.engine.clone(), version: self.version };
-        Draft { snapshot, changed: Changed::new() }
+        DraftState { snapshot, changed: Changed::new() }
     }
 }
 
@@ -101,12 +101,12 @@ impl fmt::Debug for Snapshot {
 
 /// A snapshot with operations that are not committed: a transaction reads its own changes. The
 /// store is not changed; the operations are in memory.
-pub struct Draft {
+pub struct DraftState {
     snapshot: Snapshot,
     changed: Changed,
 }
 
-impl Draft {
+impl DraftState {
     /// Applies an operation, and returns its result. A commit of the same operation can have
     /// another result, for example another offset of an append.
     ///
@@ -115,7 +115,7 @@ impl Draft {
     pub fn apply(&mut self, operation: Operation) -> std::result::Result<OperationResult, Refusal> {
         let engine = &*self.snapshot.engine;
         let tables = self.snapshot.tables();
-        let new_id = || BlobId(engine.new_number());
+        let new_id = || ContentId(engine.new_number());
         let environment = Environment { extents: &*engine.extents, new_id: &new_id, now_ns: engine.now_ns() };
         let mut base = Changes::new(&tables);
         base.add(std::mem::take(&mut self.changed));
@@ -185,9 +185,9 @@ impl Draft {
     }
 }
 
-impl fmt::Debug for Draft {
+impl fmt::Debug for DraftState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Draft").field("snapshot", &self.snapshot).finish_non_exhaustive()
+        f.debug_struct("DraftState").field("snapshot", &self.snapshot).finish_non_exhaustive()
     }
 }
 

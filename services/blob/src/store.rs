@@ -10,15 +10,15 @@ use quell_wire::blob::{Transaction, Version};
 use crate::engine::Engine;
 use crate::extents::Extents;
 use crate::options::{Clock, Options};
-use crate::queue::{CommitResult, Pending, Receiver, Waiter};
+use crate::queue::{CommitResult, PendingTransaction, Receiver, Waiter};
 use crate::snapshot::Snapshot;
 
 /// A store of blobs. It is opened by one process at a time; all methods may be called by several
 /// threads. A clone is the same store.
 #[derive(Clone)]
-pub struct Store(Arc<Engine>);
+pub struct OpenStore(Arc<Engine>);
 
-impl Store {
+impl OpenStore {
     /// Opens the store whose tables are in `tables`, or creates one if `tables` is empty. Nothing
     /// else may use `tables` and `extents`.
     ///
@@ -30,8 +30,8 @@ impl Store {
         extents: Arc<dyn Extents>,
         clock: Arc<dyn Clock>,
         options: Options,
-    ) -> Result<Store> {
-        Ok(Store(Arc::new(Engine::open(tables, extents, clock, options)?)))
+    ) -> Result<OpenStore> {
+        Ok(OpenStore(Arc::new(Engine::open(tables, extents, clock, options)?)))
     }
 
     /// Returns a snapshot of the latest state.
@@ -55,7 +55,7 @@ impl Store {
         let prepared = self.0.prepare(transaction)?;
         let waiter = Arc::new(Waiter::default());
         let receiver = Receiver::Thread(waiter.clone());
-        let mut leads = self.0.queue.add(Pending { prepared, receiver });
+        let mut leads = self.0.queue.add(PendingTransaction { prepared, receiver });
         loop {
             if leads {
                 loop {
@@ -77,12 +77,14 @@ impl Store {
     }
 
     /// Adds a transaction to those that wait. A thread that commits, for example in
-    /// [`commit_pending`](Store::commit_pending), passes the result to `done`, which must not
+    /// [`commit_pending`](OpenStore::commit_pending), passes the result to `done`, which must not
     /// block. Data of 32 KiB and more is written before the call returns.
     pub fn submit(&self, transaction: Transaction, done: impl FnOnce(CommitResult) + Send + 'static) {
         match self.0.prepare(transaction) {
             Ok(prepared) => {
-                self.0.queue.add_only(Pending { prepared, receiver: Receiver::Function(Box::new(done)) });
+                self.0
+                    .queue
+                    .add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(done)) });
             }
             Err(refusal) => done(Err(refusal)),
         }
@@ -94,8 +96,8 @@ impl Store {
         self.commit_pending_and(&mut || ())
     }
 
-    /// Does the same as [`commit_pending`](Store::commit_pending), and calls `after_group` after
-    /// the results of each group were passed on.
+    /// Does the same as [`commit_pending`](OpenStore::commit_pending), and calls `after_group`
+    /// after the results of each group were passed on.
     pub fn commit_pending_and(&self, after_group: &mut dyn FnMut()) -> bool {
         if !self.0.queue.lead() {
             return false;
@@ -135,8 +137,8 @@ impl Store {
     }
 }
 
-impl fmt::Debug for Store {
+impl fmt::Debug for OpenStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("version", &self.version()).finish_non_exhaustive()
+        f.debug_struct("OpenStore").field("version", &self.version()).finish_non_exhaustive()
     }
 }

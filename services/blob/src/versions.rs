@@ -13,7 +13,7 @@ use crate::tables::{Changed, History};
 
 /// The published state, the snapshots, and the values that snapshots need.
 pub(crate) struct Versions {
-    state: RwLock<State>,
+    state: RwLock<VersionsState>,
     /// Whether the history is empty: then no read needs the lock.
     is_empty: AtomicBool,
     /// States before this one cannot be read.
@@ -21,7 +21,7 @@ pub(crate) struct Versions {
     history_bytes_max: u64,
 }
 
-struct State {
+struct VersionsState {
     published: Version,
     /// The number of snapshots of each state.
     snapshots: BTreeMap<Version, usize>,
@@ -31,7 +31,7 @@ struct State {
 impl Versions {
     /// Returns the versions of a store whose only state is `published`.
     pub(crate) fn new(published: Version, history_bytes_max: u64) -> Versions {
-        let state = State { published, snapshots: BTreeMap::new(), history: History::default() };
+        let state = VersionsState { published, snapshots: BTreeMap::new(), history: History::default() };
         Versions {
             state: RwLock::new(state),
             is_empty: AtomicBool::new(true),
@@ -89,7 +89,7 @@ impl Versions {
         self.forget_unneeded(&mut write_lock(&self.state))
     }
 
-    fn forget_unneeded(&self, state: &mut State) -> Version {
+    fn forget_unneeded(&self, state: &mut VersionsState) -> Version {
         if state.history.bytes() > self.history_bytes_max {
             // Readers compare after they have read, so they do not use a state without its history.
             if let Some(forgotten) = state.history.shrink(self.history_bytes_max / 2) {

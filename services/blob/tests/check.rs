@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quell_blob_service::{
-    Clock, ExtentId, Extents, MemoryExtents, Options, Problem, ProblemKind, Store, check,
+    Clock, ExtentId, Extents, MemoryExtents, OpenStore, Options, Problem, ProblemKind, check,
 };
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore};
 use quell_wire::blob::{Operation, Transaction};
@@ -38,9 +38,10 @@ fn world() -> World {
 }
 
 impl World {
-    fn open(&self) -> Store {
+    fn open(&self) -> OpenStore {
         let options = Options::default();
-        Store::open(self.tables.clone(), self.extents.clone(), Arc::new(NoClock), options).expect("opened")
+        OpenStore::open(self.tables.clone(), self.extents.clone(), Arc::new(NoClock), options)
+            .expect("opened")
     }
 
     fn problems(&self, repair: bool) -> Vec<Problem> {
@@ -200,8 +201,12 @@ fn random_damage_of_entries_never_panics() {
             world.change(&key, Some(&value));
         }
         let _ = world.problems(true);
-        let store =
-            Store::open(world.tables.clone(), world.extents.clone(), Arc::new(NoClock), Options::default());
+        let store = OpenStore::open(
+            world.tables.clone(),
+            world.extents.clone(),
+            Arc::new(NoClock),
+            Options::default(),
+        );
         if let Ok(store) = store {
             let mut into = vec![0; 1000];
             for name in [&b"large"[..], b"small"] {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_blob_service::{BlobStat, Clock, Extents, MemoryExtents, Options, Snapshot, Store};
+use quell_blob_service::{BlobStat, Clock, Extents, MemoryExtents, OpenStore, Options, Snapshot};
 use quell_kv::{KeyRange, KeyValue, MemoryStore};
 use quell_testkit::Random;
 use quell_vfs::ErrorKind;
@@ -33,7 +33,7 @@ const SIZE_MAX: usize = 300_000;
 struct World {
     tables: Arc<dyn KeyValue>,
     extents: Arc<MemoryExtents>,
-    store: Store,
+    store: OpenStore,
     /// The states that a snapshot may have.
     states: BTreeMap<Version, State>,
     last_commit: Version,
@@ -49,9 +49,9 @@ struct Open {
     operations: Vec<Operation>,
 }
 
-fn open(tables: &Arc<dyn KeyValue>, extents: &Arc<MemoryExtents>) -> Store {
+fn open(tables: &Arc<dyn KeyValue>, extents: &Arc<MemoryExtents>) -> OpenStore {
     let clock = Arc::new(Counter(AtomicU64::new(1)));
-    Store::open(tables.clone(), extents.clone(), clock, Options::default()).expect("opened")
+    OpenStore::open(tables.clone(), extents.clone(), clock, Options::default()).expect("opened")
 }
 
 /// Applies an operation to a state. `None` if it must fail.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use quell_blob_service::{Clock, CommitResult, Draft, MemoryExtents, Options, Store, check};
+use quell_blob_service::{Clock, CommitResult, DraftState, MemoryExtents, OpenStore, Options, check};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
 use quell_testkit::serializability::{ListOperation, ListTransaction, Outcome, check_strict_serializability};
@@ -115,7 +115,7 @@ enum Client {
     Idle,
     /// A transaction that reads and appends.
     Open {
-        draft: Draft,
+        draft: DraftState,
         begun: u64,
         transaction: Transaction,
         operations: Vec<ListOperation>,
@@ -136,7 +136,7 @@ type Answer = Arc<Mutex<Option<CommitResult>>>;
 struct World {
     tables: Arc<CrashingTables>,
     extents: Arc<MemoryExtents>,
-    store: Store,
+    store: OpenStore,
     clients: Vec<Client>,
     history: Vec<ListTransaction>,
     time: u64,
@@ -149,9 +149,9 @@ fn list_name(list: u64) -> Vec<u8> {
     format!("list-{list}").into_bytes()
 }
 
-fn open(tables: &Arc<CrashingTables>, extents: &Arc<MemoryExtents>) -> Result<Store> {
+fn open(tables: &Arc<CrashingTables>, extents: &Arc<MemoryExtents>) -> Result<OpenStore> {
     let options = Options { results_max: 40, ..Options::default() };
-    Store::open(tables.clone(), extents.clone(), Arc::new(NoClock), options)
+    OpenStore::open(tables.clone(), extents.clone(), Arc::new(NoClock), options)
 }
 
 fn numbers(bytes: &[u8]) -> Vec<u64> {
@@ -160,7 +160,7 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
     numbers.iter().map(|number| u64::from_le_bytes(*number)).collect()
 }
 
-fn read_all(draft: &Draft, name: &[u8]) -> Result<Vec<u8>> {
+fn read_all(draft: &DraftState, name: &[u8]) -> Result<Vec<u8>> {
     let size = draft.stat(name)?.map_or(0, |stat| stat.size_bytes);
     let mut bytes = vec![0; size as usize];
     if size > 0 {
@@ -274,7 +274,7 @@ impl World {
     /// Reads a list or appends to one.
     fn operate(
         &mut self,
-        mut draft: Draft,
+        mut draft: DraftState,
         begun: u64,
         mut transaction: Transaction,
         mut operations: Vec<ListOperation>,

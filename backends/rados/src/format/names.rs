@@ -27,31 +27,31 @@ pub(crate) fn extent(name: &str, number: u64, piece: u32) -> String {
 
 /// What the name of an object states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ParsedName {
     LogObject { epoch: u64, number: u64 },
     Piece { epoch: u64, number: u64, piece: u32 },
     Extent { number: u64, piece: u32 },
 }
 
 /// Returns what a name states, or `None` if it is not one of these names.
-pub(crate) fn parse(name: &str, object: &str) -> Option<Part> {
+pub(crate) fn parse(name: &str, object: &str) -> Option<ParsedName> {
     let rest = object.strip_prefix(name)?.strip_prefix('.')?;
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
     let fields: Vec<&str> = rest.split('.').collect();
     let (part, again) = match *fields {
         ["log", epoch, count] => {
             let (epoch, number) = (number(epoch)?, number(count)?);
-            (Part::LogObject { epoch, number }, log_object(name, epoch, number))
+            (ParsedName::LogObject { epoch, number }, log_object(name, epoch, number))
         }
         ["checkpoint", epoch, count, piece_number] => {
             let (epoch, number) = (number(epoch)?, number(count)?);
             let piece_number = u32::from_str_radix(piece_number, 16).ok()?;
-            let part = Part::Piece { epoch, number, piece: piece_number };
+            let part = ParsedName::Piece { epoch, number, piece: piece_number };
             (part, piece(name, epoch, number, piece_number))
         }
         ["extent", count, piece_number] => {
             let (number, piece) = (number(count)?, u32::from_str_radix(piece_number, 16).ok()?);
-            (Part::Extent { number, piece }, extent(name, number, piece))
+            (ParsedName::Extent { number, piece }, extent(name, number, piece))
         }
         _ => return None,
     };
@@ -66,9 +66,9 @@ mod tests {
     fn names_are_parsed_as_they_were_made() {
         let (log, checkpoint) = (log_object("a", 1, 0x2f), piece("a", 1, 2, 3));
         assert_eq!(log, "a.log.0000000000000001.000000000000002f");
-        assert_eq!(parse("a", &log), Some(Part::LogObject { epoch: 1, number: 0x2f }));
-        assert_eq!(parse("a", &checkpoint), Some(Part::Piece { epoch: 1, number: 2, piece: 3 }));
-        assert_eq!(parse("a", &extent("a", 0xe, 15)), Some(Part::Extent { number: 0xe, piece: 15 }));
+        assert_eq!(parse("a", &log), Some(ParsedName::LogObject { epoch: 1, number: 0x2f }));
+        assert_eq!(parse("a", &checkpoint), Some(ParsedName::Piece { epoch: 1, number: 2, piece: 3 }));
+        assert_eq!(parse("a", &extent("a", 0xe, 15)), Some(ParsedName::Extent { number: 0xe, piece: 15 }));
         for other in ["a.head", "b.log.0000000000000001.000000000000002f", "a.log.1.2f", "a.log.+1.2"] {
             assert_eq!(parse("a", other), None, "{other}");
         }

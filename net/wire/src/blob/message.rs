@@ -26,7 +26,7 @@ pub struct SnapshotId(pub u64);
 
 /// The number of an upload, which the client chooses, or of a long reply, which the server chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct UploadId(pub u64);
+pub struct TransferId(pub u64);
 
 /// Operations of a transaction that is not committed yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub enum Draft {
     /// The operations; none for a read of a state without changes.
     Inline(#[serde(deserialize_with = "at_most::<OPERATIONS_MAX, _, _>")] Vec<Operation>),
     /// The encoding of an `Inline` draft was uploaded before.
-    Uploaded(UploadId),
+    Uploaded(TransferId),
 }
 
 /// The state that a read concerns.
@@ -95,7 +95,7 @@ pub enum Request {
     /// upload anew. The reply is `Done`.
     Upload {
         /// The upload.
-        upload: UploadId,
+        upload: TransferId,
         /// The position of the part.
         offset: u64,
         /// At most [`DATA_BYTES_MAX`] bytes.
@@ -103,16 +103,16 @@ pub enum Request {
         data: Vec<u8>,
     },
     /// Ends an upload, or a long reply. The reply is `Done`, also if there is none of this number.
-    Discard(UploadId),
+    Discard(TransferId),
     /// Commits a transaction. The reply is `Committed` or `Refused`.
     Commit(Transaction),
     /// Commits a transaction whose encoding was uploaded, and ends the upload. The replies are
     /// those of `Commit`.
-    CommitUploaded(UploadId),
+    CommitUploaded(TransferId),
     /// Asks for a part of a long reply. The reply is `Data`, with at most [`DATA_BYTES_MAX`] bytes.
     Fetch {
         /// The long reply.
-        reply: UploadId,
+        reply: TransferId,
         /// The position of the part.
         offset: u64,
     },
@@ -166,7 +166,7 @@ pub enum Reply {
     /// The reply is longer than the request allows. `Fetch` returns parts of its encoding.
     Long {
         /// The number of the reply.
-        reply: UploadId,
+        reply: TransferId,
         /// The length of its encoding.
         length_bytes: u64,
     },
@@ -203,7 +203,7 @@ mod tests {
     fn requests() -> Vec<Request> {
         let name = b"name".to_vec();
         let state = ReadState { snapshot: Some(SnapshotId(3)), draft: Draft::Inline(operations()) };
-        let latest = ReadState { snapshot: None, draft: Draft::Uploaded(UploadId(9)) };
+        let latest = ReadState { snapshot: None, draft: Draft::Uploaded(TransferId(9)) };
         let reads = [Part::Existence, Part::Size, Part::Range { start: 1, end: 9 }, Part::NamesWithPrefix];
         let reads = reads.into_iter().map(|part| Read { name: name.clone(), part }).collect();
         let transaction = Transaction {
@@ -220,11 +220,11 @@ mod tests {
             Request::Stat { state: latest.clone(), name: name.clone() },
             Request::NextData { state: latest.clone(), name, offset: 7 },
             Request::List { state: latest, prefix: b"a".to_vec(), after: b"ab".to_vec(), count_max: 10 },
-            Request::Upload { upload: UploadId(1), offset: 0, data: vec![7; 100] },
-            Request::Discard(UploadId(1)),
+            Request::Upload { upload: TransferId(1), offset: 0, data: vec![7; 100] },
+            Request::Discard(TransferId(1)),
             Request::Commit(transaction),
-            Request::CommitUploaded(UploadId(1)),
-            Request::Fetch { reply: UploadId(2), offset: 1 << 20 },
+            Request::CommitUploaded(TransferId(1)),
+            Request::Fetch { reply: TransferId(2), offset: 1 << 20 },
             Request::Collect,
         ]
     }
@@ -243,7 +243,7 @@ mod tests {
             Reply::Names { names: vec![(b"a".to_vec(), stat)], is_complete: true },
             Reply::Committed(Committed { version: Version(3), results }),
             Reply::Refused(Refusal::Conflict(vec![Conflict { read, changed: Part::Size }])),
-            Reply::Long { reply: UploadId(1), length_bytes: 1 << 30 },
+            Reply::Long { reply: TransferId(1), length_bytes: 1 << 30 },
             Reply::Unknown,
             Reply::Position(Some(1 << 62)),
             Reply::Failed(Failure::from(quell_vfs::ErrorKind::NotFound)),

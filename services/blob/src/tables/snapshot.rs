@@ -15,7 +15,7 @@ const ENTRIES_AT_ONCE: usize = 1024;
 
 /// The state after the commit `version`, for which a snapshot is registered.
 pub(crate) struct SnapshotTables<'a> {
-    pub(crate) store: &'a dyn KeyValue,
+    pub(crate) latest: &'a dyn KeyValue,
     pub(crate) versions: &'a Versions,
     pub(crate) version: Version,
 }
@@ -24,7 +24,7 @@ impl Tables for SnapshotTables<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         // The store first: a commit adds the values before it to the history, and then writes. If
         // this value is later than the state, then the history has an entry.
-        let latest = self.store.get(key)?;
+        let latest = self.latest.get(key)?;
         match self.versions.before(key, self.version)? {
             Some(before) => Ok(before),
             None => Ok(latest),
@@ -37,7 +37,7 @@ impl Tables for SnapshotTables<'_> {
         while first[..] < *end && !has_ended {
             let mut latest = Vec::new();
             let range = KeyRange::between(Bound::Included(&first[..]), Bound::Excluded(end));
-            self.store.scan(&range, &mut |key, value| {
+            self.latest.scan(&range, &mut |key, value| {
                 latest.push((key.to_vec(), Value::from(value)));
                 latest.len() < ENTRIES_AT_ONCE
             })?;
