@@ -1,5 +1,5 @@
-//! The effect of the operations of a transaction on the tables. No decision here depends on other
-//! transactions: see `recent.rs` for conflicts.
+//! Applies the operations of a transaction to the tables. Conflicts with other transactions are
+//! found in `recent.rs`.
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
@@ -15,7 +15,7 @@ use crate::transform::{self, NotApplied};
 /// The largest size of a blob whose pages a deletion or truncation removes itself, in bytes.
 const REMOVED_AT_ONCE_BYTES: u64 = 16 * PAGE_BYTES;
 
-/// An operation whose data, if it is large, was written aside.
+/// An operation. Its data, if it is large, was written as an extent.
 #[derive(Debug)]
 pub(crate) struct PreparedOperation {
     pub(crate) operation: Operation,
@@ -29,7 +29,7 @@ impl PreparedOperation {
     }
 }
 
-/// What operations need besides the tables.
+/// The storage of extents, the numbers and the time that operations need.
 pub(crate) struct Environment<'a> {
     pub(crate) extents: &'a dyn Extents,
     /// Returns a number that no other content has.
@@ -45,7 +45,7 @@ pub(crate) struct Applied {
     pub(crate) changes: Vec<Change>,
 }
 
-/// The reason for which operations were not applied. The tables have to be discarded.
+/// The reason for which operations were not applied. The caller discards the changed tables.
 #[derive(Debug)]
 pub(crate) enum NotDone {
     Refused(Refusal),
@@ -169,7 +169,7 @@ fn write(mut content: Content<'_, '_>, offset: u64, data: &[u8], extent: Option<
     }
 }
 
-/// Sets the size. A large blob that is cut to nothing gets a new, empty content.
+/// Sets the size. A large blob that is truncated to size 0 gets a new, empty content.
 fn resize(
     changes: &mut Changes<'_>,
     environment: &Environment<'_>,

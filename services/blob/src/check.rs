@@ -1,4 +1,4 @@
-//! The check of a store that is not in use, and the repair of what loses no data.
+//! The check of a store that no process has open, and the repairs that lose no data.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,11 +19,12 @@ const REPAIRS_TOGETHER: usize = 4096;
 /// The kind of a problem of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ProblemKind {
-    /// A value of the tables does not have its format.
+    /// A key or value of the tables does not have its format.
     DamagedEntry,
     /// Two names have the same content.
     SharedContent,
-    /// Pages or references of a content that no blob has. Repair: the content is removed.
+    /// Pages or references of a content that no blob has. Repair: the content is marked, and an
+    /// open store removes it.
     OrphanContent,
     /// A page or reference after the end of its blob. Repair: it is removed.
     AfterEnd,
@@ -32,15 +33,16 @@ pub enum ProblemKind {
     /// A blob has another number of references than its entry says. Repair: the number is set.
     WrongCount,
     /// An extent has another number of references than its entry says. Repair: the number is set;
-    /// an extent without references is removed.
+    /// an extent without references is marked, and an open store removes it.
     WrongReferences,
     /// A blob refers to an extent without an entry, or to bytes after its end.
     UnknownExtent,
     /// An extent has an entry, but does not exist.
     MissingExtent,
-    /// An extent does not have its checksums.
+    /// Data of an extent does not agree with its checksum.
     DamagedExtent,
-    /// An extent exists that the tables do not have. Repair: it is removed.
+    /// An extent exists, but has no entry in the tables. Repair: it is removed, unless a blob
+    /// refers to it.
     OrphanExtent,
 }
 
@@ -85,13 +87,13 @@ pub struct Problem {
     pub kind: ProblemKind,
     /// The blob, if the problem concerns one.
     pub name: Option<Vec<u8>>,
-    /// The part of the store, in words.
+    /// The part of the store that has the problem.
     pub detail: String,
     /// Whether a repair loses no data.
     pub is_repairable: bool,
 }
 
-/// The numbers of a check.
+/// The sizes of a store, as a check has found them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CheckedStore {
     /// The number of blobs.
@@ -105,8 +107,8 @@ pub struct CheckedStore {
 }
 
 /// Checks a store that no process has open: the tables, the extents and their checksums. Passes
-/// each problem to `report`. With `repair`, mends those that are repairable. The memory grows with
-/// the number of blobs and extents.
+/// each problem to `report`. With `repair`, repairs those that are repairable. The memory grows
+/// with the number of blobs and extents.
 ///
 /// # Errors
 /// Those of the key-value store and of the extents, other than damage.
@@ -364,7 +366,8 @@ impl Check<'_, '_> {
         }
     }
 
-    /// Returns the position of the first part of an extent that does not have its checksums.
+    /// Returns the position of the first part of an extent, of [`READ_BYTES`], that does not agree
+    /// with its checksums.
     fn first_damaged(&self, id: ExtentId, length_bytes: u64) -> Result<Option<u64>> {
         let mut buffer = vec![0; READ_BYTES.min(length_bytes) as usize];
         for offset in (0..length_bytes).step_by(READ_BYTES as usize) {

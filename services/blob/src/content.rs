@@ -29,9 +29,11 @@ pub(crate) struct NewExtent {
 /// A part of a blob in an extent.
 struct Piece {
     extent: ExtentId,
+    /// The position of the first byte in the extent.
     skip_bytes: u64,
-    /// The first byte, in the blob.
+    /// The position of the first byte in the blob.
     start: u64,
+    /// The position after the last byte in the blob.
     end: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Data that the latest state does not need: it is removed when no snapshot needs it either.
+//! Data that the latest state does not need, which is removed when no snapshot needs it either.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ pub(crate) struct Garbage {
     removal: Mutex<()>,
 }
 
-/// Unneeded data, with the first state that does not need it.
+/// Unneeded data, with the version of the first state that does not need it.
 #[derive(Default)]
 struct Waiting {
     extents: VecDeque<(Version, ExtentId, u64)>,
@@ -40,7 +40,8 @@ struct Waiting {
 }
 
 impl Garbage {
-    /// Finds the data that an earlier process has left in a store, whose first state is `opened`.
+    /// Finds the unneeded data that an earlier process has left in a store. `opened` is the version
+    /// of the first state of this process.
     pub(crate) fn find(
         tables: Arc<dyn KeyValue>,
         extents: Arc<dyn Extents>,
@@ -87,14 +88,14 @@ impl Garbage {
         std::mem::take(&mut lock(&self.waiting).truncated)
     }
 
-    /// Returns whether there is enough data that a step is worth its commit.
+    /// Returns whether so much data waits that it is removed in a step.
     pub(crate) fn is_worth_a_step(&self) -> bool {
         let waiting = lock(&self.waiting);
         waiting.extents.len() + waiting.contents.len() + waiting.truncated.len() >= REMOVED_TOGETHER
     }
 
     /// Removes at most about `limit` entries and extents that no state from `oldest` on needs,
-    /// unless another thread does.
+    /// unless another thread removes some.
     pub(crate) fn try_remove(&self, oldest: Version, limit: usize) -> Result<()> {
         match try_lock(&self.removal) {
             Some(_removal) => self.remove_step(oldest, limit),
@@ -130,7 +131,7 @@ impl Garbage {
         Ok(())
     }
 
-    /// Removes a step of a content, and returns whether all is removed.
+    /// Removes at most `step` entries of a content, and returns whether all are removed.
     fn remove_content(&self, version: Version, id: ContentId, step: usize) -> Result<bool> {
         let latest = Latest(&*self.tables);
         let mut changes = Changes::new(&latest);
@@ -192,7 +193,8 @@ pub(crate) fn batch_of(changed: &Changed) -> Batch {
     batch
 }
 
-/// Removes the extents of an epoch that no commit refers to: their process ended before.
+/// Removes the extents of an epoch that no commit refers to, because their process ended before the
+/// commit.
 pub(crate) fn remove_uncommitted(
     tables: &dyn Tables,
     extents: &dyn Extents,

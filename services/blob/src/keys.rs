@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The size of a page, in bytes.
 pub(crate) const PAGE_BYTES: u64 = 512;
 
-/// The number of a blob's content. A blob that is deleted and created again gets another one.
+/// The number of a content. A blob that is deleted and created again has another content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct ContentId(pub(crate) u64);
 
@@ -16,7 +16,7 @@ pub(crate) struct ContentId(pub(crate) u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ExtentId(pub u64);
 
-/// The value of a name.
+/// The value of the key of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlobEntry {
     pub(crate) id: ContentId,
@@ -33,7 +33,7 @@ pub(crate) struct BlobEntry {
 /// The value of a reference to an extent: bytes of a blob that are in an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ExtentRef {
-    /// The first byte, in the blob.
+    /// The position of the first byte in the blob.
     pub(crate) start: u64,
     pub(crate) extent: ExtentId,
     /// The position of the first byte in the extent.
@@ -57,7 +57,7 @@ const DELETED_CONTENT: u8 = b'G';
 const RESULT: u8 = b'T';
 /// The key of the number of times that the store was opened.
 pub(crate) const EPOCH: &[u8] = b"Mepoch";
-/// The key of the state before which results of transactions may have been removed.
+/// The key of the version of the last commit whose results were removed.
 pub(crate) const FORGOTTEN_RESULTS: &[u8] = b"Mforgotten";
 
 /// Returns the key of a name, or the beginning of the keys of all names with this prefix.
@@ -110,8 +110,8 @@ pub(crate) fn references(id: ContentId) -> Vec<u8> {
     key(REFERENCE, id.0)
 }
 
-/// Returns the key of the reference whose bytes end before `end`. The end is in the key, so that a
-/// scan from a position finds the reference that contains the position first.
+/// Returns the key of the reference whose last byte is before `end`. The end is in the key, so that
+/// a scan from a position finds the reference that contains the position first.
 pub(crate) fn reference(id: ContentId, end: u64) -> Vec<u8> {
     let mut key = references(id);
     key.extend_from_slice(&end.to_be_bytes());
@@ -148,17 +148,17 @@ pub(crate) fn unused_extents() -> Vec<u8> {
     vec![UNUSED_EXTENT]
 }
 
-/// Returns the key of a deleted blob whose pages and references remain.
+/// Returns the key of the content of a deleted blob, whose pages and references remain.
 pub(crate) fn deleted_content(id: ContentId) -> Vec<u8> {
     key(DELETED_CONTENT, id.0)
 }
 
-/// Returns the beginning of the keys of all deleted blobs.
+/// Returns the beginning of the keys of the contents of all deleted blobs.
 pub(crate) fn deleted_contents() -> Vec<u8> {
     vec![DELETED_CONTENT]
 }
 
-/// Returns the blob of a key of [`deleted_content`].
+/// Returns the content of a key of [`deleted_content`].
 pub(crate) fn deleted_content_of(key: &[u8]) -> Result<ContentId> {
     Ok(ContentId(last_number(key, 9)?))
 }
@@ -176,7 +176,7 @@ pub(crate) fn results() -> Vec<u8> {
     vec![RESULT]
 }
 
-/// Returns the transaction of a key of [`result`], without the state in which it began.
+/// Returns the transaction of a key of [`result`]. The key does not contain `begun`.
 pub(crate) fn transaction_of(key: &[u8]) -> Result<TransactionId> {
     let number = last_number(key, 25)?;
     match key[1..].first_chunk() {

@@ -1,17 +1,17 @@
 //! The limits of a store, and the clock that is passed to it.
 
-/// The limits of the memory and of the kept data of a store.
+/// The limits of the memory and of the data that a store keeps.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The memory for values that only snapshots need, in bytes. If more is needed, the oldest
+    /// The memory for values that only snapshots need, in bytes. If they need more, the oldest
     /// snapshots can no longer be read.
     pub history_bytes_max: u64,
-    /// The size of all extents that only snapshots need, in bytes. If there are more, the oldest
-    /// snapshots can no longer be read.
+    /// The size of all extents that the latest state does not need and that are not yet removed, in
+    /// bytes. If a commit exceeds it, snapshots of earlier states can no longer be read.
     pub unused_extent_bytes_max: u64,
-    /// The number of results of transactions that are kept for commits that are repeated.
+    /// The number of transactions whose results are kept for commits that are repeated.
     pub results_max: usize,
-    /// The number of transactions that are committed together at most.
+    /// The largest number of transactions in a group.
     pub group_max: usize,
 }
 

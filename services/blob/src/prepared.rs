@@ -1,5 +1,5 @@
-//! Transactions whose limits are checked and whose large data is written aside, before they wait
-//! for their commit.
+//! Transactions that are ready to wait for their commit: their limits were checked, and their large
+//! data was written as extents.
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
@@ -10,7 +10,7 @@ use crate::apply::PreparedOperation;
 use crate::content::NewExtent;
 use crate::extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentId, Extents};
 
-/// A transaction whose large data was written aside.
+/// A transaction whose large data was written as extents.
 #[derive(Default)]
 pub(crate) struct Prepared {
     pub(crate) id: Option<TransactionId>,
@@ -18,7 +18,7 @@ pub(crate) struct Prepared {
     pub(crate) snapshot: Option<Version>,
     pub(crate) reads: Vec<Read>,
     pub(crate) operations: Vec<PreparedOperation>,
-    /// The name of a blob of which only the content is removed that a truncation has left.
+    /// The name of a blob whose stale content is to be removed. There are no operations then.
     pub(crate) removes_stale_of: Option<Vec<u8>>,
 }
 
@@ -31,10 +31,10 @@ impl Prepared {
     ) -> std::result::Result<Prepared, Refusal> {
         let Transaction { id, is_repeated, snapshot, reads, operations } = transaction;
         if operations.len() > OPERATIONS_MAX || reads.len() > READS_MAX {
-            return Err(invalid("it has more than 16,384 operations or reads").into());
+            return Err(invalid("it has more than 16,384 operations or reads; divide it").into());
         }
         if snapshot.is_none() && !reads.is_empty() {
-            return Err(invalid("it has reads without a state").into());
+            return Err(invalid("it has reads, but not the version of the state that was read").into());
         }
         let mut prepared = Prepared { id, is_repeated, snapshot, reads, ..Prepared::default() };
         for operation in operations {
@@ -49,8 +49,8 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Removes the data that was written aside, because it is not committed. If this fails, the
-    /// next open removes it.
+    /// Removes the extents, because the transaction is not committed. If this fails, the next
+    /// opening of the store removes them.
     pub(crate) fn discard(&self, extents: &dyn Extents) {
         for extent in self.operations.iter().filter_map(|operation| operation.extent) {
             let _ = extents.remove(extent.id);
@@ -70,12 +70,12 @@ fn prepare_operation(
         return Ok(PreparedOperation::inline(operation));
     }
     if data.len() > EXTENT_BYTES_MAX {
-        return Err(invalid("an operation has more than 64 MiB of data"));
+        return Err(invalid("an operation has more than 64 MiB of data; divide it into several operations"));
     }
     let data = std::mem::take(data);
     let new = NewExtent { id: new_extent(), length_bytes: data.len() as u64 };
     if let Err(error) = extents.write(new.id, &data) {
-        // If the part that was written cannot be removed either, the next open removes it.
+        // If the part that was written cannot be removed either, the next opening removes it.
         let _ = extents.remove(new.id);
         return Err(error);
     }

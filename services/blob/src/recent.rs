@@ -1,6 +1,6 @@
 //! The parts of blobs that recent commits have changed: the decision whether a transaction
-//! conflicts with commits after the state that it has read (optimistic concurrency control). Pure
-//! functions.
+//! conflicts with commits after the state that it has read (optimistic concurrency control). The
+//! code has no I/O and no locks.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -20,6 +20,7 @@ pub(crate) struct Change {
 pub(crate) enum ChangedPart {
     /// The blob was created or deleted. Its size and bytes have changed as well.
     Existence,
+    /// The size of the blob.
     Size,
     /// The bytes from the first number up to the second one, exclusive.
     Range(u64, u64),
@@ -45,7 +46,7 @@ struct BlobChanges {
 }
 
 impl RecentChanges {
-    /// Returns no changes. Those up to `forgotten` are not known.
+    /// Returns an empty list of changes. Changes up to `forgotten` are not known.
     pub(crate) fn new(forgotten: Version) -> RecentChanges {
         RecentChanges { blobs: HashMap::new(), names: BTreeMap::new(), order: VecDeque::new(), forgotten }
     }
@@ -158,7 +159,7 @@ impl BlobChanges {
         self.ranges.insert(start, (end, version));
     }
 
-    /// Removes what is left of a range of a version.
+    /// Removes the remaining parts of ranges that a version changed.
     fn remove_range(&mut self, start: u64, end: u64, version: Version) {
         let left = self.ranges.range(start..end).filter(|(_, (_, of))| *of == version);
         let left: Vec<u64> = left.map(|(start, _)| *start).collect();

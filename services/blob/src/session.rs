@@ -1,8 +1,8 @@
 //! The clients of a server: their snapshots, uploads and long replies, and the execution of their
 //! requests. docs/formats/blob-protocol.md describes the messages.
 //!
-//! It has no threads and no sockets. Requests and their numbers are those of processes that may
-//! have any fault, so everything that is kept for a client is bounded.
+//! This module has no threads and no sockets. A client can send any requests, so everything that is
+//! kept for a client is bounded.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,18 +21,19 @@ use crate::queue::CommitResult;
 use crate::snapshot::Snapshot;
 use crate::store::OpenStore;
 
-/// The number of a client, which the connections have given it.
+/// The number of a client, which identifies its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClientId(pub u64);
 
-/// The limits of everything that is kept for clients.
+/// The limits of the snapshots, uploads and long replies of clients.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     /// Snapshots of one client.
     pub snapshots_max: usize,
     /// Snapshots of all clients.
     pub snapshots_total_max: usize,
-    /// Bytes of the uploads and long replies of one client. Not less than one upload.
+    /// Bytes of the uploads and long replies of one client. At least the size of the largest
+    /// upload.
     pub kept_bytes_max: u64,
     /// Bytes of the uploads and long replies of all clients.
     pub kept_bytes_total_max: u64,
@@ -114,9 +115,9 @@ impl Sessions {
         }
     }
 
-    /// Executes a request, and passes the reply to `replied`, which is called once: before this
-    /// returns, or by the thread that commits. The reply has at most `reply_bytes_max` bytes if
-    /// that is at least 64.
+    /// Executes a request, and passes the reply to `replied`. This function is called once: before
+    /// `execute` returns, or by the thread that commits. The reply has at most `reply_bytes_max`
+    /// bytes if this limit is at least 64.
     ///
     /// Returns true if a transaction waits for
     /// [`OpenStore::commit_pending`](crate::OpenStore::commit_pending).
@@ -149,7 +150,7 @@ impl Sessions {
         }
     }
 
-    /// Forgets a client, which has no request.
+    /// Removes the state of a client that has no request in progress.
     pub fn end(&self, client: ClientId) {
         let Some(session) = lock(&self.clients).remove(&client) else { return };
         let snapshots = std::mem::take(&mut *lock(&session.snapshots));
@@ -181,13 +182,16 @@ impl Sessions {
         let (number, length_bytes) = (TransferId(self.number()), encoded.len() as u64);
         let mut kept = lock(&session.kept);
         if !self.keep(&mut kept, length_bytes) {
-            return encode(&busy("the client has too many long replies"));
+            return encode(&busy(
+                "the long replies of the clients need too much memory; fetch or discard some",
+            ));
         }
         kept.replies.insert(number, Arc::new(encoded));
         encode(&Reply::Long { reply: number, length_bytes })
     }
 
-    /// Counts bytes that are kept for a client. Returns false if they are too many.
+    /// Adds bytes to those that are kept for a client. Returns false, and adds nothing, if a limit
+    /// would be exceeded.
     fn keep(&self, kept: &mut Kept, bytes: u64) -> bool {
         if kept.bytes + bytes > self.limits.kept_bytes_max {
             return false;
@@ -238,7 +242,7 @@ impl Sessions {
             return invalid("a part of an upload is not the next one, or the upload is too long");
         }
         if !self.keep(&mut kept, data.len() as u64) {
-            return busy("the clients have too many uploads");
+            return busy("the uploads of the clients need too much memory; repeat the request later");
         }
         kept.uploads.entry(upload).or_default().extend_from_slice(data);
         Reply::Done
@@ -264,11 +268,11 @@ impl Sessions {
     fn begin(&self, session: &Session) -> Reply {
         let mut snapshots = lock(&session.snapshots);
         if snapshots.len() >= self.limits.snapshots_max {
-            return busy("the client has too many snapshots");
+            return busy("the client has too many snapshots; end some of them");
         }
         if self.snapshots.fetch_add(1, Ordering::Relaxed) >= self.limits.snapshots_total_max {
             self.snapshots.fetch_sub(1, Ordering::Relaxed);
-            return busy("the clients have too many snapshots");
+            return busy("all clients together have too many snapshots; repeat the request later");
         }
         let (number, snapshot) = (SnapshotId(self.number()), self.store.snapshot());
         let version = snapshot.version();
@@ -356,7 +360,7 @@ impl Sessions {
     }
 }
 
-/// The state that a read concerns.
+/// The state that a read concerns: a snapshot, or a snapshot with a draft.
 enum ResolvedState<'a> {
     Snapshot(&'a Snapshot),
     Draft(&'a crate::snapshot::DraftState),
@@ -385,7 +389,7 @@ impl ResolvedState<'_> {
     }
 }
 
-/// Lists names until the reply has half a megabyte, or `count_max` names.
+/// Lists names until the reply has 512 KiB, or `count_max` names.
 fn list(state: &ResolvedState<'_>, prefix: &[u8], after: &[u8], count_max: usize) -> Result<Reply> {
     const BYTES_MAX: usize = DATA_BYTES_MAX / 2;
     let (mut names, mut bytes, mut is_complete) = (Vec::new(), 0, true);

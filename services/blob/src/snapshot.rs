@@ -15,8 +15,8 @@ use crate::tables::{Changed, Changes, SnapshotTables, Tables, end_of_prefix};
 
 /// One state of a store. Reads of it never wait for commits. It ends when it is dropped.
 ///
-/// All methods fail with `Stale` if so much was changed since the beginning of the snapshot that
-/// the store no longer keeps the state: see [`Options`](crate::Options).
+/// All methods fail with `Stale` if later commits have changed so much that the store no longer
+/// keeps the state: see [`Options`](crate::Options).
 pub struct Snapshot {
     engine: Arc<Engine>,
     version: Version,
@@ -78,7 +78,7 @@ impl Snapshot {
         list(&self.tables(), prefix, after, visit)
     }
 
-    /// Returns a state with operations on this one, of which there are none yet.
+    /// Returns this state with an empty draft.
     pub fn draft(&self) -> DraftState {
         self.engine.versions.begin_snapshot_of(self.version);
         let snapshot = Snapshot { engine: self.engine.clone(), version: self.version };
@@ -88,7 +88,7 @@ impl Snapshot {
 
 impl Drop for Snapshot {
     fn drop(&mut self) {
-        // Only memory depends on it: the next commit forgets what the snapshot needed.
+        // The next commit frees the memory that the snapshot needed.
         self.engine.versions.end_snapshot(self.version);
     }
 }
@@ -99,8 +99,8 @@ impl fmt::Debug for Snapshot {
     }
 }
 
-/// A snapshot with operations that are not committed: a transaction reads its own changes. The
-/// store is not changed; the operations are in memory.
+/// A snapshot with a draft: operations that are not committed. A transaction reads its own changes
+/// from it. The operations are in memory, and do not change the store.
 pub struct DraftState {
     snapshot: Snapshot,
     changed: Changed,
@@ -111,7 +111,8 @@ impl DraftState {
     /// another result, for example another offset of an append.
     ///
     /// # Errors
-    /// The reason for which a commit would refuse the operation now. The draft is unchanged.
+    /// The reason for which a commit would refuse the operation on this state. The draft is
+    /// unchanged.
     pub fn apply(&mut self, operation: Operation) -> std::result::Result<OperationResult, Refusal> {
         let engine = &*self.snapshot.engine;
         let tables = self.snapshot.tables();
@@ -138,7 +139,7 @@ impl DraftState {
         applied
     }
 
-    /// Returns the version of the state without the operations.
+    /// Returns the version of the snapshot.
     pub fn version(&self) -> Version {
         self.snapshot.version
     }
@@ -191,7 +192,7 @@ impl fmt::Debug for DraftState {
     }
 }
 
-/// The tables of a draft.
+/// The tables of a snapshot with the changes of a draft.
 struct DraftTables<'a> {
     base: SnapshotTables<'a>,
     changed: &'a Changed,

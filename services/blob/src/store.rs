@@ -1,4 +1,4 @@
-//! A store of blobs, as programs use it.
+//! A store of blobs that this process has open.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::options::{Clock, Options};
 use crate::queue::{CommitResult, PendingTransaction, Receiver, Waiter};
 use crate::snapshot::Snapshot;
 
-/// A store of blobs. It is opened by one process at a time; all methods may be called by several
-/// threads. A clone is the same store.
+/// A store of blobs that this process has open; no other process has it open at the same time. All
+/// methods may be called by several threads. A clone is the same store.
 #[derive(Clone)]
 pub struct OpenStore(Arc<Engine>);
 
@@ -39,18 +39,21 @@ impl OpenStore {
         Snapshot::new(self.0.clone())
     }
 
-    /// Returns the latest state. Everything that was committed before the call is in it.
+    /// Returns the version of the latest state, which contains everything that was committed before
+    /// the call.
     pub fn version(&self) -> Version {
         self.0.versions.published()
     }
 
-    /// Commits a transaction, and returns when it survives what the key-value store promises.
+    /// Commits a transaction, and returns when it survives all failures that a commit of the
+    /// key-value store survives.
     ///
-    /// The calling thread may commit the transactions of others with its own.
+    /// The calling thread may commit transactions of other threads with its own.
     ///
     /// # Errors
     /// See [`Refusal`]. The transaction has changed nothing, unless a write failed: then it is in
-    /// the store entirely or not at all after the next open, and all later commits fail.
+    /// the store entirely or not at all after the store is opened again, and all later commits fail
+    /// until then.
     pub fn commit(&self, transaction: Transaction) -> CommitResult {
         let prepared = self.0.prepare(transaction)?;
         let waiter = Arc::new(Waiter::default());
@@ -76,9 +79,9 @@ impl OpenStore {
         }
     }
 
-    /// Adds a transaction to those that wait. A thread that commits, for example in
-    /// [`commit_pending`](OpenStore::commit_pending), passes the result to `done`, which must not
-    /// block. Data of 32 KiB and more is written before the call returns.
+    /// Adds a transaction to those that wait for their commit. A thread that commits, for example
+    /// in [`commit_pending`](OpenStore::commit_pending), passes the result to `done`, which must
+    /// not block. Data of 32 KiB and more is written before the call returns.
     pub fn submit(&self, transaction: Transaction, done: impl FnOnce(CommitResult) + Send + 'static) {
         match self.0.prepare(transaction) {
             Ok(prepared) => {
@@ -90,8 +93,8 @@ impl OpenStore {
         }
     }
 
-    /// Commits the transactions that wait, unless another thread does. Returns whether there were
-    /// any.
+    /// Commits the transactions that wait. Returns false if there are none, or another thread
+    /// commits them.
     pub fn commit_pending(&self) -> bool {
         self.commit_pending_and(&mut || ())
     }
@@ -115,15 +118,15 @@ impl OpenStore {
     /// Removes all data that neither the latest state nor a snapshot needs.
     ///
     /// # Errors
-    /// Those of the key-value store and of the extents. The rest is removed by a later call.
+    /// Those of the key-value store and of the extents. A later call removes the rest.
     pub fn collect(&self) -> Result<()> {
-        // The content that truncations have left first: it refers to extents.
+        // First the content that truncations have left, because it refers to extents.
         self.0.remove_truncated();
         self.commit_pending();
         self.0.remove_all()
     }
 
-    /// Returns the memory of the values that only snapshots need, in bytes.
+    /// Returns the memory that the values for snapshots need, in bytes.
     pub fn history_bytes(&self) -> u64 {
         self.0.versions.history_bytes()
     }

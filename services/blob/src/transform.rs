@@ -1,4 +1,4 @@
-//! The arithmetic of transforms, as pure functions.
+//! The arithmetic of transforms, without I/O.
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{CellType, Overflow, Transform, TransformKind};

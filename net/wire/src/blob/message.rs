@@ -28,7 +28,7 @@ pub struct SnapshotId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TransferId(pub u64);
 
-/// Operations of a transaction that is not committed yet.
+/// A draft: operations of a transaction that is not committed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Draft {
     /// The operations; none for a read of a state without changes.

@@ -29,7 +29,7 @@ pub struct ExtentDir {
     /// The directory of the epoch in which an extent was written last.
     epoch: Mutex<Option<(u64, Arc<dyn WritableDir>)>>,
     open: Mutex<LruCache<ExtentId, Arc<OpenExtent>>>,
-    /// What a write of an extent waits for.
+    /// The failures that a written extent survives.
     durability: Durability,
 }
 
@@ -104,7 +104,7 @@ impl Extents for ExtentDir {
     fn read(&self, id: ExtentId, offset: u64, into: &mut [u8]) -> Result<()> {
         let open = self.open(id)?;
         let end = offset.checked_add(into.len() as u64).filter(|end| *end <= open.length_bytes);
-        let end = end.ok_or_else(|| damaged(id, "it is shorter than a blob refers to"))?;
+        let end = end.ok_or_else(|| damaged(id, "a blob refers to bytes after its end"))?;
         if into.is_empty() {
             return Ok(());
         }
@@ -194,7 +194,7 @@ fn read_footer(file: Box<dyn OpenFile>, id: ExtentId) -> Result<OpenExtent> {
         && length_bytes <= EXTENT_BYTES_MAX as u64
         && size_bytes == length_bytes + blocks * 8 + FOOTER_BYTES as u64;
     if !is_valid {
-        return Err(damaged(id, "it does not have its footer"));
+        return Err(damaged(id, "its footer is not that of this extent"));
     }
     let mut bytes = vec![0; (blocks * 8) as usize + FOOTER_BYTES];
     read_exact(&*file, &mut bytes, length_bytes, id)?;
@@ -206,7 +206,7 @@ fn read_footer(file: Box<dyn OpenFile>, id: ExtentId) -> Result<OpenExtent> {
     Ok(OpenExtent { file, length_bytes, checksums: checksums.collect() })
 }
 
-/// Compares blocks, of which all but the last one of the extent are whole, with their checksums.
+/// Compares blocks with their checksums. All blocks are whole, except the last one of the extent.
 fn check_blocks(open: &OpenExtent, id: ExtentId, blocks: &[u8], first: u64) -> Result<()> {
     for (index, block) in blocks.chunks(BLOCK_BYTES).enumerate() {
         let number = first as usize + index;

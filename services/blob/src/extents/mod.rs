@@ -13,13 +13,14 @@ pub use crate::keys::ExtentId;
 /// The smallest piece of data that is written as an extent, in bytes. Smaller ones are written into
 /// pages.
 pub const EXTENT_BYTES_MIN: usize = 32 << 10;
-/// The largest extent, in bytes.
+/// The largest length of an extent, in bytes.
 pub const EXTENT_BYTES_MAX: usize = 64 << 20;
 
 /// Storage of extents. Any number of threads may use it.
 pub trait Extents: Send + Sync {
-    /// Writes an extent of at most [`EXTENT_BYTES_MAX`] bytes. No other one has had its number.
-    /// When the call returns, the data survives what the commits of the store survive.
+    /// Writes an extent of at most [`EXTENT_BYTES_MAX`] bytes, with a number that no other extent
+    /// has had. When the call returns, the data survives all failures that a commit of the store
+    /// survives.
     ///
     /// # Errors
     /// `NoSpace`, and the errors of write(2). The extent may exist.
@@ -28,8 +29,8 @@ pub trait Extents: Send + Sync {
     /// Reads a part of an extent, exactly as many bytes as `into` has.
     ///
     /// # Errors
-    /// `Damaged` if the extent does not exist, is shorter, or does not have its checksums; the
-    /// errors of read(2).
+    /// `Damaged` if the extent does not exist, is shorter, or has data that does not agree with its
+    /// checksum; the errors of read(2).
     fn read(&self, id: ExtentId, offset: u64, into: &mut [u8]) -> Result<()>;
 
     /// Removes an extent, if it exists.

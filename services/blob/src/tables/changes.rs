@@ -1,4 +1,4 @@
-//! A state with changes that are not committed.
+//! Tables with changes that are not committed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Range;
@@ -13,7 +13,7 @@ use super::Tables;
 /// The changed keys, with their new values; `None` for a key that is deleted.
 pub(crate) type Changed = BTreeMap<Vec<u8>, Option<Value>>;
 
-/// Changes to a state. They are visible here only.
+/// Tables with changes, which only the reader of this value sees.
 pub(crate) struct Changes<'a> {
     base: &'a dyn Tables,
     changed: Changed,
@@ -21,7 +21,7 @@ pub(crate) struct Changes<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Returns a state without changes.
+    /// Returns `base` without changes.
     pub(crate) fn new(base: &'a dyn Tables) -> Changes<'a> {
         Changes { base, changed: Changed::new(), size_bytes: 0 }
     }
@@ -97,7 +97,7 @@ pub(crate) fn scan_merged(
     Ok(())
 }
 
-/// Merges changed keys into a scan of the other ones.
+/// Merges the changed entries into a scan of the unchanged ones.
 pub(super) struct Merge<'a, 'v> {
     pub(super) changed: Peekable<Range<'a, Vec<u8>, Option<Value>>>,
     pub(super) visit: &'v mut dyn FnMut(&[u8], &Value) -> bool,
@@ -105,8 +105,8 @@ pub(super) struct Merge<'a, 'v> {
 }
 
 impl Merge<'_, '_> {
-    /// Passes on the changed entries up to a key, and the unchanged entry itself. Returns whether
-    /// the scan continues.
+    /// Passes the changed entries up to a key to `visit`, and then the entry of the key unless it
+    /// was changed. Returns whether the scan continues.
     pub(super) fn base_entry(&mut self, key: &[u8], value: &Value) -> bool {
         while let Some((changed_key, changed_value)) =
             self.changed.next_if(|(changed, _)| changed[..] <= *key)
@@ -123,7 +123,7 @@ impl Merge<'_, '_> {
         !self.has_ended
     }
 
-    /// Passes on the changed entries after the last unchanged one.
+    /// Passes the changed entries after the last unchanged one to `visit`.
     pub(super) fn rest(&mut self) {
         while !self.has_ended {
             let Some((key, value)) = self.changed.next() else { return };

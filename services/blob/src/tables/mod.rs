@@ -1,5 +1,5 @@
-//! Ordered keys and values, as the rest of the service sees them: the latest state, the state of a
-//! snapshot, or a state with changes that are not committed.
+//! Read access to ordered keys and values: those of the latest state, of a snapshot, or of a state
+//! with changes that are not committed.
 
 mod changes;
 mod history;
@@ -13,7 +13,7 @@ use quell_kv::{KeyRange, KeyValue, Value};
 use quell_vfs::Result;
 use std::ops::Bound;
 
-/// Read access to ordered keys and values.
+/// Read access to ordered keys and values of one state.
 pub(crate) trait Tables {
     /// Returns the value of a key.
     fn get(&self, key: &[u8]) -> Result<Option<Value>>;

@@ -1,4 +1,4 @@
-//! The tables as they were after an earlier commit.
+//! The tables in the state after an earlier commit.
 
 use std::ops::Bound;
 
@@ -10,7 +10,7 @@ use super::Tables;
 use super::changes::Merge;
 use crate::versions::Versions;
 
-/// The number of entries that are read before the later changes among them are replaced.
+/// The number of entries that are read before those that a later commit has changed are replaced.
 const ENTRIES_AT_ONCE: usize = 1024;
 
 /// The state after the commit `version`, for which a snapshot is registered.
