@@ -10,7 +10,7 @@ use quell_transport::peer;
 
 #[derive(Default)]
 struct CommitterState {
-    /// Transactions may wait.
+    /// Whether the thread looks for transactions that wait.
     is_awake: bool,
     is_ending: bool,
 }
@@ -21,7 +21,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The running thread.
+/// The thread that commits.
 pub(crate) struct Committer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -32,7 +32,7 @@ pub(crate) struct Committer {
 pub(crate) struct CommitterWaker(Arc<Shared>);
 
 impl CommitterWaker {
-    /// Has the thread commit, after a transaction was submitted.
+    /// Lets the thread commit a transaction that was submitted.
     pub(crate) fn wake(&self) {
         let was_awake = std::mem::replace(&mut lock(&self.0.state).is_awake, true);
         if !was_awake {

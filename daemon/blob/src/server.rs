@@ -17,13 +17,13 @@ use crate::workers::Workers;
 /// The options of a server. `ServerOptions::default` has the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Clients at a time. More are refused.
+    /// The largest number of clients at a time. The connections of others are refused.
     pub clients_max: usize,
-    /// The protection of what is sent over TCP.
+    /// The protection of messages over TCP.
     pub protection: Protection,
-    /// Threads that execute requests, at least 1.
+    /// The number of threads that execute requests, at least 1.
     pub threads: usize,
-    /// The limits of what is kept for clients.
+    /// The limits of snapshots, uploads and long replies.
     pub limits: SessionLimits,
 }
 
@@ -122,7 +122,7 @@ impl Server {
         self.sessions.snapshots()
     }
 
-    /// Refuses new connections and requests, answers the requests that were begun, at most for
+    /// Refuses new connections and requests, answers the requests that were begun, for at most
     /// `limit`, ends the threads, and waits until all commits survive a power failure. A second
     /// call does nothing.
     ///

@@ -12,14 +12,15 @@ use quell_transport::peer::{self, ClientHandler, Handler, MemberId, Reply, Reque
 
 use crate::committer::CommitterWaker;
 
-/// Requests that a thread takes at a time, so that their replies are written together.
+/// The largest number of requests that a thread takes at a time. Their replies are written
+/// together.
 const TAKEN_MAX: usize = 16;
 
 #[derive(Default)]
 struct Queue {
-    /// The connections bound their number.
+    /// The limits of the connections bound the number of requests.
     requests: VecDeque<(Request, Reply)>,
-    /// Threads that wait for requests.
+    /// The number of threads that wait for requests.
     idle: usize,
     is_ending: bool,
 }
@@ -84,7 +85,8 @@ impl Workers {
         Arc::new(Requests(self.shared.clone()))
     }
 
-    /// Ends the threads after the requests that they have. A second call does nothing.
+    /// Ends the threads after they have executed the requests of the queue. A second call does
+    /// nothing.
     pub(crate) fn end(&mut self) {
         lock(&self.shared.queue).is_ending = true;
         self.shared.added.notify_all();
@@ -108,7 +110,7 @@ impl Shared {
             if queue.requests.is_empty() {
                 return;
             }
-            // Other threads take their share.
+            // The rest is left for the idle threads.
             let count = queue.requests.len().div_ceil(queue.idle + 1).min(TAKEN_MAX);
             let taken: Vec<_> = queue.requests.drain(..count).collect();
             drop(queue);

@@ -1,4 +1,4 @@
-//! What a store needs: the same in this process and on a server.
+//! The interface of stores in this process and on a server.
 
 use quell_blob_service::{BlobStat, CommitResult};
 use quell_vfs::Result;
@@ -17,19 +17,19 @@ pub(crate) trait Backend: Send + Sync {
     /// Commits a transaction.
     fn commit(&self, transaction: Transaction) -> CommitResult;
 
-    /// Commits a transaction, and passes the result to `done`, on another thread.
+    /// Commits a transaction, and passes the result to `done`, in most cases on another thread.
     fn submit(&self, transaction: Transaction, done: Box<dyn FnOnce(CommitResult) + Send>);
 
     /// Removes all data that no state needs.
     fn collect(&self) -> Result<()>;
 }
 
-/// A snapshot, and the operations of a transaction that reads it.
+/// The state that a transaction or a single read sees: a snapshot or the latest state, and a draft.
 pub(crate) trait TransactionState: Send + Sync {
-    /// Returns the version of the snapshot.
+    /// Returns the version of the state without the draft.
     fn version(&self) -> Version;
 
-    /// Applies an operation, which later reads see.
+    /// Adds an operation to the draft. Later reads see its effect.
     fn apply(&mut self, operation: &Operation) -> std::result::Result<OperationResult, Refusal>;
 
     /// Returns the attributes of a blob, if it exists.

@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::location::Location;
 
 /// Checks the store at a location: its tables, its extents and their checksums. Passes each problem
-/// to `report`. With `repair`, mends those that are repairable. The memory grows with the number of
-/// blobs and extents.
+/// to `report`. With `repair`, repairs those that are repairable. The memory grows with the number
+/// of blobs and extents.
 ///
 /// # Errors
 /// As for [`Store::open_existing`](crate::Store::open_existing).
@@ -17,7 +17,7 @@ pub fn check(location: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> R
     match location.parse()? {
         Location::Directory(path) => Ok(directory::check(&path, repair, report)?),
         Location::Socket(_) | Location::Server { .. } => {
-            let source = Some("a store is checked in its directory, while no server has it open".into());
+            let source = Some("only a directory can be checked: end the server, and pass dir:PATH".into());
             Err(Error { source, ..Error::new(ErrorKind::InvalidInput, "check", location) }.into())
         }
     }

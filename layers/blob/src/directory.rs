@@ -1,4 +1,5 @@
-//! A store in a directory: its files, and who may own them. docs/formats/blob.md draws them.
+//! The directory of a store: its files, and their owner and permissions. docs/formats/blob.md draws
+//! them.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -40,12 +41,12 @@ pub(crate) fn check(path: &Path, repair: bool, report: &mut dyn FnMut(Problem)) 
 
 fn open_storage(path: &Path, may_create: bool) -> Result<(DirectoryTables, ExtentDir)> {
     let opened = open_private(path, may_create)?;
-    // All names below are looked up from this descriptor, whatever happens to the path.
+    // All names below are looked up from this descriptor, so the path may change meanwhile.
     let base = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
     let dir = PosixDir::of_descriptor(opened.try_clone().map_err(|e| failed_io(e, path))?);
     let kind = check_format(&dir, path)?;
     if kind == DirectoryKind::Rados {
-        let source = Some("its store is in RADOS, and no server answers: start quell blob serve".into());
+        let source = Some("the store is in RADOS, and is used through its server: quell blob serve DIR --rados rados://POOL".into());
         return Err(Error { source, ..Error::new(ErrorKind::Busy, "open the store", subject(path)) });
     }
     let is_new = kind == DirectoryKind::NoStore;
@@ -58,7 +59,8 @@ fn open_storage(path: &Path, may_create: bool) -> Result<(DirectoryTables, Exten
     // The tables are locked, so that only one process has the store open.
     let tables = DiskStore::open(&base.join("tables"), &options).map_err(|error| match error.kind {
         ErrorKind::Busy => {
-            let source = "another process has it open; several processes share a store through a server";
+            let source =
+                "another process has it open; several processes can share it through: quell blob serve DIR";
             Error {
                 source: Some(source.into()),
                 ..Error::new(ErrorKind::Busy, "open the store", subject(path))
@@ -86,8 +88,8 @@ pub(crate) fn connect(path: &Path) -> Result<Remote> {
     Remote::by_socket(socket, Some(opened))
 }
 
-/// Opens the store in a directory for a server, or creates one, and returns the descriptor of the
-/// directory also, in which the server creates its socket.
+/// Opens the store in a directory for a server, or creates one. Also returns the descriptor of the
+/// directory, in which the server creates its socket.
 ///
 /// # Errors
 /// As for [`Store::open`](crate::Store::open).
@@ -155,7 +157,7 @@ impl KeyValue for DirectoryTables {
     }
 }
 
-/// Opens a directory that only this user can change. It is created if `may_create` is set and it
+/// Opens a directory that only this user has access to. It is created if `may_create` is set and it
 /// does not exist.
 fn open_private(path: &Path, may_create: bool) -> Result<OwnedFd> {
     if may_create {
@@ -172,11 +174,15 @@ fn open_private(path: &Path, may_create: bool) -> Result<OwnedFd> {
         Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "open the store", subject(path)) })
     };
     if found.st_uid != geteuid().as_raw() {
-        return refuse(format!("it belongs to user {}, who could change it", found.st_uid));
+        return refuse(format!(
+            "it belongs to user {}, and not to user {}",
+            found.st_uid,
+            geteuid().as_raw()
+        ));
     }
     if found.st_mode & 0o077 != 0 {
         return refuse(
-            "other users have access to it; a store has a directory of its own, with mode 0700".into(),
+            "other users have access to it; a store needs a directory of its own: chmod 700 DIR".into(),
         );
     }
     Ok(opened)
@@ -218,11 +224,11 @@ fn check_format(dir: &PosixDir, path: &Path) -> Result<DirectoryKind> {
     match &content[..length] {
         FORMAT => Ok(DirectoryKind::Store),
         FORMAT_RADOS => Ok(DirectoryKind::Rados),
-        _ => refuse(ErrorKind::Damaged, "its file format is not that of a store of this version".into()),
+        _ => refuse(ErrorKind::Damaged, "its file `format` is not that of a store of this version".into()),
     }
 }
 
-/// Marks the directory as complete.
+/// Writes the file `format`, which marks the directory as complete.
 fn create_format(dir: &PosixDir, content: &[u8]) -> Result<()> {
     match dir.remove(b"format.new") {
         Err(error) if error.kind != ErrorKind::NotFound => return Err(error),

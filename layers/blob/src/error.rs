@@ -11,9 +11,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The reason for which an operation on a store failed.
 #[derive(Debug)]
 pub enum Error {
-    /// The transaction was refused, and has changed nothing.
+    /// The commit of the transaction failed. The transaction has changed nothing, with the
+    /// exceptions that [`Refusal::Failed`] has.
     Refused(Refusal),
-    /// A read failed, or the store could not be opened.
+    /// A read failed, or the store could not be opened, or the connection to its server failed.
     Store(quell_vfs::Error),
 }
 

@@ -16,7 +16,7 @@ struct FutureState {
     waker: Option<Waker>,
 }
 
-/// The result of a commit, when it is there. It must not be polled after that.
+/// A future that is ready when the commit has a result. It must not be polled after it was ready.
 pub struct CommitFuture(Arc<Mutex<FutureState>>);
 
 /// The side that completes a future.

@@ -1,5 +1,5 @@
-//! The key of a store: 32 random bytes in a file that only its owner can read. Clients of other
-//! machines prove that they know it.
+//! The key of a store: 32 random bytes in a file that only its owner can read. Clients over TCP
+//! prove that they know it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -21,8 +21,9 @@ fn failed(cause: std::io::Error, operation: &'static str, path: &Path) -> Error 
 /// Reads the key in a file.
 ///
 /// # Errors
-/// `PermissionDenied` if the file belongs to another user than this one and root, or if other users
-/// have access to it; `Damaged` if it has no key; the errors of open(2) and read(2).
+/// `PermissionDenied` if the file belongs neither to this user nor to root, or if other users have
+/// access to it; `Damaged` if it is not a regular file of 32 bytes; the errors of open(2) and
+/// read(2).
 pub fn read_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
     const OPERATION: &str = "read the key in";
     let subject = path.as_os_str().as_bytes();
@@ -40,19 +41,19 @@ pub fn read_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
     if found.mode() & 0o077 != 0 {
         return refuse(
             ErrorKind::PermissionDenied,
-            "other users have access to it; remove it with chmod go=",
+            "other users have access to it; withdraw their permissions: chmod go= FILE",
         );
     }
     if found.len() != KEY_BYTES as u64 || !found.is_file() {
-        return refuse(ErrorKind::Damaged, "it is not a file of 32 bytes");
+        return refuse(ErrorKind::Damaged, "it is not a regular file of 32 bytes");
     }
     let mut key = [0; KEY_BYTES];
     file.read_exact(&mut key).map_err(|cause| failed(cause, OPERATION, path))?;
     Ok(key)
 }
 
-/// Reads the key in a file, which is created with a random key if it does not exist. The caller is
-/// the only process that creates it.
+/// Reads the key in a file, which is created with a random key if it does not exist. No other
+/// process may create it at the same time.
 ///
 /// # Errors
 /// As for [`read_key`]; the errors of write(2), fsync(2) and rename(2).

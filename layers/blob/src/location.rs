@@ -14,9 +14,10 @@ pub enum Location {
     Directory(PathBuf),
     /// A server on this machine, by its socket: `unix:PATH`.
     Socket(PathBuf),
-    /// A server on any machine: `quell://HOST:PORT?key=FILE`, with the file `key` of the store, or
-    /// a copy of it. Without `key=FILE`, the environment variable `QUELL_BLOB_KEY` names the file.
-    /// `?key=FILE&encrypt` or `?encrypt` for a server with `--encrypt`.
+    /// A server on any machine: `quell://HOST:PORT?key=FILE`. FILE is the file `key` in the
+    /// directory of the store, or a copy of it. Without `key=FILE`, the environment variable
+    /// `QUELL_BLOB_KEY` names the file. `?key=FILE&encrypt` or `?encrypt` is for a server with
+    /// `--encrypt`.
     Server {
         /// The host and the port.
         address: String,

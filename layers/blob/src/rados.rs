@@ -14,8 +14,8 @@ use crate::embedded::SystemClock;
 
 /// The name of the store in its namespace of the pool.
 const NAME: &str = "blob";
-/// The size of the commits after which a checkpoint is written, in bytes: so much log is read
-/// within about two seconds when another server replaces this one.
+/// The size of the commits after which a checkpoint is written, in bytes. Another server that
+/// replaces this one reads a log of this size in about two seconds.
 const CHECKPOINT_BYTES: u64 = 128 << 20;
 
 /// Opens the store in a namespace of a pool, or creates one. No earlier server of it can commit
@@ -31,7 +31,7 @@ pub(crate) fn open(objects: Arc<dyn Objects>) -> Result<OpenStore> {
     OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
 }
 
-/// The tables of a store in RADOS, which writes checkpoints.
+/// The tables of a store in RADOS. Commits start checkpoints.
 struct RadosTables {
     store: Arc<RadosStore<MemoryStore>>,
     /// The size of the commits since the last checkpoint, in bytes.

@@ -1,4 +1,4 @@
-//! A store on a server: its connection, commits that are repeated after a lost answer, and reads.
+//! A store on a server: its connection, commits that are repeated after a lost reply, and reads.
 //! docs/formats/blob-protocol.md describes the messages.
 
 use std::collections::VecDeque;
@@ -33,9 +33,9 @@ const PARTS_IN_FLIGHT: usize = 4;
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long a request to a server is repeated, if the server does not answer.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// How long a server is waited for that does not accept the connection.
+/// How long a client waits for a server to accept the connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// How long the server is waited for when the connection is closed.
+/// How long a client waits until the server has received its goodbye.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 
 /// A store on a server.
@@ -70,9 +70,10 @@ struct SentCommit {
 
 /// A commit that needs more than one request.
 enum Unfinished {
-    /// Is sent again.
+    /// The commit is sent again.
     Repeat(SentCommit),
-    /// Its result is fetched in parts.
+    /// The result of the commit is fetched in parts: the number and the length in bytes of the
+    /// reply.
     Fetch(SentCommit, TransferId, u64),
 }
 
@@ -153,9 +154,10 @@ impl Connection {
                 failure.into_error("apply an operation at", self.name.as_bytes())
             }
             Reply::Refused(refusal) => self.error(ErrorKind::Conflict, &refusal.to_string()),
-            Reply::Unknown => {
-                self.error(ErrorKind::Stale, "the server was restarted, or has ended the session")
-            }
+            Reply::Unknown => self.error(
+                ErrorKind::Stale,
+                "the server was restarted, or has ended this client; repeat the transaction",
+            ),
             _ => self.error(ErrorKind::Damaged, "the reply does not belong to the request"),
         }
     }
@@ -183,7 +185,7 @@ impl Connection {
     /// Sends a request once.
     fn begin(&self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant) -> Receiver<Result<Vec<u8>>> {
         let (sender, receiver) = channel();
-        // The receiver may have stopped to wait.
+        // The receiver may no longer wait.
         let done = Box::new(move |result| _ = sender.send(result));
         self.client.call(request, reply_bytes_max, deadline, done);
         receiver
@@ -240,8 +242,8 @@ impl Connection {
         decode(&encoded)
     }
 
-    /// Sends a request whose reply does not matter: the server forgets what it names in any case
-    /// when this client leaves.
+    /// Sends a request that frees memory of the server, and does not wait for the reply. When this
+    /// client ends, the server frees the memory in any case.
     fn forget(&self, request: &Request) {
         let deadline = Instant::now() + self.limit;
         self.client.call(encode(request), SHORT_REPLY_BYTES, deadline, Box::new(|_| ()));
@@ -250,7 +252,9 @@ impl Connection {
     /// Uploads bytes in parts.
     fn upload(&self, bytes: &[u8], deadline: Instant) -> Result<TransferId> {
         if bytes.len() > UPLOAD_BYTES_MAX {
-            return Err(self.error(ErrorKind::InvalidInput, "a transaction has more than 257 MiB; divide it"));
+            return Err(
+                self.error(ErrorKind::InvalidInput, "the transaction has more than 257 MiB; divide it")
+            );
         }
         let upload = TransferId(self.number());
         let mut offset = 0;
@@ -301,7 +305,7 @@ impl Connection {
         let reply = match result {
             Ok(reply) => decode(&reply),
             Err(error) => {
-                // The server may have committed it, unless it has certainly not got the request.
+                // The server may have committed it, unless the request certainly did not reach it.
                 commit.transaction.is_repeated |= !was_not_executed(&error);
                 Err(error)
             }
@@ -314,7 +318,7 @@ impl Connection {
             }
             Ok(Reply::Refused(refusal)) => return (commit.done)(Err(refusal)),
             Ok(Reply::Long { reply, length_bytes }) => Unfinished::Fetch(commit, reply, length_bytes),
-            // The upload or the result is gone, or the server has no memory for the result.
+            // The server no longer has the upload or the result, or has no memory for the result.
             Ok(Reply::Unknown) if !is_late => Unfinished::Repeat(commit),
             Ok(Reply::Failed(failure)) if failure.kind() == ErrorKind::Busy && !is_late => {
                 commit.transaction.is_repeated = true;
@@ -435,7 +439,7 @@ impl Drop for Connection {
     }
 }
 
-/// A snapshot on the server, or the latest state, and operations that are not committed.
+/// A snapshot on the server, or the latest state, and a draft.
 struct RemoteState {
     connection: Arc<Connection>,
     snapshot: Option<SnapshotId>,
@@ -518,8 +522,8 @@ impl TransactionState for RemoteState {
         self.version
     }
 
-    /// Keeps the operation. Reads send the operations that concern them, and report the reason for
-    /// which one cannot be applied.
+    /// Keeps the operation. A read sends the operations that concern it. If one of them cannot be
+    /// applied, the read fails with the reason.
     fn apply(&mut self, operation: &Operation) -> std::result::Result<OperationResult, Refusal> {
         self.operations.push(operation.clone());
         Ok(OperationResult::Done)

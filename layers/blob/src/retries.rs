@@ -1,4 +1,4 @@
-//! How often a transaction is repeated after a conflict, and the time between two attempts.
+//! The number of attempts of a transaction that conflicts, and the time between them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub struct Retries {
 }
 
 impl Default for Retries {
-    /// Returns 20 attempts within about 10 seconds.
+    /// Returns 20 attempts with about 7 seconds of delays in total.
     fn default() -> Retries {
         Retries {
             attempts_max: 20,
@@ -26,8 +26,9 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// Returns the time before the attempt after `attempt`, counted from 1: between half and one
-    /// and a half of the mean, so that transactions that met do not meet again.
+    /// Returns the time between `attempt`, counted from 1, and the next one. It is a random time
+    /// from 0.5 to 1.5 times the mean, so that two transactions that conflicted are repeated at
+    /// different times.
     pub(crate) fn delay(&self, attempt: u32) -> Duration {
         let factor = 1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
         let mean = self.first_delay.saturating_mul(factor).min(self.delay_max);

@@ -1,4 +1,4 @@
-//! A store, and its snapshots.
+//! A store in a directory or on a server, and its snapshots.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ pub struct Store {
 
 impl Store {
     /// Opens the store at a location: see [`Location`]. If a server has the directory open, the
-    /// store is that of the server. The directory of a store that does not exist is created, with
-    /// mode 0700. What is committed survives a power failure.
+    /// program becomes a client of the server. A directory that does not exist is created, with
+    /// mode 0700. Commits survive a power failure.
     ///
     /// # Errors
-    /// `Busy` if another process has the store open and is no server; `Unavailable` if no server
-    /// answers; `PermissionDenied` if the directory belongs to
-    /// another user, or others may write to it; `Exists` if it has files that are not those of a
-    /// store; `Damaged` if the store does not have its format.
+    /// `Busy` if another process has the store open and is no server, or if the store is in RADOS
+    /// and has no server; `Unavailable` if no server answers; `PermissionDenied` if the directory
+    /// belongs to another user, or has any permission for group and others; `Exists` if it has
+    /// files that are not those of a store; `Damaged` if the store does not have its format.
     pub fn open(location: &str) -> Result<Store> {
         Store::open_location(location, true)
     }
@@ -92,8 +92,10 @@ impl Store {
     /// Runs `body` with a transaction and commits it, and repeats both after a conflict.
     ///
     /// # Errors
-    /// The first error of `body` or of the commit that a repetition does not mend, and the last one
-    /// after [`Retries::attempts_max`] attempts.
+    /// The first error of `body` or of the commit for which [`Error::is_repeatable`] returns false;
+    /// after [`Retries::attempts_max`] attempts, the error of the last one.
+    ///
+    /// [`Error::is_repeatable`]: crate::Error::is_repeatable
     pub fn transact<T>(
         &self,
         retries: &Retries,
@@ -188,8 +190,8 @@ impl Store {
     ///
     /// # Errors
     /// `NotFound` if there is no blob of this name; `InvalidInput` for a transform that is not
-    /// defined, and for an overflow that is checked; `Conflict` if a compare-and-set found another
-    /// number.
+    /// defined, and for a result outside the range of the type with `Overflow::Check`; `Conflict`
+    /// if a compare-and-set found another number.
     pub fn transform(&self, name: impl AsRef<[u8]>, offset: u64, transform: Transform) -> Result<()> {
         self.change(Operation::Transform { name: name.as_ref().to_vec(), offset, transform })
     }
@@ -216,7 +218,7 @@ impl Store {
     }
 
     /// Removes all data that neither the latest state nor a snapshot needs. Commits also remove
-    /// such data, but leave some until there is more.
+    /// such data, after some of it has accumulated.
     ///
     /// # Errors
     /// Those of the store.
@@ -233,8 +235,8 @@ impl fmt::Debug for Store {
 
 /// One state of a store: it does not change, whatever is committed. Reads never wait for commits.
 ///
-/// All methods fail with `Stale` if so much was changed since that the store no longer keeps the
-/// state.
+/// All methods fail with `Stale` if later commits have changed so much that the store no longer
+/// keeps the state, or if the server of the store was restarted.
 pub struct Snapshot {
     state: Box<dyn TransactionState>,
 }

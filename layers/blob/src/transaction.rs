@@ -14,8 +14,9 @@ use crate::backend::{Backend, TransactionState};
 use crate::error::Result;
 
 /// A transaction. It reads one state of the store and its own changes. Other programs see its
-/// changes after [`commit`](Transaction::commit), all at once. It is refused if another transaction
-/// has changed something that it has read. A transaction that is dropped has changed nothing.
+/// changes after [`commit`](Transaction::commit), all at once. The commit is refused if another
+/// transaction has changed a part that this one has read. A transaction that is dropped has changed
+/// nothing.
 ///
 /// Transactions are strictly serializable: their effect is that of one after the other, in an order
 /// in which each one is after all that were committed before it began.
@@ -24,7 +25,7 @@ pub struct Transaction {
     state: Box<dyn TransactionState>,
     reads: HashSet<Read>,
     operations: Vec<Operation>,
-    /// The operations that `state` has applied: a read applies the others first.
+    /// The number of operations that `state` has applied. A read applies the others first.
     applied: usize,
 }
 
@@ -109,8 +110,8 @@ impl Transaction {
     /// than requested at the end of the blob only.
     ///
     /// # Errors
-    /// `NotFound` if there is no blob of this name; the reason for which an operation before cannot
-    /// be applied; `Stale` if the state is no longer kept.
+    /// `NotFound` if there is no blob of this name; the reason for which an earlier operation of
+    /// the transaction cannot be applied; `Stale` if the state is no longer kept.
     pub fn read(&mut self, name: impl AsRef<[u8]>, offset: u64, into: &mut [u8]) -> Result<usize> {
         let name = name.as_ref();
         self.apply()?;
@@ -118,7 +119,7 @@ impl Transaction {
         let end = offset.saturating_add(into.len() as u64);
         self.note(name, Part::Existence);
         self.note(name, Part::Range { start: offset, end });
-        // The bytes of an append move if another transaction appends before.
+        // The offset of an append changes if another transaction appends before it.
         let appends = |operation: &Operation| matches!(operation, Operation::Append { .. });
         if self.operations.iter().any(|operation| operation.name() == name && appends(operation)) {
             self.note(name, Part::Size);
@@ -153,7 +154,7 @@ impl Transaction {
 
     /// Returns at most `limit` blobs whose names begin with `prefix` and are after `after`, in the
     /// order of their names. The commit is refused if a blob whose name begins with `prefix` was
-    /// created or deleted; sizes of the list are no reason for a conflict.
+    /// created or deleted. A change of a size is no conflict.
     ///
     /// # Errors
     /// As for [`read`](Transaction::read).
@@ -173,7 +174,7 @@ impl Transaction {
     /// all that it has read is the state at one time during the call.
     ///
     /// # Errors
-    /// `Refused`, with the reason: see [`Refusal`](crate::Refusal). Nothing was changed.
+    /// [`Error::Refused`](crate::Error::Refused) with the reason: see [`Refusal`](crate::Refusal).
     pub fn commit(self) -> Result<Committed> {
         let snapshot = (!self.reads.is_empty()).then(|| self.state.version());
         let reads = self.reads.into_iter().collect();

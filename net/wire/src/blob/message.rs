@@ -65,7 +65,7 @@ pub enum Request {
         /// The name of the blob.
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-        /// The first byte.
+        /// The position of the first byte.
         offset: u64,
         /// The number of bytes, at most [`DATA_BYTES_MAX`].
         length_bytes: u32,
@@ -102,7 +102,8 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
     },
-    /// Ends an upload, or a long reply. The reply is `Done`, also if there is none of this number.
+    /// Removes an upload, or a long reply. The reply is `Done`, also if there is none of this
+    /// number.
     Discard(TransferId),
     /// Commits a transaction. The reply is `Committed` or `Refused`.
     Commit(Transaction),
@@ -167,7 +168,7 @@ pub enum Reply {
     Long {
         /// The number of the reply.
         reply: TransferId,
-        /// The length of its encoding.
+        /// The length of its encoding, in bytes.
         length_bytes: u64,
     },
     /// The server does not have the snapshot, the upload or the long reply, because it was
@@ -175,7 +176,7 @@ pub enum Reply {
     Unknown,
     /// The request failed.
     Failed(Failure),
-    /// The first position with data; `None` if there is none up to the end of the blob.
+    /// The first position with data, in bytes; `None` if there is none up to the end of the blob.
     Position(Option<u64>),
 }
 

@@ -17,7 +17,7 @@ pub const READS_MAX: usize = 16_384;
 /// The attributes of a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlobStat {
-    /// The size.
+    /// The size, in bytes.
     pub size_bytes: u64,
     /// The time of the last commit that changed the blob, in nanoseconds since 1970.
     pub modified_ns: u64,
@@ -36,8 +36,8 @@ pub struct TransactionId {
     pub client: u128,
     /// The number of the transaction, which no other transaction of the client has.
     pub number: u64,
-    /// A state that the client knew before it sent the commit for the first time. The results of
-    /// commits after it may still be known, others are not.
+    /// The version of a state that the client knew before it sent the commit for the first time. If
+    /// the server has removed results of later commits, it refuses a repetition.
     pub begun: Version,
 }
 
@@ -75,7 +75,7 @@ pub enum Operation {
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
     },
-    /// Sets the size of a blob: cuts it, or extends it with zeros, which need no space.
+    /// Sets the size of a blob: truncates it, or extends it with zeros, which need no space.
     Resize {
         /// The name.
         name: Vec<u8>,

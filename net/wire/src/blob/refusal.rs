@@ -18,7 +18,8 @@ pub struct Conflict {
     pub changed: super::Part,
 }
 
-/// The reason for which a transaction was not committed. It has changed nothing.
+/// The reason for which the commit of a transaction failed. The transaction has changed nothing,
+/// with the exceptions of [`Refusal::Failed`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// Other transactions have changed data that this one has read. Repeat the transaction.
@@ -28,24 +29,25 @@ pub enum Refusal {
     SnapshotTooOld,
     /// A compare-and-set found another number than the expected one.
     Different {
-        /// The position of the operation in the transaction.
+        /// The index of the operation in the transaction, from 0.
         operation: u32,
-        /// The position of the first such number in the range of the operation.
+        /// The index of the first such number in the range of the operation, from 0.
         cell: u32,
         /// The number that was found, in the encoding of the operands.
         found: Vec<u8>,
     },
     /// The result of a checked transform is outside the range of its type.
     Overflow {
-        /// The position of the operation in the transaction.
+        /// The index of the operation in the transaction, from 0.
         operation: u32,
-        /// The position of the first such number in the range of the operation.
+        /// The index of the first such number in the range of the operation, from 0.
         cell: u32,
     },
-    /// An operation failed.
+    /// An operation or the commit failed. If `operation` is `None`, the transaction can have taken
+    /// effect after an error of the storage, and after `TimedOut` and `Unavailable`.
     Failed {
-        /// The position of the operation in the transaction; `None` if the failure concerns the
-        /// transaction or the store.
+        /// The index of the operation in the transaction, from 0; `None` if the failure concerns
+        /// the transaction or the store.
         operation: Option<u32>,
         /// The reason.
         failure: Failure,

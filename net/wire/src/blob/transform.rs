@@ -56,9 +56,9 @@ pub enum TransformKind {
 /// follow IEEE 754 in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Overflow {
-    /// The lower bits of the result.
+    /// The lower bits of the result are stored.
     Wrap,
-    /// The nearest number of the type.
+    /// The nearest number of the type is stored.
     Saturate,
     /// The transaction is refused.
     Check,
@@ -71,9 +71,10 @@ pub struct Transform {
     pub kind: TransformKind,
     /// The type of the numbers and operands.
     pub cell: CellType,
-    /// How integers overflow in `Add` and `Multiply`.
+    /// The treatment of integer results of `Add` and `Multiply` outside the range of the type.
     pub overflow: Overflow,
-    /// How many numbers are transformed, at least 1.
+    /// The number of consecutive numbers that are transformed: at least 1, and at most 1 MiB of
+    /// them.
     pub count: u32,
     /// One operand for each number, or one operand for all of them, little endian.
     #[serde(with = "serde_bytes")]
