@@ -3,17 +3,18 @@
 //! show the order of the appends, from which the dependencies of the transactions follow. A cycle
 //! of dependencies, with the order in real time, is a violation.
 //!
-//! Elle itself runs on the Java virtual machine, which the tests do not need otherwise. The tests
-//! here plant each kind of anomaly.
+//! Elle itself needs a Java virtual machine, which no other test needs. The tests of this module
+//! plant each kind of anomaly.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// An operation of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListOperation {
-    /// A number, which no other append has, was appended to a list.
+    /// A number was appended to a list: the list, then the number, which no other append has.
     Append(u64, u64),
-    /// A list was read, with all its numbers, including those that the transaction had appended.
+    /// A list was read: the list, then all its numbers, including those that the transaction itself
+    /// had appended.
     Read(u64, Vec<u64>),
 }
 
@@ -24,16 +25,17 @@ pub enum Outcome {
     Committed,
     /// The commit was refused.
     Refused,
-    /// It is not known, for example because the process ended.
+    /// The result is not known, for example because the process ended.
     Unknown,
 }
 
 /// A transaction of a history.
 #[derive(Debug, Clone)]
 pub struct ListTransaction {
-    /// The time at which it began.
+    /// The time at which it began, in any unit that all transactions share.
     pub begun: u64,
-    /// The time at which its result was known; of no meaning if it is unknown.
+    /// The time at which its result was known, in the same unit. It is not used if the result is
+    /// unknown.
     pub ended: u64,
     /// The result of its commit.
     pub outcome: Outcome,
@@ -89,8 +91,8 @@ fn writers(history: &[ListTransaction]) -> Result<HashMap<u64, usize>, String> {
     Ok(writers)
 }
 
-/// Returns what a transaction has read of each list, without its own appends. Reads after the first
-/// one of a list are compared with it by [`check_values`].
+/// Returns the numbers that a transaction has read of each list, without its own appends. Reads
+/// after the first one of a list are compared with it by [`check_values`].
 fn reads_of_others(transaction: &ListTransaction) -> BTreeMap<u64, Vec<u64>> {
     let own = own_appends(transaction);
     let mut reads = BTreeMap::new();
@@ -162,7 +164,7 @@ fn check_values(
                 return Err(format!("{missing} of transaction {index}, which was committed, is lost"));
             }
             (Outcome::Unknown, Some(missing)) if appended.iter().any(|value| all.contains(value)) => {
-                return Err(format!("transaction {index} is there without {missing}"));
+                return Err(format!("transaction {index} took effect without {missing}"));
             }
             _ => {}
         }

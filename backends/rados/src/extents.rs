@@ -1,5 +1,5 @@
-//! Extents: immutable data under numbers, as objects of at most 4 MiB that are written and read in
-//! parallel. docs/formats/rados-log.md draws the objects.
+//! Extents: immutable data with numbers. Their pieces are objects with up to 4 MiB of data each,
+//! which are written and read in parallel. docs/formats/rados-log.md draws the objects.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -13,14 +13,14 @@ use crate::format::extent::{
 use crate::format::names;
 use crate::objects::{Objects, PendingWrite, Write, failure, is_refusal};
 
-/// The pieces of an extent that are in flight at the same time.
+/// The largest number of pieces of an extent in flight.
 const PIECES_IN_FLIGHT: usize = 8;
 
 /// The extents of a store. Each number is written at most once, and never again after the extent
 /// was removed.
 ///
-/// A process that writes an extent after another one has taken the store over does no harm, because
-/// nothing refers to its number.
+/// A process can still write extents after another one has taken the store over. Nothing refers to
+/// their numbers.
 pub struct ObjectExtents {
     objects: Arc<dyn Objects>,
     name: String,
@@ -88,7 +88,8 @@ impl ObjectExtents {
         StartedPiece { object, bytes, pending }
     }
 
-    /// Waits for a write. A write with an unknown result is repeated once: it writes the same.
+    /// Waits for a write. A write with an unknown result is repeated once: it writes the same
+    /// bytes.
     fn finish(&self, started: Option<StartedPiece>) -> Result<()> {
         let Some(StartedPiece { object, bytes, pending }) = started else {
             return Ok(());
@@ -105,8 +106,8 @@ impl ObjectExtents {
     /// MiB.
     ///
     /// # Errors
-    /// `Damaged` if the extent does not exist, is shorter, or does not have its checksums. Those of
-    /// [`Objects`].
+    /// `Damaged` if the extent does not exist, is shorter, or has data that does not agree with its
+    /// checksum. Those of [`Objects`].
     pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<()> {
         let end = offset.checked_add(into.len() as u64).filter(|end| *end <= EXTENT_BYTES_MAX as u64);
         if end.is_none() {
@@ -140,7 +141,8 @@ impl ObjectExtents {
         Ok(())
     }
 
-    /// Removes an extent, or what an unfinished write has left of it, if anything exists.
+    /// Removes an extent, or the pieces that an unfinished write has left. If there are none, the
+    /// call succeeds.
     ///
     /// # Errors
     /// Those of [`Objects`]. The call can be repeated.

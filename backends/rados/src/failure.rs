@@ -1,4 +1,4 @@
-//! Why a log accepts no more records.
+//! The failures after which a log accepts no more records.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use quell_vfs::{Error, ErrorKind};
 use crate::objects::is_refusal;
 
 /// The cause of an error of kind `Unavailable`: another process has taken the log over, so this one
-/// can change it no more. Whether its last commit was performed is known only to the other process.
+/// can no longer change it. Only the other process can find out whether the last commit of this one
+/// was performed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replaced {
     /// The epoch of the other process.
@@ -23,7 +24,7 @@ impl Replaced {
 
 impl fmt::Display for Replaced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "another server has taken the log over with epoch {}", self.epoch)
+        write!(f, "another server has taken the store over with epoch {}; end this one", self.epoch)
     }
 }
 
@@ -51,7 +52,10 @@ impl Failure {
         let kind = if is_refusal(error) { ErrorKind::Unavailable } else { error.kind };
         match Replaced::of(error) {
             Some(replaced) => Failure::Replaced(replaced),
-            None => Failure::Other { kind, reason: format!("the result is not known: {error}") },
+            None => Failure::Other {
+                kind,
+                reason: format!("the result is not known: {error}; open the store again"),
+            },
         }
     }
 

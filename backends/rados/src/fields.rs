@@ -1,6 +1,6 @@
 //! Reads fixed fields from bytes that may be damaged.
 
-/// The rest of some bytes that are being decoded.
+/// The bytes that are not yet decoded.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
@@ -42,7 +42,7 @@ pub(crate) fn checksum(first: &[u8], second: &[u8]) -> u64 {
     state.digest()
 }
 
-/// A fault of some bytes: where it is, and what it is.
+/// A fault of the bytes of an object, and its offset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
     /// The offset in the object, in bytes.

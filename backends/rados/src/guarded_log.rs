@@ -1,4 +1,4 @@
-//! A log in objects that only the process with the largest epoch can append to.
+//! A log in objects. Only the process with the largest epoch can append to it.
 //!
 //! docs/formats/rados-log.md states the bytes and the protocol.
 
@@ -19,20 +19,22 @@ use crate::objects::{Objects, Write, failure, is_refusal};
 
 /// The attribute that is compared and changed by each write.
 const GUARD: &str = "guard";
-/// An operation with an unknown result is performed at most so many times.
+/// The largest number of attempts of an operation whose result is not known.
 const ATTEMPTS: usize = 4;
-/// A process tries at most so many times to take a log over while others change it.
+/// The largest number of attempts to take a log over while other processes change it.
 const TAKEOVERS: usize = 16;
-/// The length of a read of a log object, in bytes, and how many are in flight.
+/// The length of a read of a log object, in bytes.
 const READ_BYTES: usize = 4 << 20;
+/// The largest number of reads, or of removals, in flight.
 const READS: usize = 8;
 
-/// How the objects of a log are used.
+/// The options of a log.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
     /// Whether the log is created if there is none.
     pub create: bool,
-    /// An object that would become larger, in bytes, is followed by another one: at most 64 MiB.
+    /// The largest size of a log object, in bytes: at most 64 MiB. A record that would make an
+    /// object larger is the first one of the next object.
     pub object_bytes: u64,
 }
 
@@ -42,13 +44,13 @@ impl Default for LogOptions {
     }
 }
 
-/// The objects of one log.
+/// The objects of one log, which have names that begin with that of the log.
 struct LogStorage {
     objects: Arc<dyn Objects>,
     name: String,
 }
 
-/// Why the head was not changed.
+/// The reason for which a change of the head failed.
 enum NotChanged {
     /// The operation was refused; the head is as before.
     Refused(Error),
@@ -62,7 +64,7 @@ fn damaged(object: &str, reason: impl fmt::Display) -> Error {
     failure(ErrorKind::Damaged, "read", object, format!("{object}: {reason}"))
 }
 
-/// Repeats an operation that changes nothing while its result is lost.
+/// Repeats an operation that changes nothing, while its result is lost.
 fn again<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut result = operation();
     for _ in 1..ATTEMPTS {
@@ -172,7 +174,8 @@ impl LogStorage {
     }
 }
 
-/// An object that the head names must exist.
+/// Returns the error of an object that the head names, and that could not be read. It must exist,
+/// so `NotFound` becomes `Damaged`.
 fn missing(error: Error, object: &str) -> Error {
     match error.kind {
         ErrorKind::NotFound => damaged(object, "the object is missing"),
@@ -358,13 +361,13 @@ fn fence(storage: &LogStorage, object: LogObject, epoch: u64) -> Result<u64> {
     Err(last_error.unwrap_or_else(|| Error::new(ErrorKind::Busy, "open", name)))
 }
 
-/// A checkpoint that is being made.
+/// A checkpoint that is being written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BegunCheckpoint {
     pub(crate) checkpoint: Checkpoint,
-    /// The sequence of the next record at the beginning.
+    /// The sequence of the next record when the checkpoint was begun.
     sequence: u64,
-    /// The size of the log at the beginning, in bytes.
+    /// The size of the log when the checkpoint was begun, in bytes.
     log_bytes: u64,
 }
 
@@ -510,7 +513,7 @@ impl GuardedLog {
     /// it.
     fn begin_object(&mut self) -> Result<()> {
         if self.head.logs.len() == LOG_OBJECTS_MAX {
-            let reason = format!("the log has {LOG_OBJECTS_MAX} objects: a checkpoint is needed");
+            let reason = format!("the log has {LOG_OBJECTS_MAX} objects; write a checkpoint");
             return Err(failure(ErrorKind::NoSpace, "append", &self.storage.name, reason));
         }
         let object = self.create_object()?;
@@ -521,7 +524,7 @@ impl GuardedLog {
         }
         new.logs.push(object);
         if let Err(error) = self.change_head(new) {
-            // If the change was refused, the object remains without a use.
+            // If the change was refused, nothing refers to the object.
             self.garbage.extend(self.failure.is_none().then(|| self.storage.object_name(object)));
             return Err(error);
         }
@@ -626,7 +629,7 @@ impl GuardedLog {
         std::mem::take(&mut self.garbage)
     }
 
-    /// Adds objects whose removal failed.
+    /// Adds objects whose removal failed to those that are to be removed.
     pub(crate) fn return_garbage(&mut self, names: Vec<String>) {
         self.garbage.extend(names);
     }

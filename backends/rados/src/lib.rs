@@ -4,10 +4,11 @@
 //!   [`Pool`] implements it with librados, which is loaded at run time: without the library,
 //!   [`Pool::open`] returns an error that names its package. [`MemoryObjects`] implements it in
 //!   memory, for tests and simulations.
-//! - [`GuardedLog`] is a log of records in objects. The process that took it over last can append
-//!   to it, and no other one. [`Takeover`] takes it over and reads it.
+//! - [`GuardedLog`] is a log of records in objects. Only the process that took it over last can
+//!   append to it. [`Takeover`] takes it over and reads it.
 //! - [`RadosStore`] is a key-value store whose commits are records of such a log.
-//! - [`ObjectExtents`] is immutable data under numbers, to which the entries of a store refer.
+//! - [`ObjectExtents`] are immutable pieces of data with numbers, to which the entries of a store
+//!   refer.
 //!
 //! docs/formats/rados-log.md has the bytes of the objects and the protocol. Only the module of the
 //! binding to librados contains unsafe code.

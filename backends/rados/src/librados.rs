@@ -1,8 +1,8 @@
 //! The binding to librados, the client library of RADOS. It is loaded at run time, so neither the
 //! build nor a program that opens no pool needs anything of Ceph.
 //!
-//! The functions and constants are those of `rados/librados.h` of Ceph 16, which later versions
-//! have, too.
+//! The functions and constants are those of `rados/librados.h` of Ceph 16. Later versions have
+//! them, too.
 
 // Foreign functions are unsafe to call. This is the only module of the crate that contains such
 // code.
@@ -111,7 +111,7 @@ fn functions() -> Result<&'static Functions, libloading::Error> {
     Ok(&LOADED.get_or_init(|| Loaded { functions, _library: library }).functions)
 }
 
-/// Why a pool could not be opened.
+/// The reason for which a pool could not be opened.
 pub(crate) enum OpenFailure {
     /// The library cannot be loaded, or lacks a function.
     Library(libloading::Error),
@@ -204,7 +204,7 @@ impl Context {
         Ok(Arc::new(Context { handle: context, cluster }))
     }
 
-    /// Begins a compound operation. The library copies the bytes, so they are needed no longer.
+    /// Begins a compound operation. The library copies the bytes before the call returns.
     pub(crate) fn start_write(self: &Arc<Context>, object: &CStr, write: &Write<'_>) -> Answer<Started> {
         let functions = self.cluster.functions;
         let names = write.steps().iter().map(|step| match step {

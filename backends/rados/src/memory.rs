@@ -1,5 +1,5 @@
-//! Objects in memory, for tests and simulations: they lose results and delay writes as a caller
-//! decides.
+//! Objects in memory, for tests and simulations. The caller decides which results are lost and
+//! which writes are delayed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::objects::{Objects, PendingRead, PendingWrite, Ready, Step, Write};
 
-/// What happens to an operation.
+/// The effect of a fault on an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It is performed.
@@ -25,8 +25,9 @@ pub enum Fate {
     Unguarded,
 }
 
-/// Decides what happens to an operation of a client: called with its name (`write`, `read`, `stat`,
-/// `read attribute` or `list`), and the object's.
+/// A function that decides the fate of an operation of a client. Its arguments are the operation
+/// (`write`, `read`, `stat`, `read attribute` or `list`) and the name of the object, or the prefix
+/// of a `list`.
 pub type Faults = Box<dyn FnMut(&str, &str) -> Fate + Send>;
 
 /// Objects in memory. A clone has the same objects.
@@ -147,7 +148,7 @@ impl fmt::Debug for MemoryObjects {
 }
 
 impl MemoryObjects {
-    /// Returns no objects, and performs all operations.
+    /// Returns an empty set of objects, which performs all operations.
     pub fn new() -> MemoryObjects {
         MemoryObjects { shared: Arc::default(), faults: Arc::default() }
     }
@@ -177,7 +178,8 @@ impl MemoryObjects {
         self.shared().objects.keys().cloned().collect()
     }
 
-    /// Calls `change` with an object, if it exists: to damage it. Returns whether it exists.
+    /// Calls `change` with an object, if it exists, for example to damage it. Returns whether it
+    /// exists.
     pub fn change(&self, object: &str, change: impl FnOnce(&mut Object)) -> bool {
         self.shared().objects.get_mut(object).map(change).is_some()
     }

@@ -1,4 +1,5 @@
-//! The interface to objects: what the logs and stores of this crate need of RADOS.
+//! The interface to objects, with the operations of RADOS that the logs and stores of this crate
+//! use.
 
 use std::fmt;
 
@@ -105,7 +106,7 @@ impl<'a> Write<'a> {
         &self.steps
     }
 
-    /// Returns whether all limits are kept.
+    /// Returns whether the data and the attributes are within the limits of this module.
     pub(crate) fn is_within_limits(&self) -> bool {
         let mut data_bytes = 0_usize;
         for step in &self.steps {
@@ -153,8 +154,8 @@ pub trait PendingRead: Send {
 /// **Lost results.** After `TimedOut` and `Unavailable` it is not known whether a write was
 /// performed, and it may even be performed later. A caller that must know compares an attribute in
 /// the write and changes it in the same write: then the repetition of the write fails with
-/// `Conflict` if the first one was performed, and the first one has no effect any more if the
-/// repetition was.
+/// `Conflict` if the first one was performed. If the repetition was performed, the first one can
+/// no longer have an effect.
 pub trait Objects: Send + Sync {
     /// Starts a compound operation. The bytes are copied before the call returns. All errors are
     /// returned by [`PendingWrite::wait`].

@@ -1,4 +1,4 @@
-//! A pool of a Ceph cluster, as objects.
+//! The objects of a pool of a Ceph cluster.
 
 use std::ffi::{CString, c_char};
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::objects::{
     Write, failure,
 };
 
-/// How a pool is opened.
+/// The options with which a pool is opened.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
     /// The configuration of the cluster. `None` is the file that `$CEPH_CONF` names, otherwise
@@ -70,8 +70,8 @@ fn parse(address: &str) -> Option<(&str, &str)> {
 
 /// Returns the error of an error number of librados.
 fn error(errno: i32, operation: &'static str, subject: &str) -> Error {
-    /// A client that an administrator, or another client, has excluded from the cluster
-    /// (`EBLOCKLISTED`).
+    /// `EBLOCKLISTED`: an administrator or another client has excluded this client from the
+    /// cluster.
     const ESHUTDOWN: i32 = 108;
     let cause = std::io::Error::from_raw_os_error(errno);
     match errno {
@@ -110,7 +110,7 @@ impl Pool {
             (c"rados_osd_op_timeout", seconds(options.operation_timeout)?),
             (c"rados_mon_op_timeout", seconds(options.operation_timeout)?),
             (c"client_mount_timeout", seconds(options.connect_timeout)?),
-            // A socket for inspection, which programs of this kind do not have.
+            // Without this, librados creates a socket for inspection.
             (c"admin_socket", CString::default()),
         ];
         let connection = Connection {
@@ -127,9 +127,9 @@ impl Pool {
                 address,
                 match std::error::Error::source(&cause) {
                     Some(detail) => {
-                        format!("{LIBRARY}, which the package {PACKAGE} has, cannot be loaded: {detail}")
+                        format!("cannot load {LIBRARY}; install the package {PACKAGE}: {detail}")
                     }
-                    None => format!("{LIBRARY}, which the package {PACKAGE} has, cannot be loaded: {cause}"),
+                    None => format!("cannot load {LIBRARY}; install the package {PACKAGE}: {cause}"),
                 },
             ),
             OpenFailure::Step(step, errno) => {
@@ -151,7 +151,7 @@ impl Pool {
     }
 }
 
-/// Returns the name as librados takes it.
+/// Returns the name of an object as a text for librados, or `InvalidInput`.
 fn name(object: &str, operation: &'static str) -> Result<CString> {
     let refuse = |reason| failure(ErrorKind::InvalidInput, operation, object, reason);
     if object.is_empty() || object.len() > NAME_BYTES_MAX {

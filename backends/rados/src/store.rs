@@ -17,18 +17,20 @@ use crate::format::payload::{decode_group, encode_batch, encode_group};
 use crate::guarded_log::{BegunCheckpoint, GuardedLog, LogOptions, Takeover, remove_all};
 use crate::objects::{Objects, PendingRead, PendingWrite, failure};
 
-/// Commits that wait share one record if their batches have at most so many bytes together. A
-/// larger batch has a record of its own.
+/// The largest size of the batches that share a record, in bytes. A larger batch has a record of
+/// its own.
 const GROUP_BYTES_MAX: usize = 2 << 20;
-/// The pieces of a checkpoint that are in flight at the same time.
+/// The largest number of pieces of a checkpoint in flight.
 const PIECES_IN_FLIGHT: usize = 4;
-/// The entries of a checkpoint are committed to the local store in batches of about so many bytes.
+/// The approximate size of the batches in which the entries of a checkpoint are committed to the
+/// local store, in bytes.
 const LOAD_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(quell_kv::BATCH_BYTES_MAX as usize + GROUP_BYTES_MAX < PAYLOAD_BYTES_MAX);
 
 /// A key-value store in objects. The entries are also in a local store, which `get` and `scan`
-/// read; it is filled when the store is opened, and its content is of no use afterwards.
+/// read. The local store is filled when this one is opened, and is not used again after this one is
+/// closed.
 ///
 /// **Durability.** After a commit has returned `Ok`, all replicas of the pool have it on their
 /// disks: it survives the failure of this machine, and power failures as far as the pool does.
@@ -46,15 +48,17 @@ pub struct RadosStore<L> {
     name: String,
     objects: Arc<dyn Objects>,
     shared: Mutex<Shared>,
-    /// Waited for by callers that need the log for something else than a commit.
+    /// Notified when a thread returns the log; callers that need it for other operations than
+    /// commits wait for it.
     log_returned: Condvar,
 }
 
 struct Shared {
-    /// `None` while a thread uses it, without the lock.
+    /// The log; `None` while a thread uses it without the lock.
     log: Option<GuardedLog>,
     waiting: VecDeque<Arc<WaitingCommit>>,
-    /// Callers that need the log for something else than a commit, which go first.
+    /// The number of callers that need the log for other operations than commits. They precede
+    /// commits.
     others: usize,
     failure: Option<Failure>,
     checkpoint_runs: bool,
@@ -73,7 +77,7 @@ struct CommitState {
     result: Option<Result<(), Failure>>,
 }
 
-/// What a checkpoint contains.
+/// The size of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckpointSummary {
     /// The number of entries.
@@ -82,8 +86,8 @@ pub struct CheckpointSummary {
     pub bytes: u64,
 }
 
-/// The code that holds a lock of this module does not panic between two changes that belong
-/// together.
+/// Locks a mutex, also after a panic: code that holds a lock of this module does not panic between
+/// two changes that belong together.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -176,7 +180,7 @@ impl<L: KeyValue> RadosStore<L> {
         &self.local
     }
 
-    /// Returns the other process, if this one knows that it was replaced.
+    /// Returns the epoch of the other process, if this one knows that it was replaced.
     pub fn replaced(&self) -> Option<Replaced> {
         match lock(&self.shared).failure {
             Some(Failure::Replaced(replaced)) => Some(replaced),
@@ -197,8 +201,8 @@ impl<L: KeyValue> RadosStore<L> {
         }
     }
 
-    /// Returns the size of the records since the last checkpoint, in bytes: what an open reads in
-    /// addition to the checkpoint. Waits while a commit is in progress.
+    /// Returns the size of the records since the last checkpoint, in bytes. An opening reads them
+    /// in addition to the checkpoint. Waits while a commit is in progress.
     pub fn log_bytes(&self) -> u64 {
         self.turn().log().log_bytes()
     }
@@ -213,7 +217,7 @@ impl<L: KeyValue> RadosStore<L> {
     /// checkpoint.
     ///
     /// # Errors
-    /// `Busy` if another thread makes a checkpoint. Those of [`Objects`]: the previous checkpoint
+    /// `Busy` if another thread writes a checkpoint. Those of [`Objects`]: the previous checkpoint
     /// and the log remain, and commits go on, except after the failures that
     /// [`GuardedLog::append`] describes.
     pub fn checkpoint(&self) -> Result<Option<CheckpointSummary>> {
@@ -227,7 +231,8 @@ impl<L: KeyValue> RadosStore<L> {
 
     fn checkpoint_alone(&self) -> Result<Option<CheckpointSummary>> {
         let mut turn = self.turn();
-        // A commit that is in the log, and not in the local store, would be missing.
+        // After a failure, the checkpoint would lack a commit that is in the log but not in the
+        // local store.
         self.sync()?;
         let begun = turn.log().begin_checkpoint()?;
         let id = turn.log().id();
@@ -246,7 +251,7 @@ impl<L: KeyValue> RadosStore<L> {
         };
         let garbage = turn.log().take_garbage();
         drop(turn);
-        // What cannot be removed now is removed after the next checkpoint.
+        // Objects that cannot be removed now are removed after the next checkpoint.
         let (left, _cause) = remove_all(&*self.objects, garbage);
         self.turn().log().return_garbage(left);
         published?;
@@ -280,9 +285,9 @@ impl<L: KeyValue> RadosStore<L> {
         scanned.and(result).map(|()| writer.summary)
     }
 
-    /// Removes the objects that earlier processes created and did not publish before they ended.
-    /// Returns their number. Needs a list of all objects of the pool, so it takes long in a large
-    /// one.
+    /// Removes the log objects and pieces of checkpoints that earlier processes created, and that
+    /// the head does not name. Returns their number. The call lists all objects of the pool, so it
+    /// takes long in a large pool.
     ///
     /// # Errors
     /// Those of [`Objects`].
@@ -362,7 +367,7 @@ impl PieceWriter<'_> {
                 ErrorKind::NoSpace,
                 "checkpoint",
                 self.name,
-                "the checkpoint has too many pieces",
+                "the checkpoint has more pieces than the limit: the store has too many entries",
             ));
         }
         let name = names::piece(self.name, begun.checkpoint.epoch, begun.checkpoint.number, number);
@@ -374,8 +379,8 @@ impl PieceWriter<'_> {
         Ok(())
     }
 
-    /// Waits for the oldest write. A write with an unknown result is repeated once: it is the same
-    /// for every attempt.
+    /// Waits for the oldest write. A write with an unknown result is repeated once: each attempt
+    /// writes the same bytes.
     fn wait(&mut self) -> Result<()> {
         let Some((name, bytes, pending)) = self.in_flight.pop_front() else {
             return Ok(());
@@ -490,7 +495,7 @@ impl<L: KeyValue> KeyValue for RadosStore<L> {
         self.local.scan(range, visit)
     }
 
-    /// Has no effect after a commit that returned `Ok`, which has all that this call would ensure.
+    /// Writes nothing: a commit that has returned `Ok` is already on the disks of the pool.
     ///
     /// # Errors
     /// The failure after which all commits fail.

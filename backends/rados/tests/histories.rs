@@ -63,7 +63,7 @@ impl History {
         History { random, planted, objects, owners: Vec::new(), takeovers: 0, issued: Vec::new() }
     }
 
-    /// Returns a client with faults, and the place of their rate.
+    /// Returns a client with faults, and the variable with their rate.
     fn client(&mut self) -> (MemoryObjects, Arc<AtomicUsize>) {
         let mut random = Random::new(self.random.number());
         let rate = Arc::new(AtomicUsize::new(*self.random.pick(&[0, 1, 1, 12])));

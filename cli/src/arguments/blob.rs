@@ -9,8 +9,8 @@ use super::log::{JsonArg, JsonLinesArg};
 
 /// List, read and change blobs: named byte sequences that programs share through transactions.
 ///
-/// STORE is a directory (dir:PATH, or PATH), which one process at a time can use, or a server of
-/// one (unix:PATH, or quell://HOST:PORT?key=FILE).
+/// STORE is a directory (dir:PATH, or PATH), which one process at a time can open, or its server
+/// (unix:PATH, or quell://HOST:PORT?key=FILE).
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example:
@@ -100,7 +100,7 @@ pub struct BlobPutArgs {
     pub name: Option<OsString>,
 }
 
-/// Copy a blob into a file. It is one state of the blob.
+/// Copy a blob into a file. The copy is one state of the blob.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -151,15 +151,15 @@ pub struct BlobRmArgs {
     /// The blobs.
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<OsString>,
-    /// Delete those that exist.
+    /// Ignore blobs that do not exist.
     #[arg(short, long)]
     pub force: bool,
 }
 
 /// Check a store: its tables, its extents, and their checksums.
 ///
-/// The exit code is 1 if there are problems. --repair mends what loses no data: extents that
-/// nothing refers to, numbers of references, and content of blobs that do not exist.
+/// The exit code is 1 if problems remain. --repair corrects the problems whose correction loses no
+/// data: extents that nothing refers to, wrong numbers of references, and content that no blob has.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -168,15 +168,15 @@ Example:
 pub struct BlobFsckArgs {
     /// The store.
     pub store: String,
-    /// Mend what loses no data.
+    /// Correct the problems whose correction loses no data.
     #[arg(long)]
     pub repair: bool,
     #[command(flatten)]
     pub output: JsonLinesArg,
 }
 
-/// Remove data that is no longer needed: that of deleted and overwritten blobs. Programs that use
-/// the store also remove it, later.
+/// Remove the data of deleted and overwritten blobs. Programs that use the store also remove it,
+/// after some of it has accumulated.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -223,11 +223,12 @@ pub struct BlobServeArgs {
     /// longer commit. $CEPH_CONF names the configuration of the cluster.
     #[arg(long, value_name = "POOL")]
     pub rados: Option<String>,
-    /// Accept clients of other machines that have the key: the file key in the directory, which is
-    /// created. Port 0 lets the system choose one; --json prints it.
+    /// Accept TCP connections of clients that have the key. The key is the file `key` in the
+    /// directory; it is created if it does not exist. Port 0 lets the system choose a port, which
+    /// --json prints.
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
-    /// Encrypt connections with --listen; without it they are authenticated only. Clients add
+    /// Encrypt TCP connections; without this option they are authenticated only. Clients add
     /// &encrypt to the location.
     #[arg(long, requires = "listen")]
     pub encrypt: bool,

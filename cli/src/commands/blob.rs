@@ -31,7 +31,7 @@ use crate::progress::{interruption, watch_line};
 
 /// The bytes that are read or written at once, and the data of one operation.
 const PIECE_BYTES: usize = 16 << 20;
-/// The largest file that replaces a blob in one transaction, in bytes. It is in memory.
+/// The largest file that replaces a blob in one transaction, in bytes. The file is held in memory.
 const ATOMIC_BYTES_MAX: usize = 256 << 20;
 /// The number of names that are listed at once.
 const NAMES_AT_ONCE: usize = 1000;
@@ -262,7 +262,7 @@ fn get(args: &BlobGetArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
         _ => Failure::cannot(format!("cannot write {}: {e}", shown(&path))),
     };
-    // A file that is replaced keeps its content until the copy is complete.
+    // A file that is replaced stays unchanged until the copy is complete.
     let target = match args.force {
         true => with_suffix(&path, ".quell-new"),
         false => path.clone(),

@@ -32,7 +32,7 @@ pub fn run(args: &BlobFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let name = problem.name.map_or_else(String::new, |name| format!("{}: ", shown_bytes(&name)));
         let state = match (is_repaired, problem.is_repairable) {
             (true, _) => " (repaired)",
-            (false, true) => " (--repair mends it)",
+            (false, true) => " (--repair corrects it)",
             (false, false) => "",
         };
         outln!("{kind}: {name}{}{state}", problem.detail);

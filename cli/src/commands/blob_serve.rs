@@ -17,9 +17,9 @@ use crate::inputs::{shown, text_of_bytes};
 use crate::output::{self, errln, outln};
 use crate::progress::interruption;
 
-/// How long requests that were begun are answered after the end was requested.
+/// The largest time for which requests that were begun are answered after the end was requested.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// How often the command looks whether it is to end.
+/// The time between two checks whether the command is to end.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 pub fn run(args: &BlobServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -35,7 +35,7 @@ pub fn run(args: &BlobServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Some(pool) => open_rados_for_server(&path, pool)?,
         None => open_for_server(&path)?,
     };
-    // All names are looked up from the descriptor, whatever happens to the path.
+    // All names are looked up from the descriptor, so the path may change meanwhile.
     let base = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let key = match listen {
         Some(_) => create_key(&base.join("key"))?,
@@ -54,7 +54,7 @@ pub fn run(args: &BlobServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         std::thread::sleep(INTERVAL);
     }
     let stopped = server.stop(DRAIN_LIMIT);
-    // A client that finds a socket without a server gets an error that is as clear.
+    // If this fails, clients find the socket of a server that has ended, and get a clear error.
     let _ = std::fs::remove_file(&socket);
     stopped?;
     Ok(ExitCode::SUCCESS)
@@ -66,7 +66,7 @@ fn resolve(address: &str) -> Result<SocketAddr, Failure> {
     found.ok_or_else(|| failed("the host has no address".into()))
 }
 
-/// Prints how clients reach the server.
+/// Prints the locations by which clients open the store.
 fn report(args: &BlobServeArgs, path: &Path, address: Option<SocketAddr>, quiet: bool) {
     use std::os::unix::ffi::OsStrExt;
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());

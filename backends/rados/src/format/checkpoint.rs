@@ -8,7 +8,7 @@ use crate::fields::{Fault, Fields, checksum};
 const MAGIC: &[u8; 8] = b"QUELLRC1";
 /// The size of the header of a piece, in bytes.
 pub(crate) const PIECE_HEADER_BYTES: usize = 64;
-/// A piece that has at least so many bytes of entries is complete.
+/// The length of the entries of a piece, in bytes, from which on it is complete.
 const ENTRIES_BYTES: usize = 4 << 20;
 /// Largest length of the entries of a piece, in bytes.
 pub(crate) const ENTRIES_BYTES_MAX: usize = 24 << 20;
@@ -17,7 +17,7 @@ const ENTRY_BYTES: usize = 6;
 
 const _: () = assert!(ENTRIES_BYTES + ENTRY_BYTES + KEY_BYTES_MAX + VALUE_BYTES_MAX <= ENTRIES_BYTES_MAX);
 
-/// A piece that entries are added to.
+/// A piece to which entries are added.
 pub(crate) struct Piece {
     bytes: Vec<u8>,
     entries: u32,
@@ -98,7 +98,7 @@ pub(crate) fn decode_piece<E: From<Fault>>(
         };
         match entry() {
             Some((key, value)) if !key.is_empty() && value.len() <= VALUE_BYTES_MAX => visit(key, value)?,
-            _ => return Err(fault(offset, "not an entry")),
+            _ => return Err(fault(offset, "the bytes are not an entry")),
         }
     }
     match fields.0 {

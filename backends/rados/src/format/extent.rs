@@ -1,4 +1,4 @@
-//! The objects of an extent: blocks of data, each followed by its checksum.
+//! The pieces of an extent: blocks of data, each followed by its checksum.
 
 use std::ops::Range;
 
@@ -6,24 +6,24 @@ use crate::fields::{Fault, checksum};
 
 /// The data of a block, in bytes. Only the last block of an extent has fewer.
 pub(crate) const BLOCK_BYTES: usize = 4096;
-/// A block with its checksum.
+/// The size of a block with its checksum, in bytes.
 const STORED_BYTES: usize = BLOCK_BYTES + 8;
-/// The data of an object, in bytes.
+/// The size of the data of a piece, in bytes. Only the last piece of an extent has less.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 /// Largest length of an extent, in bytes.
 pub(crate) const EXTENT_BYTES_MAX: usize = 64 << 20;
-/// Largest count of the objects of an extent.
+/// Largest count of the pieces of an extent.
 pub(crate) const PIECES_MAX: u32 = (EXTENT_BYTES_MAX / PIECE_BYTES) as u32;
 
-/// Returns the checksum of a block. It contains the block's place, so that the data of one place is
-/// not taken for that of another.
+/// Returns the checksum of a block. It contains the address of the block, so that the data of one
+/// block is not taken for that of another.
 fn block_checksum(number: u64, piece: u32, block: usize, data: &[u8]) -> u64 {
-    let mut place = [0; 16];
-    place[..8].copy_from_slice(&number.to_le_bytes());
-    place[8..12].copy_from_slice(&piece.to_le_bytes());
-    place[12..].copy_from_slice(&(block as u32).to_le_bytes());
+    let mut address = [0; 16];
+    address[..8].copy_from_slice(&number.to_le_bytes());
+    address[8..12].copy_from_slice(&piece.to_le_bytes());
+    address[12..].copy_from_slice(&(block as u32).to_le_bytes());
     // Faster than a seed, which XXH3 expands for each block.
-    checksum(data, &[]) ^ checksum(&place, &[])
+    checksum(data, &[]) ^ checksum(&address, &[])
 }
 
 /// Returns the bytes of the object with this data of at most [`PIECE_BYTES`].

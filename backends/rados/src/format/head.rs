@@ -19,6 +19,7 @@ pub(crate) type Id = [u8; 16];
 pub(crate) struct LogObject {
     /// The epoch of its creation.
     pub(crate) epoch: u64,
+    /// The position of the object in the order of all log objects of the store.
     pub(crate) number: u64,
 }
 

@@ -135,7 +135,7 @@ fn decode_record(bytes: &[u8], offset: usize) -> Result<Record<'_>, Fault> {
     Ok(Record { sequence, epoch, payload })
 }
 
-/// The state of a replay: what the next record must be.
+/// The sequence and the epoch that the next record of a replay must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) sequence: u64,
@@ -144,7 +144,8 @@ pub(crate) struct Expected {
 }
 
 /// Passes the records of a log object to `visit`. `bytes` are all valid bytes of the object, so any
-/// of them may have been acknowledged. Returns what the next object must begin with.
+/// of them may have been acknowledged. Returns the values that the first record of the next
+/// object must have.
 pub(crate) fn replay<E: From<Fault>>(
     bytes: &[u8],
     header: &Header,
@@ -162,10 +163,13 @@ pub(crate) fn replay<E: From<Fault>>(
     while offset < bytes.len() {
         let record = decode_record(bytes, offset)?;
         if record.sequence != expected.sequence {
-            return Err(fault(offset, "the record has another sequence number than the next one"));
+            return Err(fault(offset, "the record does not have the next sequence number"));
         }
         if !(expected.epoch..=epoch_max).contains(&record.epoch) {
-            return Err(fault(offset, "the record has an epoch that was replaced or not yet taken"));
+            return Err(fault(
+                offset,
+                "the epoch of the record is smaller than that of the record before it, or was not yet taken",
+            ));
         }
         visit(record)?;
         expected = Expected { sequence: expected.sequence + 1, epoch: record.epoch };

@@ -25,7 +25,7 @@ pub(crate) fn extent(name: &str, number: u64, piece: u32) -> String {
     format!("{name}.extent.{number:016x}.{piece:02x}")
 }
 
-/// What the name of an object states.
+/// The fields of the name of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ParsedName {
     LogObject { epoch: u64, number: u64 },
@@ -33,7 +33,7 @@ pub(crate) enum ParsedName {
     Extent { number: u64, piece: u32 },
 }
 
-/// Returns what a name states, or `None` if it is not one of these names.
+/// Returns the fields of a name, or `None` if it is not one of these names.
 pub(crate) fn parse(name: &str, object: &str) -> Option<ParsedName> {
     let rest = object.strip_prefix(name)?.strip_prefix('.')?;
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
