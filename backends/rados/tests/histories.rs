@@ -21,7 +21,7 @@ enum Planted {
 
 type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What is known of a commit.
+/// The known state of a commit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Known {
     Performed,
@@ -40,7 +40,7 @@ struct Owner {
     store: RadosStore<MemoryStore>,
     /// The number of the takeover.
     number: usize,
-    /// How many of 16 operations have another fate than to be performed.
+    /// The number of operations in 16 that are not simply performed, on average.
     faults_of_16: Arc<AtomicUsize>,
 }
 
@@ -221,7 +221,7 @@ impl History {
         for _ in 0..steps {
             self.step()?;
         }
-        // Whatever happened, a process without faults can open the store.
+        // A process without faults can open the store after every history.
         let takeovers = self.takeovers;
         for _ in 0..64 {
             if self.takeovers == takeovers {

@@ -1,5 +1,5 @@
-//! Clients of a server in the same process: they get what a program gets that opens the store
-//! itself.
+//! Clients of a server in the same process. They get the same results as a program that opens the
+//! store itself.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;

@@ -21,7 +21,7 @@ struct Killed {
 
 impl Killed {
     fn start(directory: &Path) -> Killed {
-        // A client could connect to the socket of the last server before.
+        // Otherwise a client could connect to the socket of the previous server.
         let _ = std::fs::remove_file(directory.join("socket"));
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "server_program", "--ignored", "--nocapture"]).env(DIRECTORY, directory);
@@ -116,7 +116,7 @@ fn no_acknowledged_commit_is_lost_or_performed_twice_when_servers_are_killed() {
         };
         for kill in 0..kills {
             let before = acknowledged.load(Ordering::Relaxed);
-            // Another time after the start of each server.
+            // Each server is killed at a different time after its start.
             wait_for(before + 20 + (kill as u64 * 37) % 100);
             server.kill();
             let killed = Instant::now();

@@ -17,8 +17,8 @@ use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyValue};
 const SECONDS: u64 = 3;
 const REPETITIONS: usize = 3;
 
-/// Runs `commit`, with the number of the thread and of the call, on threads for some seconds, and
-/// returns the calls per second.
+/// Calls `commit` on several threads for some seconds, with the numbers of the thread and of the
+/// call, and returns the calls per second.
 fn rate(threads: usize, commit: impl Fn(usize, u64) + Sync) -> f64 {
     let (count, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let begun = Instant::now();

@@ -16,10 +16,10 @@ const THREADS: u64 = 64;
 const UNCHANGED_BYTES: usize = 256 << 20;
 const SMALL_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 1 << 20;
-/// One of so many writes is a large one.
+/// The number of writes of which one is a large one.
 const LARGE_ONE_IN: u64 = 500;
 
-/// Returns the space of all files below a directory, in bytes.
+/// Returns the disk space of all files below a directory, in bytes.
 fn disk_bytes(directory: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let mut total = 0;

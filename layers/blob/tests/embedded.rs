@@ -104,7 +104,7 @@ fn a_conflict_names_the_blob_and_the_range() {
     let refused = transaction.commit().expect_err("conflict");
     assert!(refused.is_repeatable());
     assert_eq!(refused.to_string(), "another transaction changed bytes 30 to 38 of a");
-    // A change beside what was read is no conflict.
+    // A change next to the range that was read is no conflict.
     let mut transaction = store.begin().expect("begun");
     transaction.read("a", 10, &mut bytes).expect("read");
     transaction.write("a", 0, b"x").expect("added");

@@ -1,6 +1,6 @@
-//! Clients of a store that crashes, in one thread and from a seed: answers are lost, commits are
-//! repeated, the process ends before, during and after commits. The histories are checked for
-//! strict serializability. The same with planted bugs shows that the check finds them.
+//! Clients of a store whose process crashes, in one thread and from a seed: replies are lost,
+//! commits are repeated, and the process ends before, during and after commits. The histories are
+//! checked for strict serializability. Runs with planted bugs show that the check finds them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use quell_testkit::serializability::{ListOperation, ListTransaction, Outcome, ch
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{Operation, Part, Read, Refusal, Transaction, TransactionId, Transform};
 
-/// A mistake that the check must find.
+/// A planted bug, which the check must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
     None,
@@ -50,7 +50,7 @@ struct CrashingTables {
 
 struct CrashState {
     random: Random,
-    /// One of so many commits ends the process; 0 for none.
+    /// The number of commits of which one ends the process, on average; 0 if none does.
     crash_one_in: usize,
     bug: Bug,
 }

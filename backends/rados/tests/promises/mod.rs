@@ -1,5 +1,5 @@
-//! What every implementation of `Objects` must do, and what logs and stores promise on it. Each
-//! function uses names of its own.
+//! The promises of every implementation of `Objects`, and of logs and stores on it. Each function
+//! uses names of its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub fn names(objects: &Shared, prefix: &str) -> Vec<String> {
     names
 }
 
-/// Runs all of them.
+/// Checks all promises.
 pub fn all(objects: &Shared) {
     compound_writes_are_performed_entirely_or_not_at_all(objects);
     writes_of_one_thread_are_in_order(objects);
