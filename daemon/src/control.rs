@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use quell_pool_service::PoolMap;
 use quell_runtime::Socket;
 use quell_wire::pool::{
-    Configuration, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, MemberId, PoolSettings,
+    Configuration, DaemonId, DaemonReport, KeeperMessage, LEASE_MS, MemberId, PoolMember, PoolSettings,
 };
 use serde::Serialize;
 
@@ -223,8 +223,14 @@ impl Daemon {
             return Ok(());
         }
         self.configuration = number;
-        self.shared.placement.set(&*self.shared.network, &members, &daemons)?;
         let own = self.shared.daemon;
+        // Without copies, only the next daemon of a member has a backup.
+        let is_expected =
+            |placed: &PoolMember| placed.daemon == own || (!self.has_replicas() && is_placed(placed, own));
+        for placed in members.iter().filter(|placed| is_expected(placed)) {
+            self.shared.router.expect(placed.id);
+        }
+        self.shared.placement.set(&*self.shared.network, &members, &daemons)?;
         let is_here =
             |member: MemberId| members.iter().any(|placed| placed.id == member && placed.daemon == own);
         let removed: Vec<MemberId> = self.members.keys().copied().filter(|id| !is_here(*id)).collect();
@@ -242,7 +248,11 @@ impl Daemon {
                 tracing::warn!(%error, "the storage of a member that has moved was not removed");
             }
         }
-        let is_kept = |placed: &&_| is_placed(placed, own);
+        let is_kept = |placed: &&PoolMember| is_placed(placed, own);
+        if !self.has_replicas() {
+            // A move to this daemon can have failed.
+            members.iter().filter(|placed| !is_kept(placed)).for_each(|p| self.shared.router.release(p.id));
+        }
         self.backups.keep(members.iter().filter(is_kept).map(|placed| placed.id).collect(), number);
         for placed in members.iter().filter(|placed| placed.daemon == own) {
             if self.members.contains_key(&placed.id) {
@@ -264,7 +274,8 @@ impl Daemon {
         self.pool.ended = ended;
         self.pool.is_complete = is_complete;
         files.remove_ended(&self.pool);
-        files.register(&self.pool)
+        files.register(&self.pool)?;
+        report(&DaemonReport::Configured(number))
     }
 
     /// Ends the members and the backups, removes the files, and sends the last replies.
@@ -292,7 +303,7 @@ impl Daemon {
 }
 
 /// Returns whether a daemon runs a member or has a backup of it.
-fn is_placed(member: &quell_wire::pool::PoolMember, daemon: DaemonId) -> bool {
+fn is_placed(member: &PoolMember, daemon: DaemonId) -> bool {
     member.daemon == daemon || member.backups.contains(&daemon)
 }
 

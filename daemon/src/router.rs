@@ -26,7 +26,6 @@ impl Inbox {
     fn push(&self, request: PeerRequest) {
         // After the end of the service, the reply is dropped, and the sender gets an error.
         let _ = self.requests.send(request);
-        self.waker.wake();
     }
 }
 
@@ -35,7 +34,7 @@ enum Destination {
     /// The daemon will run the member, or another daemon has not learned yet that it does not, or
     /// the daemon has released the member, and the next configuration names its new daemon.
     Waiting(Vec<PeerRequest>),
-    /// Another daemon runs the member, which this daemon has released.
+    /// Another daemon runs the member, which this daemon has released, and is not to run again.
     Released,
 }
 
@@ -76,6 +75,15 @@ impl Router {
         let replaced = self.members().insert(member, Destination::Running(inbox.clone()));
         if let Some(Destination::Waiting(requests)) = replaced {
             requests.into_iter().for_each(|request| inbox.push(request));
+            inbox.waker.wake();
+        }
+    }
+
+    /// Keeps the requests for a member that this daemon has released before, and is to run again:
+    /// other daemons may know of it earlier.
+    pub fn expect(&self, member: MemberId) {
+        if let Some(destination @ Destination::Released) = self.members().get_mut(&member) {
+            *destination = Destination::Waiting(Vec::new());
         }
     }
 
@@ -84,12 +92,16 @@ impl Router {
         self.members().insert(member, Destination::Waiting(Vec::new()));
     }
 
-    /// Passes the requests for a member that this daemon has released to the daemon that runs it.
+    /// Passes the requests for a member that were held or expected to the daemon that runs it.
     pub fn release(&self, member: MemberId) {
-        let held = self.members().insert(member, Destination::Released);
-        if let Some(Destination::Waiting(requests)) = held {
-            requests.into_iter().for_each(|request| self.forward(member, request));
+        let mut held = Vec::new();
+        if let Some(destination) = self.members().get_mut(&member)
+            && let Destination::Waiting(requests) = destination
+        {
+            held = std::mem::take(requests);
+            *destination = Destination::Released;
         }
+        held.into_iter().for_each(|request| self.forward(member, request));
     }
 
     /// Sends a request to the daemon that runs its member.
@@ -113,9 +125,11 @@ impl Router {
         let mut members = self.members();
         match members.entry(to).or_insert_with(|| Destination::Waiting(Vec::new())) {
             Destination::Running(inbox) => {
-                let inbox = inbox.clone();
-                drop(members);
+                // Under the lock, so that the request arrives before the member is released.
                 inbox.push(request);
+                let waker = inbox.waker.clone();
+                drop(members);
+                waker.wake();
             }
             Destination::Waiting(waiting) => {
                 let now = Instant::now();
@@ -154,5 +168,66 @@ impl Handler for Router {
     fn handle(&self, request: Request, reply: Reply) {
         let Request { bytes, deadline, .. } = request;
         self.pass(PeerRequest { bytes, reply: Replier::Daemon(reply), deadline });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use quell_transport::peer::ReplySink;
+    use quell_wire::encode;
+
+    use super::*;
+
+    const MOVED: MemberId = MemberId(1);
+
+    /// Records the answers: `None` if a request was dropped.
+    #[derive(Default)]
+    struct Answers(Mutex<Vec<Option<Vec<u8>>>>);
+
+    impl ReplySink for Answers {
+        fn answer(&self, _: u64, _: u64, reply: Option<Vec<u8>>) {
+            self.0.lock().unwrap().push(reply);
+        }
+    }
+
+    fn pass(router: &Router, answers: &Arc<Answers>) {
+        let bytes = encode(&Route::Member { from: MemberId(0), to: MOVED });
+        let reply = Replier::Daemon(Reply::new(Arc::clone(answers) as _, 1, 1));
+        router.pass(PeerRequest { bytes, reply, deadline: Instant::now() + Duration::from_secs(600) });
+    }
+
+    #[test]
+    fn requests_for_a_member_that_comes_back_wait_for_it() {
+        let router = Router::new(mpsc::channel().0);
+        let answers = Arc::new(Answers::default());
+        let dropped = || answers.0.lock().unwrap().len();
+        router.hold(MOVED);
+        pass(&router, &answers);
+        assert_eq!(dropped(), 0);
+        // There is no connection to another daemon, so requests that are passed on are dropped.
+        router.release(MOVED);
+        assert_eq!(dropped(), 1);
+        pass(&router, &answers);
+        assert_eq!(dropped(), 2);
+        router.expect(MOVED);
+        pass(&router, &answers);
+        assert_eq!(dropped(), 2);
+        // The move has failed.
+        router.release(MOVED);
+        assert_eq!(dropped(), 3);
+        pass(&router, &answers);
+        assert_eq!(dropped(), 4);
+    }
+
+    #[test]
+    fn requests_for_a_member_that_was_never_here_wait_for_it() {
+        let router = Router::new(mpsc::channel().0);
+        let answers = Arc::new(Answers::default());
+        // The configuration that names this daemon has not arrived yet; the one before it has.
+        router.release(MOVED);
+        pass(&router, &answers);
+        assert!(answers.0.lock().unwrap().is_empty());
     }
 }

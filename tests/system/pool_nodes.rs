@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
@@ -106,12 +106,17 @@ impl Cluster {
         command
     }
 
-    /// Runs a script on a node in the directory of the pool.
-    fn sh(&self, node: usize, script: &str) -> Ended {
+    /// Returns a command that runs a script on a node in the directory of the pool.
+    fn program(&self, node: usize, script: &str) -> Command {
         let mut command = self.command(node, &quell());
         command.arg("run").arg("--pool").arg(format!("p={}", self.files.display())).arg("--");
         command.args(["sh", "-c", &format!("cd \"$0\" || exit\n{script}")]).arg(&self.files);
-        self.stage.run(&mut command)
+        command
+    }
+
+    /// Runs a script on a node in the directory of the pool.
+    fn sh(&self, node: usize, script: &str) -> Ended {
+        self.stage.run(&mut self.program(node, script))
     }
 
     /// Returns the processes of the pool on all nodes: daemons, launchers and the keeper.
@@ -406,7 +411,7 @@ fn other_nodes_have_the_files_of_a_node_whose_daemon_was_killed() {
 }
 
 #[test]
-fn a_pool_gets_a_second_node_and_gives_it_back() {
+fn a_pool_gets_a_second_node_and_gives_it_back_while_a_program_uses_it() {
     if let Some(reason) = why_no_nodes() {
         skip!("{reason}");
     }
@@ -418,6 +423,15 @@ fn a_pool_gets_a_second_node_and_gives_it_back() {
     let sums = "cat d/f* | sort -n; md5sum data";
     cluster.sh(1, "echo >second").expect(0);
     let sum = cluster.sh(1, sums).expect(0).text();
+    // Each command of the program is a process, which connects to the daemon of the first node.
+    let script = "i=0
+        until [ -e stop ]; do
+            cat d/f* >/dev/null && echo $i 1<>second && [ \"$(cat second)\" = $i ] || exit 9
+            mv moved$i moved$((i + 1)) || exit 10
+            i=$((i + 1))
+        done";
+    cluster.sh(1, "echo >moved0").expect(0);
+    let worker = cluster.program(1, script).stderr(Stdio::piped()).spawn().unwrap();
     let hosts = cluster.stage.file("more.txt", "n1\nn2\n");
     cluster.quell(1, &["pool", "expand", "p", "--hosts", hosts.to_str().unwrap()]).expect(0);
     let members = || {
@@ -432,8 +446,11 @@ fn a_pool_gets_a_second_node_and_gives_it_back() {
     cluster.sh(2, "echo of the second node >third").expect(0);
     cluster.quell(1, &["pool", "shrink", "p", "n2"]).expect(0);
     assert_eq!(members(), [("n1".to_owned(), 4)]);
+    cluster.sh(1, "touch stop").expect(0);
+    let ended = worker.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{:?}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
     assert_eq!(
-        cluster.sh(1, "ls; cat third").expect(0).text(),
+        cluster.sh(1, "rm stop moved*; ls; cat third").expect(0).text(),
         "d\ndata\nsecond\nthird\nof the second node\n"
     );
     assert_eq!(cluster.sh(1, sums).expect(0).text(), sum);

@@ -11,7 +11,7 @@ use crate::pools::keep::{Phase, StartedPool};
 use crate::pools::messages::{CommandProgress, KeeperAnswer, KeeperCommand};
 use crate::pools::new_pool::NewDaemon;
 
-/// How long a daemon may take to report its clients.
+/// How long daemons may take to report their clients, and that they follow a configuration.
 const REPORT_LIMIT: Duration = Duration::from_secs(10);
 /// How long a daemon without members may take to end.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -36,6 +36,8 @@ enum Stage {
     /// Members and backups are moved: `total` of them. `added`: the daemons that were started for
     /// the command. `leaving`: those that end afterwards.
     Moving { total: usize, added: Vec<usize>, leaving: Vec<DaemonId> },
+    /// These daemons have no members any more, which others may not know yet.
+    Leaving(Vec<DaemonId>),
     /// Daemons are ending.
     Ending(Vec<DaemonId>),
 }
@@ -179,6 +181,10 @@ impl Keeper {
                 let (total, added, leaving) = (*total, added.clone(), leaving.clone());
                 self.continue_moves(&mut command, total, &added, leaving)
             }
+            Stage::Leaving(daemons) => {
+                let daemons = daemons.clone();
+                self.continue_leaving(&command, daemons)
+            }
             Stage::Ending(daemons) => {
                 let daemons = daemons.clone();
                 command.report(CommandProgress::Ending);
@@ -271,11 +277,7 @@ impl Keeper {
                      enough space; the daemons stay"
                 ));
             }
-            for daemon in &leaving {
-                let daemon = &mut self.pool.daemons[usize::from(daemon.0)];
-                (daemon.phase, daemon.launcher.input) = (Phase::Leaving, None);
-            }
-            return Next::Stage(Stage::Ending(leaving), Some(Instant::now() + END_LIMIT));
+            return Next::Stage(Stage::Leaving(leaving), Some(Instant::now() + REPORT_LIMIT));
         }
         let mut failures = std::mem::take(&mut command.failures);
         for number in added.iter().filter(|number| self.pool.was_serving(**number)) {
@@ -297,6 +299,18 @@ impl Keeper {
             true => Next::Ended(KeeperAnswer::Done),
             false => failed(failures.join("\n  ")),
         }
+    }
+
+    /// Ends daemons without members when no other daemon sends requests to them any more.
+    fn continue_leaving(&mut self, command: &ActiveCommand, leaving: Vec<DaemonId>) -> Next {
+        if !self.pool.is_followed_without(&leaving) && !command.is_late() {
+            return Next::Wait;
+        }
+        for daemon in &leaving {
+            let daemon = &mut self.pool.daemons[usize::from(daemon.0)];
+            (daemon.phase, daemon.launcher.input) = (Phase::Leaving, None);
+        }
+        Next::Stage(Stage::Ending(leaving), Some(Instant::now() + END_LIMIT))
     }
 
     fn continue_end(&mut self, command: &ActiveCommand, daemons: &[DaemonId]) -> Next {

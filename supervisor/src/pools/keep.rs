@@ -55,6 +55,8 @@ pub(super) struct LaunchedDaemon {
     has_data: bool,
     /// When the last lease was granted.
     granted: Instant,
+    /// The number of the configuration that it follows.
+    configuration: u64,
 }
 
 /// The daemons of a pool.
@@ -121,6 +123,7 @@ impl StartedPool {
             storage: DaemonId(number as u16),
             has_data: self.new.memory_bytes.is_none(),
             granted: Instant::now(),
+            configuration: 0,
         });
         Ok(())
     }
@@ -173,6 +176,13 @@ impl StartedPool {
 
     pub(super) fn send_configuration(&self) {
         self.send_to_all(&KeeperMessage::Configuration(self.placement.configuration()));
+    }
+
+    /// Returns whether all daemons but these follow the present configuration.
+    pub(super) fn is_followed_without(&self, excluded: &[DaemonId]) -> bool {
+        let number = self.placement.configuration().number;
+        let mut others = self.placement.daemons().filter(|daemon| !excluded.contains(&daemon.id));
+        others.all(|daemon| self.daemons[usize::from(daemon.id.0)].configuration >= number)
     }
 
     fn send_to_all(&self, message: &KeeperMessage) {
@@ -297,6 +307,9 @@ impl StartedPool {
             Ok(DaemonReport::Lease(request)) => {
                 self.daemons[number].granted = Instant::now();
                 self.daemons[number].launcher.send(&KeeperMessage::Lease(request));
+            }
+            Ok(DaemonReport::Configured(configuration)) => {
+                self.daemons[number].configuration = configuration;
             }
             Ok(DaemonReport::Complete { member, backup }) => {
                 let effect = self.placement.backup_complete(daemon, member, backup);

@@ -260,6 +260,9 @@ pub enum DaemonReport {
         /// The daemon with the backup.
         backup: DaemonId,
     },
+    /// The daemon follows the configuration of this number: it sends requests to the daemons that
+    /// run the members by it, or by a later one.
+    Configured(u64),
     /// Answer to [`KeeperMessage::Release`]: the daemon does not run the member any more, and its
     /// backup has everything.
     Released(MemberId),
