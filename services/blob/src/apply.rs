@@ -36,6 +36,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) new_id: &'a dyn Fn() -> ContentId,
     /// The time of the commit, in nanoseconds since 1970.
     pub(crate) now_ns: u64,
+    /// The largest size of all changes and results, in bytes.
+    pub(crate) bytes_max: u64,
 }
 
 /// The results of applied operations.
@@ -60,10 +62,21 @@ pub(crate) fn apply(
     operations: &[PreparedOperation],
 ) -> std::result::Result<Applied, NotDone> {
     let mut applied = Applied::default();
+    let mut result_bytes = 0;
     for (position, operation) in operations.iter().enumerate() {
         let position = position as u32;
         match apply_one(changes, environment, operation, &mut applied.changes) {
-            Ok(result) => applied.results.push(result),
+            Ok(result) => {
+                if let OperationResult::Before(numbers) = &result {
+                    result_bytes += numbers.len() as u64;
+                }
+                // Few bytes of operations can need much memory.
+                if changes.size_bytes() + result_bytes > environment.bytes_max {
+                    let failure = Failure::new(&too_large());
+                    return Err(NotDone::Refused(Refusal::Failed { operation: Some(position), failure }));
+                }
+                applied.results.push(result);
+            }
             Err(Stop::NotApplied(NotApplied::Different { cell, found })) => {
                 return Err(NotDone::Refused(Refusal::Different { operation: position, cell, found }));
             }
@@ -80,6 +93,12 @@ pub(crate) fn apply(
         }
     }
     Ok(applied)
+}
+
+/// Returns the error of a transaction whose changes need too much space.
+pub(crate) fn too_large() -> Error {
+    let source = Some("its changes need more than 23 MiB; divide it".into());
+    Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction") }
 }
 
 enum Stop {

@@ -17,7 +17,7 @@ use crate::garbage::{Garbage, REMOVED_IN_A_STEP, batch_of, remove_uncommitted};
 use crate::keys::{self, ContentId};
 use crate::options::{Clock, Options};
 use crate::prepared::Prepared;
-use crate::queue::{PendingTransaction, Queue, Receiver};
+use crate::queue::{CommitResult, PendingTransaction, Queue, Receiver};
 use crate::recent::{Change, RecentChanges};
 use crate::tables::{Changed, Changes, Latest, Tables, visit_prefix};
 use crate::versions::Versions;
@@ -26,7 +26,7 @@ use crate::versions::Versions;
 const GROUP_BYTES: u64 = 8 << 20;
 /// The size of the changes of one transaction, in bytes. A group with its last transaction fits
 /// into a batch.
-const TRANSACTION_BYTES_MAX: u64 = BATCH_BYTES_MAX - (GROUP_BYTES + (1 << 20));
+pub(crate) const TRANSACTION_BYTES_MAX: u64 = BATCH_BYTES_MAX - (GROUP_BYTES + (1 << 20));
 
 /// The storage and the state of an open store.
 pub(crate) struct Engine {
@@ -50,6 +50,16 @@ struct Leader {
     results: VecDeque<(Version, TransactionId)>,
     /// The results of transactions that began before this state may have been removed.
     forgotten_results: Version,
+    /// Whether a commit of the key-value store failed, so that all later ones fail.
+    has_failed: bool,
+}
+
+/// A transaction of a group, whose result is decided unless the commit of the group fails.
+struct Decided {
+    pending: PendingTransaction,
+    result: CommitResult,
+    /// Whether its extents are part of the commit.
+    is_applied: bool,
 }
 
 impl Engine {
@@ -89,7 +99,8 @@ impl Engine {
         };
         let opened = Version(first_of(epoch));
         let recent = RecentChanges::new(opened);
-        let leader = Leader { last: opened, recent, results: results.into(), forgotten_results };
+        let results = results.into();
+        let leader = Leader { last: opened, recent, results, forgotten_results, has_failed: false };
         Ok(Engine {
             versions: Versions::new(opened, options.history_bytes_max),
             leader: Mutex::new(leader),
@@ -114,6 +125,22 @@ impl Engine {
     /// Checks the limits of a transaction, and writes its large data.
     pub(crate) fn prepare(&self, transaction: Transaction) -> std::result::Result<Prepared, Refusal> {
         Prepared::new(transaction, &*self.extents, &|| ExtentId(self.new_number()))
+    }
+
+    /// Commits the transactions that wait, unless another thread does, and calls `after_group`
+    /// after each group. Returns whether there were any.
+    pub(crate) fn commit_pending(&self, after_group: &mut dyn FnMut()) -> bool {
+        if !self.queue.lead() {
+            return false;
+        }
+        loop {
+            self.commit_next_group();
+            after_group();
+            if !self.queue.pass_on() {
+                self.remove_some();
+                return true;
+            }
+        }
     }
 
     /// Commits the next transactions that wait. Only one thread at a time calls it.
@@ -146,17 +173,18 @@ impl Engine {
         let mut all = Changes::new(&latest);
         // The changes of this group, in which a conflict is possible as well.
         let mut current = RecentChanges::new(Version(0));
-        let mut results = Vec::with_capacity(group.len());
         let mut changes = Vec::new();
         let mut new_results = Vec::new();
         let mut group = VecDeque::from(group);
         let mut done = Vec::with_capacity(group.len());
+        let mut not_yet = None;
         while let Some(pending) = group.pop_front() {
             if all.size_bytes() > GROUP_BYTES {
                 group.push_front(pending);
                 break;
             }
-            match self.apply(&leader, &current, &mut all, &pending.prepared, version, now_ns) {
+            let decision = self.apply(&leader, &current, &mut all, &pending.prepared, version, now_ns);
+            let (result, is_applied) = match decision {
                 Ok(Decision::Applied(committed, changed)) => {
                     for change in &changed {
                         current.add(version, change.clone());
@@ -165,57 +193,82 @@ impl Engine {
                     if let Some(id) = pending.prepared.id {
                         new_results.push((version, id));
                     }
-                    results.push(Ok(committed));
+                    (Ok(committed), true)
                 }
-                Ok(Decision::Repeated(committed)) => {
-                    pending.prepared.discard(&*self.extents);
-                    results.push(Ok(committed));
-                }
+                Ok(Decision::Repeated(committed)) => (Ok(committed), false),
                 // The rest of the truncated content is removed by the next group.
                 Ok(Decision::NotYet) => {
-                    group.push_front(pending);
+                    not_yet = Some(pending);
                     break;
                 }
-                Err(refusal) => {
-                    pending.prepared.discard(&*self.extents);
-                    results.push(Err(refusal));
-                }
-            }
-            done.push(pending);
+                Err(refusal) => (Err(refusal), false),
+            };
+            // Its extents are kept until the commit: if this fails, it may be applied again.
+            done.push(Decided { pending, result, is_applied });
         }
         if !group.is_empty() {
             self.queue.put_back(group.into());
         }
-        self.forget_results(&mut leader, &mut all, &new_results);
+        let forgotten = self.forget_results(&leader, &mut all, new_results.len());
         let changed = all.into_changed();
-        match self.write(version, &latest, &changed) {
-            Ok(()) => {}
-            // A smaller group may still fit.
-            Err(error) if error.kind == ErrorKind::NoSpace && done.len() > 1 => {
-                drop(leader);
-                done.into_iter().for_each(|pending| self.commit_group(vec![pending]));
-                return;
-            }
-            Err(error) => {
-                drop(leader);
-                let failure = Failure::new(&error);
-                for (pending, result) in done.into_iter().zip(results) {
-                    let failed = Refusal::Failed { operation: None, failure: failure.clone() };
-                    pending.receiver.receive(result.and(Err(failed)));
-                }
-                return;
-            }
+        if let Err(error) = self.write(&mut leader, version, &latest, &changed) {
+            let has_failed = leader.has_failed;
+            drop(leader);
+            self.fail_group(&error, has_failed, done, not_yet);
+            return;
+        }
+        if let Some(pending) = not_yet {
+            self.queue.put_back(vec![pending]);
+        }
+        let last = leader.results.drain(..forgotten).next_back();
+        if let Some((last, _)) = last {
+            leader.forgotten_results = last;
         }
         leader.results.extend(new_results);
         changes.into_iter().for_each(|change| leader.recent.add(version, change));
         let oldest = self.versions.publish(version);
         leader.recent.forget_up_to(oldest);
         drop(leader);
-        if self.garbage.note(version, &changed) > self.options.unused_extent_bytes_max {
-            self.versions.expire_before(version);
+        self.garbage.note(version, &changed);
+        if let Some(needed) = self.garbage.excess(oldest, self.options.unused_extent_bytes_max) {
+            self.versions.expire_before(needed);
         }
-        for (pending, result) in done.into_iter().zip(results) {
+        for Decided { pending, result, is_applied } in done {
+            if !is_applied {
+                pending.prepared.discard(&*self.extents);
+            }
             pending.receiver.receive(result);
+        }
+    }
+
+    /// Passes on the failure of the commit of a group. `not_yet` is a transaction for which
+    /// truncated content was to be removed.
+    fn fail_group(
+        &self,
+        error: &Error,
+        has_failed: bool,
+        done: Vec<Decided>,
+        not_yet: Option<PendingTransaction>,
+    ) {
+        if error.kind == ErrorKind::NoSpace && done.len() + usize::from(not_yet.is_some()) > 1 {
+            // A smaller group may still fit.
+            done.into_iter().for_each(|decided| self.commit_group(vec![decided.pending]));
+            self.queue.put_back(Vec::from_iter(not_yet));
+            return;
+        }
+        let failure = Failure::new(error);
+        let failed = || Refusal::Failed { operation: None, failure: failure.clone() };
+        if let Some(pending) = not_yet {
+            pending.prepared.discard(&*self.extents);
+            pending.receiver.receive(Err(failed()));
+        }
+        for Decided { pending, result, is_applied } in done {
+            // If the key-value store has failed, the next open may find the commit, and removes the
+            // extents that it does not refer to.
+            if !has_failed || !is_applied {
+                pending.prepared.discard(&*self.extents);
+            }
+            pending.receiver.receive(result.and_then(|_| Err(failed())));
         }
     }
 
@@ -259,7 +312,8 @@ impl Engine {
         }
         let mut own = Changes::new(&*all);
         let new_id = || ContentId(self.new_number());
-        let environment = Environment { extents: &*self.extents, new_id: &new_id, now_ns };
+        let bytes_max = TRANSACTION_BYTES_MAX;
+        let environment = Environment { extents: &*self.extents, new_id: &new_id, now_ns, bytes_max };
         let applied = match apply::apply(&mut own, &environment, &prepared.operations) {
             Ok(applied) => applied,
             Err(NotDone::Refused(refusal)) => return Err(refusal),
@@ -270,10 +324,7 @@ impl Engine {
             own.put(keys::result(id), &keys::encode(&committed));
         }
         if own.size_bytes() > TRANSACTION_BYTES_MAX {
-            let source = Some("its changes need more than 23 MiB; divide it".into());
-            return Err(
-                Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction") }.into()
-            );
+            return Err(apply::too_large().into());
         }
         let own = own.into_changed();
         all.add(own);
@@ -292,32 +343,51 @@ impl Engine {
         Ok(Decision::NotYet)
     }
 
-    /// Removes the oldest results of transactions if there are too many.
-    fn forget_results(&self, leader: &mut Leader, all: &mut Changes<'_>, new: &[(Version, TransactionId)]) {
-        let before = leader.forgotten_results;
-        while leader.results.len() + new.len() > self.options.results_max.max(new.len()) {
-            let Some((version, id)) = leader.results.pop_front() else { break };
-            all.delete(keys::result(id));
-            leader.forgotten_results = version;
+    /// Removes the oldest results of transactions if there are too many with `new` ones. Returns
+    /// their number: they are forgotten when the commit succeeds.
+    fn forget_results(&self, leader: &Leader, all: &mut Changes<'_>, new: usize) -> usize {
+        let surplus = (leader.results.len() + new).saturating_sub(self.options.results_max.max(new));
+        let forgotten = surplus.min(leader.results.len());
+        for (_, id) in leader.results.range(..forgotten) {
+            all.delete(keys::result(*id));
         }
-        if leader.forgotten_results != before {
-            all.put(keys::FORGOTTEN_RESULTS.to_vec(), &keys::encode(&leader.forgotten_results));
+        if let Some((version, _)) = leader.results.range(..forgotten).next_back() {
+            all.put(keys::FORGOTTEN_RESULTS.to_vec(), &keys::encode(version));
         }
+        forgotten
     }
 
     /// Writes changes. Snapshots of earlier states see the values before them.
-    fn write(&self, version: Version, latest: &Latest<'_>, changed: &Changed) -> Result<()> {
+    fn write(
+        &self,
+        leader: &mut Leader,
+        version: Version,
+        latest: &Latest<'_>,
+        changed: &Changed,
+    ) -> Result<()> {
         let mut before = Vec::with_capacity(changed.len());
         for key in changed.keys() {
             before.push((key.clone(), latest.get(key)?));
         }
         self.versions.begin_commit(version, before);
-        self.tables.commit(batch_of(changed))
+        let written = self.tables.commit(batch_of(changed));
+        if let Err(error) = &written {
+            let is_refused = matches!(error.kind, ErrorKind::NoSpace | ErrorKind::InvalidInput);
+            // `NoSpace` is also the error of a key-value store that has failed.
+            let is_failure = !is_refused || self.tables.sync().is_err();
+            let is_first_failure = is_failure && !std::mem::replace(&mut leader.has_failed, true);
+            // The first commit that fails may be visible: readers need the values before it.
+            // Refused and later ones have written nothing.
+            if !is_first_failure {
+                self.versions.undo_commit(version);
+            }
+        }
+        written
     }
 
     /// Removes unneeded data if there is enough of it.
     pub(crate) fn remove_some(&self) {
-        if self.garbage.is_worth_a_step() {
+        if self.garbage.is_worth_a_step(self.options.unused_extent_bytes_max / 8) {
             self.remove_truncated();
             // Data that is not removed waits for a later step: no commit depends on it.
             let _ = self.garbage.try_remove(self.versions.oldest_needed(), REMOVED_IN_A_STEP);
@@ -332,10 +402,14 @@ impl Engine {
     /// Lets the next thread that commits remove the content that truncations have left.
     pub(crate) fn remove_truncated(&self) {
         for name in self.garbage.take_truncated() {
-            let prepared = Prepared { removes_stale_of: Some(name), ..Prepared::default() };
-            self.queue
-                .add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(|_| ())) });
+            self.remove_stale_of(name);
         }
+    }
+
+    /// Lets the next thread that commits remove the content of a blob that a truncation has left.
+    pub(crate) fn remove_stale_of(&self, name: Vec<u8>) {
+        let prepared = Prepared { removes_stale_of: Some(name), ..Prepared::default() };
+        self.queue.add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(|_| ())) });
     }
 }
 

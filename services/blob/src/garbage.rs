@@ -60,9 +60,8 @@ impl Garbage {
         Ok(Garbage { tables, extents, waiting: Mutex::new(waiting), removal: Mutex::new(()) })
     }
 
-    /// Notes the data that a commit has made unneeded. Returns the size of all extents that wait,
-    /// in bytes.
-    pub(crate) fn note(&self, version: Version, changed: &Changed) -> u64 {
+    /// Notes the data that a commit has made unneeded.
+    pub(crate) fn note(&self, version: Version, changed: &Changed) {
         let mut waiting = lock(&self.waiting);
         for (key, value) in changed.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))) {
             if key.starts_with(&keys::unused_extents()) {
@@ -80,7 +79,23 @@ impl Garbage {
                 waiting.truncated.push_back(name.to_vec());
             }
         }
-        waiting.extent_bytes
+    }
+
+    /// If the extents that are kept for states from `oldest` on have more than `bytes_max` bytes,
+    /// returns the state from which on they have about half of it.
+    pub(crate) fn excess(&self, oldest: Version, bytes_max: u64) -> Option<Version> {
+        let waiting = lock(&self.waiting);
+        if waiting.extent_bytes <= bytes_max {
+            return None;
+        }
+        let (mut kept_bytes, mut half) = (0, None);
+        for (version, _, length) in waiting.extents.iter().rev().filter(|(version, ..)| *version > oldest) {
+            kept_bytes += length;
+            if half.is_none() && kept_bytes > bytes_max / 2 {
+                half = Some(*version);
+            }
+        }
+        half.filter(|_| kept_bytes > bytes_max)
     }
 
     /// Returns the names of blobs with content that a truncation has left, and forgets them.
@@ -88,10 +103,12 @@ impl Garbage {
         std::mem::take(&mut lock(&self.waiting).truncated)
     }
 
-    /// Returns whether so much data waits that it is removed in a step.
-    pub(crate) fn is_worth_a_step(&self) -> bool {
+    /// Returns whether there is enough data that a step is worth its commit: many entries, or at
+    /// least `extent_bytes` of extents.
+    pub(crate) fn is_worth_a_step(&self, extent_bytes: u64) -> bool {
         let waiting = lock(&self.waiting);
-        waiting.extents.len() + waiting.contents.len() + waiting.truncated.len() >= REMOVED_TOGETHER
+        waiting.extent_bytes >= extent_bytes.max(1)
+            || waiting.extents.len() + waiting.contents.len() + waiting.truncated.len() >= REMOVED_TOGETHER
     }
 
     /// Removes at most about `limit` entries and extents that no state from `oldest` on needs,

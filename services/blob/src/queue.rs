@@ -2,6 +2,7 @@
 //! thread of one of the transactions, or a thread of the server.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 
 use quell_threads::{lock, wait_while};
@@ -30,7 +31,11 @@ impl Receiver {
     pub(crate) fn receive(self, result: CommitResult) {
         match self {
             Receiver::Thread(waiter) => waiter.set(WaiterState::Done(result)),
-            Receiver::Function(function) => function(result),
+            Receiver::Function(function) => {
+                // A panic is a fault of the function, and is reported by the panic hook. The others
+                // wait for the thread that commits, so it continues.
+                let _ = catch_unwind(AssertUnwindSafe(|| function(result)));
+            }
         }
     }
 }

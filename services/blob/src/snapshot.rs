@@ -9,7 +9,7 @@ use quell_wire::blob::{BlobStat, Operation, OperationResult, Refusal, Version};
 
 use crate::apply::{self, Environment, NotDone, PreparedOperation};
 use crate::content;
-use crate::engine::Engine;
+use crate::engine::{Engine, TRANSACTION_BYTES_MAX};
 use crate::keys::{self, BlobEntry, ContentId};
 use crate::tables::{Changed, Changes, SnapshotTables, Tables, end_of_prefix};
 
@@ -52,7 +52,7 @@ impl Snapshot {
     /// # Errors
     /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
     pub fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
-        read(&self.engine, &self.tables(), name, offset, into)
+        read(&self.engine, &self.tables(), name, offset, into).map_err(|error| self.cause_of(error))
     }
 
     /// Returns the first position from `offset` on at which a blob has data. The bytes before it
@@ -78,11 +78,17 @@ impl Snapshot {
         list(&self.tables(), prefix, after, visit)
     }
 
-    /// Returns this state with an empty draft.
+    /// Returns the cause of the failure of a read. If the state is no longer kept, its extents may
+    /// have been removed during the read.
+    fn cause_of(&self, error: Error) -> Error {
+        self.engine.versions.check(self.version).err().unwrap_or(error)
+    }
+
+    /// Returns a state with operations on this one, of which there are none yet.
     pub fn draft(&self) -> DraftState {
         self.engine.versions.begin_snapshot_of(self.version);
         let snapshot = Snapshot { engine: self.engine.clone(), version: self.version };
-        DraftState { snapshot, changed: Changed::new() }
+        DraftState { snapshot, changed: Changed::new(), transformed_bytes: 0 }
     }
 }
 
@@ -104,6 +110,8 @@ impl fmt::Debug for Snapshot {
 pub struct DraftState {
     snapshot: Snapshot,
     changed: Changed,
+    /// The size of the changes that transforms have added, in bytes.
+    transformed_bytes: u64,
 }
 
 impl DraftState {
@@ -114,10 +122,15 @@ impl DraftState {
     /// The reason for which a commit would refuse the operation on this state. The draft is
     /// unchanged.
     pub fn apply(&mut self, operation: Operation) -> std::result::Result<OperationResult, Refusal> {
+        let is_transform = matches!(operation, Operation::Transform { .. });
+        if is_transform && self.transformed_bytes > TRANSACTION_BYTES_MAX {
+            return Err(apply::too_large().into());
+        }
         let engine = &*self.snapshot.engine;
         let tables = self.snapshot.tables();
         let new_id = || ContentId(engine.new_number());
-        let environment = Environment { extents: &*engine.extents, new_id: &new_id, now_ns: engine.now_ns() };
+        let (now_ns, bytes_max) = (engine.now_ns(), u64::MAX);
+        let environment = Environment { extents: &*engine.extents, new_id: &new_id, now_ns, bytes_max };
         let mut base = Changes::new(&tables);
         base.add(std::mem::take(&mut self.changed));
         let mut own = Changes::new(&base);
@@ -125,11 +138,18 @@ impl DraftState {
         let own = own.into_changed();
         let applied = match applied {
             Ok(applied) => {
+                let before = base.size_bytes();
                 base.add(own);
+                if is_transform {
+                    self.transformed_bytes += base.size_bytes().saturating_sub(before);
+                }
                 Ok(applied.results.into_iter().next().unwrap_or(OperationResult::Done))
             }
             Err(NotDone::Refused(refusal)) => Err(refusal),
             Err(NotDone::Stale(name)) => {
+                // Later snapshots do not have it.
+                engine.remove_stale_of(name.clone());
+                engine.commit_pending(&mut || ());
                 let source =
                     Some("the rest of a truncated blob is being removed; repeat the transaction".into());
                 Err(Error { source, ..Error::new(ErrorKind::Busy, "extend", name) }.into())
@@ -149,7 +169,8 @@ impl DraftState {
     /// # Errors
     /// As for [`Snapshot::read`].
     pub fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
-        read(&self.snapshot.engine, &self.tables(), name, offset, into)
+        let read = read(&self.snapshot.engine, &self.tables(), name, offset, into);
+        read.map_err(|error| self.snapshot.cause_of(error))
     }
 
     /// Returns the attributes as [`Snapshot::stat`] does.

@@ -102,17 +102,7 @@ impl OpenStore {
     /// Does the same as [`commit_pending`](OpenStore::commit_pending), and calls `after_group`
     /// after the results of each group were passed on.
     pub fn commit_pending_and(&self, after_group: &mut dyn FnMut()) -> bool {
-        if !self.0.queue.lead() {
-            return false;
-        }
-        loop {
-            self.0.commit_next_group();
-            after_group();
-            if !self.0.queue.pass_on() {
-                self.0.remove_some();
-                return true;
-            }
-        }
+        self.0.commit_pending(after_group)
     }
 
     /// Removes all data that neither the latest state nor a snapshot needs.

@@ -76,6 +76,13 @@ impl Versions {
         self.is_empty.store(false, Ordering::Release);
     }
 
+    /// Removes the values before the last commit, which has written nothing.
+    pub(crate) fn undo_commit(&self, version: Version) {
+        let mut state = write_lock(&self.state);
+        state.history.forget_last(version);
+        self.is_empty.store(state.history.is_empty(), Ordering::Release);
+    }
+
     /// Makes a committed state the latest one. Returns the oldest state that a snapshot or the
     /// next reader can need: what was replaced up to it can be removed.
     pub(crate) fn publish(&self, version: Version) -> Version {

@@ -76,6 +76,23 @@ impl History {
         Some(version)
     }
 
+    /// Forgets the values before the last commit, if it is this one.
+    pub(crate) fn forget_last(&mut self, version: Version) {
+        if self.commits.back().is_none_or(|(last, ..)| *last != version) {
+            return;
+        }
+        let Some((_, keys, bytes)) = self.commits.pop_back() else { return };
+        self.bytes -= bytes;
+        for key in keys {
+            if let Some(versions) = self.keys.get_mut(&key) {
+                versions.pop_back();
+                if versions.is_empty() {
+                    self.keys.remove(&key);
+                }
+            }
+        }
+    }
+
     /// Forgets the values before commits up to `version`: no snapshot of an earlier state exists.
     pub(crate) fn forget_up_to(&mut self, version: Version) {
         while self.commits.front().is_some_and(|(oldest, ..)| *oldest <= version) {
