@@ -28,7 +28,7 @@ const LEASE_INTERVAL: Duration = Duration::from_millis(LEASE_MS / 6);
 /// The largest number of requests for leases without an answer. Older ones are forgotten.
 const REQUESTS_MAX: usize = 64;
 /// How long the end of the daemon waits for requests of other members that were begun.
-const STOP_LIMIT: Duration = Duration::from_secs(1);
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// A daemon that serves.
 pub struct Daemon {

@@ -102,7 +102,10 @@ fn daemons_are_added_and_removed_while_programs_use_the_pool() {
         // Programs use the first daemon of the node.
         let shrink = || pool.quell(&["pool", "shrink", "p", "1", "3"]);
         during_work(&pool, shrink).expect(0);
-        assert_eq!(members(&pool), [(0, 4), (2, 4)]);
+        // On a busy machine a move can fail, and its repetition can go to the other daemon.
+        let left = members(&pool);
+        assert!(matches!(left[..], [(0, 3..=5), (2, 3..=5)]), "{left:?}");
+        assert_eq!(left.iter().map(|(_, members)| members).sum::<usize>(), 8, "{left:?}");
         assert_eq!(pool.sh("cd .kept; cat f* | sort -n; md5sum data").expect(0).text(), sum, "{replicas}");
         pool.expect_nothing_left();
     }
