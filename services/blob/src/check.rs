@@ -119,7 +119,9 @@ pub fn check(
     report: &mut dyn FnMut(Problem),
 ) -> Result<CheckedStore> {
     let latest = Latest(tables);
+    let has_damaged_entries = has_damaged_entries(&latest)?;
     let mut check = Check {
+        has_damaged_entries,
         extents,
         report,
         repairs: Changes::new(&latest),
@@ -170,7 +172,7 @@ pub fn check(
     })?;
     let orphans = check.extents(&known, &unused)?;
     let Check { repairs, checked, .. } = check;
-    if repair {
+    if repair && !has_damaged_entries {
         for id in orphans {
             extents.remove(id)?;
         }
@@ -203,6 +205,27 @@ struct Check<'a, 'c> {
     /// content that refers to it.
     references: HashMap<ExtentId, (u32, u64, ContentId)>,
     checked: CheckedStore,
+    /// Whether nothing may be repaired.
+    has_damaged_entries: bool,
+}
+
+/// Returns whether an entry of a name, a reference or an extent does not have its format.
+fn has_damaged_entries(latest: &Latest<'_>) -> Result<bool> {
+    let mut is_damaged = false;
+    visit_prefix(latest, &keys::name(b""), &mut |_, value| {
+        is_damaged |= keys::decode::<BlobEntry>(value).is_err();
+        Ok(())
+    })?;
+    visit_prefix(latest, &keys::all_references(), &mut |key, value| {
+        let (end, reference) = (keys::end_of_reference(key), keys::decode::<ExtentRef>(value));
+        is_damaged |= !matches!((end, reference), (Ok(end), Ok(reference)) if reference.start < end);
+        Ok(())
+    })?;
+    visit_prefix(latest, &keys::extents(), &mut |key, value| {
+        is_damaged |= keys::extent_of(key).is_err() || keys::decode::<ExtentEntry>(value).is_err();
+        Ok(())
+    })?;
+    Ok(is_damaged)
 }
 
 struct Blob {
@@ -215,6 +238,8 @@ struct Blob {
 impl Check<'_, '_> {
     fn problem(&mut self, kind: ProblemKind, id: Option<ContentId>, detail: String, is_repairable: bool) {
         let name = id.and_then(|id| self.blobs.get(&id)).map(|blob| blob.name.clone());
+        // Content that seems to belong to no blob may be that of a damaged entry.
+        let is_repairable = is_repairable && !self.has_damaged_entries;
         (self.report)(Problem { kind, name, detail, is_repairable });
     }
 

@@ -184,6 +184,22 @@ fn lost_data_is_reported_and_not_repaired() {
 }
 
 #[test]
+fn nothing_is_removed_while_an_entry_is_damaged() {
+    for tag in [b'N', b'X'] {
+        let world = world();
+        let (key, value) = world.entries(tag).pop().expect("an entry");
+        world.change(&key, Some(&[0xFF]));
+        let problems = world.problems(true);
+        assert!(problems.len() > 1, "{problems:?}");
+        assert!(problems.iter().all(|problem| !problem.is_repairable), "{problems:?}");
+        // The entry is restored from a backup, and all data is there.
+        world.change(&key, Some(&value));
+        world.open().collect().expect("collected");
+        world.assert_intact();
+    }
+}
+
+#[test]
 fn random_damage_of_entries_never_panics() {
     let mut random = quell_testkit::Random::new(5);
     for _ in 0..500 {
