@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use quell_blob_service::{BlobStat, Clock, CommitResult, DraftState, OpenStore};
+use quell_blob_service::{BlobStat, Clock, CommitResult, OpenStore, Snapshot};
 use quell_threads::lock;
 use quell_vfs::{Error, Result};
 use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version};
@@ -51,7 +51,7 @@ impl Embedded {
 
 impl Backend for Embedded {
     fn begin(&self) -> Result<Box<dyn TransactionState>> {
-        Ok(Box::new(EmbeddedState(self.store.snapshot().draft())))
+        Ok(Box::new(EmbeddedState(self.store.snapshot())))
     }
 
     fn commit(&self, transaction: Transaction) -> CommitResult {
@@ -74,7 +74,7 @@ impl Backend for Embedded {
     }
 }
 
-struct EmbeddedState(DraftState);
+struct EmbeddedState(Snapshot);
 
 impl TransactionState for EmbeddedState {
     fn version(&self) -> Version {

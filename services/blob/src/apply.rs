@@ -256,7 +256,7 @@ pub(crate) fn remove_stale(
     limit: usize,
 ) -> Result<bool> {
     let Some(mut entry) = entry(&*changes, name)? else { return Ok(true) };
-    if entry.stale_end_bytes <= entry.size_bytes {
+    if !entry.has_stale_content() {
         return Ok(true);
     }
     let is_removed = Content { changes, extents, entry: &mut entry }.remove_stale(limit)?;
@@ -266,10 +266,10 @@ pub(crate) fn remove_stale(
 
 /// Returns whether a truncation has left content of a blob.
 pub(crate) fn has_stale(tables: &dyn Tables, name: &[u8]) -> Result<bool> {
-    Ok(entry(tables, name)?.is_some_and(|entry| entry.stale_end_bytes > entry.size_bytes))
+    Ok(entry(tables, name)?.is_some_and(|entry| entry.has_stale_content()))
 }
 
 /// Returns whether the value of a name is that of a blob with content that a truncation has left.
 pub(crate) fn is_stale_entry(value: &[u8]) -> bool {
-    keys::decode::<BlobEntry>(value).is_ok_and(|entry| entry.stale_end_bytes > entry.size_bytes)
+    keys::decode::<BlobEntry>(value).is_ok_and(|entry| entry.has_stale_content())
 }

@@ -7,9 +7,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::Committed;
 
 use crate::extents::Extents;
-use crate::garbage::batch_of;
 use crate::keys::{self, BlobEntry, ContentId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
-use crate::tables::{Changed, Changes, Latest, visit_prefix};
+use crate::tables::{Changed, Changes, Latest, batch_of, visit_prefix};
 
 /// The number of bytes of an extent that are read at once.
 const READ_BYTES: u64 = 1 << 20;

@@ -1,7 +1,7 @@
 //! The bytes of a blob: pages of 512 bytes in the tables, and references to extents.
 //!
-//! - A page holds all bytes of its part of the blob. It replaces what extents have there. Zeros at
-//!   its end are not stored.
+//! - A page holds all bytes of its part of the blob. It replaces the bytes of extents there. Zeros
+//!   at its end are not stored.
 //! - Bytes that neither a page nor an extent has are zeros.
 //! - Pages and references have no bytes after the end of the blob, except those that a truncation
 //!   has left: see [`BlobEntry::stale_end_bytes`].
@@ -12,7 +12,7 @@ use quell_wire::blob::SIZE_BYTES_MAX;
 
 use crate::extents::Extents;
 use crate::keys::{self, BlobEntry, ContentId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
-use crate::tables::{Changes, Tables, end_of_prefix};
+use crate::tables::{Changes, Tables, end_of_prefix, visit_range};
 
 /// A read of more pages scans the tables; a read of fewer pages gets each of them.
 const PAGES_BY_GET_MAX: u64 = 8;
@@ -66,15 +66,11 @@ pub(crate) fn read(
         }
         return Ok(());
     }
-    let mut failed = None;
-    tables.scan(&keys::page(entry.id, first), &keys::page(entry.id, last + 1), &mut |key, page| {
-        match keys::number_of_page(key) {
-            Ok(number) => copy_page(number, page, offset, into),
-            Err(error) => failed = Some(error),
-        }
-        failed.is_none()
-    })?;
-    failed.map_or(Ok(()), Err)
+    let (start, end) = (keys::page(entry.id, first), keys::page(entry.id, last + 1));
+    visit_range(tables, &start, &end, &mut |key, page| {
+        copy_page(keys::number_of_page(key)?, page, offset, into);
+        Ok(true)
+    })
 }
 
 /// Returns the first position from `offset` on that a page or an extent has, if it is before the
@@ -91,12 +87,12 @@ pub(crate) fn next_data(tables: &dyn Tables, entry: &BlobEntry, offset: u64) -> 
         })?;
     }
     let mut page = None;
+    let first = keys::page(entry.id, offset / PAGE_BYTES);
     let end = keys::page(entry.id, entry.size_bytes.div_ceil(PAGE_BYTES));
-    tables.scan(&keys::page(entry.id, offset / PAGE_BYTES), &end, &mut |key, _| {
-        page = Some(keys::number_of_page(key));
-        false
+    visit_range(tables, &first, &end, &mut |key, _| {
+        page = Some((keys::number_of_page(key)? * PAGE_BYTES).max(offset));
+        Ok(false)
     })?;
-    let page = page.transpose()?.map(|number| (number * PAGE_BYTES).max(offset));
     Ok(next.into_iter().chain(page).min().filter(|next| *next < entry.size_bytes))
 }
 
@@ -138,24 +134,14 @@ fn visit_references(
     end: u64,
     visit: &mut dyn FnMut(ExtentRef, u64) -> bool,
 ) -> Result<()> {
-    let mut failed = None;
     let first = keys::reference(id, start + 1);
-    tables.scan(&first, &end_of_prefix(&keys::references(id)), &mut |key, value| {
-        match keys::end_of_reference(key).and_then(|end| Ok((keys::decode::<ExtentRef>(value)?, end))) {
-            Ok((reference, reference_end)) if reference.start < reference_end => {
-                reference.start < end && visit(reference, reference_end)
-            }
-            Ok(_) => {
-                failed = Some(Error::new(ErrorKind::Damaged, "read", "reference to an extent"));
-                false
-            }
-            Err(error) => {
-                failed = Some(error);
-                false
-            }
+    visit_range(tables, &first, &end_of_prefix(&keys::references(id)), &mut |key, value| {
+        let (reference, reference_end) = (keys::decode::<ExtentRef>(value)?, keys::end_of_reference(key)?);
+        if reference.start >= reference_end {
+            return Err(Error::new(ErrorKind::Damaged, "read", "reference to an extent"));
         }
-    })?;
-    failed.map_or(Ok(()), Err)
+        Ok(reference.start < end && visit(reference, reference_end))
+    })
 }
 
 /// Returns the end of a range, or `InvalidInput` if it is after the largest size of a blob.
@@ -276,7 +262,7 @@ impl Content<'_, '_> {
         if size_bytes <= self.entry.size_bytes {
             return Ok(());
         }
-        if self.entry.stale_end_bytes > self.entry.size_bytes {
+        if self.entry.has_stale_content() {
             return Err(stale_content());
         }
         self.entry.size_bytes = size_bytes;

@@ -13,13 +13,13 @@ use quell_wire::blob::{Committed, Refusal, Transaction, TransactionId, Version};
 use crate::apply::{self, Environment, NotDone};
 use crate::epoch::{EPOCH_MAX, first_of, is_almost_used_up};
 use crate::extents::{ExtentId, Extents};
-use crate::garbage::{Garbage, REMOVED_IN_A_STEP, batch_of, remove_uncommitted};
+use crate::garbage::{Garbage, REMOVED_IN_A_STEP, remove_uncommitted};
 use crate::keys::{self, ContentId};
 use crate::options::{Clock, Options};
 use crate::prepared::Prepared;
 use crate::queue::{CommitResult, PendingTransaction, Queue, Receiver};
 use crate::recent::{Change, RecentChanges};
-use crate::tables::{Changed, Changes, Latest, Tables, visit_prefix};
+use crate::tables::{Changed, Changes, Latest, Tables, batch_of, visit_prefix};
 use crate::versions::Versions;
 
 /// The size of the changes of one group, in bytes, after which no transaction is added to it.
@@ -159,11 +159,7 @@ impl Engine {
             let source = Some("the numbers of this opening are used up: open the store again".into());
             let error = Error { source, ..Error::new(ErrorKind::NoSpace, "commit", "transaction") };
             let failure = Failure::new(&error);
-            for pending in group {
-                pending.prepared.discard(&*self.extents);
-                let refusal = Refusal::Failed { operation: None, failure: failure.clone() };
-                pending.receiver.receive(Err(refusal));
-            }
+            group.into_iter().for_each(|pending| self.refuse(pending, &failure));
             return;
         }
         let version = Version(leader.last.0 + 1);
@@ -173,7 +169,6 @@ impl Engine {
         let mut all = Changes::new(&latest);
         // The changes of this group, in which a conflict is possible as well.
         let mut current = RecentChanges::new(Version(0));
-        let mut changes = Vec::new();
         let mut new_results = Vec::new();
         let mut group = VecDeque::from(group);
         let mut done = Vec::with_capacity(group.len());
@@ -186,10 +181,7 @@ impl Engine {
             let decision = self.apply(&leader, &current, &mut all, &pending.prepared, version, now_ns);
             let (result, is_applied) = match decision {
                 Ok(Decision::Applied(committed, changed)) => {
-                    for change in &changed {
-                        current.add(version, change.clone());
-                    }
-                    changes.extend(changed);
+                    changed.into_iter().for_each(|change| current.add(version, change));
                     if let Some(id) = pending.prepared.id {
                         new_results.push((version, id));
                     }
@@ -225,7 +217,7 @@ impl Engine {
             leader.forgotten_results = last;
         }
         leader.results.extend(new_results);
-        changes.into_iter().for_each(|change| leader.recent.add(version, change));
+        current.into_changes().for_each(|change| leader.recent.add(version, change));
         let oldest = self.versions.publish(version);
         leader.recent.forget_up_to(oldest);
         drop(leader);
@@ -257,10 +249,8 @@ impl Engine {
             return;
         }
         let failure = Failure::new(error);
-        let failed = || Refusal::Failed { operation: None, failure: failure.clone() };
         if let Some(pending) = not_yet {
-            pending.prepared.discard(&*self.extents);
-            pending.receiver.receive(Err(failed()));
+            self.refuse(pending, &failure);
         }
         for Decided { pending, result, is_applied } in done {
             // If the key-value store has failed, the next open may find the commit, and removes the
@@ -268,8 +258,15 @@ impl Engine {
             if !has_failed || !is_applied {
                 pending.prepared.discard(&*self.extents);
             }
-            pending.receiver.receive(result.and_then(|_| Err(failed())));
+            let failed = Refusal::Failed { operation: None, failure: failure.clone() };
+            pending.receiver.receive(result.and(Err(failed)));
         }
+    }
+
+    /// Removes the extents of a transaction, and passes on the failure.
+    fn refuse(&self, pending: PendingTransaction, failure: &Failure) {
+        pending.prepared.discard(&*self.extents);
+        pending.receiver.receive(Err(Refusal::Failed { operation: None, failure: failure.clone() }));
     }
 
     /// Decides whether a transaction is committed, and applies it to `all`.
@@ -413,11 +410,11 @@ impl Engine {
     }
 }
 
-/// What was done with a transaction.
+/// The decision about a transaction.
 enum Decision {
     Applied(Committed, Vec<Change>),
     /// It was committed before.
     Repeated(Committed),
-    /// A part of what it needs was done; it is applied with the next group.
+    /// A part of the truncated content was removed; it is applied with the next group.
     NotYet,
 }

@@ -12,7 +12,7 @@ use crate::apply::is_stale_entry;
 use crate::content::remove_deleted;
 use crate::extents::{ExtentId, Extents};
 use crate::keys::{self, ContentId};
-use crate::tables::{Changed, Changes, Latest, Tables, visit_prefix};
+use crate::tables::{Changed, Changes, Latest, Tables, batch_of, visit_prefix};
 
 /// The number of entries or extents that one step removes.
 pub(crate) const REMOVED_IN_A_STEP: usize = 2048;
@@ -196,18 +196,6 @@ impl Waiting {
         self.extent_bytes -= next.2;
         Some(next)
     }
-}
-
-/// Returns the batch with changes.
-pub(crate) fn batch_of(changed: &Changed) -> Batch {
-    let mut batch = Batch::with_capacity(changed.len());
-    for (key, value) in changed {
-        match value {
-            Some(value) => batch.put(key, value),
-            None => batch.delete(key),
-        }
-    }
-    batch
 }
 
 /// Removes the extents of an epoch that no commit refers to, because their process ended before the

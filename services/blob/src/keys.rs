@@ -30,6 +30,13 @@ pub(crate) struct BlobEntry {
     pub(crate) stale_end_bytes: u64,
 }
 
+impl BlobEntry {
+    /// Returns whether a truncation has left content after the end of the blob.
+    pub(crate) fn has_stale_content(&self) -> bool {
+        self.stale_end_bytes > self.size_bytes
+    }
+}
+
 /// The value of a reference to an extent: bytes of a blob that are in an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ExtentRef {

@@ -34,5 +34,5 @@ pub use options::{Clock, Options};
 pub use quell_wire::blob::{BlobStat, OPERATIONS_MAX, READS_MAX};
 pub use queue::CommitResult;
 pub use session::{ClientId, Replied, SessionLimits, Sessions};
-pub use snapshot::{DraftState, Snapshot};
+pub use snapshot::Snapshot;
 pub use store::OpenStore;

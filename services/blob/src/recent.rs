@@ -65,13 +65,18 @@ impl RecentChanges {
         self.order.push_back((version, change));
     }
 
+    /// Returns all changes, in the order in which they were added.
+    pub(crate) fn into_changes(self) -> impl Iterator<Item = Change> {
+        self.order.into_iter().map(|(_, change)| change)
+    }
+
     /// Returns the version up to which changes may be missing: a transaction that has read an
     /// earlier state cannot be compared.
     pub(crate) fn forgotten(&self) -> Version {
         self.forgotten
     }
 
-    /// Returns the conflict if a commit after `state` has changed what was read.
+    /// Returns the conflict if a commit after `state` has changed a part that was read.
     pub(crate) fn conflict(&self, read: &Read, state: Version) -> Option<Conflict> {
         let conflict = |changed| Some(Conflict { read: read.clone(), changed });
         let is_later = |version: Option<Version>| version.is_some_and(|version| version > state);

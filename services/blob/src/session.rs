@@ -328,7 +328,7 @@ impl Sessions {
         &self,
         session: &Session,
         state: ReadState,
-        use_state: &mut dyn FnMut(&ResolvedState<'_>) -> Result<Reply>,
+        use_state: &mut dyn FnMut(&Snapshot) -> Result<Reply>,
     ) -> Result<Reply> {
         let snapshot = match state.snapshot {
             Some(number) => match lock(&session.snapshots).get(&number).cloned() {
@@ -348,7 +348,7 @@ impl Sessions {
             },
         };
         if operations.is_empty() {
-            return use_state(&ResolvedState::Snapshot(&snapshot));
+            return use_state(&snapshot);
         }
         let mut draft = snapshot.draft();
         for operation in operations {
@@ -356,41 +356,12 @@ impl Sessions {
                 return Ok(Reply::Refused(refusal));
             }
         }
-        use_state(&ResolvedState::Draft(&draft))
-    }
-}
-
-/// The state that a read concerns: a snapshot, or a snapshot with a draft.
-enum ResolvedState<'a> {
-    Snapshot(&'a Snapshot),
-    Draft(&'a crate::snapshot::DraftState),
-}
-
-impl ResolvedState<'_> {
-    fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
-        match self {
-            ResolvedState::Snapshot(state) => state.read(name, offset, into),
-            ResolvedState::Draft(state) => state.read(name, offset, into),
-        }
-    }
-
-    fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
-        match self {
-            ResolvedState::Snapshot(state) => state.next_data(name, offset),
-            ResolvedState::Draft(state) => state.next_data(name, offset),
-        }
-    }
-
-    fn stat(&self, name: &[u8]) -> Result<Option<quell_wire::blob::BlobStat>> {
-        match self {
-            ResolvedState::Snapshot(state) => state.stat(name),
-            ResolvedState::Draft(state) => state.stat(name),
-        }
+        use_state(&draft)
     }
 }
 
 /// Lists names until the reply has 512 KiB, or `count_max` names.
-fn list(state: &ResolvedState<'_>, prefix: &[u8], after: &[u8], count_max: usize) -> Result<Reply> {
+fn list(state: &Snapshot, prefix: &[u8], after: &[u8], count_max: usize) -> Result<Reply> {
     const BYTES_MAX: usize = DATA_BYTES_MAX / 2;
     let (mut names, mut bytes, mut is_complete) = (Vec::new(), 0, true);
     let visit: &mut dyn FnMut(&[u8], _) -> bool = &mut |name: &[u8], stat| {
@@ -402,10 +373,7 @@ fn list(state: &ResolvedState<'_>, prefix: &[u8], after: &[u8], count_max: usize
         names.push((name.to_vec(), stat));
         true
     };
-    match state {
-        ResolvedState::Snapshot(state) => state.list(prefix, after, visit)?,
-        ResolvedState::Draft(state) => state.list(prefix, after, visit)?,
-    }
+    state.list(prefix, after, visit)?;
     Ok(Reply::Names { names, is_complete })
 }
 

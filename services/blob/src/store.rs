@@ -60,21 +60,19 @@ impl OpenStore {
         let receiver = Receiver::Thread(waiter.clone());
         let mut leads = self.0.queue.add(PendingTransaction { prepared, receiver });
         loop {
-            if leads {
-                loop {
-                    self.0.commit_next_group();
-                    if let Some(result) = waiter.take() {
-                        while self.0.queue.pass_on() {
-                            self.0.commit_next_group();
-                        }
-                        self.0.remove_some();
-                        return result;
-                    }
+            if !leads {
+                match waiter.wait() {
+                    Some(result) => return result,
+                    None => leads = true,
                 }
             }
-            match waiter.wait() {
-                Some(result) => return result,
-                None => leads = true,
+            self.0.commit_next_group();
+            if let Some(result) = waiter.take() {
+                while self.0.queue.pass_on() {
+                    self.0.commit_next_group();
+                }
+                self.0.remove_some();
+                return result;
             }
         }
     }

@@ -84,7 +84,7 @@ impl Versions {
     }
 
     /// Makes a committed state the latest one. Returns the oldest state that a snapshot or the
-    /// next reader can need: what was replaced up to it can be removed.
+    /// next reader can need: data that was replaced up to it can be removed.
     pub(crate) fn publish(&self, version: Version) -> Version {
         let mut state = write_lock(&self.state);
         state.published = version;

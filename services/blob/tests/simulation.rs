@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use quell_blob_service::{Clock, CommitResult, DraftState, MemoryExtents, OpenStore, Options, check};
+use quell_blob_service::{Clock, CommitResult, MemoryExtents, OpenStore, Options, Snapshot, check};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
 use quell_testkit::serializability::{ListOperation, ListTransaction, Outcome, check_strict_serializability};
@@ -17,7 +17,7 @@ use quell_wire::blob::{Operation, Part, Read, Refusal, Transaction, TransactionI
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
     None,
-    /// What a transaction has read is not compared with other commits.
+    /// The reads of a transaction are not compared with other commits.
     NoReadSet,
     /// Commits are acknowledged before they are stored.
     EarlyAcknowledge,
@@ -115,7 +115,7 @@ enum Client {
     Idle,
     /// A transaction that reads and appends.
     Open {
-        draft: DraftState,
+        draft: Snapshot,
         begun: u64,
         transaction: Transaction,
         operations: Vec<ListOperation>,
@@ -160,7 +160,7 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
     numbers.iter().map(|number| u64::from_le_bytes(*number)).collect()
 }
 
-fn read_all(draft: &DraftState, name: &[u8]) -> Result<Vec<u8>> {
+fn read_all(draft: &Snapshot, name: &[u8]) -> Result<Vec<u8>> {
     let size = draft.stat(name)?.map_or(0, |stat| stat.size_bytes);
     let mut bytes = vec![0; size as usize];
     if size > 0 {
@@ -186,7 +186,7 @@ impl World {
         World { tables, extents, store, clients, history: Vec::new(), time: 0, next_value: 1, random, bug }
     }
 
-    /// Replaces the process by a new one, which finds what was durable.
+    /// Replaces the process by a new one, which finds the durable data.
     fn restart(&mut self) {
         let entries = self.tables.durable.lock().unwrap().clone();
         let random = Random::new(self.random.number());
@@ -261,7 +261,7 @@ impl World {
     }
 
     fn begin(&mut self) -> Client {
-        let draft = self.store.snapshot().draft();
+        let draft = self.store.snapshot();
         let number = self.next_value;
         self.next_value += 1;
         let id = TransactionId { client: 7, number, begun: draft.version() };
@@ -274,7 +274,7 @@ impl World {
     /// Reads a list or appends to one.
     fn operate(
         &mut self,
-        mut draft: DraftState,
+        mut draft: Snapshot,
         begun: u64,
         mut transaction: Transaction,
         mut operations: Vec<ListOperation>,
@@ -361,7 +361,7 @@ impl World {
             }
         }
         self.time += 1;
-        let draft = self.store.snapshot().draft();
+        let draft = self.store.snapshot();
         let mut reads = Vec::new();
         let mut count = 0;
         for list in 0..LISTS {

@@ -10,9 +10,9 @@ use quell_vfs::{Error, Result};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::handler::{Handler, Reply, Request};
-use super::network::{connect, end_calls, random_number};
+use super::network::{connect, drain, end_calls, random_number};
 use super::peer_state::{CollectedPeers, Peer, PeerCounters};
-use super::server::{SERVER, drain, settings};
+use super::server::{SERVER, settings};
 use super::settings::{MemberId, PoolKey, Protection, Role, Settings};
 use super::stream::Endpoint;
 use super::transport::{CollectedSends, Done};

@@ -27,7 +27,7 @@ use super::transport::{CollectedSends, Done, Traffic, Transport};
 /// The pause after the first failure to connect, or to accept.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The interval in which `stop` looks whether all requests are answered.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
+pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The connections of one member to all others, by TCP. They are served by threads of their own.
 pub struct PeerNetwork {
@@ -171,20 +171,25 @@ impl Transport for PeerNetwork {
         self.listener.abort();
         let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
         peers.iter().for_each(|peer| peer.begin_stop());
-        let end = Instant::now() + limit;
-        runtime.block_on(async {
-            while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
-                sleep(DRAIN_INTERVAL).await;
-            }
-            peers.iter().for_each(|peer| peer.say_goodbye());
-            while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
-                sleep(DRAIN_INTERVAL).await;
-            }
-        });
+        drain(&runtime, &peers, limit);
         peers.iter().for_each(|peer| peer.remove());
         // Tasks end at their next wait; a handler that blocks does not hold this thread.
         runtime.shutdown_timeout(DRAIN_INTERVAL.saturating_mul(500));
     }
+}
+
+/// Waits until all requests are answered, says goodbye, and waits until all bytes are written.
+pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
+    let end = Instant::now() + limit;
+    runtime.block_on(async {
+        while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
+            sleep(DRAIN_INTERVAL).await;
+        }
+        peers.iter().for_each(|peer| peer.say_goodbye());
+        while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
+            sleep(DRAIN_INTERVAL).await;
+        }
+    });
 }
 
 impl Drop for PeerNetwork {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use quell_vfs::{Error, ErrorKind, Result};
 use tokio::net::{TcpListener, UnixListener};
@@ -19,7 +19,7 @@ use super::connection::{respond, serve};
 use super::gate::Gate;
 use super::handler::Handler;
 use super::handshake::Refusal;
-use super::network::random_number;
+use super::network::{DRAIN_INTERVAL, drain, random_number};
 use super::peer_state::{CollectedPeers, Peer};
 use super::settings::{MemberId, PoolId, PoolKey, Protection, Role, Settings};
 use super::stream::{Endpoint, Stream};
@@ -30,8 +30,6 @@ pub(super) const SERVER: MemberId = MemberId(u64::MAX);
 
 /// The pause after a failure to accept.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The interval in which `stop` looks whether all requests are answered.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 /// How often the server looks for clients that have left.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -244,22 +242,9 @@ impl Server {
     }
 }
 
-/// Waits until all requests are answered, says goodbye, and waits until all bytes are written.
-pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
-    let end = Instant::now() + limit;
-    runtime.block_on(async {
-        while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
-            sleep(DRAIN_INTERVAL).await;
-        }
-        peers.iter().for_each(|peer| peer.say_goodbye());
-        while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
-            sleep(DRAIN_INTERVAL).await;
-        }
-    });
-}
-
 impl Drop for Server {
-    /// Ends the threads, as the end of the process would. Only `stop` answers what was begun.
+    /// Ends the threads, as the end of the process would. Only `stop` answers the requests that
+    /// were begun.
     fn drop(&mut self) {
         if let Some(runtime) = lock(&self.runtime).take() {
             self.shared.is_stopping.store(true, Ordering::SeqCst);

@@ -5,7 +5,7 @@ use std::collections::btree_map::Range;
 use std::iter::Peekable;
 use std::ops::Bound;
 
-use quell_kv::{OPERATION_BYTES, Value};
+use quell_kv::{Batch, OPERATION_BYTES, Value};
 use quell_vfs::Result;
 
 use super::Tables;
@@ -13,29 +13,14 @@ use super::Tables;
 /// The changed keys, with their new values; `None` for a key that is deleted.
 pub(crate) type Changed = BTreeMap<Vec<u8>, Option<Value>>;
 
-/// Tables with changes, which only the reader of this value sees.
-pub(crate) struct Changes<'a> {
-    base: &'a dyn Tables,
+/// Changed keys, and their size.
+#[derive(Default)]
+pub(crate) struct ChangeSet {
     changed: Changed,
     size_bytes: u64,
 }
 
-impl<'a> Changes<'a> {
-    /// Returns `base` without changes.
-    pub(crate) fn new(base: &'a dyn Tables) -> Changes<'a> {
-        Changes { base, changed: Changed::new(), size_bytes: 0 }
-    }
-
-    /// Sets the value of a key.
-    pub(crate) fn put(&mut self, key: Vec<u8>, value: &[u8]) {
-        self.change(key, Some(Value::from(value)));
-    }
-
-    /// Removes a key.
-    pub(crate) fn delete(&mut self, key: Vec<u8>) {
-        self.change(key, None);
-    }
-
+impl ChangeSet {
     fn change(&mut self, key: Vec<u8>, value: Option<Value>) {
         let value_bytes = value.as_ref().map_or(0, |value| value.len() as u64);
         let entry_bytes = key.len() as u64 + OPERATION_BYTES;
@@ -48,34 +33,89 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// Returns the size of a batch with the changes, in bytes, as `quell_kv` counts it.
-    pub(crate) fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    /// Returns the changes.
-    pub(crate) fn into_changed(self) -> Changed {
-        self.changed
-    }
-
     /// Adds changes.
     pub(crate) fn add(&mut self, changed: Changed) {
         for (key, value) in changed {
             self.change(key, value);
         }
     }
+
+    /// Returns the changed keys.
+    pub(crate) fn changed(&self) -> &Changed {
+        &self.changed
+    }
+
+    /// Returns the size of a batch with the changes, in bytes, as `quell_kv` counts it.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+}
+
+/// Tables with changes, which only the reader of this value sees.
+pub(crate) struct Changes<'a> {
+    base: &'a dyn Tables,
+    set: ChangeSet,
+}
+
+impl<'a> Changes<'a> {
+    /// Returns `base` without changes.
+    pub(crate) fn new(base: &'a dyn Tables) -> Changes<'a> {
+        Changes { base, set: ChangeSet::default() }
+    }
+
+    /// Sets the value of a key.
+    pub(crate) fn put(&mut self, key: Vec<u8>, value: &[u8]) {
+        self.set.change(key, Some(Value::from(value)));
+    }
+
+    /// Removes a key.
+    pub(crate) fn delete(&mut self, key: Vec<u8>) {
+        self.set.change(key, None);
+    }
+
+    /// Returns the size of a batch with the changes, in bytes, as `quell_kv` counts it.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.set.size_bytes()
+    }
+
+    /// Returns the changes.
+    pub(crate) fn into_changed(self) -> Changed {
+        self.set.changed
+    }
+
+    /// Adds changes.
+    pub(crate) fn add(&mut self, changed: Changed) {
+        self.set.add(changed);
+    }
+}
+
+/// Returns the batch with changes.
+pub(crate) fn batch_of(changed: &Changed) -> Batch {
+    let mut batch = Batch::with_capacity(changed.len());
+    for (key, value) in changed {
+        match value {
+            Some(value) => batch.put(key, value),
+            None => batch.delete(key),
+        }
+    }
+    batch
 }
 
 impl Tables for Changes<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        match self.changed.get(key) {
-            Some(value) => Ok(value.clone()),
-            None => self.base.get(key),
-        }
+        get_merged(self.base, &self.set.changed, key)
     }
 
     fn scan(&self, start: &[u8], end: &[u8], visit: &mut dyn FnMut(&[u8], &Value) -> bool) -> Result<()> {
-        scan_merged(self.base, &self.changed, start, end, visit)
+        scan_merged(self.base, &self.set.changed, start, end, visit)
+    }
+}
+
+/// Returns the value of a key in `base` with changed keys.
+pub(crate) fn get_merged(base: &dyn Tables, changed: &Changed, key: &[u8]) -> Result<Option<Value>> {
+    match changed.get(key) {
+        Some(value) => Ok(value.clone()),
+        None => base.get(key),
     }
 }
 

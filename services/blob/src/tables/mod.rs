@@ -5,7 +5,7 @@ mod changes;
 mod history;
 mod snapshot;
 
-pub(crate) use changes::{Changed, Changes, scan_merged};
+pub(crate) use changes::{ChangeSet, Changed, Changes, batch_of, get_merged, scan_merged};
 pub(crate) use history::History;
 pub(crate) use snapshot::SnapshotTables;
 
@@ -46,15 +46,31 @@ pub(crate) fn end_of_prefix(prefix: &[u8]) -> Vec<u8> {
     end
 }
 
-/// Passes the entries whose keys begin with `prefix` to `visit`, until it fails.
-pub(crate) fn visit_prefix(tables: &dyn Tables, prefix: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+/// Passes the entries from `start` up to `end`, exclusive, to `visit`, in ascending order of the
+/// keys, until `visit` fails or returns false.
+pub(crate) fn visit_range(
+    tables: &dyn Tables,
+    start: &[u8],
+    end: &[u8],
+    visit: &mut VisitSome<'_>,
+) -> Result<()> {
     let mut failed = None;
-    tables.scan(prefix, &end_of_prefix(prefix), &mut |key, value| {
-        failed = visit(key, value).err();
-        failed.is_none()
+    tables.scan(start, end, &mut |key, value| match visit(key, value) {
+        Ok(continues) => continues,
+        Err(error) => {
+            failed = Some(error);
+            false
+        }
     })?;
     failed.map_or(Ok(()), Err)
 }
 
-/// A function that receives a key and a value.
+/// Passes the entries whose keys begin with `prefix` to `visit`, until it fails.
+pub(crate) fn visit_prefix(tables: &dyn Tables, prefix: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+    visit_range(tables, prefix, &end_of_prefix(prefix), &mut |key, value| visit(key, value).map(|()| true))
+}
+
+/// A function that receives a key and a value, and returns whether it receives more.
+type VisitSome<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool> + 'a;
+/// A function that receives all keys and values.
 type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
