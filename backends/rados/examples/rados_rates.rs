@@ -23,12 +23,12 @@ struct Times {
 }
 
 impl Times {
-    fn report(mut self, what: &str, bytes: usize, in_flight: usize) {
+    fn report(mut self, operation: &str, bytes: usize, in_flight: usize) {
         self.latencies.sort();
         let at = |part: usize| self.latencies[(self.latencies.len() - 1) * part / 100].as_secs_f64() * 1e3;
         let rate = self.latencies.len() as f64 / self.elapsed.as_secs_f64();
         println!(
-            "{what:<16} {bytes:>8} bytes, {in_flight:>2} in flight: {rate:>8.0}/s {:>8.1} MiB/s, median {:>7.2} ms, 99 % {:>7.2} ms",
+            "{operation:<16} {bytes:>8} bytes, {in_flight:>2} in flight: {rate:>8.0}/s {:>8.1} MiB/s, median {:>7.2} ms, 99 % {:>7.2} ms",
             rate * bytes as f64 / (1 << 20) as f64,
             at(50),
             at(99),

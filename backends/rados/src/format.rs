@@ -63,7 +63,7 @@ mod tests {
         piece.finish(&[1; 16], &CHECKPOINT, 0)
     }
 
-    /// Passes bytes to all decoders. What they return has no more bytes than the input.
+    /// Passes bytes to all decoders. Their results have no more bytes than the input.
     fn decode(bytes: &[u8]) {
         if let Ok(head) = Head::decode(bytes) {
             assert!(head.logs.len() <= LOG_OBJECTS_MAX && head.logs.len() * 16 < bytes.len());

@@ -595,7 +595,8 @@ impl GuardedLog {
         Ok(Some(BegunCheckpoint { checkpoint, sequence: self.sequence, log_bytes: self.log_bytes }))
     }
 
-    /// Publishes a checkpoint whose pieces are all written, and removes what it replaces.
+    /// Publishes a checkpoint whose pieces are all written, and removes the objects that it
+    /// replaces.
     pub(crate) fn publish_checkpoint(&mut self, begun: &BegunCheckpoint) -> Result<()> {
         if let Some(failure) = &self.failure {
             return Err(failure.error("checkpoint", &self.storage.name));

@@ -1,6 +1,6 @@
 //! RADOS, the object store of Ceph, as a backend of servers.
 //!
-//! - [`Objects`] is the interface to objects, and states what a caller must do after a lost result.
+//! - [`Objects`] is the interface to objects, and states how a caller resolves a lost result.
 //!   [`Pool`] implements it with librados, which is loaded at run time: without the library,
 //!   [`Pool::open`] returns an error that names its package. [`MemoryObjects`] implements it in
 //!   memory, for tests and simulations.

@@ -247,8 +247,9 @@ impl Context {
                 }
             }
         }
-        // SAFETY: all handles are valid, and the name ends with 0. The library keeps what it needs
-        // of the operation, the completion and the name. No time is passed.
+        // SAFETY: all handles are valid, and the name ends with 0. The library keeps copies or
+        // references of the operation, the completion and the name as long as it needs them. No
+        // time is passed.
         let result = unsafe {
             (functions.aio_write_op_operate)(
                 operation,

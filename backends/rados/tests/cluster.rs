@@ -125,7 +125,7 @@ fn in_the_network_of_the_cluster() {
     let missing = Pool::open("rados://missing", &options).expect_err("no such pool");
     assert_eq!(missing.kind, ErrorKind::NotFound, "{missing}");
 
-    // A cluster that performs no operations is an error, and what was acknowledged stays.
+    // A cluster that performs no operations is an error, and acknowledged commits stay.
     let store = open(&objects, "stopped").expect("a new store");
     store.commit(put("a", b"1")).expect("a commit");
     let stopped = StoppedOsds::new();

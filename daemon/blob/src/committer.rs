@@ -68,7 +68,8 @@ impl Committer {
         CommitterWaker(self.shared.clone())
     }
 
-    /// Ends the thread after it has committed what was submitted. A second call does nothing.
+    /// Ends the thread after it has committed the submitted transactions. A second call does
+    /// nothing.
     pub(crate) fn end(&mut self) {
         lock(&self.shared.state).is_ending = true;
         self.shared.changed.notify_one();

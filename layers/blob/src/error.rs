@@ -28,7 +28,7 @@ impl Error {
         }
     }
 
-    /// Returns the kind that tells a caller what to do.
+    /// Returns the kind, which determines the reaction of a caller.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Refused(Refusal::Conflict(_) | Refusal::Different { .. }) => ErrorKind::Conflict,

@@ -233,7 +233,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// One state of a store: it does not change, whatever is committed. Reads never wait for commits.
+/// One state of a store: later commits do not change it. Reads never wait for commits.
 ///
 /// All methods fail with `Stale` if later commits have changed so much that the store no longer
 /// keeps the state, or if the server of the store was restarted.

@@ -80,7 +80,7 @@ fn extents_are_read_as_they_were_written(objects: &Shared) {
         assert_eq!(kind(extents.read(number, u64::MAX, &mut beyond)), ErrorKind::Damaged);
         extents.read(number, end, &mut []).expect("no bytes");
     }
-    // What an unfinished write has left is listed and removed, too.
+    // The objects of an unfinished write are listed and removed, too.
     objects.write("data.extent.0000000000000009.02", &Write::new().write_full(b"")).expect("a write");
     let list = |first| {
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! The operations of a transaction, what it has read, and the results of its commit.
+//! The operations and reads of a transaction, and the results of its commit.
 
 use serde::{Deserialize, Serialize};
 
@@ -156,7 +156,7 @@ pub struct Transaction {
     pub is_repeated: bool,
     /// The state that was read; `None` if nothing was.
     pub snapshot: Option<Version>,
-    /// What was read. The transaction is refused if a later commit has changed a part of it.
+    /// The reads. The transaction is refused if a later commit has changed a part of it.
     #[serde(deserialize_with = "at_most::<READS_MAX, _, _>")]
     pub reads: Vec<Read>,
     /// The operations, which are applied in their order.
