@@ -188,7 +188,7 @@ fn mpi_io_operations_that_rely_on_locks_are_right_between_mounts() {
             } else {
                 command.arg("sh").arg(&start).args([&one.point, &other.point]).arg("");
             }
-            command.arg(&program).arg(pattern).arg(format!("{driver}-{pattern}"));
+            command.arg(&program).arg(pattern).arg(stage.mpi_name(&format!("{driver}-{pattern}")));
             // mpirun ends its ranks, too, before the test's own time limit.
             command.env("MPIEXEC_TIMEOUT", "200");
             let ended = stage.run(&mut command).expect(0);

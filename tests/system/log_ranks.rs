@@ -49,7 +49,7 @@ fn ranks_write_one_file_and_read_the_data_of_other_ranks() {
         command.env("MPIEXEC_TIMEOUT", "60");
         fixture.stage.run(&mut command)
     };
-    let plain = fixture.stage.dir("plain").join("file");
+    let plain = fixture.stage.dir("plain").join(fixture.stage.mpi_name("file"));
     for driver in DRIVERS {
         let direct = run(driver, "collective", [&plain, &plain]);
         if direct.code() != Some(0) {
@@ -63,7 +63,7 @@ fn ranks_write_one_file_and_read_the_data_of_other_ranks() {
                 if pattern == "plain" && driver != DRIVERS[0] {
                     continue; // it does not use MPI-IO
                 }
-                let name = format!("{driver}-{pattern}-{mounts}");
+                let name = fixture.stage.mpi_name(&format!("{driver}-{pattern}-{mounts}"));
                 let paths = [&*one.point.join(&name), &*second.point.join(&name)];
                 let ended = run(driver, pattern, paths).expect(0);
                 assert!(

@@ -112,10 +112,11 @@ fn the_operations_of_mpi_io_have_the_same_results_as_on_a_plain_file() {
         if case == "atomic" {
             continue;
         }
-        fixture.succeeds(RANKS, &variables, case, &plain.join(case));
+        let name = fixture.stage.mpi_name(case);
+        fixture.succeeds(RANKS, &variables, case, &plain.join(&name));
         // A plain file is not touched by the components.
-        assert!(!plain.join(format!("{case}.container")).exists(), "{case}");
-        assert_eq!(plain.join(case).exists(), case != "deletion", "{case}");
+        assert!(!plain.join(format!("{name}.container")).exists(), "{case}");
+        assert_eq!(plain.join(&name).exists(), case != "deletion", "{case}");
     }
     assert!(!fixture.view.exists());
     assert!(fixture.store.join("strided.container").is_dir());
@@ -279,6 +280,35 @@ fn a_job_uses_several_virtual_directories() {
     fixture.succeeds(RANKS, &variables, "strided", &fixture.view.join("file"));
     fixture.succeeds(RANKS, &variables, "strided", &second_view.join("file"));
     assert!(fixture.store.join("file.container").is_dir() && second_store.join("file.container").is_dir());
+}
+
+/// A directory at the path of the semaphore that Open MPI's component for shared file pointers
+/// opens. Like the semaphore of another user, it cannot be opened.
+struct UnusableSemaphore(PathBuf);
+
+impl UnusableSemaphore {
+    fn new(file: &str) -> UnusableSemaphore {
+        let path = Path::new("/dev/shm").join(format!("sem.OMPIO_{file}"));
+        fs::create_dir(&path).unwrap();
+        UnusableSemaphore(path)
+    }
+}
+
+impl Drop for UnusableSemaphore {
+    fn drop(&mut self) {
+        fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+#[test]
+fn a_file_of_a_store_is_opened_without_the_semaphore_of_its_name() {
+    let fixture = mpiio_fixture!();
+    if !Path::new("/dev/shm").is_dir() {
+        skip!("the machine has no /dev/shm");
+    }
+    let name = fixture.stage.mpi_name("pointer");
+    let _semaphore = UnusableSemaphore::new(&name);
+    fixture.succeeds(RANKS, &fixture.variables(&[]), "shared_pointer", &fixture.view.join(&name));
 }
 
 #[test]

@@ -446,6 +446,13 @@ impl Stage {
         command
     }
 
+    /// Returns a name for a file that Open MPI's own component for shared file pointers opens. The
+    /// component makes a semaphore for the machine, named after the file's name without its
+    /// directory, so tests that run at the same time as different users need different names.
+    pub fn mpi_name(&self, name: &str) -> String {
+        format!("{name}-{}", std::process::id())
+    }
+
     /// Returns the incomplete command `quell run --view VIEW -i INDEX`.
     pub fn quell_run(&self, index: &Path, view: &str) -> Command {
         let mut command = self.quell();

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The component of the framework sharedfp: shared file pointers of files that ranks of several
- * nodes have opened. On one node, Open MPI's component sm serves files of log stores as well as
- * others. Over several nodes its components either need a file at this path or defer writes until
- * the file is closed.
+ * The component of the framework sharedfp: shared file pointers. Open MPI's own components are not
+ * used, also when all ranks run on one node: sm makes a semaphore in /dev/shm for each open file,
+ * and names it after the last component of the path only. Jobs of one user with equal file names
+ * then share a semaphore, and a job of another user cannot open its file. The other components
+ * need a file at this path or defer writes until the file is closed.
  *
  * The pointer is a number of bytes, in a file of its own beside the file, which the first rank that
  * uses the pointer creates and rank 0 removes when the file is closed. A lock on it is held while
  * it is changed, so that each rank gets its own range. A missing or empty file means 0. */
 #include "components.h"
-
-#include "ompi/proc/proc.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -242,18 +241,9 @@ static mca_sharedfp_base_module_t module = {
 
 static int component_open(void) { return is_right_version(false) ? OMPI_SUCCESS : OMPI_ERR_NOT_AVAILABLE; }
 
-/* Returns whether all ranks run on this node. */
-static bool is_on_one_node(struct ompi_communicator_t *comm) {
-    struct ompi_group_t *group = comm->c_local_group;
-    for (int i = 0; i < ompi_group_size(group); i++)
-        if (!OPAL_PROC_ON_LOCAL_NODE(ompi_group_peer_lookup(group, i)->super.proc_flags))
-            return false;
-    return true;
-}
-
 static mca_sharedfp_base_module_t *file_query(struct ompio_file_t *handle, int *priority) {
     *priority = PRIORITY;
-    return is_ours(handle->f_filename) && !is_on_one_node(handle->f_comm) ? &module : NULL;
+    return is_ours(handle->f_filename) ? &module : NULL;
 }
 
 OMPI_DECLSPEC extern mca_sharedfp_base_component_2_0_0_t mca_sharedfp_quell_component;
