@@ -14,8 +14,8 @@ mod log;
 mod pool;
 
 pub use blob::{
-    BlobAddArgs, BlobBackupArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs, BlobGetArgs, BlobLsArgs,
-    BlobPutArgs, BlobRmArgs, BlobServeArgs, BlobStatArgs,
+    BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,
+    BlobGetArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs, BlobStatArgs,
 };
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,

@@ -5,6 +5,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
+mod blob_load;
 mod boot_images;
 mod commands;
 mod config;

@@ -76,3 +76,42 @@ fn clients_of_other_machines_need_the_key() {
     server.signal(Signal::INT);
     server.wait().expect(0);
 }
+
+#[test]
+fn a_measurement_reports_each_work_and_deletes_its_blobs() {
+    let stage = Stage::new();
+    let store = stage.path("store");
+    const WORKS: [&str; 6] = ["events", "events-by-update", "add", "update", "write", "read"];
+    let bench = |options: &[&str]| {
+        let mut command = stage.blob_command(&[&"bench", &store, &"--json", &"--clients", &"3"]);
+        command.args(WORKS.iter().flat_map(|work| ["--work", work])).args(options);
+        command
+    };
+    let check = || {
+        let text = stage.run(&mut bench(&["--seconds", "1"])).expect(0).text();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let works: Vec<_> = lines.iter().map(|line| line["work"].as_str().unwrap()).collect();
+        assert_eq!(works, WORKS);
+        for line in &lines {
+            assert!(line["operations"].as_u64().unwrap() > 0 && line["clients"] == 3, "{line}");
+            assert!(line["median_us"].as_u64() <= line["percentile_99_us"].as_u64(), "{line}");
+        }
+    };
+    let list = || stage.run(&mut stage.blob_command(&[&"ls", &store])).expect(0).text();
+    check();
+    assert_eq!(list(), "");
+    let (server, _) = stage.serve(&store, &[]);
+    check();
+    let beside = ["--seconds", "1", "--work", "read", "--beside", "events", "--beside-clients", "2"];
+    let mut command = stage.blob_command(&[&"bench", &store, &"--json"]);
+    assert_eq!(stage.run(command.args(beside)).expect(0).text().lines().count(), 2);
+    assert_eq!(list(), "");
+    let interrupted = stage.start(&mut bench(&["--seconds", "600"]));
+    assert!(eventually(|| list().contains("quell-bench-")), "{}", interrupted.err());
+    interrupted.signal(Signal::INT);
+    interrupted.wait().expect(130).says("interrupted");
+    assert_eq!(list(), "");
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+}

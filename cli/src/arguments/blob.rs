@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::log::{JsonArg, JsonLinesArg};
+use crate::blob_load::{SIZE_BYTES_MAX, Work};
 
 /// List, read and change blobs: named byte sequences that programs share through transactions.
 ///
@@ -30,6 +31,7 @@ pub enum BlobCommand {
     Fsck(BlobFsckArgs),
     Gc(BlobGcArgs),
     Backup(BlobBackupArgs),
+    Bench(BlobBenchArgs),
     Serve(BlobServeArgs),
 }
 
@@ -199,6 +201,42 @@ pub struct BlobBackupArgs {
     pub store: String,
     /// The new store, which must not exist.
     pub target: String,
+}
+
+/// Measure a store with clients that work at the same time, and print operations per second.
+///
+/// Each client is a thread, with a connection of its own if STORE has a server. The work is done on
+/// blobs whose names begin with quell-bench-, which are deleted at the end. The store is created if
+/// it does not exist.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob bench ~/results --clients 8
+  quell blob bench ~/results --work events --work events-by-update --clients 32
+  quell blob bench ~/results --work read --size 800 --clients 28 --beside events --beside-clients 4")]
+pub struct BlobBenchArgs {
+    /// The store.
+    pub store: String,
+    /// The work of the clients. Several kinds are measured one after the other.
+    #[arg(long, value_name = "WORK", default_values = ["events", "add", "write", "read"])]
+    pub work: Vec<Work>,
+    /// The number of clients.
+    #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub clients: u16,
+    /// The duration of each measurement.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=600))]
+    pub seconds: u16,
+    /// The bytes that an operation of write or read transfers.
+    #[arg(long, value_name = "BYTES", default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..=SIZE_BYTES_MAX as i64))]
+    pub size: u32,
+    /// The work of other clients at the same time.
+    #[arg(long, value_name = "WORK", requires = "beside_clients")]
+    pub beside: Option<Work>,
+    /// The number of clients with the work of --beside.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, requires = "beside", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub beside_clients: u16,
+    #[command(flatten)]
+    pub output: JsonLinesArg,
 }
 
 /// Share a store between the processes of this machine, and with --listen between machines. Runs

@@ -18,7 +18,7 @@ use quell_blob::{
 use quell_vfs::{ErrorKind, Time};
 use serde_json::{Value, json};
 
-use super::{blob_fsck, blob_serve};
+use super::{blob_bench, blob_fsck, blob_serve};
 use crate::arguments::{
     BlobAddArgs, BlobBackupArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs,
     BlobRmArgs, BlobStatArgs,
@@ -48,6 +48,7 @@ pub fn run(command: BlobCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BlobCommand::Fsck(args) => blob_fsck::run(&args, quiet),
         BlobCommand::Gc(args) => collect(&args),
         BlobCommand::Backup(args) => backup(&args, quiet),
+        BlobCommand::Bench(args) => blob_bench::run(&args, quiet),
         BlobCommand::Serve(args) => blob_serve::run(&args, quiet),
     }
 }

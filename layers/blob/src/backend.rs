@@ -6,6 +6,9 @@ use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version
 
 /// A store in this process or on a server. Any number of threads may use it.
 pub(crate) trait Backend: Send + Sync {
+    /// Returns whether a server has the store open.
+    fn is_remote(&self) -> bool;
+
     /// Begins a snapshot of the latest state.
     fn begin(&self) -> Result<Box<dyn TransactionState>>;
 

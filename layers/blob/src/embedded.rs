@@ -50,6 +50,10 @@ impl Embedded {
 }
 
 impl Backend for Embedded {
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     fn begin(&self) -> Result<Box<dyn TransactionState>> {
         Ok(Box::new(EmbeddedState(self.store.snapshot())))
     }

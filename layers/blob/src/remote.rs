@@ -399,6 +399,10 @@ fn reply_bytes(transaction: &Transaction) -> u32 {
 }
 
 impl Backend for Remote {
+    fn is_remote(&self) -> bool {
+        true
+    }
+
     fn begin(&self) -> Result<Box<dyn TransactionState>> {
         Ok(Box::new(self.connection.begin_state()?))
     }

@@ -73,6 +73,11 @@ impl Store {
         &self.location
     }
 
+    /// Returns whether a server has the store open, and not this process.
+    pub fn is_remote(&self) -> bool {
+        self.backend.is_remote()
+    }
+
     /// Begins a transaction, which reads the latest state.
     ///
     /// # Errors
