@@ -96,6 +96,15 @@ fn a_client_gets_what_a_program_gets_that_opens_the_store_itself() {
     assert_eq!(snapshot.read("a", 0, &mut data).unwrap(), 6);
     assert_eq!(&data, b"onetwo");
 
+    // A transaction reads a blob that it has renamed.
+    let mut renaming = store.begin().unwrap();
+    renaming.write("a", 0, b"O").unwrap();
+    renaming.rename("a", "renamed").unwrap();
+    let mut renamed = [0; 3];
+    assert_eq!(renaming.read("renamed", 0, &mut renamed).unwrap(), 3);
+    assert_eq!((&renamed, renaming.stat("a").unwrap()), (b"One", None));
+    drop(renaming);
+
     // A transaction reads its own changes, and conflicts with others.
     let mut transaction = store.begin().unwrap();
     transaction.append("a", b"+").unwrap();

@@ -47,8 +47,8 @@ pub use key::{create_key, read_key};
 pub use location::Location;
 pub use quell_blob_service::{BlobStat, CheckedStore, Problem, ProblemKind};
 pub use quell_wire::blob::{
-    CellType, Committed, Conflict, NAME_BYTES_MAX, Operation, OperationResult, Overflow, Part, Read, Refusal,
-    SIZE_BYTES_MAX, Transform, TransformKind, Version,
+    CellType, Committed, Conflict, FileAttributes, NAME_BYTES_MAX, OPERATIONS_MAX, Operation,
+    OperationResult, Overflow, Part, Read, Refusal, SIZE_BYTES_MAX, Transform, TransformKind, Version,
 };
 pub use retries::Retries;
 pub use store::{Snapshot, Store};

@@ -176,7 +176,7 @@ impl Connection {
             Reply::Begun { snapshot, version } => {
                 self.know(version);
                 let (connection, snapshot) = (self.clone(), Some(snapshot));
-                Ok(RemoteState { connection, snapshot, version, operations: Vec::new() })
+                Ok(RemoteState { connection, snapshot, version, operations: Vec::new(), has_rename: false })
             }
             other => Err(self.unexpected(other)),
         }
@@ -410,7 +410,13 @@ impl Backend for Remote {
     fn latest(&self) -> Result<Box<dyn TransactionState>> {
         let version = Version(self.connection.known.load(Ordering::Relaxed));
         let connection = self.connection.clone();
-        Ok(Box::new(RemoteState { connection, snapshot: None, version, operations: Vec::new() }))
+        Ok(Box::new(RemoteState {
+            connection,
+            snapshot: None,
+            version,
+            operations: Vec::new(),
+            has_rename: false,
+        }))
     }
 
     fn commit(&self, transaction: Transaction) -> CommitResult {
@@ -449,6 +455,8 @@ struct RemoteState {
     snapshot: Option<SnapshotId>,
     version: Version,
     operations: Vec<Operation>,
+    /// Whether one of the operations is a rename.
+    has_rename: bool,
 }
 
 impl RemoteState {
@@ -462,7 +470,7 @@ impl RemoteState {
     ) -> Result<Reply> {
         let connection = &self.connection;
         let operations: Vec<Operation> =
-            self.operations.iter().filter(|operation| concerns(operation)).cloned().collect();
+            self.operations.iter().filter(|operation| self.is_sent(operation, &concerns)).cloned().collect();
         let draft = Draft::Inline(operations);
         let encoded = encode(&draft);
         let reply_bytes_max = reply_bytes_max.min(MESSAGE_BYTES_MAX) as u32;
@@ -475,6 +483,12 @@ impl RemoteState {
         let reply = call(Draft::Uploaded(upload));
         connection.forget(&Request::Discard(upload));
         reply
+    }
+
+    /// Returns whether a read sends an operation. After a rename, those on other names can concern
+    /// the blob as well.
+    fn is_sent(&self, operation: &Operation, concerns: impl Fn(&Operation) -> bool) -> bool {
+        concerns(operation) || self.has_rename
     }
 
     /// Reads parts of a range without operations, several at a time.
@@ -529,6 +543,7 @@ impl TransactionState for RemoteState {
     /// Keeps the operation. A read sends the operations that concern it. If one of them cannot be
     /// applied, the read fails with the reason.
     fn apply(&mut self, operation: &Operation) -> std::result::Result<OperationResult, Refusal> {
+        self.has_rename |= matches!(operation, Operation::Rename { .. });
         self.operations.push(operation.clone());
         Ok(OperationResult::Done)
     }
@@ -544,7 +559,7 @@ impl TransactionState for RemoteState {
 
     fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
         let concerns = |operation: &Operation| operation.name() == name;
-        if !self.operations.iter().any(concerns) {
+        if !self.operations.iter().any(|operation| self.is_sent(operation, concerns)) {
             // Parts of the latest state could belong to different states.
             if self.snapshot.is_none() && into.len() > DATA_BYTES_MAX {
                 return self.connection.begin_state()?.read(name, offset, into);

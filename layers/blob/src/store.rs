@@ -162,6 +162,14 @@ impl Store {
         self.change(Operation::Delete { name: name.as_ref().to_vec() })
     }
 
+    /// Gives a blob another name, without a copy of its content.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no blob of this name; `Exists` if there is one of the other name.
+    pub fn rename(&self, name: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
+        self.change(Operation::Rename { name: name.as_ref().to_vec(), to: to.as_ref().to_vec() })
+    }
+
     /// Writes bytes of a blob. A blob that ends before `offset` is extended with zeros.
     ///
     /// # Errors

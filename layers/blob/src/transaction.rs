@@ -97,6 +97,15 @@ impl Transaction {
         self.add(Operation::Transform { name: name.as_ref().to_vec(), offset, transform })
     }
 
+    /// Gives a blob another name, without a copy of its content. The commit fails if the other name
+    /// is in use.
+    ///
+    /// # Errors
+    /// None now; those of the commit.
+    pub fn rename(&mut self, name: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
+        self.add(Operation::Rename { name: name.as_ref().to_vec(), to: to.as_ref().to_vec() })
+    }
+
     /// Adds an operation.
     ///
     /// # Errors
@@ -117,12 +126,14 @@ impl Transaction {
         self.apply()?;
         // The result is noted also if the read fails: a program may depend on the failure.
         let end = offset.saturating_add(into.len() as u64);
-        self.note(name, Part::Existence);
-        self.note(name, Part::Range { start: offset, end });
-        // The offset of an append changes if another transaction appends before it.
-        let appends = |operation: &Operation| matches!(operation, Operation::Append { .. });
-        if self.operations.iter().any(|operation| operation.name() == name && appends(operation)) {
-            self.note(name, Part::Size);
+        for name in self.names_of(name) {
+            self.note(&name, Part::Existence);
+            self.note(&name, Part::Range { start: offset, end });
+            // The offset of an append changes if another transaction appends before it.
+            let appends = |operation: &Operation| matches!(operation, Operation::Append { .. });
+            if self.operations.iter().any(|operation| operation.name() == name && appends(operation)) {
+                self.note(&name, Part::Size);
+            }
         }
         Ok(self.state.read(name, offset, into)?)
     }
@@ -135,8 +146,10 @@ impl Transaction {
     pub fn stat(&mut self, name: impl AsRef<[u8]>) -> Result<Option<BlobStat>> {
         let name = name.as_ref();
         self.apply()?;
-        self.note(name, Part::Existence);
-        self.note(name, Part::Size);
+        for name in self.names_of(name) {
+            self.note(&name, Part::Existence);
+            self.note(&name, Part::Size);
+        }
         Ok(self.state.stat(name)?)
     }
 
@@ -186,13 +199,26 @@ impl Transaction {
     /// Applies the operations to the state that later reads see.
     fn apply(&mut self) -> Result<()> {
         while let Some(operation) = self.operations.get(self.applied) {
-            let name = operation.name().to_vec();
             self.state.apply(operation)?;
-            self.applied += 1;
             // Later reads see whether the operation had an effect.
-            self.note(&name, Part::Existence);
+            let noted = operation.names().map(|name| Read { name: name.to_vec(), part: Part::Existence });
+            self.reads.extend(noted);
+            self.applied += 1;
         }
         Ok(())
+    }
+
+    /// Returns a name, and the names that its blob had before it was renamed by this transaction.
+    fn names_of(&self, name: &[u8]) -> Vec<Vec<u8>> {
+        let mut names = vec![name.to_vec()];
+        for operation in self.operations.iter().rev() {
+            if let Operation::Rename { name: before, to } = operation
+                && names.last() == Some(to)
+            {
+                names.push(before.clone());
+            }
+        }
+        names
     }
 
     fn note(&mut self, name: &[u8], part: Part) {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use quell_blob::{Error, Operation, Refusal, Retries, Store, Transform};
+use quell_blob::{Error, FileAttributes, Operation, Refusal, Retries, Store, Transform};
 use quell_vfs::ErrorKind;
 
 fn open(directory: &Path) -> Store {
@@ -224,4 +224,44 @@ fn a_refused_transaction_changes_nothing() {
         let left = std::fs::read_dir(epoch.expect("listed").path()).expect("listed").count();
         assert_eq!(left, 0, "the extent of a refused transaction");
     }
+}
+
+#[test]
+fn a_renamed_blob_keeps_its_content_and_attributes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    let large = vec![7; 100_000];
+    store.create("a").expect("created");
+    store.append("a", &large).expect("appended");
+    let file = Some(FileAttributes { mode: 0o100_640, uid: 1, gid: 2 });
+    let set = Operation::SetAttributes { name: b"a".to_vec(), file, modified_ns: Some(9) };
+    store.commit(vec![set]).expect("set");
+    store.rename("a", "b").expect("renamed");
+    assert_eq!(store.stat("a").expect("read"), None);
+    let stat = store.stat("b").expect("read").expect("a blob");
+    assert_eq!((stat.size_bytes, stat.modified_ns, stat.file), (100_000, 9, file));
+    let mut found = vec![0; large.len()];
+    assert_eq!(store.read("b", 0, &mut found).expect("read"), large.len());
+    assert!(found == large);
+    store.resize("b", 0).expect("resized");
+    assert_eq!(store.stat("b").expect("read").expect("a blob").file, file, "a change of the data keeps them");
+    store.create("a").expect("created");
+    assert_eq!(store.rename("a", "b").expect_err("in use").kind(), ErrorKind::Exists);
+    assert_eq!(store.rename("none", "c").expect_err("missing").kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_transaction_that_reads_a_blob_by_its_new_name_conflicts_with_changes_under_the_old_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    store.create("a").expect("created");
+    store.write("a", 0, b"old").expect("written");
+    let mut transaction = store.begin().expect("begun");
+    transaction.rename("a", "b").expect("added");
+    let mut found = [0; 3];
+    assert_eq!(transaction.read("b", 0, &mut found).expect("read"), 3);
+    assert_eq!(&found, b"old");
+    transaction.write("b", 3, &found).expect("added");
+    store.write("a", 0, b"new").expect("written");
+    assert_eq!(transaction.commit().expect_err("changed").kind(), ErrorKind::Conflict);
 }

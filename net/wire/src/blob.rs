@@ -13,8 +13,8 @@ pub use message::{
     TransferId, UPLOAD_BYTES_MAX,
 };
 pub use operation::{
-    BlobStat, Committed, NAME_BYTES_MAX, OPERATIONS_MAX, Operation, OperationResult, Part, READS_MAX, Read,
-    SIZE_BYTES_MAX, Transaction, TransactionId, Version,
+    BlobStat, Committed, FileAttributes, NAME_BYTES_MAX, OPERATIONS_MAX, Operation, OperationResult, Part,
+    READS_MAX, Read, SIZE_BYTES_MAX, Transaction, TransactionId, Version,
 };
 pub use refusal::{Conflict, Refusal};
 pub use transform::{CellType, Overflow, Transform, TransformKind};

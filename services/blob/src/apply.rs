@@ -132,7 +132,7 @@ fn apply_one(
         (Operation::Create { .. }, None) => {
             note(ChangedPart::Existence);
             let id = (environment.new_id)();
-            BlobEntry { id, size_bytes: 0, modified_ns: 0, extent_refs: 0, stale_end_bytes: 0 }
+            BlobEntry { id, size_bytes: 0, modified_ns: 0, extent_refs: 0, stale_end_bytes: 0, file: None }
         }
         (_, None) => return Err(Error::new(ErrorKind::NotFound, "use", name).into()),
         (Operation::Delete { .. }, Some(entry)) => {
@@ -141,12 +141,27 @@ fn apply_one(
             discard_content(changes, environment.extents, &entry)?;
             return Ok(OperationResult::Done);
         }
+        (Operation::Rename { to, .. }, Some(entry)) => {
+            rename(changes, name, to, &entry)?;
+            note(ChangedPart::Existence);
+            changed.push(Change { name: to.clone(), part: ChangedPart::Existence });
+            return Ok(OperationResult::Done);
+        }
+        (Operation::SetAttributes { file, modified_ns, .. }, Some(entry)) => {
+            let modified_ns = modified_ns.unwrap_or(entry.modified_ns);
+            let entry = BlobEntry { file: file.or(entry.file), modified_ns, ..entry };
+            changes.put(keys::name(name), &keys::encode(&entry));
+            return Ok(OperationResult::Done);
+        }
         (_, Some(entry)) => entry,
     };
     let size_before = entry.size_bytes;
     let mut result = OperationResult::Done;
     match &prepared.operation {
-        Operation::Create { .. } | Operation::Delete { .. } => {}
+        Operation::Create { .. }
+        | Operation::Delete { .. }
+        | Operation::Rename { .. }
+        | Operation::SetAttributes { .. } => {}
         Operation::Write { offset, data, .. } => {
             let length = prepared.extent.map_or(data.len() as u64, |extent| extent.length_bytes);
             let content = Content { changes, extents: environment.extents, entry: &mut entry };
@@ -207,6 +222,17 @@ fn resize(
         return Ok(());
     }
     Content { changes, extents: environment.extents, entry }.resize(size_bytes)
+}
+
+/// Moves the entry of a blob to another name.
+fn rename(changes: &mut Changes<'_>, name: &[u8], to: &[u8], blob: &BlobEntry) -> Result<()> {
+    check_name(to)?;
+    if entry(&*changes, to)?.is_some() {
+        return Err(Error::new(ErrorKind::Exists, "rename to", to));
+    }
+    changes.delete(keys::name(name));
+    changes.put(keys::name(to), &keys::encode(blob));
+    Ok(())
 }
 
 /// Removes the content of a blob that is deleted, or marks it to be removed later.

@@ -2,7 +2,7 @@
 //! endian, so that keys are ordered by them.
 
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::blob::{TransactionId, Version};
+use quell_wire::blob::{FileAttributes, TransactionId, Version};
 use serde::{Deserialize, Serialize};
 
 /// The size of a page, in bytes.
@@ -21,13 +21,16 @@ pub struct ExtentId(pub u64);
 pub(crate) struct BlobEntry {
     pub(crate) id: ContentId,
     pub(crate) size_bytes: u64,
-    /// The time of the last commit that changed the blob, in nanoseconds since 1970.
+    /// The time of the last commit that changed the content, in nanoseconds since 1970, or the time
+    /// that was set afterwards.
     pub(crate) modified_ns: u64,
     /// The number of references to extents.
     pub(crate) extent_refs: u64,
     /// The end of the content that a truncation has left after the end of the blob, or a smaller
     /// number if there is none. It is removed before the blob is extended.
     pub(crate) stale_end_bytes: u64,
+    /// The attributes of the blob as a file.
+    pub(crate) file: Option<FileAttributes>,
 }
 
 impl BlobEntry {

@@ -185,5 +185,5 @@ impl Tables for DraftTables<'_> {
 }
 
 fn stat_of(entry: &BlobEntry) -> BlobStat {
-    BlobStat { size_bytes: entry.size_bytes, modified_ns: entry.modified_ns }
+    BlobStat { size_bytes: entry.size_bytes, modified_ns: entry.modified_ns, file: entry.file }
 }

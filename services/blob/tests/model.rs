@@ -66,6 +66,16 @@ fn apply(state: &mut State, operation: &Operation) -> Option<OperationResult> {
             Some(OperationResult::Done)
         }
         Operation::Delete { .. } => state.remove(&name).map(|_| OperationResult::Done),
+        Operation::Rename { to, .. } => {
+            if state.contains_key(to) {
+                return None;
+            }
+            let blob = state.remove(&name)?;
+            state.insert(to.clone(), blob);
+            Some(OperationResult::Done)
+        }
+        // The attributes of files are not part of the model.
+        Operation::SetAttributes { .. } => state.contains_key(&name).then_some(OperationResult::Done),
         Operation::Write { offset, data, .. } => {
             write(state.get_mut(&name)?, *offset as usize, data);
             Some(OperationResult::Done)
@@ -135,8 +145,10 @@ impl World {
         let name = self.random_name();
         let size = own.get(&name).map_or(0, Vec::len);
         let offset = self.random.below((size + 2000).min(SIZE_MAX)) as u64;
-        match self.random.below(12) {
+        match self.random.below(14) {
             0 => Operation::Delete { name },
+            12 => Operation::Rename { name, to: self.random_name() },
+            13 => Operation::SetAttributes { name, file: None, modified_ns: Some(offset) },
             1 | 2 => Operation::Create { name, may_exist: self.random.one_in(2) },
             3 => {
                 let size_bytes = match self.random.below(3) {

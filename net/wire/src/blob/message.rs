@@ -185,8 +185,12 @@ mod tests {
     use quell_testkit::Random;
 
     use super::*;
-    use crate::blob::{CellType, Conflict, OperationResult, Overflow, Part, Read, Transform, TransformKind};
+    use crate::blob::{
+        CellType, Conflict, FileAttributes, OperationResult, Overflow, Part, Read, Transform, TransformKind,
+    };
     use crate::{decode, encode};
+
+    const FILE: FileAttributes = FileAttributes { mode: 0o100_644, uid: 1, gid: 2 };
 
     fn operations() -> Vec<Operation> {
         let name = b"name".to_vec();
@@ -197,6 +201,8 @@ mod tests {
             Operation::Append { name: name.clone(), data: vec![2; 3] },
             Operation::Resize { name: name.clone(), size_bytes: 7 },
             Operation::Transform { name: name.clone(), offset: 8, transform },
+            Operation::Rename { name: name.clone(), to: b"other".to_vec() },
+            Operation::SetAttributes { name: name.clone(), file: Some(FILE), modified_ns: Some(5) },
             Operation::Delete { name },
         ]
     }
@@ -231,7 +237,7 @@ mod tests {
     }
 
     fn replies() -> Vec<Reply> {
-        let stat = BlobStat { size_bytes: 1, modified_ns: 2 };
+        let stat = BlobStat { size_bytes: 1, modified_ns: 2, file: Some(FILE) };
         let read = Read { name: b"n".to_vec(), part: Part::Size };
         let results =
             vec![OperationResult::Done, OperationResult::Appended(9), OperationResult::Before(vec![1; 8])];

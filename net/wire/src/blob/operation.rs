@@ -19,8 +19,23 @@ pub const READS_MAX: usize = 16_384;
 pub struct BlobStat {
     /// The size, in bytes.
     pub size_bytes: u64,
-    /// The time of the last commit that changed the blob, in nanoseconds since 1970.
+    /// The time of the last commit that changed the content of the blob, in nanoseconds since 1970,
+    /// or the time that was set afterwards.
     pub modified_ns: u64,
+    /// The attributes of the blob as a file, if they were set.
+    pub file: Option<FileAttributes>,
+}
+
+/// The attributes of a blob that is used as a file. The store keeps them, and does not interpret
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileAttributes {
+    /// The type and the permissions, as `st_mode`.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
 }
 
 /// The number of a state of a store. Each group of transactions that are committed together gets a
@@ -92,10 +107,27 @@ pub enum Operation {
         /// The operation on each number.
         transform: Transform,
     },
+    /// Gives a blob another name. Its content is not copied. Fails with `Exists` if the other name
+    /// is in use.
+    Rename {
+        /// The name.
+        name: Vec<u8>,
+        /// The new name.
+        to: Vec<u8>,
+    },
+    /// Sets attributes of a blob, and changes nothing else.
+    SetAttributes {
+        /// The name.
+        name: Vec<u8>,
+        /// The attributes as a file; `None` leaves them unchanged.
+        file: Option<FileAttributes>,
+        /// The time of the last change, in nanoseconds since 1970; `None` leaves it unchanged.
+        modified_ns: Option<u64>,
+    },
 }
 
 impl Operation {
-    /// Returns the name of the blob.
+    /// Returns the name of the blob before the operation.
     pub fn name(&self) -> &[u8] {
         match self {
             Operation::Create { name, .. }
@@ -103,8 +135,19 @@ impl Operation {
             | Operation::Write { name, .. }
             | Operation::Append { name, .. }
             | Operation::Resize { name, .. }
-            | Operation::Transform { name, .. } => name,
+            | Operation::Transform { name, .. }
+            | Operation::Rename { name, .. }
+            | Operation::SetAttributes { name, .. } => name,
         }
+    }
+
+    /// Returns the names of all blobs that the operation changes.
+    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
+        let to = match self {
+            Operation::Rename { to, .. } => Some(&to[..]),
+            _ => None,
+        };
+        std::iter::once(self.name()).chain(to)
     }
 }
 
