@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use quell_kv::{BATCH_BYTES_MAX, Batch, KeyValue};
 use quell_threads::lock;
@@ -36,10 +36,14 @@ pub(crate) struct Engine {
     pub(crate) queue: Queue,
     clock: Arc<dyn Clock>,
     options: Options,
+    /// The number of this opening of the store.
+    epoch: u64,
     /// Only the thread that commits uses it, so that no thread waits for the lock.
     leader: Mutex<Leader>,
     last_number: AtomicU64,
     garbage: Garbage,
+    /// The failure after which all commits fail.
+    failure: OnceLock<Failure>,
 }
 
 /// The state of the thread that commits.
@@ -80,8 +84,8 @@ impl Engine {
             return Err(Error { source, ..Error::new(ErrorKind::NoSpace, "open", "store") });
         }
         let latest = Latest(&*tables);
-        // Before the new epoch is stored: only the extents of the last one are listed.
-        remove_uncommitted(&latest, &*extents, ExtentId(first_of(before)))?;
+        // Before the new epoch is stored: an opening that fails here is repeated by the next one.
+        remove_uncommitted(&latest, &*extents, before..epoch)?;
         let mut batch = Batch::new();
         batch.put(keys::EPOCH, &keys::encode(&epoch));
         tables.commit(batch)?;
@@ -111,6 +115,8 @@ impl Engine {
             extents,
             clock,
             options,
+            epoch,
+            failure: OnceLock::new(),
         })
     }
 
@@ -373,6 +379,9 @@ impl Engine {
             // `NoSpace` is also the error of a key-value store that has failed.
             let is_failure = !is_refused || self.tables.sync().is_err();
             let is_first_failure = is_failure && !std::mem::replace(&mut leader.has_failed, true);
+            if is_failure {
+                self.failure.get_or_init(|| Failure::new(error));
+            }
             // The first commit that fails may be visible: readers need the values before it.
             // Refused and later ones have written nothing.
             if !is_first_failure {
@@ -394,6 +403,18 @@ impl Engine {
     /// Removes all unneeded data, except the content that truncations have left.
     pub(crate) fn remove_all(&self) -> Result<()> {
         self.garbage.remove(self.versions.oldest_needed())
+    }
+
+    /// Returns the failure of a write after which all commits fail, if there was one.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Removes the extents that processes wrote before this one opened the store, and that no
+    /// commit refers to. Returns their number.
+    pub(crate) fn remove_orphans(&self) -> Result<usize> {
+        // Commits of this process refer to extents of its own epoch, or to those that others do.
+        remove_uncommitted(&Latest(&*self.tables), &*self.extents, 0..self.epoch)
     }
 
     /// Lets the next thread that commits remove the content that truncations have left.

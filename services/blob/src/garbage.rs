@@ -1,6 +1,7 @@
 //! Data that the latest state does not need, which is removed when no snapshot needs it either.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use quell_kv::{Batch, KeyValue};
@@ -10,6 +11,7 @@ use quell_wire::blob::Version;
 
 use crate::apply::is_stale_entry;
 use crate::content::remove_deleted;
+use crate::epoch::first_of;
 use crate::extents::{ExtentId, Extents};
 use crate::keys::{self, ContentId};
 use crate::tables::{Changed, Changes, Latest, Tables, batch_of, visit_prefix};
@@ -198,20 +200,30 @@ impl Waiting {
     }
 }
 
-/// Removes the extents of an epoch that no commit refers to, because their process ended before the
-/// commit.
+/// Removes the extents of some epochs that no commit refers to, because their process ended before
+/// the commit. Returns their number. No process that can still commit may use the epochs for new
+/// extents. Those of later epochs are not touched: another process, which has opened the store
+/// meanwhile, may have committed them.
 pub(crate) fn remove_uncommitted(
     tables: &dyn Tables,
     extents: &dyn Extents,
-    first_of_epoch: ExtentId,
-) -> Result<()> {
+    epochs: Range<u64>,
+) -> Result<usize> {
+    let end = ExtentId(first_of(epochs.end));
     let mut found = Vec::new();
-    extents.list(first_of_epoch, &mut |id| found.push(id))?;
+    extents.list(ExtentId(first_of(epochs.start)), &mut |id| {
+        if id < end {
+            found.push(id);
+        }
+    })?;
+    let mut removed = 0;
     for id in found {
+        // An extent in use becomes an unused one in a commit, so this order misses none.
         let is_used = tables.get(&keys::extent(id))?.is_some();
         if !is_used && tables.get(&keys::unused_extent(id))?.is_none() {
             extents.remove(id)?;
+            removed += 1;
         }
     }
-    Ok(())
+    Ok(removed)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use quell_kv::KeyValue;
-use quell_vfs::Result;
+use quell_vfs::{Error, Result};
 use quell_wire::blob::{Transaction, Version};
 
 use crate::engine::Engine;
@@ -112,6 +112,23 @@ impl OpenStore {
         self.0.remove_truncated();
         self.commit_pending();
         self.0.remove_all()
+    }
+
+    /// Returns the failure of a write after which all commits fail, if there was one. The store must
+    /// be opened again.
+    pub fn failure(&self) -> Option<Error> {
+        self.0.failure().map(|failure| failure.clone().into_error("write to", b"the store"))
+    }
+
+    /// Removes the extents that earlier processes wrote and never committed, and returns their
+    /// number. Commits and reads go on meanwhile. [`open`](OpenStore::open) removes those of the
+    /// last process. Others exist only if a write was performed after its process had been replaced,
+    /// which is possible in RADOS. The call lists all extents.
+    ///
+    /// # Errors
+    /// Those of the key-value store and of the extents. A later call removes the rest.
+    pub fn remove_orphans(&self) -> Result<usize> {
+        self.0.remove_orphans()
     }
 
     /// Returns the memory that the values for snapshots need, in bytes.

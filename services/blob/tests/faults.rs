@@ -296,3 +296,61 @@ fn a_snapshot_that_expires_during_a_read_is_stale_and_not_damaged() {
     let error = snapshot.read(b"a", 0, &mut [0; 100]).expect_err("expired");
     assert_eq!(error.kind, ErrorKind::Stale, "{error}");
 }
+
+/// A process that was replaced while it opened the store must not remove the extents of the other
+/// process, which its tables do not contain.
+#[test]
+fn an_opening_that_is_late_removes_no_extents_of_a_later_one() {
+    let extents = Arc::new(MemoryExtents::default());
+    let open = |tables: MemoryStore| {
+        OpenStore::open(Arc::new(tables), extents.clone(), Arc::new(NoClock), Options::default())
+            .expect("opened")
+    };
+    let tables = MemoryStore::new();
+    drop(open(tables.clone()));
+    let before = tables.clone();
+    let later = open(tables);
+    let data = vec![7; 100_000];
+    let operations = vec![
+        Operation::Create { name: b"large".to_vec(), may_exist: false },
+        Operation::Append { name: b"large".to_vec(), data: data.clone() },
+    ];
+    later.commit(Transaction { operations, ..Transaction::default() }).expect("committed");
+    let late = open(before);
+    let read = || {
+        let mut found = vec![0; data.len()];
+        later.snapshot().read(b"large", 0, &mut found).expect("read");
+        assert!(found == data);
+    };
+    read();
+    late.remove_orphans().expect("listed");
+    read();
+}
+
+#[test]
+fn extents_of_earlier_processes_that_were_never_committed_are_removed() {
+    let extents = Arc::new(MemoryExtents::default());
+    let epoch = |epoch: u64, number: u64| ExtentId((epoch << 44) + number);
+    let count = || {
+        let mut count = 0;
+        extents.list(ExtentId(0), &mut |_| count += 1).expect("listed");
+        count
+    };
+    let tables = Arc::new(MemoryStore::new());
+    let open = || {
+        OpenStore::open(tables.clone(), extents.clone(), Arc::new(NoClock), Options::default())
+            .expect("opened")
+    };
+    let operations = vec![
+        Operation::Create { name: b"large".to_vec(), may_exist: false },
+        Operation::Append { name: b"large".to_vec(), data: vec![7; 100_000] },
+    ];
+    open().commit(Transaction { operations, ..Transaction::default() }).expect("committed");
+    let second = open();
+    let used = count();
+    // A write of the first process that was performed late, and one of the second process.
+    extents.write(epoch(1, 1_000_000), b"late").expect("written");
+    extents.write(epoch(2, 1_000_000), b"own").expect("written");
+    assert_eq!(second.remove_orphans().expect("listed"), 1);
+    assert_eq!(count(), used + 1);
+}
