@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
 sys.dont_write_bytecode = True  # leaves the checkout unchanged
 sys.path.insert(0, str(TOP / "testbed"))
+from blob import Blob
 from boot import OF_THE_SERVER, BootImages
 from log import Logs
 from machines import Machines
@@ -36,9 +37,8 @@ from preload import Preload
 
 NODES = 4
 LOG_MOUNTS = "none, log mounts"
-NO_VIEW = "none, preload"
-POOLS = "none, pools"
-MPI_IO = "none, MPI-IO"
+# The parts that need no view, with the titles of their tables.
+WITHOUT_VIEWS = {"blob": "none, blobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "pool": "none, pools", "preload": "none, preload"}
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
 
@@ -529,7 +529,7 @@ def set_up(testbed, options):
                 [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
-        kept = {"boot": 1, "log": 0, "mpi": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
+        kept = {"blob": 0, "boot": 1, "log": 0, "mpi": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
         commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
@@ -554,7 +554,7 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["boot", "log", "mpi", "pool", "preload", "start"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["blob", "boot", "log", "mpi", "pool", "preload", "start"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
@@ -577,7 +577,7 @@ def main():
         run(["cc", "-O2", "-Wall", "-o", paths, TOP / "benches/micro/paths.c"])
         with Testbed(scratch / "moosefs", NODES).up() as testbed:
             set_up(testbed, options)
-            if options.only not in ("log", "mpi", "pool", "preload"):
+            if options.only not in WITHOUT_VIEWS:
                 run([testbed.path(1, "env/bin/python"), PROGRAM])  # creates matplotlib's font list once
             trees = "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items())
             facts = {
@@ -590,7 +590,7 @@ def main():
             }
             print("\n".join(f"{name}: {value}" for name, value in facts.items()))
             results = {}
-            for view in [] if options.only in ("log", "mpi", "pool", "preload") else options.view or [None]:
+            for view in [] if options.only in WITHOUT_VIEWS else options.view or [None]:
                 bench = Bench(testbed, quell, scratch, view, options)
                 print(f"\nview: {view or 'automatic'}", flush=True)
                 if options.only:
@@ -614,9 +614,9 @@ def main():
                 bench.profile()
             if not options.only:  # benches/macro/machines.py measures these alone; they have one view
                 bench.machines()
-            if options.only in ("log", "mpi", "pool", "preload"):
+            if options.only in WITHOUT_VIEWS:
                 bench = Bench(testbed, quell, scratch, None, options)
-                results[{"log": LOG_MOUNTS, "mpi": MPI_IO, "pool": POOLS, "preload": NO_VIEW}[options.only]] = bench.rows
+                results[WITHOUT_VIEWS[options.only]] = bench.rows
             if options.only in (None, "preload"):
                 Preload(bench).rows(local)
             if options.only == "preload":
@@ -625,6 +625,8 @@ def main():
                 Mpi(bench).rows(local)
             if options.only in (None, "pool"):
                 Pool(bench).rows(local)
+            if options.only in (None, "blob"):
+                Blob(bench, local).rows()
             first_log_row = len(bench.rows)
             if options.only in (None, "log"):
                 bench.logs(local)

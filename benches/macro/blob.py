@@ -1,0 +1,271 @@
+"""Stores of blobs, measured for bench.py: a store in RADOS beside RADOS with locks of ZooKeeper, and
+a store in a directory beside databases on the same disk.
+
+The work is that of `quell blob bench`; blob_zookeeper.c does it on plain RADOS objects, blob_local.c
+commits to SQLite and LMDB. Ceph is the test bed's, with three OSDs and two copies. All servers and
+clients share the machine.
+"""
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from base64 import b64encode
+from contextlib import contextmanager
+from pathlib import Path
+
+from measure import Failed, Testbed, median, run, text_of
+
+HERE = Path(__file__).resolve().parent
+POOL = "blob"
+NAMESPACE = "bench"
+# Clients, and the smallest ratio to the baseline.
+CLIENTS = ((1, None), (8, 2), (32, None), (128, 5))
+READERS = 32
+READ_BYTES = 800
+# The clients that read and those that write, of 40.
+SHARES = ((38, 2), (30, 10), (20, 20), (10, 30), (2, 38))
+BULK = (64 << 10, 1 << 20)
+COUNTER_CLIENTS = 16
+RECOVERIES = 5
+RECOVERY_S = 5
+
+
+def lines_of(command, **options):
+    """Return the JSON objects that a command prints, a line each."""
+    return [json.loads(line) for line in text_of(command, **options).splitlines()]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def process(command, is_ready, **options):
+    """Run a server while the body runs, which begins when `is_ready` returns true."""
+    server = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, start_new_session=True, **options)
+    try:
+        for _ in range(600):
+            if is_ready():
+                break
+            if server.poll() is not None:
+                raise Failed(f"exit code {server.returncode} from: {command[0]}")
+            time.sleep(0.05)
+        else:
+            raise Failed(f"{command[0]} did not start within 30 s")
+        yield server
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def answers(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Blob:
+    def __init__(self, bench, local):
+        self.quell, self.add, self.scratch = bench.quell, bench.add, bench.scratch
+        self.local = Path(local, "blob")
+        self.local.mkdir()
+        self.seconds = 2 if bench.options.quick else 8
+        self.repeats = 1 if bench.options.quick else 3
+
+    def rows(self):
+        flags = ["-O2", "-Wall"]
+        run(["cc", *flags, "-o", self.scratch / "blob_local", HERE / "blob_local.c", "-llmdb", "-lsqlite3", "-lpthread"])
+        run(["cc", *flags, "-DTHREADED", "-o", self.scratch / "blob_zookeeper", HERE / "blob_zookeeper.c",
+             "-lrados", "-lzookeeper_mt", "-lpthread", "-lm"])
+        self.embedded()
+        self.counters()
+        with Testbed(self.scratch / "cephfs", 1, "cephfs").up() as ceph:
+            self.in_rados(ceph)
+
+    def bench(self, store, *words):
+        return lines_of([self.quell, "blob", "bench", store, "--json", "--quiet", "--seconds", self.seconds, *words])
+
+    # --- in a directory ----------------------------------------------------------------------------
+    def embedded(self):
+        rates = {}
+        for threads in (1, 16):
+            for name in ("sqlite", "lmdb"):
+                command = [self.scratch / "blob_local", name, self.local, threads, self.seconds]
+                rates[name, threads] = median(float(text_of(command)) for _ in range(self.repeats))
+            words = ("--work", "write", "--size", 100, "--clients", threads)
+            rates["quell", threads] = median(
+                self.bench(self.local / "store", *words)[0]["operations_per_second"] for _ in range(self.repeats))
+            best = max(rates[name, threads] for name in ("sqlite", "lmdb"))
+            own = rates["quell", threads]
+            bar = ("at least the best of the others", own >= best) if threads == 16 else (None, None)
+            self.add(f"blob in a directory, {threads} threads: durable commits of 100 bytes", "ops/s", best, own, *bar,
+                     note=f"direct: the faster of SQLite ({rates['sqlite', threads]:,.0f}/s) and LMDB ({rates['lmdb', threads]:,.0f}/s)")
+
+    # --- one number --------------------------------------------------------------------------------
+    def counters(self):
+        etcd = self.etcd()
+        for policy in ("always", "everysec"):
+            self.add(f"Redis, appendfsync {policy}, {COUNTER_CLIENTS} clients: INCR of one number", "ops/s", self.redis(policy), None,
+                     note="for comparison")
+        store = self.local / "store"
+        with self.serve([self.quell, "blob", "serve", store, "--json"], store):
+            words = ("--work", "add", "--clients", COUNTER_CLIENTS)
+            own = median(self.bench(store, *words)[0]["operations_per_second"] for _ in range(self.repeats))
+        self.add(f"blob server, {COUNTER_CLIENTS} clients: additions to one number", "ops/s", etcd, own,
+                 "at least 10 times etcd", own >= 10 * etcd, note="direct: etcd, read and compare-and-put; one member")
+
+    def redis(self, policy):
+        # In Debian, redis-check-rdb is the server, which looks at the name by which it is run.
+        directory, port = self.local / f"redis-{policy}", free_port()
+        directory.mkdir()
+        command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--appendonly", "yes",
+                   "--appendfsync", policy]
+        with process(command, lambda: answers(port), executable=shutil.which("redis-check-rdb"), stdout=subprocess.DEVNULL):
+            command = ["redis-benchmark", "-p", port, "-c", COUNTER_CLIENTS, "-n", 20000 * self.seconds, "-t", "incr", "--csv"]
+            last = text_of(command).splitlines()[-1]
+        return float(last.split(",")[1].strip('"'))
+
+    def etcd(self):
+        # The package starts a service, so its program is taken out of the package.
+        directory = self.local / "etcd"
+        directory.mkdir()
+        run(["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", "etcd-server"], cwd=directory)
+        run(["dpkg-deb", "-x", *directory.glob("*.deb"), directory])
+        port, peer = free_port(), free_port()
+        at, peer_at = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
+        command = [directory / "usr/bin/etcd", "--data-dir", directory / "data", "--listen-client-urls", at, "--advertise-client-urls", at,
+                   "--listen-peer-urls", peer_at, "--initial-advertise-peer-urls", peer_at, "--initial-cluster", f"default={peer_at}",
+                   "--logger", "zap", "--log-level", "error"]
+        with process(command, lambda: answers(port), stderr=subprocess.DEVNULL):
+            time.sleep(2)  # until it has elected itself
+            done, end = [0] * COUNTER_CLIENTS, time.monotonic() + self.seconds
+
+            def work(client):
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+
+                def ask(call, body):
+                    connection.request("POST", f"/v3/kv/{call}", json.dumps(body))
+                    return json.loads(connection.getresponse().read())
+
+                key = b64encode(b"number").decode()
+                while time.monotonic() < end:
+                    entry = ask("range", {"key": key}).get("kvs", [{}])[0]
+                    value = b64encode(str(done[client]).encode()).decode()
+                    compare = {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": entry.get("mod_revision", "0")}
+                    put = {"request_put": {"key": key, "value": value}}
+                    done[client] += bool(ask("txn", {"compare": [compare], "success": [put]}).get("succeeded"))
+
+            threads = [threading.Thread(target=work, args=(client,)) for client in range(COUNTER_CLIENTS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return sum(done) / self.seconds
+
+    # --- in RADOS ----------------------------------------------------------------------------------
+    @contextmanager
+    def serve(self, command, store):
+        with process(command, (store / "socket").exists, stdout=subprocess.DEVNULL) as server:
+            yield server
+
+    def in_rados(self, ceph):
+        network = ["nsenter", f"--net=/run/netns/qlc{(ceph.directory / 'number').read_text().strip()}"]
+        os.environ["CEPH_CONF"] = str(ceph.directory / "ceph.conf")
+        run([*network, "ceph", "osd", "pool", "create", POOL, "32"], stderr=subprocess.DEVNULL)
+        data = self.local / "zookeeper"
+        data.mkdir()
+        (data / "zoo.cfg").write_text(f"dataDir={data}\nclientPort=2181\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n"
+                                      "maxClientCnxns=0\ntickTime=2000\n")
+        command = [*network, "java", "-Dzookeeper.jmx.log4j.disable=true", "-cp", f"{data}:/usr/share/java/zookeeper.jar",
+                   "org.apache.zookeeper.server.quorum.QuorumPeerMain", data / "zoo.cfg"]
+        listens = [*network, "ss", "-Hltn", "sport = :2181"]
+        with process(command, lambda: text_of(listens), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            baseline = [*network, self.scratch / "blob_zookeeper", POOL, "baseline", "127.0.0.1:2181"]
+            run([*baseline, "fill", 1, 1, 1])
+            store = self.local / "rados"
+            server = [*network, self.quell, "blob", "serve", store, "--rados", f"rados://{POOL}/{NAMESPACE}", "--json"]
+            with self.serve(server, store):
+                self.transactions(baseline, store)
+                self.reads(baseline, store)
+                self.isolation(baseline, store)
+                self.bulk(baseline, store)
+            self.recovery(server, store)
+
+    def pair(self, baseline, store, work, clients, size=READ_BYTES):
+        """Return the median rates of the baseline and of the store, measured in turn."""
+        direct, covered = [], []
+        for _ in range(self.repeats):
+            direct += lines_of([*baseline, work, clients, self.seconds, size])
+            covered += self.bench(store, "--work", work, "--clients", clients, "--size", size)
+        return [median(line["operations_per_second"] for line in lines) for lines in (direct, covered)]
+
+    def transactions(self, baseline, store):
+        rates = {}
+        for clients, factor in CLIENTS:
+            direct, covered = self.pair(baseline, store, "events", clients)
+            rates[clients] = covered
+            bar = (f"at least {factor} times", covered >= factor * direct) if factor else (None, None)
+            self.add(f"blob in RADOS, {clients} clients: transactions of events", "ops/s", direct, covered, *bar,
+                     note="direct: RADOS with locks of ZooKeeper")
+        self.add("blob in RADOS: 128 clients against 32", "ops/s", rates[32], rates[128], "at least 0.9", rates[128] >= 0.9 * rates[32])
+        words = ("--clients", 32, "--work")
+        update, transform = (median(self.bench(store, *words, work)[0]["operations_per_second"] for _ in range(self.repeats))
+                             for work in ("events-by-update", "events"))
+        self.add("blob in RADOS, 32 clients: transforms against read-update-write", "ops/s", update, transform, "at least 1.5 times",
+                 transform >= 1.5 * update, note="direct: aggregates that are read and written")
+
+    def reads(self, baseline, store):
+        direct, covered = self.pair(baseline, store, "read", READERS)
+        self.add(f"blob in RADOS, {READERS} clients: reads of {READ_BYTES} bytes by a power law", "ops/s", direct, covered, "at least 0.95",
+                 covered >= 0.95 * direct, note="direct: RADOS alone")
+
+    def isolation(self, baseline, store):
+        found = {"direct": [], "covered": []}
+        for readers, writers in SHARES:
+            beside = ("events", writers)
+            command = [*baseline, "read", readers, self.seconds, READ_BYTES, *beside]
+            words = ("--work", "read", "--clients", readers, "--beside", beside[0], "--beside-clients", beside[1])
+            for name, measure in (("direct", lambda: lines_of(command)), ("covered", lambda: self.bench(store, *words))):
+                found[name].append(median(measure()[0]["operations_per_second"] for _ in range(self.repeats)) / readers)
+        for (readers, writers), direct, covered in zip(SHARES, found["direct"], found["covered"]):
+            self.add(f"blob in RADOS, {readers} readers beside {writers} writers: reads of a reader", "ops/s", direct, covered,
+                     note="direct: RADOS, its writers with locks of ZooKeeper")
+        spread = [100 * (max(rates) - min(rates)) / max(rates) for rates in (found["direct"], found["covered"])]
+        self.add("blob in RADOS: variation of the reads of a reader", "%", *spread, "at most 10 %", spread[1] <= 10)
+
+    def bulk(self, baseline, store):
+        for size in BULK:
+            for work in ("write", "read"):
+                direct, covered = self.pair(baseline, store, work, 8, size)
+                self.add(f"blob in RADOS, 8 clients, {size >> 10} KiB: {work}", "MiB/s", *(rate * size / 2**20 for rate in (direct, covered)),
+                         "at least 0.9", covered >= 0.9 * direct, note="direct: RADOS alone")
+
+    def recovery(self, server, store):
+        """Kill servers under load, and measure the time from the start of the next one to its first
+        commit."""
+        times = []
+        for _ in range(RECOVERIES if self.repeats > 1 else 1):
+            with self.serve(server, store) as running:
+                load = subprocess.Popen([self.quell, "blob", "bench", store, "--quiet", "--work", "events", "--clients", "8", "--seconds", "60"],
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                time.sleep(3)
+                running.kill()
+                running.wait()
+                (store / "socket").unlink()
+                begun = time.monotonic()
+                with self.serve(server, store):
+                    run([self.quell, "blob", "add", store, "recovered", 0, 1])
+                    times.append(time.monotonic() - begun)
+                    load.kill()
+                    load.wait()
+        self.add("blob in RADOS: from the start of a new server to its first commit, slowest", "s", None, max(times),
+                 f"at most {RECOVERY_S} s", max(times) <= RECOVERY_S, note=f"{len(times)} servers killed under load")
