@@ -106,7 +106,7 @@ fn bulk(pool: &Pool, bytes: usize, in_flight: usize) -> Result<()> {
 /// alternately.
 fn extents(pool: &Arc<dyn Objects>) -> Result<()> {
     const BYTES: usize = 64 << 20;
-    let extents = ObjectExtents::new(Arc::clone(pool), "rates")?;
+    let extents = ObjectExtents::new(Arc::clone(pool), "rates", 0)?;
     let (payload, mut into) = (vec![7; BYTES], vec![0; BYTES]);
     let object = |part: usize| format!("rates.data.{part}");
     let parts = || payload.chunks(4 << 20).enumerate();

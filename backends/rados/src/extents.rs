@@ -3,16 +3,22 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use quell_vfs::{Error, ErrorKind, Result};
 
+use crate::extent_cache::{ExtentCache, GroupId};
 use crate::format::extent::{
-    BLOCK_BYTES, EXTENT_BYTES_MAX, PIECE_BYTES, PIECES_MAX, check_blocks, encode_piece, stored_range,
+    BLOCK_BYTES, EXTENT_BYTES_MAX, GROUP_BYTES, PIECE_BYTES, PIECES_MAX, check_blocks, encode_piece,
+    stored_range,
 };
 use crate::format::names;
-use crate::objects::{Objects, PendingWrite, Write, failure, is_refusal};
+use crate::objects::{Objects, PendingRead, PendingWrite, Write, failure, is_refusal};
 
+/// The largest read that is taken from memory and kept there, in bytes. A larger one would remove
+/// many smaller ones from memory.
+const CACHED_READ_BYTES_MAX: usize = 1 << 20;
 /// The largest number of pieces of an extent in flight.
 const PIECES_IN_FLIGHT: usize = 8;
 
@@ -24,6 +30,7 @@ const PIECES_IN_FLIGHT: usize = 8;
 pub struct ObjectExtents {
     objects: Arc<dyn Objects>,
     name: String,
+    cache: ExtentCache,
 }
 
 impl fmt::Debug for ObjectExtents {
@@ -37,14 +44,17 @@ fn damaged(object: &str, reason: impl fmt::Display) -> Error {
 }
 
 impl ObjectExtents {
-    /// Returns the extents of the store with this name, which is that of its log as well.
+    /// Returns the extents of the store with this name, which is that of its log as well. At most
+    /// `cache_bytes` bytes of data that was read are kept in memory, but at least 1 MiB.
     ///
     /// # Errors
     /// `InvalidInput` if the name has other characters than letters, digits, `_` and `-`, or more
     /// than 64.
-    pub fn new(objects: Arc<dyn Objects>, name: &str) -> Result<ObjectExtents> {
+    pub fn new(objects: Arc<dyn Objects>, name: &str, cache_bytes: usize) -> Result<ObjectExtents> {
         match names::is_log_name(name) {
-            true => Ok(ObjectExtents { objects, name: name.to_owned() }),
+            true => {
+                Ok(ObjectExtents { objects, name: name.to_owned(), cache: ExtentCache::new(cache_bytes) })
+            }
             false => {
                 let reason = "the name of a store has 1 to 64 letters, digits, `_` and `-`";
                 Err(failure(ErrorKind::InvalidInput, "open", name, reason))
@@ -113,32 +123,90 @@ impl ObjectExtents {
         if end.is_none() {
             return Err(damaged(&self.piece_name(number, 0), "the extent is shorter than the read"));
         }
-        let (mut reads, mut start) = (Vec::new(), offset as usize);
-        let mut rest = into;
+        let unit_bytes = if into.len() <= CACHED_READ_BYTES_MAX { GROUP_BYTES } else { PIECE_BYTES };
+        let (mut reads, mut start, mut rest) = (Vec::new(), offset as usize, into);
         while !rest.is_empty() {
+            let (part, after) = rest.split_at_mut(rest.len().min(unit_bytes - start % unit_bytes));
             let (piece, in_piece) = ((start / PIECE_BYTES) as u32, start % PIECE_BYTES);
-            let (part, after) = rest.split_at_mut(rest.len().min(PIECE_BYTES - in_piece));
-            let stored = stored_range(in_piece, part.len());
-            let object = self.piece_name(number, piece);
-            let pending = self.objects.start_read(&object, stored.start as u64, stored.len());
             start += part.len();
             rest = after;
-            reads.push((object, piece, in_piece, part, pending));
+            let source = match unit_bytes {
+                GROUP_BYTES => self.start_group((number, piece, (in_piece / GROUP_BYTES) as u32)),
+                _ => Source::Object(self.start_range(number, piece, stored_range(in_piece, part.len()))),
+            };
+            reads.push((piece, in_piece, part, source));
         }
-        for (object, piece, in_piece, part, pending) in reads {
-            let stored = stored_range(in_piece, part.len());
-            let bytes = pending.wait().or_else(|error| match is_refusal(&error) {
-                true => Err(error),
-                false => self.objects.read(&object, stored.start as u64, stored.len()),
-            });
-            let bytes = bytes.map_err(|error| match error.kind {
-                ErrorKind::NotFound => damaged(&object, "the extent is missing"),
-                _ => error,
-            })?;
-            check_blocks(&bytes, number, piece, in_piece / BLOCK_BYTES, in_piece % BLOCK_BYTES, part)
-                .map_err(|fault| damaged(&object, fault))?;
+        for (piece, in_piece, part, source) in reads {
+            let group = match source {
+                Source::Object(range) => {
+                    self.copy_checked(number, piece, in_piece, &self.finish_range(range)?, part)?;
+                    continue;
+                }
+                Source::Group(id, range) => self.finish_group(id, range)?,
+                Source::Cached(group) => group,
+            };
+            let stored = stored_range(in_piece % GROUP_BYTES, part.len());
+            let blocks = group.get(stored.start..stored.end.min(group.len())).unwrap_or_default();
+            self.copy_checked(number, piece, in_piece, blocks, part)?;
         }
         Ok(())
+    }
+
+    /// Verifies `blocks`, and copies their data from the offset `in_piece` of a piece on.
+    fn copy_checked(
+        &self,
+        number: u64,
+        piece: u32,
+        in_piece: usize,
+        blocks: &[u8],
+        into: &mut [u8],
+    ) -> Result<()> {
+        check_blocks(blocks, number, piece, in_piece / BLOCK_BYTES, in_piece % BLOCK_BYTES, into)
+            .map_err(|fault| damaged(&self.piece_name(number, piece), fault))
+    }
+
+    fn start_range(&self, number: u64, piece: u32, stored: Range<usize>) -> StartedRange {
+        let object = self.piece_name(number, piece);
+        let pending = self.objects.start_read(&object, stored.start as u64, stored.len());
+        StartedRange { object, stored, pending }
+    }
+
+    /// Waits for a read. A read with an unknown result is repeated once.
+    fn finish_range(&self, StartedRange { object, stored, pending }: StartedRange) -> Result<Vec<u8>> {
+        let bytes = pending.wait().or_else(|error| match is_refusal(&error) {
+            true => Err(error),
+            false => self.objects.read(&object, stored.start as u64, stored.len()),
+        });
+        bytes.map_err(|error| match error.kind {
+            ErrorKind::NotFound => damaged(&object, "the extent is missing"),
+            _ => error,
+        })
+    }
+
+    /// Returns a group of blocks from memory, or starts to read it.
+    fn start_group(&self, id @ (number, piece, group): GroupId) -> Source {
+        match self.cache.get(id) {
+            Some(group) => Source::Cached(group),
+            None => {
+                let stored = stored_range(group as usize * GROUP_BYTES, GROUP_BYTES);
+                Source::Group(id, self.start_range(number, piece, stored))
+            }
+        }
+    }
+
+    /// Waits for a group, and keeps it if all of its checksums agree.
+    fn finish_group(
+        &self,
+        id @ (number, piece, group): GroupId,
+        range: StartedRange,
+    ) -> Result<Arc<Vec<u8>>> {
+        let bytes = Arc::new(self.finish_range(range)?);
+        let first = group as usize * (GROUP_BYTES / BLOCK_BYTES);
+        // Damage of a block concerns those only that read it.
+        if check_blocks(&bytes, number, piece, first, 0, &mut []).is_ok() {
+            self.cache.insert(id, Arc::clone(&bytes));
+        }
+        Ok(bytes)
     }
 
     /// Removes an extent, or the pieces that an unfinished write has left. If there are none, the
@@ -147,6 +215,7 @@ impl ObjectExtents {
     /// # Errors
     /// Those of [`Objects`]. The call can be repeated.
     pub fn remove(&self, number: u64) -> Result<()> {
+        self.cache.remove(number);
         let exists = |piece| match self.objects.remove(&self.piece_name(number, piece)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
@@ -200,4 +269,20 @@ struct StartedPiece {
     object: String,
     bytes: Vec<u8>,
     pending: Box<dyn PendingWrite>,
+}
+
+/// The place of the data of a part of a read.
+enum Source {
+    /// In memory.
+    Cached(Arc<Vec<u8>>),
+    /// A group that is being read, and is kept in memory.
+    Group(GroupId, StartedRange),
+    /// The blocks of the part alone.
+    Object(StartedRange),
+}
+
+struct StartedRange {
+    object: String,
+    stored: Range<usize>,
+    pending: Box<dyn PendingRead>,
 }

@@ -15,6 +15,7 @@
 
 #![warn(missing_docs)]
 
+mod extent_cache;
 mod extents;
 mod failure;
 mod fields;

@@ -17,6 +17,8 @@ const NAME: &str = "blob";
 /// The size of the commits after which a checkpoint is written, in bytes. Another server that
 /// replaces this one reads a log of this size in about two seconds.
 const CHECKPOINT_BYTES: u64 = 128 << 20;
+/// The size of the data of extents in the memory of the server, in bytes.
+const CACHE_BYTES: usize = 256 << 20;
 
 /// Opens the store in a namespace of a pool, or creates one. No earlier server of it can commit
 /// from then on.
@@ -27,7 +29,7 @@ pub(crate) fn open(objects: Arc<dyn Objects>) -> Result<OpenStore> {
     let store = RadosStore::open(objects.clone(), NAME, MemoryStore::new(), &LogOptions::default())?;
     let uncheckpointed = AtomicU64::new(store.log_bytes());
     let tables = RadosTables { store: Arc::new(store), uncheckpointed, checkpoint_runs: Arc::default() };
-    let extents = RadosExtents(ObjectExtents::new(objects, NAME)?);
+    let extents = RadosExtents(ObjectExtents::new(objects, NAME, CACHE_BYTES)?);
     OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
 }
 

@@ -8,6 +8,10 @@ use crate::fields::{Fault, checksum};
 pub(crate) const BLOCK_BYTES: usize = 4096;
 /// The size of a block with its checksum, in bytes.
 const STORED_BYTES: usize = BLOCK_BYTES + 8;
+/// The number of blocks that are read at once and kept in memory together.
+const GROUP_BLOCKS: usize = 16;
+/// The size of the data of a group, in bytes. Only the last group of an extent has less.
+pub(crate) const GROUP_BYTES: usize = GROUP_BLOCKS * BLOCK_BYTES;
 /// The size of the data of a piece, in bytes. Only the last piece of an extent has less.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 /// Largest length of an extent, in bytes.
