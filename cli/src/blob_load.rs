@@ -1,8 +1,8 @@
 //! The load of `quell blob bench`: clients that execute one kind of work on blobs of their own.
 //!
-//! The work follows the evaluation of section 3.3 of the paper of Týr: events of monitored sites are
-//! appended to the blob of their site and indexed, and added to an aggregate of the site and to one
-//! of all sites; ranges of 800 bytes are read, most of them from few sites.
+//! The work follows section 3.3 of the paper of Týr: events of monitored sites are appended to the
+//! blob of their site and indexed, and added to an aggregate of the site and to one of all sites;
+//! ranges of 800 bytes are read, most of them from few sites.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
