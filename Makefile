@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-preload install-ompi fuzz clean help build
+.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-blob-library install-preload install-ompi fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -8,6 +8,7 @@ MPICC ?= mpicc
 CARGO_TARGET_DIR ?= target
 quell := $(CARGO_TARGET_DIR)/dist/quell
 libquell := $(CARGO_TARGET_DIR)/dist/libquell
+libquellblob := $(CARGO_TARGET_DIR)/dist/libquellblob
 scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run)
 # Duration of `make fuzz` for each decoder, in seconds.
 FUZZ_SECONDS ?= 60
@@ -45,12 +46,13 @@ bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes 
 build: ## compile the program and the library as they are installed (Cargo.toml: profile dist)
 	cargo build --profile dist --bin quell --bin quelld
 	cargo build --profile dist --package quell-capi
+	cargo build --profile dist --package quell-blob-capi
 	cargo build --profile dist --package quell-preload
 
-install: ## install the binary, man pages, completions, and the library with its header and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
+install: ## install the binary, man pages, completions, and the libraries with their headers and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
-	@test -x $(quell) -a -x $(quell)d && test -e $(libquell).so -a -e $(libquell)_preload.so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
-	@$(MAKE) --no-print-directory install-program install-library install-preload
+	@test -x $(quell) -a -x $(quell)d && test -e $(libquell).so -a -e $(libquell)_preload.so -a -e $(libquellblob).so || { echo "install: there is no $(quell), or a library is missing beside it; run 'make build' first" >&2; exit 3; }
+	@$(MAKE) --no-print-directory install-program install-library install-blob-library install-preload
 	@echo "installed in $(DESTDIR)$(PREFIX)"
 
 install-program:
@@ -82,6 +84,16 @@ install-library:
 	>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/quell.pc"
 	install -m 644 frontends/python/quell/*.py "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
 	ln -sf ../../../../lib/libquell.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquell.so"
+
+install-blob-library:
+	install -D -m 755 $(libquellblob).so "$(DESTDIR)$(PREFIX)/lib/libquellblob.so"
+	install -D -m 644 $(libquellblob).a "$(DESTDIR)$(PREFIX)/lib/libquellblob.a"
+	strip --strip-debug "$(DESTDIR)$(PREFIX)/lib/libquellblob.a"
+	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/include" frontends/blob-capi/include/*
+	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig"
+	printf '%s\n' 'Name: quell_blob' 'Description: Transactional blobs for programs that share state' 'Version: 0.1.0' \
+	'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -Wl,-rpath,$(PREFIX)/lib -lquellblob' 'Libs.private: -lpthread -ldl -lm' \
+	>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/quell_blob.pc"
 
 install-ompi: ## compile and install the MPI-IO components for the Open MPI of MPICC (default mpicc) under PREFIX, after `make install`
 	@test -z "$(DESTDIR)" || { echo "install-ompi: the components contain the path of the library; run it without DESTDIR" >&2; exit 2; }

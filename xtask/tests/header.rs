@@ -1,25 +1,34 @@
-//! Checks that the C header in the repository is the one that cbindgen generates from
-//! frontends/capi. With `BLESS=1` in the environment the header is written instead.
+//! Checks that the C headers in the repository are those that cbindgen generates from their crates.
+//! With `BLESS=1` in the environment the headers are written instead.
 
 use std::fs;
 use std::path::Path;
 
 #[test]
 fn the_header_agrees_with_the_functions() {
-    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask is in the workspace")
-        .join("frontends/capi");
+    // The order in the header.
+    let sources = ["errors", "stores", "files", "locking", "shares", "virtual_paths", "directories"];
+    check("frontends/capi", "quell.h", &sources);
+}
+
+#[test]
+fn the_header_of_blobs_agrees_with_the_functions() {
+    let sources = ["errors", "transforms", "stores", "snapshots", "transactions", "results", "submissions"];
+    check("frontends/blob-capi", "quell_blob.h", &sources);
+}
+
+fn check(directory: &str, header: &str, sources: &[&str]) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace");
+    let crate_directory = root.join(directory);
     let config = cbindgen::Config::from_file(crate_directory.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    // The order in the header.
-    for source in ["errors", "stores", "files", "locking", "shares", "virtual_paths", "directories"] {
+    for source in sources {
         builder = builder.with_src(crate_directory.join("src").join(source).with_extension("rs"));
     }
     let mut generated = Vec::new();
     builder.generate().expect("the sources are Rust").write(&mut generated);
     let generated = String::from_utf8(generated).expect("text");
-    let header = crate_directory.join("include/quell.h");
+    let header = crate_directory.join("include").join(header);
     if std::env::var_os("BLESS").is_some() {
         fs::write(&header, &generated).expect("the header can be written");
     }

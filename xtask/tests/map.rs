@@ -400,8 +400,15 @@ fn every_unsafe_block_has_a_safety_comment() {
 }
 
 /// Crates that contain `unsafe` code, which their `lib.rs` and the architecture explain.
-const UNSAFE_CRATES: [&str; 5] =
-    ["quell-capi", "quell-overlay", "quell-preload", "quell-rados", "quell-transport"];
+const UNSAFE_CRATES: [&str; 7] = [
+    "quell-blob-capi",
+    "quell-boundary",
+    "quell-capi",
+    "quell-overlay",
+    "quell-preload",
+    "quell-rados",
+    "quell-transport",
+];
 
 #[test]
 fn crates_without_unsafe_code_forbid_it() {

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use quell_client::Kind;
 use quell_threads::lock;
 
-use crate::boundary::{check_output, handle, number, return_handle, status, take_handle, text, write_output};
 use crate::stores::StoreHandle;
+use quell_boundary::{check_output, handle, number, return_handle, status, take_handle, text, write_output};
 
 /// An open directory: its entries at the time of the open, and the position of the next one.
 pub struct DirectoryHandle {

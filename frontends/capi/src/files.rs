@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_int, c_void};
 
 use quell_client::{Create, OpenOptions, Result, StoreFile};
 
-use crate::boundary::{
+use crate::stores::{StatC, StoreHandle};
+use quell_boundary::{
     check_output, handle, invalid, number, return_handle, slice, slice_mut, status, take_handle, text,
     write_output,
 };
-use crate::stores::{StatC, StoreHandle};
 
 /// The flags of open(2), the same on every architecture that Quell supports.
 const ACCESS: c_int = 0o3;

@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
 
-mod boundary;
 mod directories;
 mod errors;
 mod files;

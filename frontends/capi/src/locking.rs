@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use quell_client::{LockMode, LockOwner, LockScope, Result};
 
-use crate::boundary::{handle, invalid, number, status};
 use crate::files::FileHandle;
+use quell_boundary::{handle, invalid, number, status};
 
 /// Locks `length` bytes from `offset`, or all bytes from there if `length` is 0, and waits as long
 /// as another handle, of this or another process on any node, has a lock that conflicts: a shared

@@ -5,11 +5,11 @@ use std::ffi::{c_char, c_int, c_void};
 
 use quell_client::{OpenOptions, Result};
 
-use crate::boundary::{
-    check_output, handle, invalid, number, return_handle, slice, status, take_handle, text, write_output,
-};
 use crate::files::{FileHandle, open_options};
 use crate::stores::StoreHandle;
+use quell_boundary::{
+    check_output, handle, invalid, number, return_handle, slice, status, take_handle, text, write_output,
+};
 
 /// A share of the index of a file, as read by quell_read_share.
 pub struct ShareHandle(Vec<u8>);

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use quell_client::{Attributes, Choices, Store};
 
-use crate::boundary::{
+use quell_boundary::{
     check_output, handle, number, path, return_handle, slice, status, take_handle, text, write_output,
 };
 

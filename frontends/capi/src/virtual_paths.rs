@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use quell_client::{Error, ErrorKind, Result, VirtualPath};
 
-use crate::boundary::{check_output, handle, number, path, return_handle, slice_mut, status};
 use crate::stores::{ChoicesC, StoreHandle};
+use quell_boundary::{check_output, handle, number, path, return_handle, slice_mut, status};
 
 const ERANGE: i32 = 34;
 

@@ -4,6 +4,9 @@ use quell_blob_service::{BlobStat, CommitResult};
 use quell_vfs::Result;
 use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version};
 
+/// Receives the bytes of a read.
+pub(crate) type ReadDone = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
+
 /// A store in this process or on a server. Any number of threads may use it.
 pub(crate) trait Backend: Send + Sync {
     /// Returns whether a server has the store open.
@@ -23,8 +26,24 @@ pub(crate) trait Backend: Send + Sync {
     /// Commits a transaction, and passes the result to `done`, in most cases on another thread.
     fn submit(&self, transaction: Transaction, done: Box<dyn FnOnce(CommitResult) + Send>);
 
+    /// Reads bytes of the latest state, and passes them to `done` on another thread.
+    fn submit_read(&self, name: Vec<u8>, offset: u64, length_bytes: usize, done: ReadDone);
+
     /// Removes all data that no state needs.
     fn collect(&self) -> Result<()>;
+}
+
+/// Reads bytes of a state into new memory.
+pub(crate) fn read_bytes(
+    state: &dyn TransactionState,
+    name: &[u8],
+    offset: u64,
+    length_bytes: usize,
+) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; length_bytes];
+    let count = state.read(name, offset, &mut bytes)?;
+    bytes.truncate(count);
+    Ok(bytes)
 }
 
 /// The state that a transaction or a single read sees: a snapshot or the latest state, and a draft.

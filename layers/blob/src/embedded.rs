@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use quell_blob_service::{BlobStat, Clock, CommitResult, OpenStore, Snapshot};
@@ -9,30 +10,37 @@ use quell_threads::lock;
 use quell_vfs::{Error, Result};
 use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version};
 
-use crate::backend::{Backend, TransactionState};
+use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
+use crate::readers::Readers;
 
 /// A store in this process.
 pub(crate) struct Embedded {
     store: OpenStore,
     /// Wakes the thread that commits submitted transactions. It is started by the first of them,
     /// and ends with the store.
-    committer: Mutex<Option<Sender<()>>>,
+    committer: Mutex<Option<Committer>>,
+    readers: Readers,
+}
+
+struct Committer {
+    sender: Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 impl Embedded {
     pub(crate) fn new(store: OpenStore) -> Embedded {
-        Embedded { store, committer: Mutex::new(None) }
+        Embedded { store, committer: Mutex::new(None), readers: Readers::default() }
     }
 
     /// Wakes the thread that commits.
     fn wake_committer(&self) -> Result<()> {
         let mut committer = lock(&self.committer);
-        if committer.as_ref().is_some_and(|sender| sender.send(()).is_ok()) {
+        if committer.as_ref().is_some_and(|committer| committer.sender.send(()).is_ok()) {
             return Ok(());
         }
         let (sender, receiver) = channel();
         let store = self.store.clone();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("blob commits".into())
             .spawn(move || {
                 while receiver.recv().is_ok() {
@@ -44,7 +52,7 @@ impl Embedded {
             .map_err(|e| Error::from_io(e, "start a thread", b"blob commits"))?;
         // The receiver exists, because its thread has just begun.
         let _ = sender.send(());
-        *committer = Some(sender);
+        *committer = Some(Committer { sender, thread });
         Ok(())
     }
 }
@@ -73,8 +81,27 @@ impl Backend for Embedded {
         }
     }
 
+    fn submit_read(&self, name: Vec<u8>, offset: u64, length_bytes: usize, done: ReadDone) {
+        let store = self.store.clone();
+        let read = move || read_bytes(&EmbeddedState(store.snapshot()), &name, offset, length_bytes);
+        self.readers.submit(read, done);
+    }
+
     fn collect(&self) -> Result<()> {
         self.store.collect()
+    }
+}
+
+impl Drop for Embedded {
+    /// Waits for the threads, so that the store can be opened again afterwards.
+    fn drop(&mut self) {
+        self.readers.stop();
+        let Some(Committer { sender, thread }) = lock(&self.committer).take() else { return };
+        drop(sender);
+        // The last reference to a store can be dropped by the receiver of a result.
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
     }
 }
 

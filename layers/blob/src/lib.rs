@@ -34,6 +34,7 @@ mod future;
 mod key;
 mod location;
 mod rados;
+mod readers;
 mod remote;
 mod retries;
 mod store;
@@ -51,5 +52,5 @@ pub use quell_wire::blob::{
     OperationResult, Overflow, Part, Read, Refusal, SIZE_BYTES_MAX, Transform, TransformKind, Version,
 };
 pub use retries::Retries;
-pub use store::{Snapshot, Store};
+pub use store::{SUBMITTED_READ_BYTES_MAX, Snapshot, Store};
 pub use transaction::Transaction;

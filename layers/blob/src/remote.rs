@@ -21,7 +21,8 @@ use quell_wire::blob::{
 use quell_wire::{decode, encode};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::backend::{Backend, TransactionState};
+use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
+use crate::readers::Readers;
 
 /// The largest reply to a request without a long result, in bytes.
 const SHORT_REPLY_BYTES: u32 = 4096;
@@ -41,6 +42,7 @@ const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 /// A store on a server.
 pub(crate) struct Remote {
     connection: Arc<Connection>,
+    readers: Arc<Readers>,
 }
 
 struct Connection {
@@ -118,7 +120,7 @@ impl Remote {
             Reply::Welcome { version } => connection.know(version),
             other => return Err(connection.unexpected(other)),
         }
-        Ok(Remote { connection: Arc::new(connection) })
+        Ok(Remote { connection: Arc::new(connection), readers: Arc::default() })
     }
 }
 
@@ -179,6 +181,18 @@ impl Connection {
                 Ok(RemoteState { connection, snapshot, version, operations: Vec::new(), has_rename: false })
             }
             other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Returns the latest state, for reads that need not be of one state.
+    fn latest_state(self: &Arc<Self>) -> RemoteState {
+        let version = Version(self.known.load(Ordering::Relaxed));
+        RemoteState {
+            connection: self.clone(),
+            snapshot: None,
+            version,
+            operations: Vec::new(),
+            has_rename: false,
         }
     }
 
@@ -408,15 +422,7 @@ impl Backend for Remote {
     }
 
     fn latest(&self) -> Result<Box<dyn TransactionState>> {
-        let version = Version(self.connection.known.load(Ordering::Relaxed));
-        let connection = self.connection.clone();
-        Ok(Box::new(RemoteState {
-            connection,
-            snapshot: None,
-            version,
-            operations: Vec::new(),
-            has_rename: false,
-        }))
+        Ok(Box::new(self.connection.latest_state()))
     }
 
     fn commit(&self, transaction: Transaction) -> CommitResult {
@@ -432,6 +438,27 @@ impl Backend for Remote {
         let number = connection.number();
         transaction.id.get_or_insert(TransactionId { client: connection.id, number, begun });
         connection.send(SentCommit { transaction, deadline: Instant::now() + connection.limit, done });
+    }
+
+    fn submit_read(&self, name: Vec<u8>, offset: u64, length_bytes: usize, done: ReadDone) {
+        let state = self.connection.latest_state();
+        if length_bytes > DATA_BYTES_MAX {
+            return self.readers.submit(move || read_bytes(&state, &name, offset, length_bytes), done);
+        }
+        let (connection, readers) = (self.connection.clone(), self.readers.clone());
+        let request = encode(&state.part(&name, offset, length_bytes));
+        let take_result = move |result: Result<Vec<u8>>| match result.and_then(|reply| decode(&reply)) {
+            Ok(Reply::Data(data)) if data.len() <= length_bytes => done(Ok(data)),
+            Ok(other) => done(Err(state.read_error(&name, other))),
+            // A thread that can wait repeats the read.
+            Err(error) if is_transient(&error) => {
+                readers.submit(move || read_bytes(&state, &name, offset, length_bytes), done);
+            }
+            Err(error) => done(Err(error)),
+        };
+        let deadline = Instant::now() + connection.limit;
+        let reply_bytes_max = (length_bytes + REPLY_OVERHEAD_BYTES) as u32;
+        connection.client.call(request, reply_bytes_max, deadline, Box::new(take_result));
     }
 
     fn collect(&self) -> Result<()> {

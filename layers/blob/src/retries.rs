@@ -3,6 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use crate::error::Result;
+
 /// How often a transaction is repeated after a conflict, and the time between two attempts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retries {
@@ -26,10 +28,29 @@ impl Default for Retries {
 }
 
 impl Retries {
+    /// Calls `attempt`, and calls it again after an error for which [`Error::is_repeatable`]
+    /// returns true.
+    ///
+    /// # Errors
+    /// The first other error; after `attempts_max` attempts, the error of the last one.
+    ///
+    /// [`Error::is_repeatable`]: crate::Error::is_repeatable
+    pub fn repeat<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        for number in 1.. {
+            match attempt() {
+                Err(error) if error.is_repeatable() && number < self.attempts_max => {
+                    std::thread::sleep(self.delay(number));
+                }
+                result => return result,
+            }
+        }
+        unreachable!("the loop returns at the last attempt")
+    }
+
     /// Returns the time between `attempt`, counted from 1, and the next one. It is a random time
     /// from 0.5 to 1.5 times the mean, so that two transactions that conflicted are repeated at
     /// different times.
-    pub(crate) fn delay(&self, attempt: u32) -> Duration {
+    fn delay(&self, attempt: u32) -> Duration {
         let factor = 1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
         let mean = self.first_delay.saturating_mul(factor).min(self.delay_max);
         // The hash of a new state is a random number.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use quell_blob_service::BlobStat;
-use quell_vfs::ErrorKind;
+use quell_vfs::{Error, ErrorKind};
 use quell_wire::blob::{Committed, Operation, Transaction as WireTransaction, Transform, Version};
 
 use crate::backend::{Backend, TransactionState};
@@ -17,6 +17,9 @@ use crate::location::{self, Location};
 use crate::remote::Remote;
 use crate::retries::Retries;
 use crate::transaction::Transaction;
+
+/// The largest number of bytes of a read that is submitted.
+pub const SUBMITTED_READ_BYTES_MAX: usize = 64 << 20;
 
 /// A store of blobs. Any number of threads may use it; a clone is the same store.
 ///
@@ -106,20 +109,12 @@ impl Store {
         retries: &Retries,
         mut body: impl FnMut(&mut Transaction) -> Result<T>,
     ) -> Result<T> {
-        for attempt in 1.. {
+        retries.repeat(|| {
             let mut transaction = self.begin()?;
-            let result = body(&mut transaction).and_then(|value| {
-                transaction.commit()?;
-                Ok(value)
-            });
-            match result {
-                Err(error) if error.is_repeatable() && attempt < retries.attempts_max => {
-                    std::thread::sleep(retries.delay(attempt));
-                }
-                result => return result,
-            }
-        }
-        unreachable!("the loop returns at the last attempt")
+            let value = body(&mut transaction)?;
+            transaction.commit()?;
+            Ok(value)
+        })
     }
 
     /// Commits operations that depend on nothing that was read.
@@ -220,6 +215,26 @@ impl Store {
     /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
     pub fn read(&self, name: impl AsRef<[u8]>, offset: u64, into: &mut [u8]) -> Result<usize> {
         Ok(self.backend.latest()?.read(name.as_ref(), offset, into)?)
+    }
+
+    /// Reads bytes as [`read`](Store::read) does, without waiting: `done` gets them on another
+    /// thread, and must neither block nor panic. At most [`SUBMITTED_READ_BYTES_MAX`] can be
+    /// requested.
+    pub fn submit_read(
+        &self,
+        name: impl AsRef<[u8]>,
+        offset: u64,
+        length_bytes: usize,
+        done: impl FnOnce(Result<Vec<u8>>) + Send + 'static,
+    ) {
+        let name = name.as_ref();
+        if length_bytes > SUBMITTED_READ_BYTES_MAX {
+            let source = Some("a submitted read has at most 64 MiB".into());
+            let error = Error { source, ..Error::new(ErrorKind::InvalidInput, "read", name) };
+            return done(Err(error.into()));
+        }
+        let done = Box::new(|result: quell_vfs::Result<_>| done(result.map_err(Into::into)));
+        self.backend.submit_read(name.to_vec(), offset, length_bytes, done);
     }
 
     /// Returns the attributes of a blob, or `None` if there is none of this name.

@@ -189,11 +189,23 @@ impl Transaction {
     /// # Errors
     /// [`Error::Refused`](crate::Error::Refused) with the reason: see [`Refusal`](crate::Refusal).
     pub fn commit(self) -> Result<Committed> {
+        let (backend, transaction) = self.into_parts();
+        Ok(backend.commit(transaction)?)
+    }
+
+    /// Commits the transaction as [`commit`](Transaction::commit) does, without waiting: `done`
+    /// gets the result as that of [`Store::submit`](crate::Store::submit).
+    pub fn submit(self, done: impl FnOnce(Result<Committed>) + Send + 'static) {
+        let (backend, transaction) = self.into_parts();
+        backend.submit(transaction, Box::new(|result| done(result.map_err(Into::into))));
+    }
+
+    fn into_parts(self) -> (Arc<dyn Backend>, WireTransaction) {
         let snapshot = (!self.reads.is_empty()).then(|| self.state.version());
         let reads = self.reads.into_iter().collect();
         let commit =
             WireTransaction { snapshot, reads, operations: self.operations, ..WireTransaction::default() };
-        Ok(self.backend.commit(commit)?)
+        (self.backend, commit)
     }
 
     /// Applies the operations to the state that later reads see.

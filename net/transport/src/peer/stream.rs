@@ -3,11 +3,13 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
 /// The address of a process that accepts connections.
@@ -112,12 +114,25 @@ impl WriteHalf {
         }
     }
 
+    /// Writes as many bytes as the socket accepts.
     pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            WriteHalf::Tcp(half) => half.try_write_vectored(slices),
-            WriteHalf::Unix(half) => half.try_write_vectored(slices),
+            WriteHalf::Tcp(half) => {
+                let stream: &TcpStream = half.as_ref();
+                stream.try_io(Interest::WRITABLE, || send(stream, slices))
+            }
+            WriteHalf::Unix(half) => {
+                let stream: &UnixStream = half.as_ref();
+                stream.try_io(Interest::WRITABLE, || send(stream, slices))
+            }
         }
     }
+}
+
+/// Sends bytes. Unlike writev(2), which tokio uses, it never ends the process with SIGPIPE: programs
+/// that are not written in Rust do not ignore this signal.
+fn send(socket: impl AsFd, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    Ok(sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
 }
 
 impl AsyncRead for ReadHalf {

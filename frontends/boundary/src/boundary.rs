@@ -1,5 +1,4 @@
-//! The boundary with C: checks and dereferences pointers, converts errors to numbers, and catches
-//! panics.
+//! Checks and dereferences pointers of C programs, converts errors to numbers, and catches panics.
 //!
 //! Every function that dereferences a pointer of the caller is an `unsafe fn`. It checks for NULL,
 //! alignment, and lengths that no object can have. All other requirements are stated in its `#
@@ -11,19 +10,25 @@ use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use quell_client::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::errors;
 
 const EIO: i64 = 5;
 
-/// Returns the result of `call`, or the negative error number.
+/// Returns the result of `call`, or the negative error number, after the error was stored as the
+/// last one of this thread.
 pub fn number(call: impl FnOnce() -> Result<i64>) -> i64 {
-    // State changed before a panic is protected by locks of the layer, which tolerates panics; this
-    // crate has no state of its own.
+    guard(|| call().unwrap_or_else(|error| errors::store(&error)))
+}
+
+/// Returns the result of `call`. If it panics, stores a message and returns the negative number of
+/// EIO.
+pub fn guard(call: impl FnOnce() -> i64) -> i64 {
+    // State changed before a panic is protected by locks of the layer, which tolerates panics; the
+    // libraries have no other state.
     match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(number)) => number,
-        Ok(Err(error)) => errors::store(&error),
+        Ok(number) => number,
         Err(panic) => {
             let message = (panic.downcast_ref::<&str>().copied())
                 .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
@@ -197,7 +202,7 @@ mod tests {
     fn last() -> String {
         // SAFETY: the pointer is to a string of this thread, which is valid until the thread's next
         // error.
-        unsafe { path(errors::quell_last_error()) }.unwrap().display().to_string()
+        unsafe { path(errors::last_message()) }.unwrap().display().to_string()
     }
 
     #[test]
