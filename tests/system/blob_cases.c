@@ -159,7 +159,13 @@ static void transactions_take_effect_together(quell_blob_store *store) {
     REFUSED(ENOENT, quell_blob_commit(transaction, NULL));
     CHECK(last_failure().operation == 1 && last_failure().reason == QUELL_BLOB_FAILED);
     CHECK(quell_blob_transaction_close(transaction) == 0 && size_of(store, NAME("two")) == 0);
-    CHECK(quell_blob_delete(store, NAME("one")) == 0 && quell_blob_delete(store, NAME("two")) == 0);
+    REFUSED(EEXIST, quell_blob_rename(store, NAME("one"), NAME("two")));
+    transaction = begin(store);
+    CHECK(quell_blob_transaction_rename(transaction, NAME("one"), NAME("three")) == 0);
+    CHECK(quell_blob_transaction_read(transaction, NAME("three"), 0, bytes, 8) == 5);
+    commit(transaction);
+    CHECK(quell_blob_rename(store, NAME("three"), NAME("four")) == 0 && size_of(store, NAME("four")) == 5);
+    CHECK(quell_blob_delete(store, NAME("four")) == 0 && quell_blob_delete(store, NAME("two")) == 0);
 }
 
 static void conflicts_name_blobs_and_ranges(quell_blob_store *store) {

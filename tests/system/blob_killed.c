@@ -1,6 +1,6 @@
 /* Commits with callbacks while the server is killed and started again: blob_killed LOCATION. Each
- * commit appends a number to a blob and adds 1 to a sum. Prints a line after each 1,000 commits. In the
- * end, each acknowledged commit must be in the store once. */
+ * commit appends a number to a blob and adds 1 to a sum. Prints a line after each 1,000 commits. In
+ * the end, each acknowledged commit must be in the store once. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

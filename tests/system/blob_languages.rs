@@ -9,7 +9,8 @@ use rustix::process::Signal;
 use crate::skip;
 use crate::stage::{Running, Stage, checkout, eventually, has, quell, words};
 
-/// Returns the directory of the library, which is beside the binary, or `None` if a test cannot run.
+/// Returns the directory of the library, which is beside the binary, or `None` if a test cannot
+/// run.
 fn libraries(compiler: &str) -> Option<PathBuf> {
     let directory = quell().parent()?.to_path_buf();
     if !directory.join("libquellblob.so").exists() {

@@ -286,8 +286,8 @@ int64_t quell_blob_last_conflicts(const struct quell_blob_conflict **conflicts);
 //
 // # Safety
 //
-// `location` is NULL or a string that ends with a NUL; `options` is NULL or initialized; `store` is
-// NULL or a variable for the handle.
+// `location` is NULL or a string that ends with a NUL; `options` is NULL or initialized; `store`
+// is NULL or a variable for the handle.
 int quell_blob_open(const char *location,
                     const struct quell_blob_options *options,
                     struct quell_blob_store **store);
@@ -322,6 +322,18 @@ int quell_blob_create(const struct quell_blob_store *store, const void *name, si
 //
 // `store` is NULL or an open store; `name` has `name_bytes` bytes.
 int quell_blob_delete(const struct quell_blob_store *store, const void *name, size_t name_bytes);
+
+// Gives a blob another name, without a copy of its content. Fails with ENOENT if there is no blob
+// of this name, and with EEXIST if there is one of the other name.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `name` has `name_bytes` bytes, and `to` has `to_bytes` bytes.
+int quell_blob_rename(const struct quell_blob_store *store,
+                      const void *name,
+                      size_t name_bytes,
+                      const void *to,
+                      size_t to_bytes);
 
 // Writes bytes of a blob. A blob that ends before `offset` is extended with zeros. Fails with
 // ENOENT if there is no blob of this name.
@@ -360,8 +372,9 @@ int quell_blob_resize(const struct quell_blob_store *store,
                       uint64_t size_bytes);
 
 // Replaces numbers in a blob, in one commit and without reading them. If `transform` asks for the
-// numbers before the transform, they are copied to `before`, and their length in bytes is returned;
-// otherwise 0 is returned, and `before` may be NULL. `before_bytes` is the space in `before`.
+// numbers before the transform, they are copied to `before`, and their length in bytes is
+// returned; otherwise 0 is returned, and `before` may be NULL. `before_bytes` is the space in
+// `before`.
 //
 // Fails with ENOENT if there is no blob of this name, with EINVAL for a transform that is not
 // defined or a result outside the range of the type (QUELL_BLOB_OVERFLOW), with ECANCELED if a
@@ -417,8 +430,8 @@ int quell_blob_stat(const struct quell_blob_store *store,
 int quell_blob_collect(const struct quell_blob_store *store);
 
 // Begins a snapshot of the latest state. Later commits do not change it. All functions on it fail
-// with ESTALE if later commits have changed so much that the store no longer keeps the state, or if
-// the server of the store was restarted.
+// with ESTALE if later commits have changed so much that the store no longer keeps the state, or
+// if the server of the store was restarted.
 //
 // # Safety
 //
@@ -471,8 +484,8 @@ int quell_blob_snapshot_next_data(const struct quell_blob_snapshot *snapshot,
                                   uint64_t *position);
 
 // Lists at most `count_max` blobs whose names begin with `prefix` and are after `after`, in the
-// order of their names. The last name of one list is `after` of the next one; both may be NULL with
-// length 0. The list is in memory.
+// order of their names. The last name of one list is `after` of the next one; both may be NULL
+// with length 0. The list is in memory.
 //
 // # Safety
 //
@@ -507,8 +520,8 @@ int quell_blob_names_next(const struct quell_blob_names *names, struct quell_blo
 // `names` is NULL or a list that no other thread uses, and that is not used afterwards.
 int quell_blob_names_close(struct quell_blob_names *names);
 
-// Begins a transaction. It reads the latest state and its own changes. Others see its changes after
-// its commit, all at once. The commit fails with ECANCELED (QUELL_BLOB_CONFLICT) if another
+// Begins a transaction. It reads the latest state and its own changes. Others see its changes
+// after its commit, all at once. The commit fails with ECANCELED (QUELL_BLOB_CONFLICT) if another
 // transaction has changed a part that this one has read.
 //
 // # Safety
@@ -544,8 +557,21 @@ int quell_blob_transaction_delete(const struct quell_blob_transaction *transacti
                                   const void *name,
                                   size_t name_bytes);
 
-// Adds a write of bytes, which are copied. The commit fails with ENOENT if there is no blob of this
-// name.
+// Adds a change of the name of a blob, whose content is not copied. The commit fails with EEXIST
+// if the other name is in use.
+//
+// # Safety
+//
+// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes, and `to` has
+// `to_bytes` bytes.
+int quell_blob_transaction_rename(const struct quell_blob_transaction *transaction,
+                                  const void *name,
+                                  size_t name_bytes,
+                                  const void *to,
+                                  size_t to_bytes);
+
+// Adds a write of bytes, which are copied. The commit fails with ENOENT if there is no blob of
+// this name.
 //
 // # Safety
 //
@@ -558,8 +584,8 @@ int quell_blob_transaction_write(const struct quell_blob_transaction *transactio
                                  const void *data,
                                  size_t length);
 
-// Adds a write of bytes, which are copied, at the end of a blob. The result of the commit has their
-// offset. Appends of several transactions do not conflict.
+// Adds a write of bytes, which are copied, at the end of a blob. The result of the commit has
+// their offset. Appends of several transactions do not conflict.
 //
 // # Safety
 //
@@ -594,15 +620,15 @@ int quell_blob_transaction_apply(const struct quell_blob_transaction *transactio
                                  uint64_t offset,
                                  const struct quell_blob_transform *transform);
 
-// Reads bytes, including the changes of this transaction, and returns their number. It is less than
-// `length` at the end of the blob only. Fails with ENOENT if there is no blob of this name, with
-// the reason for which an earlier operation of the transaction cannot be applied, and with ESTALE
-// if the state is no longer kept.
+// Reads bytes, including the changes of this transaction, and returns their number. It is less
+// than `length` at the end of the blob only. Fails with ENOENT if there is no blob of this name,
+// with the reason for which an earlier operation of the transaction cannot be applied, and with
+// ESTALE if the state is no longer kept.
 //
 // # Safety
 //
-// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `into` has space for
-// `length` bytes, which no other thread uses during the call.
+// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `into` has space
+// for `length` bytes, which no other thread uses during the call.
 int64_t quell_blob_transaction_read(const struct quell_blob_transaction *transaction,
                                     const void *name,
                                     size_t name_bytes,
@@ -616,8 +642,8 @@ int64_t quell_blob_transaction_read(const struct quell_blob_transaction *transac
 //
 // # Safety
 //
-// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `attributes` is NULL
-// or a variable for the attributes.
+// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `attributes` is
+// NULL or a variable for the attributes.
 int quell_blob_transaction_stat(const struct quell_blob_transaction *transaction,
                                 const void *name,
                                 size_t name_bytes,
@@ -647,9 +673,9 @@ int quell_blob_transaction_list(const struct quell_blob_transaction *transaction
 int64_t quell_blob_transaction_version(const struct quell_blob_transaction *transaction);
 
 // Commits a transaction. When the call returns, all readers see it, and it survives a power
-// failure. If it fails, it has changed nothing, with the exceptions of ETIMEDOUT, ENOTCONN and EIO,
-// after which it can have taken effect. The transaction has ended in either case: other functions
-// fail with EINVAL, and the handle must be closed. `result` may be NULL.
+// failure. If it fails, it has changed nothing, with the exceptions of ETIMEDOUT, ENOTCONN and
+// EIO, after which it can have taken effect. The transaction has ended in either case: other
+// functions fail with EINVAL, and the handle must be closed. `result` may be NULL.
 //
 // # Safety
 //
@@ -671,8 +697,8 @@ int quell_blob_transaction_close(struct quell_blob_transaction *transaction);
 // If `body` returns 0, the transaction is committed. If it returns a negative number, for example
 // that of a failed read, the transaction is not committed; after -ECANCELED and -ESTALE it is
 // repeated, and all other numbers are returned. A positive number ends the transaction without a
-// commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error of
-// its commit is returned.
+// commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error
+// of its commit is returned.
 //
 // # Safety
 //
@@ -700,9 +726,9 @@ int64_t quell_blob_result_version(const struct quell_blob_result *result);
 // `result` is NULL or the result of a transaction that is not closed.
 int64_t quell_blob_result_appended(const struct quell_blob_result *result, size_t operation);
 
-// Copies the numbers before a transform, for which `returns_before` was set, to `into`, and returns
-// their length in bytes. `operation` is the index of the transform in the transaction, from 0.
-// Fails with EINVAL if there are no such numbers, and with ERANGE if `space` is too small.
+// Copies the numbers before a transform, for which `returns_before` was set, to `into`, and
+// returns their length in bytes. `operation` is the index of the transform in the transaction,
+// from 0. Fails with EINVAL if there are no such numbers, and with ERANGE if `space` is too small.
 //
 // # Safety
 //
@@ -717,14 +743,14 @@ int64_t quell_blob_result_before(const struct quell_blob_result *result,
 //
 // # Safety
 //
-// `result` is NULL or a result that no other thread uses, and that is not used afterwards. A result
-// that was passed to a callback must not be freed.
+// `result` is NULL or a result that no other thread uses, and that is not used afterwards. A
+// result that was passed to a callback must not be freed.
 int quell_blob_result_close(struct quell_blob_result *result);
 
-// Commits a transaction as quell_blob_commit does, without waiting. If the call succeeds, `done` is
-// called exactly once, with `context`, with 0 or the negative error number, and with the result, or
-// NULL after an error. The result is valid until `done` returns. If the call fails, `done` is not
-// called. The handle can be closed at once.
+// Commits a transaction as quell_blob_commit does, without waiting. If the call succeeds, `done`
+// is called exactly once, with `context`, with 0 or the negative error number, and with the
+// result, or NULL after an error. The result is valid until `done` returns. If the call fails,
+// `done` is not called. The handle can be closed at once.
 //
 // The call waits while the largest number of operations is in flight: see quell_blob_options. Data
 // of 32 KiB and more of an operation is written before the call returns, unless a server has the

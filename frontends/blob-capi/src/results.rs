@@ -52,9 +52,9 @@ pub unsafe extern "C" fn quell_blob_result_appended(result: *const ResultHandle,
     })
 }
 
-/// Copies the numbers before a transform, for which `returns_before` was set, to `into`, and returns
-/// their length in bytes. `operation` is the index of the transform in the transaction, from 0.
-/// Fails with EINVAL if there are no such numbers, and with ERANGE if `space` is too small.
+/// Copies the numbers before a transform, for which `returns_before` was set, to `into`, and
+/// returns their length in bytes. `operation` is the index of the transform in the transaction,
+/// from 0. Fails with EINVAL if there are no such numbers, and with ERANGE if `space` is too small.
 ///
 /// # Safety
 ///
@@ -95,8 +95,8 @@ pub fn too_small() -> Error {
 ///
 /// # Safety
 ///
-/// `result` is NULL or a result that no other thread uses, and that is not used afterwards. A result
-/// that was passed to a callback must not be freed.
+/// `result` is NULL or a result that no other thread uses, and that is not used afterwards. A
+/// result that was passed to a callback must not be freed.
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_blob_result_close(result: *mut ResultHandle) -> c_int {

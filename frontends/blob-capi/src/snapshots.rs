@@ -38,8 +38,8 @@ pub struct NameC {
 }
 
 /// Begins a snapshot of the latest state. Later commits do not change it. All functions on it fail
-/// with ESTALE if later commits have changed so much that the store no longer keeps the state, or if
-/// the server of the store was restarted.
+/// with ESTALE if later commits have changed so much that the store no longer keeps the state, or
+/// if the server of the store was restarted.
 ///
 /// # Safety
 ///
@@ -154,8 +154,8 @@ pub unsafe extern "C" fn quell_blob_snapshot_next_data(
 }
 
 /// Lists at most `count_max` blobs whose names begin with `prefix` and are after `after`, in the
-/// order of their names. The last name of one list is `after` of the next one; both may be NULL with
-/// length 0. The list is in memory.
+/// order of their names. The last name of one list is `after` of the next one; both may be NULL
+/// with length 0. The list is in memory.
 ///
 /// # Safety
 ///

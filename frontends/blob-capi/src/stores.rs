@@ -93,8 +93,8 @@ pub unsafe fn write_attributes(name: &[u8], stat: Option<BlobStat>, into: *mut A
 ///
 /// # Safety
 ///
-/// `location` is NULL or a string that ends with a NUL; `options` is NULL or initialized; `store` is
-/// NULL or a variable for the handle.
+/// `location` is NULL or a string that ends with a NUL; `options` is NULL or initialized; `store`
+/// is NULL or a variable for the handle.
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_blob_open(
@@ -204,6 +204,29 @@ pub unsafe extern "C" fn quell_blob_delete(
     })
 }
 
+/// Gives a blob another name, without a copy of its content. Fails with ENOENT if there is no blob
+/// of this name, and with EEXIST if there is one of the other name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `name` has `name_bytes` bytes, and `to` has `to_bytes` bytes.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_blob_rename(
+    store: *const StoreHandle,
+    name: *const c_void,
+    name_bytes: usize,
+    to: *const c_void,
+    to_bytes: usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller meets the requirements above.
+        let (store, name, to) =
+            unsafe { (handle(store, "a store")?.open()?, bytes(name, name_bytes)?, bytes(to, to_bytes)?) };
+        store.store.rename(name, to)
+    })
+}
+
 /// Writes bytes of a blob. A blob that ends before `offset` is extended with zeros. Fails with
 /// ENOENT if there is no blob of this name.
 ///
@@ -273,8 +296,9 @@ pub unsafe extern "C" fn quell_blob_resize(
 }
 
 /// Replaces numbers in a blob, in one commit and without reading them. If `transform` asks for the
-/// numbers before the transform, they are copied to `before`, and their length in bytes is returned;
-/// otherwise 0 is returned, and `before` may be NULL. `before_bytes` is the space in `before`.
+/// numbers before the transform, they are copied to `before`, and their length in bytes is
+/// returned; otherwise 0 is returned, and `before` may be NULL. `before_bytes` is the space in
+/// `before`.
 ///
 /// Fails with ENOENT if there is no blob of this name, with EINVAL for a transform that is not
 /// defined or a result outside the range of the type (QUELL_BLOB_OVERFLOW), with ECANCELED if a

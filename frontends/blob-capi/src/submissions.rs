@@ -41,10 +41,10 @@ impl Context {
     }
 }
 
-/// Commits a transaction as quell_blob_commit does, without waiting. If the call succeeds, `done` is
-/// called exactly once, with `context`, with 0 or the negative error number, and with the result, or
-/// NULL after an error. The result is valid until `done` returns. If the call fails, `done` is not
-/// called. The handle can be closed at once.
+/// Commits a transaction as quell_blob_commit does, without waiting. If the call succeeds, `done`
+/// is called exactly once, with `context`, with 0 or the negative error number, and with the
+/// result, or NULL after an error. The result is valid until `done` returns. If the call fails,
+/// `done` is not called. The handle can be closed at once.
 ///
 /// The call waits while the largest number of operations is in flight: see quell_blob_options. Data
 /// of 32 KiB and more of an operation is written before the call returns, unless a server has the

@@ -116,8 +116,8 @@ impl RetriesC {
     }
 }
 
-/// Begins a transaction. It reads the latest state and its own changes. Others see its changes after
-/// its commit, all at once. The commit fails with ECANCELED (QUELL_BLOB_CONFLICT) if another
+/// Begins a transaction. It reads the latest state and its own changes. Others see its changes
+/// after its commit, all at once. The commit fails with ECANCELED (QUELL_BLOB_CONFLICT) if another
 /// transaction has changed a part that this one has read.
 ///
 /// # Safety
@@ -209,8 +209,34 @@ pub unsafe extern "C" fn quell_blob_transaction_delete(
     })
 }
 
-/// Adds a write of bytes, which are copied. The commit fails with ENOENT if there is no blob of this
-/// name.
+/// Adds a change of the name of a blob, whose content is not copied. The commit fails with EEXIST
+/// if the other name is in use.
+///
+/// # Safety
+///
+/// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes, and `to` has
+/// `to_bytes` bytes.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_blob_transaction_rename(
+    transaction: *const TransactionHandle,
+    name: *const c_void,
+    name_bytes: usize,
+    to: *const c_void,
+    to_bytes: usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller meets the requirements above.
+        let (open, name, to) = unsafe {
+            let open = handle(transaction, "a transaction")?.open()?;
+            (open, bytes(name, name_bytes)?, bytes(to, to_bytes)?)
+        };
+        open.add(Operation::Rename { name: name.to_vec(), to: to.to_vec() })
+    })
+}
+
+/// Adds a write of bytes, which are copied. The commit fails with ENOENT if there is no blob of
+/// this name.
 ///
 /// # Safety
 ///
@@ -236,8 +262,8 @@ pub unsafe extern "C" fn quell_blob_transaction_write(
     })
 }
 
-/// Adds a write of bytes, which are copied, at the end of a blob. The result of the commit has their
-/// offset. Appends of several transactions do not conflict.
+/// Adds a write of bytes, which are copied, at the end of a blob. The result of the commit has
+/// their offset. Appends of several transactions do not conflict.
 ///
 /// # Safety
 ///
@@ -309,15 +335,15 @@ pub unsafe extern "C" fn quell_blob_transaction_apply(
     })
 }
 
-/// Reads bytes, including the changes of this transaction, and returns their number. It is less than
-/// `length` at the end of the blob only. Fails with ENOENT if there is no blob of this name, with
-/// the reason for which an earlier operation of the transaction cannot be applied, and with ESTALE
-/// if the state is no longer kept.
+/// Reads bytes, including the changes of this transaction, and returns their number. It is less
+/// than `length` at the end of the blob only. Fails with ENOENT if there is no blob of this name,
+/// with the reason for which an earlier operation of the transaction cannot be applied, and with
+/// ESTALE if the state is no longer kept.
 ///
 /// # Safety
 ///
-/// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `into` has space for
-/// `length` bytes, which no other thread uses during the call.
+/// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `into` has space
+/// for `length` bytes, which no other thread uses during the call.
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_blob_transaction_read(
@@ -344,8 +370,8 @@ pub unsafe extern "C" fn quell_blob_transaction_read(
 ///
 /// # Safety
 ///
-/// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `attributes` is NULL
-/// or a variable for the attributes.
+/// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `attributes` is
+/// NULL or a variable for the attributes.
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_blob_transaction_stat(
@@ -413,9 +439,9 @@ pub unsafe extern "C" fn quell_blob_transaction_version(transaction: *const Tran
 }
 
 /// Commits a transaction. When the call returns, all readers see it, and it survives a power
-/// failure. If it fails, it has changed nothing, with the exceptions of ETIMEDOUT, ENOTCONN and EIO,
-/// after which it can have taken effect. The transaction has ended in either case: other functions
-/// fail with EINVAL, and the handle must be closed. `result` may be NULL.
+/// failure. If it fails, it has changed nothing, with the exceptions of ETIMEDOUT, ENOTCONN and
+/// EIO, after which it can have taken effect. The transaction has ended in either case: other
+/// functions fail with EINVAL, and the handle must be closed. `result` may be NULL.
 ///
 /// # Safety
 ///
@@ -494,8 +520,8 @@ pub type BodyC =
 /// If `body` returns 0, the transaction is committed. If it returns a negative number, for example
 /// that of a failed read, the transaction is not committed; after -ECANCELED and -ESTALE it is
 /// repeated, and all other numbers are returned. A positive number ends the transaction without a
-/// commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error of
-/// its commit is returned.
+/// commit, and is returned. `retries` and `result` may be NULL. After the last attempt, the error
+/// of its commit is returned.
 ///
 /// # Safety
 ///

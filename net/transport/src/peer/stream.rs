@@ -129,8 +129,8 @@ impl WriteHalf {
     }
 }
 
-/// Sends bytes. Unlike writev(2), which tokio uses, it never ends the process with SIGPIPE: programs
-/// that are not written in Rust do not ignore this signal.
+/// Sends bytes. Unlike writev(2), which tokio uses, it never ends the process with SIGPIPE:
+/// programs that are not written in Rust do not ignore this signal.
 fn send(socket: impl AsFd, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     Ok(sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
 }
