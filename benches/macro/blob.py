@@ -27,6 +27,8 @@ CLIENTS = ((1, None), (8, 2), (32, None), (128, 5))
 READERS = 32
 READ_BYTES = 800
 # The clients that read and those that write, of 40.
+# Each executes at most RATE operations in a second, so that two processors suffice for all readers.
+RATE = 100
 SHARES = ((38, 2), (30, 10), (20, 20), (10, 30), (2, 38))
 BULK = (64 << 10, 1 << 20)
 COUNTER_CLIENTS = 16
@@ -232,13 +234,13 @@ class Blob:
         found = {"direct": [], "covered": []}
         for readers, writers in SHARES:
             beside = ("events", writers)
-            command = [*baseline, "read", readers, self.seconds, READ_BYTES, *beside]
-            words = ("--work", "read", "--clients", readers, "--beside", beside[0], "--beside-clients", beside[1])
+            command = [*baseline, "read", readers, self.seconds, READ_BYTES, *beside, RATE]
+            words = ("--work", "read", "--clients", readers, "--beside", beside[0], "--beside-clients", beside[1], "--rate", RATE)
             for name, measure in (("direct", lambda: lines_of(command)), ("covered", lambda: self.bench(store, *words))):
                 found[name].append(median(measure()[0]["operations_per_second"] for _ in range(self.repeats)) / readers)
         for (readers, writers), direct, covered in zip(SHARES, found["direct"], found["covered"]):
             self.add(f"blob in RADOS, {readers} readers beside {writers} writers: reads of a reader", "ops/s", direct, covered,
-                     note="direct: RADOS, its writers with locks of ZooKeeper")
+                     note=f"at most {RATE}/s of each client; direct: RADOS, its writers with locks of ZooKeeper")
         spread = [100 * (max(rates) - min(rates)) / max(rates) for rates in (found["direct"], found["covered"])]
         self.add("blob in RADOS: variation of the reads of a reader", "%", *spread, "at most 10 %", spread[1] <= 10)
 

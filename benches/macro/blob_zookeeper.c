@@ -1,11 +1,11 @@
 /* The work of `quell blob bench` on plain RADOS objects, with locks of ZooKeeper: the baseline of
  * section 3.3 of the paper of Tyr.
  *
- *   blob_zookeeper POOL NAMESPACE SERVER WORK CLIENTS SECONDS SIZE [BESIDE CLIENTS]
+ *   blob_zookeeper POOL NAMESPACE SERVER WORK CLIENTS SECONDS SIZE [BESIDE CLIENTS RATE]
  *
  * SERVER is HOST:PORT of a ZooKeeper. WORK is events, read, write, or fill, which only writes the
- * data that read needs. Prints a line of JSON for each group of clients. $CEPH_CONF names the
- * cluster.
+ * data that read needs. RATE is the largest number of operations of a client in a second. Prints a
+ * line of JSON for each group of clients. $CEPH_CONF names the cluster.
  *
  * Where there is a choice, the baseline gets the faster one: one lock of a site covers its events,
  * its index and its aggregate; requests that do not depend on each other are in flight together;
@@ -30,7 +30,7 @@ enum { SITES = 64, EVENT_BYTES = 200, ENTRY_BYTES = 16, READ_BYTES = 1 << 20, CL
 
 static rados_ioctx_t objects;
 static zhandle_t *connections[CLIENTS_MAX / 8 + 1];
-static uint64_t begin_us, end_us;
+static uint64_t begin_us, end_us, interval_us;
 static size_t size;
 
 struct client {
@@ -211,8 +211,12 @@ static void *run_client(void *argument) {
     struct client *client = argument;
     char *buffer = malloc(size);
     memset(buffer, 7, size);
-    for (;;) {
-        uint64_t begun = now_us();
+    for (uint64_t next = 0, begun;; next = begun + interval_us) {
+        begun = now_us();
+        if (begun < next) {
+            usleep((useconds_t)(next - begun));
+            begun = now_us();
+        }
         if (begun >= end_us)
             break;
         if (!strcmp(client->work, "events"))
@@ -294,11 +298,12 @@ static void connect_zookeeper(const char *server, int clients) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 8 && argc != 10)
-        fail("usage: blob_zookeeper POOL NAMESPACE SERVER WORK CLIENTS SECONDS SIZE [BESIDE CLIENTS]");
-    int count = atoi(argv[5]), beside = argc == 10 ? atoi(argv[9]) : 0;
+    if (argc != 8 && argc != 11)
+        fail("usage: blob_zookeeper POOL NAMESPACE SERVER WORK CLIENTS SECONDS SIZE [BESIDE CLIENTS RATE]");
+    int count = atoi(argv[5]), beside = argc == 11 ? atoi(argv[9]) : 0;
     int seconds = atoi(argv[6]);
     size = (size_t)atol(argv[7]);
+    interval_us = argc == 11 ? 1000000 / (uint64_t)(atoi(argv[10]) > 0 ? atoi(argv[10]) : 1) : 0;
     if (count < 1 || beside < 0 || count + beside > CLIENTS_MAX || seconds < 1 || size < 1 || size > READ_BYTES)
         fail("a number is out of range");
     rados_t cluster;

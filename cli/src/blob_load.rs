@@ -159,6 +159,8 @@ pub struct Run<'a> {
     pub blobs: &'a Blobs,
     /// The bytes of an operation of `write` and `read`.
     pub size_bytes: usize,
+    /// The time from the beginning of an operation of a client to that of its next one, at least.
+    pub interval: Duration,
     pub duration: Duration,
     /// Ends the run early.
     pub is_over: &'a AtomicBool,
@@ -236,8 +238,11 @@ impl<'a> Client<'a> {
 
     fn work(&mut self, work: Work, end: Instant) -> Result<()> {
         let mut buffer = vec![7; self.run.size_bytes];
+        let mut next = Instant::now();
         for call in 0_u64.. {
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
             let begun = Instant::now();
+            next = begun + self.run.interval;
             if begun >= end || self.run.is_over.load(Ordering::Relaxed) {
                 break;
             }

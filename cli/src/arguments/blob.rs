@@ -229,6 +229,9 @@ pub struct BlobBenchArgs {
     /// The bytes that an operation of write or read transfers.
     #[arg(long, value_name = "BYTES", default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..=SIZE_BYTES_MAX as i64))]
     pub size: u32,
+    /// The largest number of operations of each client in a second [default: no limit].
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub rate: Option<u32>,
     /// The work of other clients at the same time.
     #[arg(long, value_name = "WORK", requires = "beside_clients")]
     pub beside: Option<Work>,

@@ -53,6 +53,7 @@ fn measure(
         let run = Run {
             blobs,
             size_bytes: args.size as usize,
+            interval: args.rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) / rate),
             duration: Duration::from_secs(args.seconds.into()),
             is_over: interrupted,
             done: &done,

@@ -34,7 +34,7 @@ impl Default for ServerOptions {
         ServerOptions {
             clients_max: 256,
             protection: Protection::Integrity,
-            threads: 4,
+            threads: 16,
             limits: SessionLimits::default(),
         }
     }
