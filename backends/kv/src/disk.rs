@@ -323,18 +323,18 @@ impl KeyValue for DiskStore {
             .durability(Some(self.durability));
         let turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
         self.recent.begin(&operations);
-        let mut written = Vec::with_capacity(operations.len());
+        let mut changed = Vec::with_capacity(operations.len());
         for operation in operations {
+            changed.push((operation.key.clone(), operation.value.clone()));
             match operation.value {
                 Some(value) => {
-                    written.push((operation.key.clone(), value.clone()));
                     engine_batch.insert(&self.entries, operation.key, value);
                 }
                 None => engine_batch.remove(&self.entries, operation.key),
             }
         }
         engine_batch.commit().map_err(|cause| self.fail(cause, "commit"))?;
-        self.recent.end(written);
+        self.recent.end(changed);
         drop(turn);
         let buffered = self.buffered_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         // The commit is stored. An error of the start of a flush is that of the next commit.

@@ -265,3 +265,27 @@ fn a_transaction_that_reads_a_blob_by_its_new_name_conflicts_with_changes_under_
     store.write("a", 0, b"new").expect("written");
     assert_eq!(transaction.commit().expect_err("changed").kind(), ErrorKind::Conflict);
 }
+
+#[test]
+fn threads_read_what_they_have_appended() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    for round in 0..20 {
+        let name = format!("log {round}");
+        store.create(&name).expect("created");
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let (store, name) = (&store, &name);
+                scope.spawn(move || {
+                    for number in 0..60_u8 {
+                        let record = [thread, number, 7, 8, 9];
+                        let at = store.append(name, &record).expect("appended");
+                        let mut found = [0; 5];
+                        assert_eq!(store.read(name, at, &mut found).expect("read"), 5);
+                        assert_eq!(found, record, "at {at}, round {round}");
+                    }
+                });
+            }
+        });
+    }
+}

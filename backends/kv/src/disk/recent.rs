@@ -68,12 +68,18 @@ impl Recent {
         }
     }
 
-    /// Adds the entries of a commit that has succeeded. No other commit may have begun since
-    /// `begin`.
-    pub(super) fn end(&self, written: Vec<(Slice, Slice)>) {
+    /// Adds the entries of a commit that has succeeded, and removes those that it deleted: a read
+    /// since `begin` may have added their values before the commit. No other commit may have begun
+    /// since then.
+    pub(super) fn end(&self, changed: Vec<(Slice, Option<Slice>)>) {
         let mut state = self.state();
         state.version += 1;
-        written.iter().for_each(|(key, value)| state.put(key, value));
+        for (key, value) in &changed {
+            match value {
+                Some(value) => state.put(key, value),
+                None => _ = state.entries.pop(key),
+            }
+        }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -82,9 +88,12 @@ impl Recent {
 }
 
 impl State {
+    /// Replaces an entry. A large one is not kept.
     fn put(&mut self, key: &Slice, value: &Slice) {
         if key.len() + value.len() <= ENTRY_BYTES_MAX {
             self.entries.put(key.clone(), value.clone());
+        } else {
+            self.entries.pop(key);
         }
     }
 }
@@ -105,14 +114,26 @@ mod tests {
     fn an_entry_is_the_last_committed_one() {
         let recent = Recent::new();
         recent.begin(&[put(b"k", b"1")]);
-        recent.end(vec![(b"k".into(), b"1".into())]);
+        recent.end(vec![(b"k".into(), Some(b"1".into()))]);
         assert_eq!(cached(&recent, b"k"), Some(b"1".to_vec()));
         // A commit that fails has no end.
         recent.begin(&[put(b"k", b"2")]);
         assert_eq!(cached(&recent, b"k"), None);
         recent.begin(&[Operation { key: b"k".into(), value: None }]);
-        recent.end(Vec::new());
+        recent.end(vec![(b"k".into(), None)]);
         assert_eq!(cached(&recent, b"k"), None);
+    }
+
+    #[test]
+    fn a_value_that_was_read_during_a_commit_is_not_kept_after_it() {
+        for new in [Some(b"2".to_vec()), Some(vec![2; ENTRY_BYTES_MAX]), None] {
+            let recent = Recent::new();
+            recent.begin(&[put(b"k", b"2")]);
+            let read_meanwhile = recent.get(b"k", || Ok(Some(b"1".into())));
+            assert_eq!(read_meanwhile.unwrap().as_deref(), Some(&b"1"[..]));
+            recent.end(vec![(b"k".into(), new.clone().map(Into::into))]);
+            assert_eq!(cached(&recent, b"k"), new.filter(|value| value.len() == 1));
+        }
     }
 
     #[test]
@@ -120,7 +141,7 @@ mod tests {
         let recent = Recent::new();
         let read_meanwhile = recent.get(b"k", || {
             recent.begin(&[put(b"k", b"2")]);
-            recent.end(vec![(b"k".into(), b"2".into())]);
+            recent.end(vec![(b"k".into(), Some(b"2".into()))]);
             Ok(Some(b"1".into()))
         });
         assert_eq!(read_meanwhile.unwrap().as_deref(), Some(&b"1"[..]));
@@ -134,10 +155,10 @@ mod tests {
     fn the_memory_is_bounded() {
         let recent = Recent::new();
         let large = vec![0; ENTRY_BYTES_MAX];
-        recent.end(vec![(b"large".into(), large.into())]);
+        recent.end(vec![(b"large".into(), Some(large.into()))]);
         assert_eq!(cached(&recent, b"large"), None);
         for number in 0..=ENTRIES_MAX.get() as u32 {
-            recent.end(vec![(number.to_be_bytes().into(), b"".into())]);
+            recent.end(vec![(number.to_be_bytes().into(), Some(b"".into()))]);
         }
         assert_eq!(cached(&recent, &0_u32.to_be_bytes()), None);
         assert_eq!(recent.state().entries.len(), ENTRIES_MAX.get());
