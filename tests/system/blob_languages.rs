@@ -152,3 +152,33 @@ fn the_c_example_of_the_guide_works() {
         assert_eq!(stage.run(run.arg(stage.path("store"))).expect(0).text(), sum);
     }
 }
+
+/// Returns a Python that the package supports.
+fn python() -> Option<&'static str> {
+    let recent = "import sys, ctypes; sys.exit(sys.version_info < (3, 9))";
+    ["/usr/bin/python3", "python3"].into_iter().find(|python| {
+        Command::new(python).args(["-c", recent]).status().is_ok_and(|status| status.success())
+    })
+}
+
+#[test]
+fn the_python_package_keeps_its_promises() {
+    let (Some(libraries), Some(python)) = (libraries("cc"), python()) else {
+        skip!("no library, or no Python 3.9 or later");
+    };
+    let stage = Stage::new();
+    let tests = || {
+        let mut tests = stage.with_library(&libraries, python);
+        tests.args(["-W", "error", "-m", "unittest", "discover", "--verbose", "tests/blob"]);
+        tests.env("PYTHONPATH", ".").env("PYTHONDONTWRITEBYTECODE", "1");
+        tests.current_dir(checkout().join("frontends/python"));
+        tests
+    };
+    stage.run(&mut tests()).expect(0);
+    let store = stage.path("store");
+    let server = stage.blob_server(&store);
+    let location = format!("unix:{}/socket", store.display());
+    stage.run(tests().env("QUELL_BLOB_LOCATION", location)).expect(0);
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+}

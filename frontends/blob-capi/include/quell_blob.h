@@ -4,16 +4,16 @@
  * server. Link with -lquellblob; a program that links libquellblob.a adds -lpthread -ldl -lm.
  * docs/semantics.md states the guarantees. All offsets, sizes and lengths are in bytes.
  *
- * Limits. A name has 1 to 1,024 bytes of any value, and need not end with a NUL. A blob has at most
- * 2^63 - 1 bytes. A transaction has at most 16,384 operations and 16,384 reads, 64 MiB of data for
- * one operation, and 1 MiB of numbers for one transform. Through a server, a transaction has at most
- * 257 MiB of data.
+ * Limits. A name has 1 to 1,024 bytes of any value, and need not end with a NUL. A blob has at
+ * most 2^63 - 1 bytes. A transaction has at most 16,384 operations and 16,384 reads, 64 MiB of data
+ * for one operation, and 1 MiB of numbers for one transform. Through a server, a transaction has at
+ * most 257 MiB of data.
  *
  * Errors. A function returns 0 or a positive number on success, and a negative error number of
  * errno.h on failure. quell_blob_last_error() returns the message of the calling thread's last
  * error, quell_blob_last_failure() its reason, and quell_blob_last_conflicts() the blobs and ranges
- * of a conflict. EINVAL states an argument or limit that is not kept. If a server does not answer, a
- * call fails with ENOTCONN or ETIMEDOUT after at most 60 seconds; a commit may then have taken
+ * of a conflict. EINVAL states an argument or limit that is not kept. If a server does not answer,
+ * a call fails with ENOTCONN or ETIMEDOUT after at most 60 seconds; a commit may then have taken
  * effect. EIO with the message "a fault in libquell" is an error in the library itself.
  *
  * Pointers. A pointer must be valid for its type during the call, and a buffer must have the size

@@ -142,11 +142,11 @@ def call(name, *arguments, path=None):
 
 
 class Handle:
-    """A pointer of the library. It is closed once, when no thread uses it, and only by the process
-    that opened it."""
+    """A pointer of a library, and the name of the function that closes it. It is closed once, when
+    no thread uses it, and only by the process that opened it."""
 
-    def __init__(self, pointer, close):
-        self._pointer, self._close = pointer, close
+    def __init__(self, pointer, close, call=call):
+        self._pointer, self._close, self._call = pointer, close, call
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._users = 0
@@ -166,7 +166,7 @@ class Handle:
             self._users -= 1
             is_last = not self._users and not self._is_open
         if is_last:
-            call(self._close, self._pointer)
+            self._call(self._close, self._pointer)
 
     @property
     def is_ours(self):
@@ -181,7 +181,7 @@ class Handle:
             is_used = self._users > 0
         # A thread that still uses it closes it afterwards.
         if was_open and not is_used:
-            call(self._close, self._pointer)
+            self._call(self._close, self._pointer)
 
     def __del__(self):
         try:
