@@ -114,16 +114,16 @@ impl OpenStore {
         self.0.remove_all()
     }
 
-    /// Returns the failure of a write after which all commits fail, if there was one. The store must
-    /// be opened again.
+    /// Returns the failure of a write after which all commits fail, if there was one. The store
+    /// must be opened again.
     pub fn failure(&self) -> Option<Error> {
         self.0.failure().map(|failure| failure.clone().into_error("write to", b"the store"))
     }
 
     /// Removes the extents that earlier processes wrote and never committed, and returns their
     /// number. Commits and reads go on meanwhile. [`open`](OpenStore::open) removes those of the
-    /// last process. Others exist only if a write was performed after its process had been replaced,
-    /// which is possible in RADOS. The call lists all extents.
+    /// last process. Others exist only if a write was performed after its process had been
+    /// replaced, which is possible in RADOS. The call lists all extents.
     ///
     /// # Errors
     /// Those of the key-value store and of the extents. A later call removes the rest.
