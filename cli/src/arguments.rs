@@ -602,6 +602,7 @@ pub enum OnChangeArg {
     override_usage = "quell mount [OPTIONS] FILE MOUNTPOINT\n       \
                       quell mount --log STORE[,STORE...] [OPTIONS] MOUNTPOINT\n       \
                       quell mount --pool NAME [OPTIONS] MOUNTPOINT\n       \
+                      quell mount --blob STORE [--blob-prefix PREFIX] [OPTIONS] MOUNTPOINT\n       \
                       quell mount --config FILE [OPTIONS]",
     after_help = "\
 Example:
@@ -617,6 +618,8 @@ Example:
   quell mount --config quell.toml
   # the pool of a job, for all programs of this node
   quell mount --pool scratch ~/scratch
+  # the blobs of a store whose names begin with run7/, as files
+  quell mount --blob ~/results --blob-prefix run7 ~/run7
   # the disk image of virtual machines, as /run/disks/debian.raw
   quell mount --image /srv/debian.raw /run/disks -b debian.boot
 
@@ -634,10 +637,10 @@ BYTES may end with K, M or G."
 pub struct MountArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
     /// exist); with --image the disk image.
-    #[arg(required_unless_present_any = ["log", "config", "pool"])]
+    #[arg(required_unless_present_any = ["log", "config", "pool", "blob"])]
     pub file: Option<PathBuf>,
     /// An existing directory.
-    #[arg(required_unless_present_any = ["log", "config", "pool"])]
+    #[arg(required_unless_present_any = ["log", "config", "pool", "blob"])]
     pub mountpoint: Option<PathBuf>,
     /// Mount these stores as a file system in which many processes may write one file.
     #[arg(long, value_name = "STORE", value_delimiter = ',', conflicts_with_all = FOR_VIEWS)]
@@ -645,6 +648,15 @@ pub struct MountArgs {
     /// Mount the pool NAME of this node. Unlike `quell run --pool`, it serves all programs.
     #[arg(long, value_name = "NAME", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init"])]
     pub pool: Option<String>,
+    /// Mount the blobs of STORE as files: dir:PATH or PATH, unix:PATH, or
+    /// quell://HOST:PORT?key=FILE. Programs can write to them; others see the writes after the file
+    /// was closed. A store in a directory is created if it does not exist.
+    #[arg(long, value_name = "STORE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init", "pool"])]
+    pub blob: Option<String>,
+    /// Show only blobs whose names begin with PREFIX and a slash; the rest of the name is the path
+    /// of the file.
+    #[arg(long, value_name = "PREFIX", requires = "blob")]
+    pub blob_prefix: Option<String>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
     #[arg(long, conflicts_with_all = FOR_VIEWS)]

@@ -273,6 +273,7 @@ fn is_kept_by_writer(promise: &str, fault: Fault) -> bool {
         make: &make,
         mounts_max: 1,
         name_bytes_max: 255,
+        path_bytes_max: usize::MAX,
         uid: 1000,
         gid: 100,
         owners: true,

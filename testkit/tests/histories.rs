@@ -352,6 +352,7 @@ fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritableImplementation<'_>) ->
         make: &make,
         mounts_max: 8,
         name_bytes_max: 255,
+        path_bytes_max: usize::MAX,
         uid: 1000,
         gid: 100,
         owners: true,

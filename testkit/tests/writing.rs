@@ -19,6 +19,7 @@ fn the_writable_model_conforms() {
         make: &models,
         mounts_max: 2,
         name_bytes_max: 255,
+        path_bytes_max: usize::MAX,
         uid: 1000,
         gid: 100,
         owners: true,

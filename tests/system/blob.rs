@@ -9,7 +9,7 @@ use crate::trees::noise;
 impl Stage {
     /// Runs `quell blob` with these arguments.
     #[track_caller]
-    fn blob(&self, arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
+    pub fn blob(&self, arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
         self.run(self.quell().arg("blob").args(words(arguments)))
     }
 

@@ -10,7 +10,7 @@ use crate::stage::{Running, Stage, eventually, words};
 
 impl Stage {
     /// Starts a server, and waits until it serves.
-    fn serve(&self, store: &Path, options: &[&str]) -> (Running, serde_json::Value) {
+    pub fn serve(&self, store: &Path, options: &[&str]) -> (Running, serde_json::Value) {
         let mut command = self.quell();
         command.args(words(&[&"blob", &"serve", &store, &"--json"])).args(options);
         let running = self.start(&mut command);
@@ -19,7 +19,7 @@ impl Stage {
         (running, line)
     }
 
-    fn blob_command(&self, arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Command {
+    pub fn blob_command(&self, arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Command {
         let mut command = self.quell();
         command.arg("blob").args(words(arguments));
         command

@@ -13,6 +13,7 @@ mod testbed;
 mod trees;
 
 mod blob;
+mod blob_files;
 mod blob_languages;
 mod blob_serve;
 mod boot;

@@ -1,10 +1,12 @@
-//! `quell mount`: mounts a view, or a log mount, at a mount point; a background process serves it.
+//! `quell mount`: mounts a view, a log mount, a pool, or blobs, at a mount point; a background
+//! process serves it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use quell_supervisor::{
-    BootPlan, Plan, PlanSource, PoolPlan, TreePlan, disk_plan, find_pool, log_plan, mount, mount_target,
+    BootPlan, Plan, PlanSource, PoolPlan, TreePlan, blob_plan, disk_plan, find_pool, log_plan, mount,
+    mount_target,
 };
 
 use crate::arguments::MountArgs;
@@ -23,6 +25,9 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     if let Some(name) = &args.pool {
         return mount_pool(name, &args, quiet);
+    }
+    if let Some(store) = &args.blob {
+        return mount_blobs(store, &args, quiet);
     }
     match (&args.file, &args.mountpoint) {
         (Some(mountpoint), None) if !args.log.is_empty() => {
@@ -94,6 +99,18 @@ fn mount_pool(name: &str, args: &MountArgs, quiet: bool) -> Result<ExitCode, Fai
     let plan = PoolPlan { name: pool.name, socket, chunk_bytes: pool.chunk_bytes };
     let target = mount_target(mountpoint, args.allow_other)?;
     mount(&plans::plan(target, PlanSource::Pool(plan), &args.cover, quiet))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Mounts the blobs of a store.
+fn mount_blobs(store: &str, args: &MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let (Some(mountpoint), None) = (&args.file, &args.mountpoint) else {
+        return Err(Failure::wrong_input("name one mount point: quell mount --blob STORE MOUNTPOINT"));
+    };
+    let target = mount_target(mountpoint, args.allow_other)?;
+    let prefix = args.blob_prefix.as_deref().unwrap_or_default();
+    let plan = blob_plan(store, prefix, target.mountpoint().unwrap_or(mountpoint))?;
+    mount(&plans::plan(target, PlanSource::Blob(plan), &args.cover, quiet))?;
     Ok(ExitCode::SUCCESS)
 }
 

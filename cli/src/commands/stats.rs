@@ -58,6 +58,11 @@ fn print(report: &HolderReport) {
         outln!("{} (pool {}, process {})", shown(&pool.path), pool.name, report.pid);
         print_counters(&pool.counters);
     }
+    if let Some(blob) = &report.blob {
+        outln!("{} (blobs of {}, process {})", shown(&blob.path), blob.store, report.pid);
+        outln!("  prefix              {}", blob.prefix);
+        print_counters(&blob.counters);
+    }
     for tree in &report.trees {
         outln!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
         outln!("  reason for view     {}", tree.reason);
@@ -109,6 +114,14 @@ fn prometheus(reports: &[HolderReport]) -> String {
             let (path, name) = (escape(shown(&pool.path)), escape(pool.name.clone()));
             let labels = format!("path=\"{path}\",pool=\"{name}\",view=\"pool\",pid=\"{}\"", report.pid);
             for (name, value) in &pool.counters {
+                let samples = samples.entry(format!("quell_{name}_total")).or_default();
+                samples.push(format!("{{{labels}}} {value}"));
+            }
+        }
+        if let Some(blob) = &report.blob {
+            let (path, store) = (escape(shown(&blob.path)), escape(blob.store.clone()));
+            let labels = format!("path=\"{path}\",store=\"{store}\",view=\"blob\",pid=\"{}\"", report.pid);
+            for (name, value) in &blob.counters {
                 let samples = samples.entry(format!("quell_{name}_total")).or_default();
                 samples.push(format!("{{{labels}}} {value}"));
             }

@@ -48,6 +48,7 @@ fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
         make: &mounts,
         mounts_max: 3,
         name_bytes_max: 255,
+        path_bytes_max: usize::MAX,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         owners: rustix::process::geteuid().is_root(),

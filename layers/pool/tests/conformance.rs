@@ -36,6 +36,7 @@ fn on_pools_with(
         make: &make,
         mounts_max: 2,
         name_bytes_max: 255,
+        path_bytes_max: usize::MAX,
         uid: 1000,
         gid: 1000,
         owners: true,

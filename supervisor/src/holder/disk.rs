@@ -284,6 +284,7 @@ impl Service for ServedDisk<'_> {
             trees: vec![self.watched.report(&self.session)],
             log: None,
             pool: None,
+            blob: None,
             messages: self.context.message_log(),
         }
         .to_json()

@@ -8,10 +8,10 @@ use crate::holder::disk::DiskView;
 use crate::holder::handshake::HolderContext;
 use crate::holder::log;
 use crate::holder::messages::Messages;
-use crate::holder::pool;
 use crate::holder::process_trees::ProcessTrees;
 use crate::holder::served::hold;
 use crate::holder::tree_view::TreeView;
+use crate::holder::{blob, pool};
 use crate::protocol::plan::{PlanSource, Target};
 use crate::protocol::transfer::{self, Received};
 
@@ -32,6 +32,7 @@ pub fn run_holder(console: Arc<dyn Console>, quiet: bool) -> Result<(), Failure>
         PlanSource::Disk(disk) => hold(DiskView::create(&context, disk, files), lock, &context),
         PlanSource::Log(plan) => hold(log::create(&context, plan), lock, &context),
         PlanSource::Pool(plan) => hold(pool::create(&context, plan), lock, &context),
+        PlanSource::Blob(plan) => hold(blob::create(&context, plan), lock, &context),
     }
 }
 

@@ -186,6 +186,7 @@ impl Service for ServedTrees<'_> {
             trees: self.views.iter().map(CoveredView::report).collect(),
             log: None,
             pool: None,
+            blob: None,
             messages: self.context.message_log(),
         }
         .to_json()

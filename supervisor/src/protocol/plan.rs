@@ -73,6 +73,8 @@ pub enum PlanSource {
     Log(LogPlan),
     /// The files of a pool.
     Pool(PoolPlan),
+    /// The blobs of a store, as files.
+    Blob(BlobPlan),
 }
 
 /// Indexed trees.
@@ -155,6 +157,15 @@ pub struct PoolPlan {
     pub socket: PathBuf,
     /// The size of the pool's chunks, in bytes.
     pub chunk_bytes: u32,
+}
+
+/// A mount of blobs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BlobPlan {
+    /// The location of the store. Its paths are absolute.
+    pub store: String,
+    /// The prefix of the names of the blobs.
+    pub prefix: String,
 }
 
 /// Where the locks (flock(2), fcntl(2)) of a log mount are kept.
@@ -354,7 +365,7 @@ impl Plan {
         match &self.source {
             PlanSource::Trees(trees) => trees.boot.recording(),
             PlanSource::Disk(disk) => disk.boot.recording(),
-            PlanSource::Log(_) | PlanSource::Pool(_) => None,
+            PlanSource::Log(_) | PlanSource::Pool(_) | PlanSource::Blob(_) => None,
         }
     }
 }
@@ -389,7 +400,7 @@ mod tests {
         );
         let again: Plan = serde_json::from_str(&text).unwrap();
         assert!(matches!(again.source, PlanSource::Log(log) if log.stores == [Path::new("/s")]));
-        let unknown = text.replace("\"log\":{", "\"blob\":{");
+        let unknown = text.replace("\"log\":{", "\"unknown\":{");
         assert!(serde_json::from_str::<Plan>(&unknown).unwrap_err().to_string().contains("unknown variant"));
     }
 

@@ -24,6 +24,9 @@ pub struct HolderReport {
     /// The mount of a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<PoolReport>,
+    /// The mount of blobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blob: Option<BlobReport>,
     /// The path of the message log of a mount's process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages: Option<PathBuf>,
@@ -59,6 +62,19 @@ pub struct LogReport {
 pub struct PoolReport {
     /// The name of the pool.
     pub name: String,
+    /// The mount point.
+    pub path: PathBuf,
+    /// The counters of the mount, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The report of a mount of blobs.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BlobReport {
+    /// The location of the store.
+    pub store: String,
+    /// The prefix of the names of the blobs.
+    pub prefix: String,
     /// The mount point.
     pub path: PathBuf,
     /// The counters of the mount, by name.

@@ -32,6 +32,9 @@ pub struct WritableImplementation<'a> {
     pub mounts_max: usize,
     /// The maximum length of a file name: 255, unless the format needs part of it.
     pub name_bytes_max: usize,
+    /// The maximum length of a path: `usize::MAX`, unless the names of directories are not stored
+    /// one by one.
+    pub path_bytes_max: usize,
     /// The owner of new files.
     pub uid: u32,
     /// The group of new files.

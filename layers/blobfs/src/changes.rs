@@ -1,0 +1,275 @@
+//! Transactions that create, remove and rename entries. They compare with the state at their
+//! commit, so two mounts cannot create the same name, or remove a directory in which the other one
+//! creates a file.
+
+use quell_blob::{FileAttributes, OPERATIONS_MAX, Operation, Retries, Transaction};
+use quell_vfs::{Error, ErrorKind, Kind, Rename, Result, errno};
+
+use crate::failure::failed;
+use crate::names::{is_within, parent};
+use crate::shared::{Found, Shared};
+
+/// The number of blobs of a directory that a rename moves: each needs up to two operations.
+const MOVED_MAX: usize = (OPERATIONS_MAX - 16) / 2;
+
+/// The blobs of an entry that is renamed, and their new names.
+type Moves = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A refusal of a transaction by this layer, which is not repeated.
+type Decision<T> = quell_blob::Result<Result<T>>;
+
+fn refuse<T>(kind: ErrorKind, operation: &'static str, path: &[u8]) -> Decision<T> {
+    Ok(Err(Error::new(kind, operation, path)))
+}
+
+/// Returns the value of a decision, or returns the decision if it is a refusal.
+macro_rules! decided {
+    ($decision:expr) => {
+        match $decision? {
+            Ok(value) => value,
+            Err(refusal) => return Ok(Err(refusal)),
+        }
+    };
+}
+
+/// Returns the value of a result of this layer, or returns its error as a refusal.
+macro_rules! checked {
+    ($result:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(refusal) => return Ok(Err(refusal)),
+        }
+    };
+}
+
+/// The names that a rename concerns.
+pub(crate) struct Renaming<'a> {
+    pub(crate) from: &'a [u8],
+    pub(crate) to: &'a [u8],
+    pub(crate) mode: Rename,
+    /// The blob for the data of a file that is replaced, if it is in use.
+    pub(crate) replaced: Option<Vec<u8>>,
+}
+
+impl Shared {
+    fn transact<T>(
+        &self,
+        operation: &'static str,
+        path: &[u8],
+        mut body: impl FnMut(&mut Transaction) -> Decision<T>,
+    ) -> Result<T> {
+        let done = self.store.transact(&Retries::default(), |transaction| body(transaction));
+        match done {
+            // Another client has changed the entry between two operations of the transaction.
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Err(Error {
+                source: Some(Box::new(cause)),
+                ..Error::new(ErrorKind::NotFound, operation, path)
+            }),
+            done => done.map_err(|cause| failed(cause, operation, path))?,
+        }
+    }
+
+    /// Finds an entry in the state that a transaction reads.
+    fn find_in(&self, transaction: &mut Transaction, path: &[u8]) -> Decision<Option<Found>> {
+        if let Some(stat) = transaction.stat(checked!(self.names.of_file(path)))? {
+            return Ok(Ok(Some(Found::of_blob(stat))));
+        }
+        let blob = checked!(self.names.of_dir(path));
+        let first = transaction.list(&blob, "", 1)?;
+        Ok(Ok(Found::of_dir(&blob, &first)))
+    }
+
+    /// Checks that the directory of an entry exists, and returns its attributes, if they were set.
+    fn require_parent(&self, transaction: &mut Transaction, path: &[u8]) -> Decision<Option<FileAttributes>> {
+        let dir = parent(path);
+        let blob = checked!(self.names.of_dir(dir));
+        if let Some(stat) = transaction.stat(&blob)? {
+            return Ok(Ok(stat.file));
+        }
+        if !dir.is_empty() && transaction.list(&blob, "", 1)?.is_empty() {
+            return refuse(ErrorKind::NotFound, "look into", dir);
+        }
+        Ok(Ok(None))
+    }
+
+    /// Adds operations that set the time of the directory of an entry. The directory then exists
+    /// also without entries.
+    fn touch_parent(&self, transaction: &mut Transaction, path: &[u8]) -> Decision<()> {
+        let dir = parent(path);
+        if !dir.is_empty() {
+            let blob = checked!(self.names.of_dir(dir));
+            transaction.create(&blob)?;
+            transaction.resize(&blob, 0)?;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Creates a file, a directory, or a symbolic link with the target `data`, and returns its
+    /// attributes.
+    pub(crate) fn create(
+        &self,
+        path: &[u8],
+        kind: Kind,
+        file: FileAttributes,
+        data: &[u8],
+    ) -> Result<FileAttributes> {
+        let blob = match kind {
+            Kind::Dir => self.names.of_dir(path)?,
+            _ => self.names.of_file(path)?,
+        };
+        self.transact("create", path, |transaction| {
+            let dir = decided!(self.require_parent(transaction, path));
+            if decided!(self.find_in(transaction, path)).is_some() {
+                return refuse(ErrorKind::Exists, "create", path);
+            }
+            let mut file = file;
+            if let Some(dir) = dir.filter(|dir| dir.mode & 0o2000 != 0) {
+                file.gid = dir.gid;
+                file.mode |= if kind == Kind::Dir { 0o2000 } else { 0 };
+            }
+            transaction.create_new(&blob)?;
+            if !data.is_empty() {
+                transaction.write(&blob, 0, data)?;
+            }
+            let name = blob.clone();
+            transaction.add(Operation::SetAttributes { name, file: Some(file), modified_ns: None })?;
+            decided!(self.touch_parent(transaction, path));
+            Ok(Ok(file))
+        })
+    }
+
+    /// Removes a file or symbolic link. `unnamed`: the blob for its data, if it is in use.
+    pub(crate) fn remove(&self, path: &[u8], unnamed: Option<&[u8]>) -> Result<()> {
+        let blob = self.names.of_file(path)?;
+        self.transact("remove", path, |transaction| {
+            match decided!(self.find_in(transaction, path)) {
+                None => return refuse(ErrorKind::NotFound, "remove", path),
+                Some(found) if found.kind == Kind::Dir => {
+                    return refuse(ErrorKind::IsADirectory, "remove", path);
+                }
+                Some(_) => {}
+            }
+            match unnamed {
+                Some(unnamed) => transaction.rename(&blob, unnamed)?,
+                None => transaction.delete(&blob)?,
+            }
+            self.touch_parent(transaction, path)
+        })
+    }
+
+    /// Removes an empty directory.
+    pub(crate) fn remove_dir(&self, path: &[u8]) -> Result<()> {
+        let blob = self.names.of_dir(path)?;
+        self.transact("remove", path, |transaction| {
+            match decided!(self.find_in(transaction, path)) {
+                None => return refuse(ErrorKind::NotFound, "remove", path),
+                Some(found) if found.kind != Kind::Dir => {
+                    return refuse(ErrorKind::NotADirectory, "remove", path);
+                }
+                Some(_) => {}
+            }
+            if !is_empty(transaction, &blob)? {
+                return refuse(ErrorKind::NotEmpty, "remove", path);
+            }
+            transaction.delete(&blob)?;
+            self.touch_parent(transaction, path)
+        })
+    }
+
+    /// Renames an entry, or exchanges two.
+    pub(crate) fn rename(&self, renaming: &Renaming<'_>) -> Result<()> {
+        let Renaming { from, to, mode, replaced } = renaming;
+        let refuse = |kind| refuse(kind, "rename", from);
+        let (from_file, to_file) = (self.names.of_file(from)?, self.names.of_file(to)?);
+        self.transact("rename", from, |transaction| {
+            let Some(source) = decided!(self.find_in(transaction, from)) else {
+                return refuse(ErrorKind::NotFound);
+            };
+            decided!(self.require_parent(transaction, to));
+            let target = decided!(self.find_in(transaction, to));
+            let is_dir = |found: &Found| found.kind == Kind::Dir;
+            let source_is_dir = is_dir(&source);
+            if *mode == Rename::Keep && target.is_some() {
+                return refuse(ErrorKind::Exists);
+            }
+            if from == to {
+                return Ok(Ok(()));
+            }
+            if source_is_dir && is_within(to, from) {
+                return refuse(ErrorKind::InvalidInput);
+            }
+            let moves = decided!(self.moves(transaction, from, to, source_is_dir));
+            match (mode, &target) {
+                (Rename::Exchange, None) => return refuse(ErrorKind::NotFound),
+                (Rename::Exchange, Some(target)) => {
+                    if is_dir(target) && is_within(from, to) {
+                        return refuse(ErrorKind::InvalidInput);
+                    }
+                    let back = decided!(self.moves(transaction, to, from, is_dir(target)));
+                    // Exchanged through names that no other blob has.
+                    let aside = |position| self.names.of_removed(u64::MAX - position as u64);
+                    for (position, (blob, _)) in moves.iter().enumerate() {
+                        transaction.rename(blob, aside(position))?;
+                    }
+                    for (blob, new) in &back {
+                        transaction.rename(blob, new)?;
+                    }
+                    for (position, (_, new)) in moves.iter().enumerate() {
+                        transaction.rename(aside(position), new)?;
+                    }
+                    decided!(self.touch_parent(transaction, from));
+                    return self.touch_parent(transaction, to);
+                }
+                (_, None) => {}
+                (_, Some(target)) => match (source_is_dir, is_dir(target)) {
+                    (false, true) => return refuse(ErrorKind::IsADirectory),
+                    (true, false) => return refuse(ErrorKind::NotADirectory),
+                    (true, true) => {
+                        let blob = checked!(self.names.of_dir(to));
+                        if !is_empty(transaction, &blob)? {
+                            return refuse(ErrorKind::NotEmpty);
+                        }
+                        transaction.delete(&blob)?;
+                    }
+                    (false, false) => match replaced {
+                        Some(unnamed) => transaction.rename(&to_file, unnamed)?,
+                        None => transaction.delete(&to_file)?,
+                    },
+                },
+            }
+            debug_assert!(source_is_dir || moves.first().is_some_and(|(blob, _)| *blob == from_file));
+            for (blob, new) in &moves {
+                transaction.rename(blob, new)?;
+            }
+            decided!(self.touch_parent(transaction, from));
+            self.touch_parent(transaction, to)
+        })
+    }
+
+    /// Returns the blobs of an entry, and their names after a rename.
+    fn moves(&self, transaction: &mut Transaction, from: &[u8], to: &[u8], is_dir: bool) -> Decision<Moves> {
+        if !is_dir {
+            return Ok(Ok(vec![(checked!(self.names.of_file(from)), checked!(self.names.of_file(to)))]));
+        }
+        let (old, new) = (checked!(self.names.of_dir(from)), checked!(self.names.of_dir(to)));
+        let mut moves = Moves::new();
+        for (blob, _) in transaction.list(&old, "", MOVED_MAX + 1)? {
+            let moved = [&new[..], &blob[old.len()..]].concat();
+            if moved.len() > quell_blob::NAME_BYTES_MAX {
+                return refuse(ErrorKind::NameTooLong, "rename", from);
+            }
+            moves.push((blob, moved));
+        }
+        if moves.len() > MOVED_MAX {
+            let source = format!("the directory has more than {MOVED_MAX} blobs; copy it and remove it");
+            let refusal = Error::new(ErrorKind::Os(errno::EXDEV), "rename", from);
+            return Ok(Err(Error { source: Some(source.into()), ..refusal }));
+        }
+        Ok(Ok(moves))
+    }
+}
+
+/// Returns whether the directory of a blob, which exists, has no other blobs.
+fn is_empty(transaction: &mut Transaction, blob: &[u8]) -> quell_blob::Result<bool> {
+    Ok(transaction.list(blob, "", 2)?.iter().all(|(name, _)| name == blob))
+}

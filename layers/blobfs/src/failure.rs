@@ -1,0 +1,13 @@
+//! The errors of stores as those of the contract.
+
+use quell_vfs::{Error, ErrorKind};
+
+/// Returns the error of an operation of the contract. A blob that is missing is a file that another
+/// client has removed.
+pub(crate) fn failed(cause: quell_blob::Error, operation: &'static str, subject: &[u8]) -> Error {
+    let kind = match cause.kind() {
+        ErrorKind::NotFound => ErrorKind::Stale,
+        kind => kind,
+    };
+    Error { source: Some(Box::new(cause)), ..Error::new(kind, operation, subject) }
+}

@@ -1,0 +1,136 @@
+//! The entries of a directory, in the order of the names of their blobs. The blobs below a
+//! subdirectory are skipped: one of them makes an entry.
+
+use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+
+use lru::LruCache;
+use quell_blob::{BlobStat, Snapshot};
+use quell_threads::lock;
+use quell_vfs::{Cursor, Error, ErrorKind, Kind, NodeId, Result};
+
+use crate::attributes::kind_of;
+use crate::failure::failed;
+use crate::names::{Shown, after_all, shown};
+
+/// The number of blobs that are requested at a time.
+const PAGE_BLOBS: usize = 512;
+/// The number of cursors whose names are kept. Another cursor is found by listing the directory.
+const CURSORS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 15).expect("a positive number");
+
+/// An entry of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: Vec<u8>,
+    pub(crate) kind: Kind,
+}
+
+/// A position in a listing: all blobs up to this name were visited.
+pub(crate) type Position = Vec<u8>;
+
+/// The entries of a part of a directory.
+pub(crate) struct Page {
+    pub(crate) entries: Vec<Entry>,
+    /// The position after the part; `None` at the end of the directory.
+    pub(crate) next: Option<Position>,
+    /// The number of blobs that have no entry, because no file can have their names.
+    pub(crate) hidden: u64,
+}
+
+/// Returns the position after an entry.
+pub(crate) fn after(below: &[u8], entry: &Entry) -> Position {
+    let blob = [below, &entry.name[..]].concat();
+    match entry.kind {
+        Kind::Dir => after_all(&[&blob[..], b"/"].concat()),
+        _ => blob,
+    }
+}
+
+/// Reads the next part of the directory whose blobs begin with `below`.
+pub(crate) fn read_page(state: &Snapshot, below: &[u8], start: &[u8]) -> Result<Page> {
+    let failed = |cause| failed(cause, "list", below);
+    let found = state.list(below, start, PAGE_BLOBS).map_err(failed)?;
+    let mut page = Page { entries: Vec::new(), next: None, hidden: 0 };
+    let mut position = start.to_vec();
+    for (blob, stat) in &found {
+        if *blob <= position {
+            continue; // below a subdirectory that has an entry already
+        }
+        position.clone_from(blob);
+        let Some(rest) = blob.strip_prefix(below) else { continue };
+        match shown(rest) {
+            Shown::File(name) => page.entries.push(file(name, stat)),
+            Shown::Dir(name) => {
+                let entry = Entry { name: name.to_vec(), kind: Kind::Dir };
+                position = after(below, &entry);
+                // A file hides a directory of the same name.
+                let file_blob = [below, name].concat();
+                match state.stat(&file_blob).map_err(failed)? {
+                    None => page.entries.push(entry),
+                    Some(_) => page.hidden += 1,
+                }
+            }
+            Shown::Itself => {}
+            Shown::Hidden => page.hidden += 1,
+        }
+    }
+    page.next = (found.len() == PAGE_BLOBS).then_some(position);
+    Ok(page)
+}
+
+fn file(name: &[u8], stat: &BlobStat) -> Entry {
+    Entry { name: name.to_vec(), kind: kind_of(stat) }
+}
+
+/// The cursors of listings. A cursor is a hash of the name of its entry.
+pub(crate) struct Cursors {
+    hasher: RandomState,
+    entries: Mutex<LruCache<(NodeId, Cursor), Entry>>,
+}
+
+impl Cursors {
+    pub(crate) fn new() -> Cursors {
+        Cursors { hasher: RandomState::new(), entries: Mutex::new(LruCache::new(CURSORS_MAX)) }
+    }
+
+    fn cursor_of(&self, name: &[u8]) -> Cursor {
+        Cursor((self.hasher.hash_one(name) >> 1).clamp(1, Cursor::MAX.0))
+    }
+
+    /// Returns the cursor after an entry of a directory, and keeps the entry.
+    pub(crate) fn after(&self, dir: NodeId, entry: &Entry) -> Cursor {
+        let cursor = self.cursor_of(&entry.name);
+        lock(&self.entries).put((dir, cursor), entry.clone());
+        cursor
+    }
+
+    /// Returns the position of a cursor. `state` and `below` describe the directory.
+    ///
+    /// # Errors
+    ///
+    /// `Stale` if the entry is not kept any more and was removed.
+    pub(crate) fn position(
+        &self,
+        dir: NodeId,
+        cursor: Cursor,
+        state: &Snapshot,
+        below: &[u8],
+    ) -> Result<Position> {
+        if cursor == Cursor::START {
+            return Ok(Position::new());
+        }
+        if let Some(entry) = lock(&self.entries).get(&(dir, cursor)) {
+            return Ok(after(below, entry));
+        }
+        let mut next = Some(Position::new());
+        while let Some(start) = next {
+            let page = read_page(state, below, &start)?;
+            if let Some(entry) = page.entries.iter().find(|entry| self.cursor_of(&entry.name) == cursor) {
+                return Ok(after(below, entry));
+            }
+            next = page.next;
+        }
+        Err(Error::new(ErrorKind::Stale, "continue the list of", below))
+    }
+}

@@ -1,0 +1,129 @@
+//! The parts of a mount that its open files use as well.
+
+use std::sync::{Arc, Mutex, RwLock};
+
+use quell_blob::Store;
+use quell_threads::lock;
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result};
+
+use crate::attributes::{Owner, attributes, stored, time};
+use crate::failure::failed;
+use crate::names::Names;
+use crate::nodes::{Node, Nodes, Place};
+
+/// A mount.
+pub(crate) struct Shared {
+    pub(crate) store: Store,
+    pub(crate) names: Names,
+    pub(crate) owner: Owner,
+    pub(crate) nodes: Mutex<Nodes>,
+    /// Held for writing while the paths of nodes change, together with their blobs, and for reading
+    /// from the use of a path until the store has answered. So a rename waits for the requests of
+    /// this mount that were sent before, and later ones use the new names.
+    pub(crate) paths: RwLock<()>,
+}
+
+/// A directory, or an entry that is none, in the store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) kind: Kind,
+    pub(crate) stat: Option<quell_blob::BlobStat>,
+    /// The time of the last change, in nanoseconds since 1970.
+    modified_ns: u64,
+}
+
+impl Found {
+    pub(crate) fn of_blob(stat: quell_blob::BlobStat) -> Found {
+        Found { kind: crate::attributes::kind_of(&stat), stat: Some(stat), modified_ns: stat.modified_ns }
+    }
+
+    /// Returns the directory whose first names are `first`, if there are any.
+    pub(crate) fn of_dir(blob: &[u8], first: &[(Vec<u8>, quell_blob::BlobStat)]) -> Option<Found> {
+        let (name, stat) = first.first()?;
+        let own = (name == blob).then_some(*stat);
+        Some(Found { kind: Kind::Dir, stat: own, modified_ns: stat.modified_ns })
+    }
+
+    /// Returns the attributes of the node of this entry.
+    pub(crate) fn attributes(&self, node: &Node, owner: Owner) -> Attributes {
+        let size_bytes = self.stat.map_or(0, |stat| stat.size_bytes);
+        let stored = stored(self.kind, self.stat.as_ref(), owner);
+        let found = attributes(node.id, self.kind, stored, size_bytes, time(self.modified_ns));
+        node.content.note_mode(found.permissions);
+        node.content.with_buffered(found)
+    }
+}
+
+impl Shared {
+    /// Finds an entry in the store. A file hides a directory of the same name.
+    pub(crate) fn find(&self, path: &[u8]) -> Result<Option<Found>> {
+        let failed = |cause| failed(cause, "look up", path);
+        if !path.is_empty()
+            && let Some(stat) = self.store.stat(self.names.of_file(path)?).map_err(failed)?
+        {
+            return Ok(Some(Found::of_blob(stat)));
+        }
+        self.find_dir(path)
+    }
+
+    fn find_dir(&self, path: &[u8]) -> Result<Option<Found>> {
+        let failed = |cause| failed(cause, "look up", path);
+        let blob = self.names.of_dir(path)?;
+        let state = self.store.snapshot().map_err(failed)?;
+        let first = state.list(self.names.below(path)?, "", 1).map_err(failed)?;
+        if !path.is_empty() {
+            return Ok(Found::of_dir(&blob, &first));
+        }
+        // The root exists also without blobs.
+        let stat = state.stat(&blob).map_err(failed)?;
+        let modified_ns = stat.or(first.first().map(|(_, stat)| *stat)).map_or(0, |stat| stat.modified_ns);
+        Ok(Some(Found { kind: Kind::Dir, stat, modified_ns }))
+    }
+
+    /// Returns the attributes of a node. `paths` must be held for reading.
+    pub(crate) fn attributes(&self, node: &Node) -> Result<Attributes> {
+        let (found, nlink) = match node.place() {
+            Place::Named(path) if node.kind == Kind::Dir => (self.find_dir(&path)?, 1),
+            Place::Named(path) => {
+                (self.stat(&self.names.of_file(&path)?)?.filter(|found| found.kind == node.kind), 1)
+            }
+            Place::Unnamed(blob) => (self.stat(&blob)?, 0),
+            Place::RemovedDir(attributes) => return Ok(attributes),
+            Place::Gone => (None, 0),
+        };
+        let found = found.ok_or_else(|| Error::new(ErrorKind::Stale, "read the attributes", ""))?;
+        Ok(Attributes { nlink, ..found.attributes(node, self.owner) })
+    }
+
+    fn stat(&self, blob: &[u8]) -> Result<Option<Found>> {
+        let stat = self.store.stat(blob).map_err(|cause| failed(cause, "read the attributes", blob))?;
+        Ok(stat.map(Found::of_blob))
+    }
+
+    /// Returns the blob of a file or symbolic link. `paths` must be held for reading.
+    pub(crate) fn blob_of(&self, node: &Node) -> Result<Vec<u8>> {
+        match node.place() {
+            Place::Named(path) => self.names.of_file(&path),
+            Place::Unnamed(blob) => Ok(blob),
+            Place::RemovedDir(_) | Place::Gone => Err(Error::new(ErrorKind::Stale, "use", "")),
+        }
+    }
+
+    /// Returns references to a node, and deletes its data if it has no name and no references.
+    pub(crate) fn release(&self, node: quell_vfs::NodeId, uses: u64) -> Result<()> {
+        let Some(last) = lock(&self.nodes).release(node, uses) else { return Ok(()) };
+        self.delete_data_of(&last)
+    }
+
+    /// Deletes the data of a file that has no name.
+    pub(crate) fn delete_data_of(&self, node: &Arc<Node>) -> Result<()> {
+        match node.place() {
+            Place::Unnamed(blob) => {
+                self.store.delete(&blob).map_err(|cause| failed(cause, "delete", &blob))?;
+                node.set_place(Place::Gone);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
