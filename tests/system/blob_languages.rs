@@ -32,11 +32,14 @@ fn example(language: &str) -> String {
 }
 
 impl Stage {
-    /// Compiles a program with all warnings, and links it with the shared library.
+    /// Compiles a program in C, or in C++ if its name ends with `.cpp`, with all warnings, and
+    /// links it with the shared library.
     fn blob_program(&self, libraries: &Path, name: &str, source: &str) -> PathBuf {
         self.file("quell_blob.h", include_str!("../../frontends/blob-capi/include/quell_blob.h"));
+        self.file("quell_blob.hpp", include_str!("../../frontends/blob-capi/include/quell_blob.hpp"));
         let (source, program) = (self.file(name, source), self.path(format!("{name}.program")));
-        let (compiler, standard) = ("cc", "-std=gnu11");
+        let (compiler, standard) =
+            if name.ends_with(".cpp") { ("c++", "-std=c++17") } else { ("cc", "-std=gnu11") };
         let mut command = self.command(compiler);
         command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread", "-I."]);
         command.arg("-o").args([&program, &source]).arg("-L").arg(libraries).arg("-lquellblob");
@@ -81,13 +84,31 @@ fn the_c_library_keeps_its_promises() {
 }
 
 #[test]
+fn the_c_plus_plus_header_keeps_its_promises() {
+    let Some(libraries) = libraries("c++") else { return };
+    let stage = Stage::new();
+    let program = stage.blob_program(&libraries, "cases.cpp", include_str!("blob_cases.cpp"));
+    stage.run_both(|| stage.with_library(&libraries, &program));
+}
+
+#[test]
 fn the_c_library_uses_memory_correctly() {
-    let Some(libraries) = libraries("cc") else { return };
+    check_memory("cc", "cases.c", include_str!("blob_cases.c"));
+}
+
+#[test]
+fn the_c_plus_plus_header_uses_memory_correctly() {
+    check_memory("c++", "cases.cpp", include_str!("blob_cases.cpp"));
+}
+
+/// Runs a program under valgrind.
+fn check_memory(compiler: &str, name: &str, source: &str) {
+    let Some(libraries) = libraries(compiler) else { return };
     if !has("valgrind") {
         skip!("no valgrind");
     }
     let stage = Stage::new();
-    let program = stage.blob_program(&libraries, "cases.c", include_str!("blob_cases.c"));
+    let program = stage.blob_program(&libraries, name, source);
     let mut watched = stage.with_library(&libraries, "valgrind");
     watched.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"]);
     watched.args(["--child-silent-after-fork=yes", "--fair-sched=yes"]).arg(program).arg(stage.path("store"));
@@ -143,13 +164,15 @@ fn a_c_program_survives_the_end_of_its_server() {
 }
 
 #[test]
-fn the_c_example_of_the_guide_works() {
-    let Some(libraries) = libraries("cc") else { return };
+fn the_examples_of_the_guide_work() {
+    let Some(libraries) = libraries("c++") else { return };
     let stage = Stage::new();
-    let program = stage.blob_program(&libraries, "example.c", &example("c"));
-    for sum in ["21\n", "42\n"] {
-        let mut run = stage.with_library(&libraries, &program);
-        assert_eq!(stage.run(run.arg(stage.path("store"))).expect(0).text(), sum);
+    for (name, language) in [("example.c", "c"), ("example.cpp", "c++")] {
+        let program = stage.blob_program(&libraries, name, &example(language));
+        for sum in ["21\n", "42\n"] {
+            let mut run = stage.with_library(&libraries, &program);
+            assert_eq!(stage.run(run.arg(stage.path(language))).expect(0).text(), sum);
+        }
     }
 }
 
