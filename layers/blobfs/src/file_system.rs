@@ -102,8 +102,8 @@ impl BlobFs {
         Ok(join(&dir, name))
     }
 
-    /// Returns the blob for the data of the next file that loses its name, if a node at this path is
-    /// in use.
+    /// Returns the blob for the data of the next file that loses its name, if a node at this path
+    /// is in use.
     fn unnamed_blob(&self, path: &[u8]) -> Option<Vec<u8>> {
         let node = lock(&self.shared.nodes).at(path)?;
         let number = self.removed.fetch_add(1, Ordering::Relaxed);

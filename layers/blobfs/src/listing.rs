@@ -134,3 +134,28 @@ impl Cursors {
         Err(Error::new(ErrorKind::Stale, "continue the list of", below))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quell_blob::{Operation, Store};
+
+    use super::*;
+
+    #[test]
+    fn a_cursor_that_is_not_kept_is_found_by_its_entry() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&format!("dir:{}", directory.path().join("store").display())).unwrap();
+        let create = |number| Operation::Create { name: format!("d/{number:04}").into(), may_exist: false };
+        store.commit((0..2000).map(create).collect()).unwrap();
+        let (state, cursors) = (store.snapshot().unwrap(), Cursors::new());
+        let position = |name: &[u8]| cursors.position(NodeId(1), cursors.cursor_of(name), &state, b"d/");
+        for name in ["0000", "0511", "0512", "1999"] {
+            assert_eq!(position(name.as_bytes()).unwrap(), [b"d/", name.as_bytes()].concat());
+        }
+        assert_eq!(position(b"removed").unwrap_err().kind, ErrorKind::Stale);
+        // The entry of a cursor that is kept may have been removed.
+        let entry = Entry { name: b"removed".to_vec(), kind: Kind::File };
+        cursors.after(NodeId(1), &entry);
+        assert_eq!(position(b"removed").unwrap(), b"d/removed");
+    }
+}

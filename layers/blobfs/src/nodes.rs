@@ -141,7 +141,8 @@ impl Nodes {
         }
     }
 
-    /// Takes their paths from the nodes below a directory that is removed: others have removed them.
+    /// Takes their paths from the nodes below a directory that is removed: other clients have
+    /// removed their blobs.
     pub(crate) fn detach_below(&mut self, dir: &[u8]) {
         let is_below = |path: &&Vec<u8>| path.len() > dir.len() && is_within(path, dir);
         let below: Vec<Vec<u8>> = self.by_path.keys().filter(is_below).cloned().collect();
