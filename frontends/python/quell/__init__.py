@@ -16,7 +16,14 @@ Handles belong to the process that opened them. After a fork, operations of the 
 handles fail with `EBADF`, and closing one there does nothing; the child must open its own.
 """
 
-from .file import File
-from .store import Entry, Store, open
-
 __all__ = ["Entry", "File", "Store", "open"]
+
+
+def __getattr__(name):
+    # `import quell.blob` loads only the library of blobs.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import file, store
+
+    globals().update(File=file.File, Entry=store.Entry, Store=store.Store, open=store.open)
+    return globals()[name]

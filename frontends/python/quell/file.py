@@ -5,7 +5,8 @@ import io
 import os
 from contextlib import ExitStack
 
-from .library import Attributes, Bytes, Handle, ReadPiece, WritePiece, call
+from .library import Attributes, ReadPiece, WritePiece, call
+from .memory import Bytes, Handle
 
 
 class File(io.RawIOBase):
@@ -16,7 +17,7 @@ class File(io.RawIOBase):
     def __init__(self, store, pointer, path, mode):
         super().__init__()
         self._store = store  # files opened through one store share their data
-        self._handle = Handle(pointer, "quell_close")
+        self._handle = Handle(pointer, "quell_close", call)
         self.name, self.mode = path, mode
         self._reads, self._writes = "r" in mode or "+" in mode, mode.strip("b") != "r"
         self._appends = "a" in mode

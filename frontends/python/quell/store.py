@@ -8,7 +8,8 @@ import weakref
 from typing import NamedTuple
 
 from .file import File
-from .library import Attributes, Choices, EntryOfDirectory, Handle, ShareBytes, call
+from .library import Attributes, Choices, EntryOfDirectory, ShareBytes, call
+from .memory import Handle
 
 
 class Entry(NamedTuple):
@@ -34,7 +35,7 @@ class Store:
         pointer = ctypes.c_void_p()
         named = directories[0] if directories else None
         call("quell_store_open", listed, len(paths), ctypes.byref(choices), ctypes.byref(pointer), path=named)
-        self._handle = Handle(pointer, "quell_store_close")
+        self._handle = Handle(pointer, "quell_store_close", call)
 
     def __enter__(self):
         return self
@@ -126,7 +127,7 @@ class Store:
         """Returns the entries of a directory, in no particular order."""
         pointer = ctypes.c_void_p()
         self._ask("quell_dir_open", path, ctypes.byref(pointer))
-        listing, entry, entries = Handle(pointer, "quell_dir_close"), EntryOfDirectory(), []
+        listing, entry, entries = Handle(pointer, "quell_dir_close", call), EntryOfDirectory(), []
         with listing as directory:
             while call("quell_dir_next", directory, ctypes.byref(entry)):
                 entries.append(Entry(os.fsdecode(entry.name), entry.mode))

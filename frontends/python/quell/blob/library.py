@@ -6,7 +6,7 @@ import itertools
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_uint8, c_void_p
 from pathlib import Path
 
-from ..library import Handle
+from ..memory import Handle
 from .errors import Change, Conflict, Different, Overflow, SnapshotTooOld
 
 

@@ -1,6 +1,6 @@
 """Reads, which stores, snapshots and transactions have in common."""
 
-from ..library import Bytes
+from ..memory import Bytes
 from .library import call, opened
 from .values import encoded, names_of, stat_of
 

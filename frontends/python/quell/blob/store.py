@@ -7,7 +7,7 @@ import functools
 import weakref
 from concurrent.futures import Future
 
-from ..library import Bytes
+from ..memory import Bytes
 from .library import Options, call, last_error, opened, submit
 from .reads import Lists, Reads, checked
 from .transaction import Retries, Transaction

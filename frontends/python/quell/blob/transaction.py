@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from ..library import Bytes
+from ..memory import Bytes
 from .library import call, last_error, opened, submit
 from .reads import Lists, Reads, checked
 from .values import encoded
