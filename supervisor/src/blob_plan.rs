@@ -32,6 +32,9 @@ pub fn blob_plan(store: &str, prefix: &str, mountpoint: &Path) -> Result<BlobPla
         Location::Server { address, key, is_encrypted } => {
             Location::Server { address, key: absolute(&key)?, is_encrypted }
         }
+        Location::Rados { pool, key, is_encrypted } => {
+            Location::Rados { pool, key: key.as_deref().map(absolute).transpose()?, is_encrypted }
+        }
     };
     Ok(BlobPlan { store: location.to_string(), prefix: prefix.to_owned() })
 }

@@ -15,6 +15,7 @@ mod trees;
 mod blob;
 mod blob_files;
 mod blob_languages;
+mod blob_rados;
 mod blob_serve;
 mod boot;
 mod boot_faults;

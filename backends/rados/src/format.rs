@@ -7,6 +7,7 @@ pub(crate) mod head;
 pub(crate) mod log;
 pub(crate) mod names;
 pub(crate) mod payload;
+pub(crate) mod server;
 
 #[cfg(test)]
 mod tests {

@@ -21,6 +21,7 @@ mod failure;
 mod fields;
 mod format;
 mod guarded_log;
+mod lease;
 mod librados;
 mod memory;
 mod objects;
@@ -30,7 +31,9 @@ mod store;
 pub use extents::ObjectExtents;
 pub use failure::Replaced;
 pub use format::log::Record;
+pub use format::server::{ADDRESS_BYTES_MAX, ServerRecord, ServerState};
 pub use guarded_log::{GuardedLog, LogOptions, Takeover};
+pub use lease::{Lease, Observed, Observer, Renewal, read_server, wait_for_end};
 pub use memory::{Fate, Faults, MemoryObjects, Object};
 pub use objects::{
     ATTRIBUTE_BYTES_MAX, NAME_BYTES_MAX, Objects, PendingRead, PendingWrite, Step, TRANSFER_BYTES_MAX, Write,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use quell_vfs::{Error, ErrorKind, Result, errno};
@@ -48,6 +49,7 @@ impl Default for PoolOptions {
 pub struct Pool {
     context: Arc<Context>,
     address: String,
+    ends_lists: AtomicBool,
 }
 
 impl fmt::Debug for Pool {
@@ -142,12 +144,17 @@ impl Pool {
                 )
             }
         })?;
-        Ok(Pool { context, address: address.to_owned() })
+        Ok(Pool { context, address: address.to_owned(), ends_lists: AtomicBool::new(false) })
     }
 
     /// Returns the address that the pool was opened with.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Ends calls of [`list`](Objects::list) in progress, and later ones, with `Interrupted`.
+    pub fn end_lists(&self) {
+        self.ends_lists.store(true, Ordering::Relaxed);
     }
 }
 
@@ -240,11 +247,17 @@ impl Objects for Pool {
     }
 
     fn list(&self, prefix: &str, visit: &mut dyn FnMut(&str) -> bool) -> Result<()> {
+        let is_ended = || self.ends_lists.load(Ordering::Relaxed);
         let mut visit_matching = |name: &[u8]| match std::str::from_utf8(name) {
+            _ if is_ended() => false,
             Ok(name) if name.starts_with(prefix) => visit(name),
             _ => true,
         };
-        self.context.list(&mut visit_matching).map_err(|errno| error(errno, "list", &self.address))
+        self.context.list(&mut visit_matching).map_err(|errno| error(errno, "list", &self.address))?;
+        match is_ended() {
+            true => Err(Error::new(ErrorKind::Interrupted, "list", &self.address)),
+            false => Ok(()),
+        }
     }
 }
 

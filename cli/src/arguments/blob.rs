@@ -255,15 +255,35 @@ Example:
 
 For other machines, which need a copy of the file key of the store:
   quell blob serve ~/results --listen 0.0.0.0:7420
-  quell blob ls 'quell://server:7420?key=results.key'")]
+  quell blob ls 'quell://server:7420?key=results.key'
+
+A store in RADOS, with two servers of which one waits for the end of the other:
+  node1$ quell blob serve ~/server --rados rados://blob/results --listen node1:7420
+  node2$ quell blob serve ~/server --rados rados://blob/results --listen node2:7420 --standby
+  quell blob ls 'rados://blob/results?key=results.key'")]
 pub struct BlobServeArgs {
     /// The directory of the store.
     pub store: String,
-    /// Keep the store in a pool of RADOS, as rados://POOL or rados://POOL/NAMESPACE. STORE is the
-    /// directory for the socket and the key only. A server that had the store open before can no
-    /// longer commit. $CEPH_CONF names the configuration of the cluster.
+    /// Keep the store in a pool of RADOS, as rados://POOL or rados://POOL/NAMESPACE.
+    ///
+    /// STORE is the directory for the socket and the key only; servers of one store have copies of
+    /// one key. $CEPH_CONF names the configuration of the cluster; ?client=NAME after the
+    /// pool names the client of the cluster, which is client.admin by default. If another server of
+    /// the store lives, this command ends with exit code 3. If this server is replaced by another
+    /// one, or a write to the store fails, it ends with exit code 3 also.
     #[arg(long, value_name = "POOL")]
     pub rados: Option<String>,
+    /// Wait until the other server of the store in RADOS has ended or is dead, and replace it then:
+    /// about two seconds after its death, and the time to read the store.
+    #[arg(long, requires = "rados", conflicts_with = "replace")]
+    pub standby: bool,
+    /// Replace the other server of the store in RADOS, even if it lives.
+    #[arg(long, requires = "rados")]
+    pub replace: bool,
+    /// The host and port that clients with the location rados://POOL use; by default, those of
+    /// --listen.
+    #[arg(long, value_name = "HOST:PORT", requires_all = ["rados", "listen"])]
+    pub advertise: Option<String>,
     /// Accept TCP connections of clients that have the key. The key is the file `key` in the
     /// directory; it is created if it does not exist. Port 0 lets the system choose a port, which
     /// --json prints.

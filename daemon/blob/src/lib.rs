@@ -7,8 +7,10 @@
 #![warn(missing_docs)]
 
 mod committer;
+mod permit;
 mod server;
 mod workers;
 
+pub use permit::ReplyPermit;
 pub use quell_transport::peer::{PoolKey as StoreKey, Protection};
 pub use server::{Server, ServerOptions};

@@ -12,6 +12,7 @@ use quell_transport::peer::{self, PoolKey, Protection, Role, ServerSettings};
 use quell_vfs::{Error, Result};
 
 use crate::committer::Committer;
+use crate::permit::ReplyPermit;
 use crate::workers::Workers;
 
 /// The options of a server. `ServerOptions::default` has the defaults.
@@ -25,6 +26,8 @@ pub struct ServerOptions {
     pub threads: usize,
     /// The limits of snapshots, uploads and long replies.
     pub limits: SessionLimits,
+    /// The permit that each reply needs, if there is one.
+    pub permit: Option<ReplyPermit>,
 }
 
 impl Default for ServerOptions {
@@ -36,6 +39,7 @@ impl Default for ServerOptions {
             protection: Protection::Integrity,
             threads: 16,
             limits: SessionLimits::default(),
+            permit: None,
         }
     }
 }
@@ -64,7 +68,7 @@ impl Server {
         let failed = |cause| Error::from_io(cause, "start threads for", "requests");
         let sessions = Arc::new(Sessions::new(store.clone(), options.limits));
         let mut committer = Committer::start(store.clone()).map_err(failed)?;
-        let workers = Workers::start(sessions.clone(), committer.waker(), options.threads);
+        let workers = Workers::start(sessions.clone(), committer.waker(), options.threads, options.permit);
         let mut workers = match workers {
             Ok(workers) => workers,
             Err(error) => {
@@ -105,6 +109,12 @@ impl Server {
     /// The error of the system if the address cannot be used.
     pub fn listen_tcp(&self, address: SocketAddr) -> Result<SocketAddr> {
         self.connections.listen_tcp(address)
+    }
+
+    /// Returns the failure of a write after which all commits fail, if there was one. The server is
+    /// of no more use then.
+    pub fn failure(&self) -> Option<Error> {
+        self.store.failure()
     }
 
     /// Returns the number of clients.

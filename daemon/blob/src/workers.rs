@@ -11,6 +11,7 @@ use quell_threads::{lock, wait_while};
 use quell_transport::peer::{self, ClientHandler, Handler, MemberId, Reply, Request};
 
 use crate::committer::CommitterWaker;
+use crate::permit::ReplyPermit;
 
 /// The largest number of requests that a thread takes at a time. Their replies are written
 /// together.
@@ -28,6 +29,7 @@ struct Queue {
 struct Shared {
     sessions: Arc<Sessions>,
     committer: CommitterWaker,
+    permit: Option<ReplyPermit>,
     queue: Mutex<Queue>,
     added: Condvar,
 }
@@ -64,8 +66,10 @@ impl Workers {
         sessions: Arc<Sessions>,
         committer: CommitterWaker,
         threads: usize,
+        permit: Option<ReplyPermit>,
     ) -> io::Result<Workers> {
-        let shared = Arc::new(Shared { sessions, committer, queue: Mutex::default(), added: Condvar::new() });
+        let (queue, added) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { sessions, committer, permit, queue, added });
         let mut workers = Workers { shared, threads: Vec::new() };
         for _ in 0..threads.max(1) {
             let shared = workers.shared.clone();
@@ -117,7 +121,12 @@ impl Shared {
             let mut has_commits = false;
             for (request, reply) in taken {
                 let client = ClientId(request.from.0);
-                let replied = Box::new(move |bytes| reply.send(bytes));
+                let permit = self.permit.clone();
+                let replied = Box::new(move |bytes| {
+                    if permit.is_none_or(|permit| (permit.0)()) {
+                        reply.send(bytes);
+                    }
+                });
                 has_commits |=
                     self.sessions.execute(client, &request.bytes, request.reply_bytes_max, replied);
             }

@@ -6,18 +6,25 @@ use quell_vfs::{Error, ErrorKind};
 use crate::directory;
 use crate::error::Result;
 use crate::location::Location;
+use crate::serving;
 
 /// Checks the store at a location: its tables, its extents and their checksums. Passes each problem
 /// to `report`. With `repair`, repairs those that are repairable. The memory grows with the number
 /// of blobs and extents.
 ///
+/// No server of a store in RADOS may live. The check of one needs write permission, because it
+/// keeps servers from starting meanwhile.
+///
 /// # Errors
-/// As for [`Store::open_existing`](crate::Store::open_existing).
+/// `Busy` if a server of the store lives; those of
+/// [`Store::open_existing`](crate::Store::open_existing).
 pub fn check(location: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
     match location.parse()? {
         Location::Directory(path) => Ok(directory::check(&path, repair, report)?),
+        Location::Rados { pool, .. } => Ok(serving::check(&pool, repair, report)?),
         Location::Socket(_) | Location::Server { .. } => {
-            let source = Some("only a directory can be checked: end the server, and pass dir:PATH".into());
+            let source =
+                Some("end the server, and pass its directory, or rados://POOL for a store in RADOS".into());
             Err(Error { source, ..Error::new(ErrorKind::InvalidInput, "check", location) }.into())
         }
     }

@@ -30,6 +30,7 @@ mod check;
 mod directory;
 mod embedded;
 mod error;
+mod finder;
 mod future;
 mod key;
 mod location;
@@ -37,11 +38,12 @@ mod rados;
 mod readers;
 mod remote;
 mod retries;
+mod serving;
 mod store;
 mod transaction;
 
 pub use check::check;
-pub use directory::{open_for_server, open_rados_for_server};
+pub use directory::{RadosServer, open_for_server, open_rados_for_server};
 pub use error::{Error, Result};
 pub use future::CommitFuture;
 pub use key::{create_key, read_key};
@@ -51,6 +53,8 @@ pub use quell_wire::blob::{
     CellType, Committed, Conflict, FileAttributes, NAME_BYTES_MAX, OPERATIONS_MAX, Operation,
     OperationResult, Overflow, Part, Read, Refusal, SIZE_BYTES_MAX, Transform, TransformKind, Version,
 };
+pub use rados::OrphanRemoval;
 pub use retries::Retries;
+pub use serving::{ServingLease, Takeover};
 pub use store::{SUBMITTED_READ_BYTES_MAX, Snapshot, Store};
 pub use transaction::Transaction;

@@ -26,6 +26,17 @@ pub enum Location {
         /// Whether the connection is encrypted.
         is_encrypted: bool,
     },
+    /// The present server of a store in RADOS: `rados://POOL[/NAMESPACE]?key=FILE`. Programs find
+    /// its address in the pool, and find the next server when it is replaced. `&client=NAME` names
+    /// the client of the cluster; the other parts of the query are those of `quell://`.
+    Rados {
+        /// The pool and the name of the client, as `rados://POOL[/NAMESPACE][?client=NAME]`.
+        pool: String,
+        /// The file with the key. Only the check of a store needs none.
+        key: Option<PathBuf>,
+        /// Whether servers that do not encrypt are refused.
+        is_encrypted: bool,
+    },
 }
 
 /// The environment variable that names the file with the key of a server.
@@ -43,9 +54,10 @@ impl FromStr for Location {
             Some(("dir", path)) => directory(path),
             Some(("unix", path)) if !path.is_empty() => Ok(Location::Socket(path.into())),
             Some(("quell", rest)) if rest.starts_with("//") => server(text, &rest[2..]),
+            Some(("rados", rest)) if rest.starts_with("//") => rados(text),
             Some((scheme, _)) if !scheme.contains('/') => Err(invalid(
                 text,
-                "a location is dir:PATH, unix:PATH, quell://HOST:PORT, or the path of a directory",
+                "a location is dir:PATH, unix:PATH, quell://HOST:PORT, rados://POOL, or a directory",
             )),
             _ => directory(text),
         }
@@ -61,33 +73,76 @@ impl fmt::Display for Location {
                 let encrypt = if *is_encrypted { "&encrypt" } else { "" };
                 write!(f, "quell://{address}?key={}{encrypt}", key.display())
             }
+            Location::Rados { pool, key, is_encrypted } => {
+                let mut separator = if pool.contains('?') { '&' } else { '?' };
+                f.write_str(pool)?;
+                if let Some(key) = key {
+                    write!(f, "{separator}key={}", key.display())?;
+                    separator = '&';
+                }
+                if *is_encrypted { write!(f, "{separator}encrypt") } else { Ok(()) }
+            }
         }
     }
 }
 
+/// The query of a location.
+#[derive(Default)]
+struct Query {
+    key: Option<PathBuf>,
+    client: Option<String>,
+    is_encrypted: bool,
+}
+
+/// Returns the query of a location. Without a key, the environment may name one.
+fn query(text: &str, query: &str) -> Result<Query, Error> {
+    let mut found = Query::default();
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        match part.split_once('=') {
+            Some(("key", key)) if !key.is_empty() => found.key = Some(key.into()),
+            Some(("client", client)) if !client.is_empty() => found.client = Some(client.to_owned()),
+            None if part == "encrypt" => found.is_encrypted = true,
+            _ => {
+                return Err(invalid(
+                    text,
+                    "after ? a location has key=FILE, encrypt, and for rados:// client=NAME, with & between them",
+                ));
+            }
+        }
+    }
+    let variable = || std::env::var_os(KEY_VARIABLE).filter(|key| !key.is_empty());
+    found.key = found.key.or_else(|| variable().map(PathBuf::from));
+    Ok(found)
+}
+
 fn server(text: &str, rest: &str) -> Result<Location, Error> {
-    let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (query, is_encrypted) = match query.strip_suffix("encrypt") {
-        Some(query) => (query.strip_suffix('&').unwrap_or(query), true),
-        None => (query, false),
-    };
-    let key = match query {
-        "" => std::env::var_os(KEY_VARIABLE).map(PathBuf::from),
-        query => query.strip_prefix("key=").map(PathBuf::from),
-    };
+    let (address, rest) = rest.split_once('?').unwrap_or((rest, ""));
+    let Query { key, client, is_encrypted } = query(text, rest)?;
     let has_port = address.rsplit_once(':').is_some_and(|(host, port)| {
         !host.is_empty() && !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
     });
-    match key {
-        _ if !has_port => Err(invalid(text, "the address of a server is HOST:PORT")),
-        Some(key) if !key.as_os_str().is_empty() => {
-            Ok(Location::Server { address: address.into(), key, is_encrypted })
-        }
-        _ => Err(invalid(
-            text,
-            "the key is missing: add ?key=FILE, or set QUELL_BLOB_KEY to a copy of the file key of the store",
-        )),
+    if !has_port || client.is_some() {
+        return Err(invalid(text, "the location of a server is quell://HOST:PORT?key=FILE"));
     }
+    match key {
+        Some(key) => Ok(Location::Server { address: address.into(), key, is_encrypted }),
+        None => Err(no_key(text)),
+    }
+}
+
+fn rados(text: &str) -> Result<Location, Error> {
+    let (pool, rest) = text.split_once('?').unwrap_or((text, ""));
+    let Query { key, client, is_encrypted } = query(text, rest)?;
+    let client = client.map_or(String::new(), |client| format!("?client={client}"));
+    Ok(Location::Rados { pool: format!("{pool}{client}"), key, is_encrypted })
+}
+
+/// Returns the error of the location of a server without a key.
+pub(crate) fn no_key(location: &str) -> Error {
+    invalid(
+        location,
+        "the key is missing: add key=FILE, or set QUELL_BLOB_KEY to a copy of the file key of the store",
+    )
 }
 
 /// Returns the address of a host and port.
@@ -114,6 +169,11 @@ mod tests {
             key: "/a/key".into(),
             is_encrypted,
         };
+        let rados = |pool: &str, is_encrypted| Location::Rados {
+            pool: pool.into(),
+            key: Some("/a/key".into()),
+            is_encrypted,
+        };
         for (text, expected) in [
             ("dir:/a/b", Some(directory("/a/b"))),
             ("dir:a:b", Some(directory("a:b"))),
@@ -129,8 +189,17 @@ mod tests {
             ("quell://host?key=/a/key", None),
             ("quell://host:7000?key=", None),
             ("quell://host:7000?other=1", None),
+            ("quell://host:7000?key=/a/key&client=client.a", None),
+            (
+                "rados://pool/a?client=client.a&key=/a/key",
+                Some(rados("rados://pool/a?client=client.a", false)),
+            ),
+            ("rados://pool?encrypt&key=/a/key", Some(rados("rados://pool", true))),
         ] {
             assert_eq!(text.parse::<Location>().ok(), expected, "{text}");
+            if let Some(location) = expected {
+                assert_eq!(location.to_string().parse::<Location>().ok(), Some(location));
+            }
         }
     }
 }

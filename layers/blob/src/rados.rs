@@ -2,36 +2,124 @@
 //! (docs/decisions/0031-blob-on-rados.md).
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
-use quell_blob_service::{ExtentId, Extents, OpenStore, Options};
+use quell_blob_service::{CheckedStore, ExtentId, Extents, OpenStore, Options, Problem};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
-use quell_rados::{LogOptions, ObjectExtents, Objects, RadosStore};
-use quell_vfs::Result;
+use quell_rados::{LogOptions, ObjectExtents, Objects, Pool, PoolOptions, RadosStore};
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::embedded::SystemClock;
 
 /// The name of the store in its namespace of the pool.
-const NAME: &str = "blob";
+pub(crate) const NAME: &str = "blob";
 /// The size of the commits after which a checkpoint is written, in bytes. Another server that
 /// replaces this one reads a log of this size in about two seconds.
 const CHECKPOINT_BYTES: u64 = 128 << 20;
 /// The size of the data of extents in the memory of the server, in bytes.
 const CACHE_BYTES: usize = 256 << 20;
 
+/// Opens a pool, given as `rados://POOL[/NAMESPACE][?client=NAME]`. Without a name, the client of
+/// the cluster is `client.admin`.
+///
+/// # Errors
+/// Those of [`Pool::open`].
+pub(crate) fn open_pool(address: &str) -> Result<Pool> {
+    let mut options = PoolOptions::default();
+    let (pool, query) = address.split_once('?').unwrap_or((address, ""));
+    match query.strip_prefix("client=") {
+        Some(client) if !client.is_empty() => options.client = client.to_owned(),
+        _ if query.is_empty() => {}
+        _ => {
+            let source = Some("a pool is rados://POOL[/NAMESPACE][?client=NAME]".into());
+            return Err(Error { source, ..Error::new(ErrorKind::InvalidInput, "open", address) });
+        }
+    }
+    Pool::open(pool, &options)
+}
+
+/// A store in RADOS that this process has open.
+pub(crate) struct OpenRadosStore {
+    pub(crate) store: OpenStore,
+    tables: Arc<RadosStore<MemoryStore>>,
+}
+
 /// Opens the store in a namespace of a pool, or creates one. No earlier server of it can commit
-/// from then on.
+/// from then on. `failed` is called after a commit after which all others fail.
 ///
 /// # Errors
 /// `Damaged` if the store does not have its format; those of the cluster.
-pub(crate) fn open(objects: Arc<dyn Objects>) -> Result<OpenStore> {
-    let store = RadosStore::open(objects.clone(), NAME, MemoryStore::new(), &LogOptions::default())?;
-    let uncheckpointed = AtomicU64::new(store.log_bytes());
-    let tables = RadosTables { store: Arc::new(store), uncheckpointed, checkpoint_runs: Arc::default() };
-    let extents = RadosExtents(ObjectExtents::new(objects, NAME, CACHE_BYTES)?);
-    OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), Options::default())
+pub(crate) fn open(objects: Arc<dyn Objects>, failed: Failed) -> Result<OpenRadosStore> {
+    let (tables, extents) = open_storage(objects, failed, true)?;
+    let store = tables.store.clone();
+    // A list of all objects would delay the first commit: `remove_orphans` makes it later.
+    let options = Options { lists_when_opened: false, ..Options::default() };
+    let opened = OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), options)?;
+    Ok(OpenRadosStore { store: opened, tables: store })
 }
+
+fn open_storage(
+    objects: Arc<dyn Objects>,
+    failed: Failed,
+    create: bool,
+) -> Result<(RadosTables, RadosExtents)> {
+    let options = LogOptions { create, ..LogOptions::default() };
+    let store = Arc::new(RadosStore::open(objects.clone(), NAME, MemoryStore::new(), &options)?);
+    let uncheckpointed = AtomicU64::new(store.log_bytes());
+    let (checkpoint_runs, checkpoint) = (Arc::default(), Mutex::default());
+    let tables = RadosTables { store, uncheckpointed, checkpoint_runs, checkpoint, failed };
+    Ok((tables, RadosExtents(ObjectExtents::new(objects, NAME, CACHE_BYTES)?)))
+}
+
+/// Checks the store in a namespace of a pool, and passes its problems to `report`.
+pub(crate) fn check(
+    objects: Arc<dyn Objects>,
+    repair: bool,
+    report: &mut dyn FnMut(Problem),
+) -> Result<CheckedStore> {
+    let (tables, extents) = open_storage(objects, Box::new(|_| ()), false)?;
+    quell_blob_service::check(&tables, &extents, repair, report)
+}
+
+/// The removal of objects that earlier servers have left, on a thread of its own. It ends when the
+/// value is dropped.
+#[derive(Debug)]
+pub struct OrphanRemoval {
+    pool: Arc<Pool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl OrphanRemoval {
+    pub(crate) fn start(pool: Arc<Pool>, opened: &OpenRadosStore) -> Result<OrphanRemoval> {
+        let (store, tables) = (opened.store.clone(), opened.tables.clone());
+        let removal = move || {
+            // After an error the objects stay until the next server starts.
+            let _ = tables.remove_orphans();
+            let _ = store.remove_orphans();
+        };
+        let thread = std::thread::Builder::new().name("blob orphans".into());
+        let thread =
+            thread.spawn(removal).map_err(|e| Error::from_io(e, "start a thread", b"blob orphans"))?;
+        Ok(OrphanRemoval { pool, thread: Some(thread) })
+    }
+}
+
+impl Drop for OrphanRemoval {
+    /// Waits for the thread: librados must not be used while the process ends.
+    fn drop(&mut self) {
+        self.pool.end_lists();
+        if let Some(thread) = self.thread.take() {
+            // The panic hook has reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A function that is called after a commit after which all others fail.
+pub(crate) type Failed = Box<dyn Fn(&Error) + Send + Sync>;
 
 /// The tables of a store in RADOS. Commits start checkpoints.
 struct RadosTables {
@@ -39,6 +127,19 @@ struct RadosTables {
     /// The size of the commits since the last checkpoint, in bytes.
     uncheckpointed: AtomicU64,
     checkpoint_runs: Arc<AtomicBool>,
+    /// The thread of the last checkpoint.
+    checkpoint: Mutex<Option<JoinHandle<()>>>,
+    failed: Failed,
+}
+
+impl Drop for RadosTables {
+    /// Waits for the checkpoint: librados must not be used while the process ends.
+    fn drop(&mut self) {
+        if let Some(thread) = lock(&self.checkpoint).take() {
+            // The panic hook has reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl RadosTables {
@@ -54,7 +155,10 @@ impl RadosTables {
             runs.store(false, Ordering::Release);
         });
         match started {
-            Ok(_) => self.uncheckpointed.store(0, Ordering::Relaxed),
+            Ok(thread) => {
+                self.uncheckpointed.store(0, Ordering::Relaxed);
+                *lock(&self.checkpoint) = Some(thread);
+            }
             Err(_) => self.checkpoint_runs.store(false, Ordering::Release),
         }
     }
@@ -67,7 +171,12 @@ impl KeyValue for RadosTables {
 
     fn commit(&self, batch: Batch) -> Result<()> {
         let bytes = batch.size_bytes();
-        self.store.commit(batch)?;
+        if let Err(error) = self.store.commit(batch) {
+            if self.store.sync().is_err() {
+                (self.failed)(&error);
+            }
+            return Err(error);
+        }
         if self.uncheckpointed.fetch_add(bytes, Ordering::Relaxed) + bytes >= CHECKPOINT_BYTES {
             self.start_checkpoint();
         }
@@ -119,6 +228,10 @@ mod tests {
     use super::*;
     use quell_rados::MemoryObjects;
     use quell_wire::blob::{Operation, Transaction, Transform};
+
+    fn open(objects: Arc<dyn Objects>) -> Result<OpenStore> {
+        super::open(objects, Box::new(|_| ())).map(|opened| opened.store)
+    }
 
     fn commit(store: &OpenStore, operations: Vec<Operation>) -> quell_blob_service::CommitResult {
         store.commit(Transaction { operations, ..Transaction::default() })

@@ -7,12 +7,13 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_blob_service::{BlobStat, CommitResult};
 use quell_threads::lock;
-use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Protection, Role, was_not_executed};
+use quell_transport::peer::{Client, ClientSettings, Done, Endpoint, PoolKey, Role, was_not_executed};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, Operation, OperationResult, PROTOCOL, ReadState,
@@ -22,6 +23,7 @@ use quell_wire::{decode, encode};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
+use crate::finder::{Finder, tcp_settings};
 use crate::readers::Readers;
 
 /// The largest reply to a request without a long result, in bytes.
@@ -36,6 +38,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// How long a client waits for a server to accept the connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long a client waits for a server of a store in RADOS, while it is replaced.
+const FIND_LIMIT: Duration = Duration::from_secs(10);
+/// The time without a reply after which a client looks for another server.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a client waits until the server has received its goodbye.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 
@@ -43,10 +49,12 @@ const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 pub(crate) struct Remote {
     connection: Arc<Connection>,
     readers: Arc<Readers>,
+    /// Finds the next server; `None` if the server always has the same address.
+    _follower: Option<Follower>,
 }
 
 struct Connection {
-    client: Client,
+    link: Arc<Link>,
     /// The name of the server in messages.
     name: String,
     /// A random number, which identifies the transactions of this connection.
@@ -61,6 +69,28 @@ struct Connection {
     repeater: Mutex<Option<Sender<Unfinished>>>,
     /// The directory that the path of the socket refers to, if there is one.
     _directory: Option<OwnedFd>,
+}
+
+/// The connection to the present server, and the requests to it.
+struct Link {
+    client: RwLock<Arc<Client>>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Default)]
+struct Counters {
+    /// The number of requests that were sent.
+    sent: AtomicU64,
+    /// The number of requests without a result.
+    outstanding: AtomicU64,
+    /// The number of replies.
+    replies: AtomicU64,
+}
+
+/// The thread that looks for another server while requests are without a reply.
+struct Follower {
+    is_ended: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// A commit that was sent.
@@ -89,9 +119,30 @@ impl Remote {
 
     /// Connects to a server by TCP.
     pub(crate) fn by_tcp(address: SocketAddr, key: [u8; 32], is_encrypted: bool) -> Result<Remote> {
-        let protection = if is_encrypted { Protection::Encryption } else { Protection::Integrity };
-        let settings = ClientSettings::new(Role::Blob, Endpoint::Tcp(address), PoolKey(key));
-        Remote::connect(ClientSettings { protection, ..settings }, None)
+        Remote::connect(tcp_settings(address, PoolKey(key), is_encrypted), None)
+    }
+
+    /// Connects to the present server of a store in RADOS, and later to those that replace it.
+    pub(crate) fn by_rados(pool: &str, key: [u8; 32], is_encrypted: bool) -> Result<Remote> {
+        let finder = Finder::new(pool, PoolKey(key), is_encrypted)?;
+        let give_up = Instant::now() + FIND_LIMIT;
+        loop {
+            // A server that was just found may be dead, and another one about to replace it.
+            let connected = finder.find().and_then(|settings| {
+                check_listening(&settings.server)?;
+                Remote::connect(settings, None)
+            });
+            match connected {
+                Ok(remote) => {
+                    let follower = Follower::start(remote.connection.link.clone(), finder)?;
+                    return Ok(Remote { _follower: Some(follower), ..remote });
+                }
+                Err(error) if error.kind == ErrorKind::Unavailable && Instant::now() < give_up => {
+                    std::thread::sleep(FOLLOW_INTERVAL);
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn connect(settings: ClientSettings, directory: Option<OwnedFd>) -> Result<Remote> {
@@ -101,8 +152,8 @@ impl Remote {
         getrandom(&mut id, GetRandomFlags::empty())
             .map_err(|e| Error::from_io(e.into(), "draw a random number", ""))?;
         let client = Client::start(settings)?;
-        let connection = Connection {
-            client,
+        let connection = Arc::new(Connection {
+            link: Arc::new(Link { client: RwLock::new(Arc::new(client)), counters: Arc::default() }),
             name,
             id: u128::from_le_bytes(id),
             last_number: AtomicU64::new(0),
@@ -110,7 +161,7 @@ impl Remote {
             limit: CALL_LIMIT,
             repeater: Mutex::new(None),
             _directory: directory,
-        };
+        });
         // Not repeated: a server that refuses the client does so again.
         let hello = encode(&Request::Hello { protocol: PROTOCOL });
         let deadline = Instant::now() + CALL_LIMIT;
@@ -120,7 +171,7 @@ impl Remote {
             Reply::Welcome { version } => connection.know(version),
             other => return Err(connection.unexpected(other)),
         }
-        Ok(Remote { connection: Arc::new(connection), readers: Arc::default() })
+        Ok(Remote { connection, readers: Arc::default(), _follower: None })
     }
 }
 
@@ -201,7 +252,7 @@ impl Connection {
         let (sender, receiver) = channel();
         // The receiver may no longer wait.
         let done = Box::new(move |result| _ = sender.send(result));
-        self.client.call(request, reply_bytes_max, deadline, done);
+        self.link.request(request, reply_bytes_max, deadline, done);
         receiver
     }
 
@@ -260,7 +311,7 @@ impl Connection {
     /// client ends, the server frees the memory in any case.
     fn forget(&self, request: &Request) {
         let deadline = Instant::now() + self.limit;
-        self.client.call(encode(request), SHORT_REPLY_BYTES, deadline, Box::new(|_| ()));
+        self.link.request(encode(request), SHORT_REPLY_BYTES, deadline, Box::new(|_| ()));
     }
 
     /// Uploads bytes in parts.
@@ -311,7 +362,7 @@ impl Connection {
         }
         let (connection, deadline) = (self.clone(), commit.deadline);
         let done = Box::new(move |result| connection.take_result(commit, result));
-        self.client.call(encoded, reply_bytes_max, deadline, done);
+        self.link.request(encoded, reply_bytes_max, deadline, done);
     }
 
     /// Takes the result of a commit, on a thread that must not block.
@@ -370,6 +421,81 @@ impl Connection {
                 let (Unfinished::Repeat(commit) | Unfinished::Fetch(commit, ..)) = unfinished;
                 (commit.done)(Err(Error::from_io(cause, "start a thread", "blob repetitions").into()));
             }
+        }
+    }
+}
+
+impl Link {
+    /// Returns the connection to the present server.
+    fn client(&self) -> Arc<Client> {
+        self.client.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Passes a request to the present server, and the result to `done`.
+    fn request(&self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
+        self.counters.sent.fetch_add(1, Ordering::Relaxed);
+        self.counters.outstanding.fetch_add(1, Ordering::Relaxed);
+        let counters = self.counters.clone();
+        let done = Box::new(move |result: Result<Vec<u8>>| {
+            counters.replies.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+            counters.outstanding.fetch_sub(1, Ordering::Relaxed);
+            done(result);
+        });
+        self.client().call(request, reply_bytes_max, deadline, done);
+    }
+
+    /// Connects to another server if the present one was replaced. The requests without a result
+    /// fail with `Unavailable`, and are repeated.
+    fn move_to_next_server(&self, finder: &Finder) {
+        // After an error, the next call tries again.
+        let Ok(Some(settings)) = finder.find_next() else { return };
+        let Ok(client) = Client::start(settings) else { return };
+        let mut present = self.client.write().unwrap_or_else(PoisonError::into_inner);
+        let old = std::mem::replace(&mut *present, Arc::new(client));
+        drop(present);
+        old.stop(Duration::ZERO);
+    }
+}
+
+impl Follower {
+    fn start(link: Arc<Link>, finder: Finder) -> Result<Follower> {
+        let is_ended = Arc::new((Mutex::new(false), Condvar::new()));
+        let own = is_ended.clone();
+        let follow = move || {
+            let mut before = (0, 0);
+            let mut ended = lock(&own.0);
+            while !*ended {
+                drop(ended);
+                let counters = &link.counters;
+                let sent = counters.sent.load(Ordering::Relaxed);
+                let replies = counters.replies.load(Ordering::Relaxed);
+                let (sent_before, replies_before) = std::mem::replace(&mut before, (sent, replies));
+                // Requests without a connection fail at once, and are repeated.
+                let has_requests = sent != sent_before || counters.outstanding.load(Ordering::Relaxed) > 0;
+                if has_requests && replies == replies_before {
+                    link.move_to_next_server(&finder);
+                }
+                ended = lock(&own.0);
+                if !*ended {
+                    let waited = own.1.wait_timeout(ended, FOLLOW_INTERVAL);
+                    ended = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("blob servers".into());
+        let thread = thread.spawn(follow).map_err(|e| Error::from_io(e, "start a thread", "blob servers"))?;
+        Ok(Follower { is_ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for Follower {
+    /// Waits for the thread: librados must not be used while the process ends.
+    fn drop(&mut self) {
+        *lock(&self.is_ended.0) = true;
+        self.is_ended.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // The panic hook has reported a panic of the thread.
+            let _ = thread.join();
         }
     }
 }
@@ -458,7 +584,7 @@ impl Backend for Remote {
         };
         let deadline = Instant::now() + connection.limit;
         let reply_bytes_max = (length_bytes + REPLY_OVERHEAD_BYTES) as u32;
-        connection.client.call(request, reply_bytes_max, deadline, Box::new(take_result));
+        connection.link.request(request, reply_bytes_max, deadline, Box::new(take_result));
     }
 
     fn collect(&self) -> Result<()> {
@@ -472,7 +598,7 @@ impl Backend for Remote {
 impl Drop for Connection {
     /// Tells the server to forget this client. Without it, the server does so some seconds later.
     fn drop(&mut self) {
-        self.client.stop(GOODBYE_LIMIT);
+        self.link.client().stop(GOODBYE_LIMIT);
     }
 }
 

@@ -67,6 +67,10 @@ impl Store {
                 let key = key::read_key(key)?;
                 Arc::new(Remote::by_tcp(location::resolve(address)?, key, *is_encrypted)?)
             }
+            Location::Rados { pool, key, is_encrypted } => {
+                let Some(key) = key else { return Err(location::no_key(&location.to_string()).into()) };
+                Arc::new(Remote::by_rados(pool, key::read_key(key)?, *is_encrypted)?)
+            }
         };
         Ok(Store { backend, location })
     }

@@ -85,7 +85,9 @@ impl Engine {
         }
         let latest = Latest(&*tables);
         // Before the new epoch is stored: an opening that fails here is repeated by the next one.
-        remove_uncommitted(&latest, &*extents, before..epoch)?;
+        if options.lists_when_opened {
+            remove_uncommitted(&latest, &*extents, before..epoch)?;
+        }
         let mut batch = Batch::new();
         batch.put(keys::EPOCH, &keys::encode(&epoch));
         tables.commit(batch)?;
@@ -248,7 +250,7 @@ impl Engine {
         done: Vec<Decided>,
         not_yet: Option<PendingTransaction>,
     ) {
-        if error.kind == ErrorKind::NoSpace && done.len() + usize::from(not_yet.is_some()) > 1 {
+        if is_full(error) && done.len() + usize::from(not_yet.is_some()) > 1 {
             // A smaller group may still fit.
             done.into_iter().for_each(|decided| self.commit_group(vec![decided.pending]));
             self.queue.put_back(Vec::from_iter(not_yet));
@@ -375,7 +377,8 @@ impl Engine {
         self.versions.begin_commit(version, before);
         let written = self.tables.commit(batch_of(changed));
         if let Err(error) = &written {
-            let is_refused = matches!(error.kind, ErrorKind::NoSpace | ErrorKind::InvalidInput);
+            let is_refused =
+                is_full(error) || matches!(error.kind, ErrorKind::InvalidInput | ErrorKind::PermissionDenied);
             // `NoSpace` is also the error of a key-value store that has failed.
             let is_failure = !is_refused || self.tables.sync().is_err();
             let is_first_failure = is_failure && !std::mem::replace(&mut leader.has_failed, true);
@@ -429,6 +432,11 @@ impl Engine {
         let prepared = Prepared { removes_stale_of: Some(name), ..Prepared::default() };
         self.queue.add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(|_| ())) });
     }
+}
+
+/// Returns whether the storage has no space for a write.
+fn is_full(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::NoSpace | ErrorKind::Quota)
 }
 
 /// The decision about a transaction.

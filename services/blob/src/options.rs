@@ -13,6 +13,11 @@ pub struct Options {
     pub results_max: usize,
     /// The largest number of transactions in a group.
     pub group_max: usize,
+    /// Whether the extents are listed when the store is opened, to remove those that the last
+    /// process did not commit. Without it, the caller calls
+    /// [`OpenStore::remove_orphans`](crate::OpenStore::remove_orphans) later: a list of all objects
+    /// of a large pool takes long.
+    pub lists_when_opened: bool,
 }
 
 impl Default for Options {
@@ -22,6 +27,7 @@ impl Default for Options {
             unused_extent_bytes_max: 1 << 30,
             results_max: 1 << 16,
             group_max: 1000,
+            lists_when_opened: true,
         }
     }
 }

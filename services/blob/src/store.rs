@@ -121,9 +121,10 @@ impl OpenStore {
     }
 
     /// Removes the extents that earlier processes wrote and never committed, and returns their
-    /// number. Commits and reads go on meanwhile. [`open`](OpenStore::open) removes those of the
-    /// last process. Others exist only if a write was performed after its process had been
-    /// replaced, which is possible in RADOS. The call lists all extents.
+    /// number. Commits and reads go on meanwhile. The call lists all extents.
+    /// [`open`](OpenStore::open) removes those of the last process, unless
+    /// [`Options::lists_when_opened`] is false. Others exist only if a write was performed after
+    /// its process had been replaced, which is possible in RADOS.
     ///
     /// # Errors
     /// Those of the key-value store and of the extents. A later call removes the rest.

@@ -13,6 +13,10 @@ pub(crate) fn head(name: &str) -> String {
     format!("{name}.head")
 }
 
+pub(crate) fn server(name: &str) -> String {
+    format!("{name}.server")
+}
+
 pub(crate) fn log_object(name: &str, epoch: u64, number: u64) -> String {
     format!("{name}.log.{epoch:016x}.{number:016x}")
 }

@@ -1,0 +1,323 @@
+//! The lease of a server whose store is in RADOS: a thread renews it, and each reply waits for it
+//! (docs/decisions/0033-servers-in-rados.md).
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use quell_blob_service::{CheckedStore, Problem};
+use quell_rados::{Lease, Objects, Observed, Observer, Replaced, ServerState, read_server};
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::Failure;
+use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::rados::{self, NAME};
+
+/// The duration of a lease.
+const LEASE: Duration = Duration::from_millis(1500);
+/// The time between two renewals.
+const RENEWAL_INTERVAL: Duration = Duration::from_millis(300);
+/// The time after a renewal with an unknown result before the next one.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The time between two reads of the record of another server.
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The behaviour of a server that finds another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takeover {
+    /// It replaces the other server if this one has ended or is dead, and fails otherwise.
+    IfDead,
+    /// It waits until the other server has ended or is dead.
+    Wait,
+    /// It replaces the other server in any case.
+    Always,
+}
+
+/// Returns the time of a clock that also runs while the system is suspended.
+fn now() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+/// The lease of this server, until [`end`](ServingLease::end) or the end of the value.
+pub struct ServingLease {
+    shared: Arc<Shared>,
+    term: u64,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// The times between which replies may be sent, in nanoseconds of [`now`].
+    from_ns: AtomicU64,
+    until_ns: AtomicU64,
+    state: Mutex<State>,
+    /// Notified after each change.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The reason for which this server never sends a reply again.
+    lost: Option<Failure>,
+    /// The address and the encryption that clients find, once it is known.
+    published: Option<(String, bool)>,
+    /// Whether the record is to be renewed at once.
+    is_urgent: bool,
+    is_ending: bool,
+}
+
+impl fmt::Debug for ServingLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServingLease").field("term", &self.term).finish_non_exhaustive()
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn fail(kind: ErrorKind, reason: impl Into<String>) -> Error {
+    let source = Some(reason.into().into());
+    Error { source, ..Error::new(kind, "serve", "the store") }
+}
+
+impl ServingLease {
+    /// Takes the lease of a store, as `takeover` states. `waits` is called once if this server
+    /// waits for another one, with its address, and `is_interrupted` from time to time meanwhile.
+    ///
+    /// # Errors
+    /// `Busy` if another server lives, `Interrupted` if `is_interrupted` returned true. Those of
+    /// the cluster.
+    pub(crate) fn take(
+        objects: &Arc<dyn Objects>,
+        takeover: Takeover,
+        waits: &mut dyn FnMut(&str),
+        is_interrupted: &dyn Fn() -> bool,
+    ) -> Result<ServingLease> {
+        let mut owner = [0; 16];
+        getrandom(&mut owner, GetRandomFlags::empty())
+            .map_err(|e| Error::from_io(e.into(), "draw a random number", ""))?;
+        let mut observer = Observer::new();
+        let mut has_waited = false;
+        let lease = loop {
+            let begun = now();
+            let found = match read_server(&**objects, NAME) {
+                Err(error) if takeover == Takeover::Wait && is_passing(&error) => None,
+                found => Some(found?),
+            };
+            if let Some(found) = found {
+                let observed = observer.observe(found.clone(), begun, now());
+                let is_free = observed == Observed::Free;
+                let address = found.as_ref().map_or("", |found| found.address.as_str()).to_owned();
+                if takeover == Takeover::IfDead && observed == Observed::Alive {
+                    return Err(fail(ErrorKind::Busy, lives(&address)));
+                }
+                if is_free || takeover == Takeover::Always {
+                    let found = found.as_ref();
+                    match Lease::take(objects.clone(), NAME, found, is_free, (owner, LEASE), &now) {
+                        Err(error) if error.kind == ErrorKind::Busy && takeover != Takeover::IfDead => {}
+                        Err(error) if takeover == Takeover::Wait && is_passing(&error) => {}
+                        Err(error) if error.kind == ErrorKind::Busy => {
+                            return Err(fail(ErrorKind::Busy, lives("")));
+                        }
+                        lease => break lease?,
+                    }
+                } else if !std::mem::replace(&mut has_waited, true) {
+                    waits(&address);
+                }
+            }
+            if is_interrupted() {
+                return Err(fail(ErrorKind::Interrupted, "interrupted"));
+            }
+            std::thread::sleep(WATCH_INTERVAL);
+        };
+        let shared = Arc::new(Shared::default());
+        shared.set_validity(&lease);
+        let (own, term, objects) = (shared.clone(), lease.term(), objects.clone());
+        let thread = std::thread::Builder::new()
+            .name("blob lease".into())
+            .spawn(move || own.renew(lease, &*objects))
+            .map_err(|e| Error::from_io(e, "start a thread", b"blob lease"))?;
+        Ok(ServingLease { shared, term, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Waits until a reply to a request may be sent that was executed before the call.
+    ///
+    /// Returns false if it must never be sent: this server was replaced, a write to the store has
+    /// failed, or the server ends and cannot renew its lease.
+    pub fn may_reply(&self) -> bool {
+        self.shared.may_reply()
+    }
+
+    /// Returns the reason for which this server can send no more replies, if there is one.
+    pub fn lost(&self) -> Option<Error> {
+        lock(&self.shared.state).lost.clone().map(|failure| failure.into_error("serve", b"the store"))
+    }
+
+    /// Lets clients find this server, and waits until they can. An empty address states that it
+    /// accepts no clients of other machines.
+    ///
+    /// # Errors
+    /// The reason for which this server can send no more replies.
+    pub fn publish(&self, address: &str, is_encrypted: bool) -> Result<()> {
+        let mut state = lock(&self.shared.state);
+        state.published = Some((address.to_owned(), is_encrypted));
+        state.is_urgent = true;
+        self.shared.changed.notify_all();
+        drop(state);
+        let state = quell_threads::wait_while(&self.shared.changed, lock(&self.shared.state), |state| {
+            state.is_urgent && state.lost.is_none()
+        });
+        drop(state);
+        self.lost().map_or(Ok(()), Err)
+    }
+
+    /// Waits until the lease of the server before this one has ended.
+    pub(crate) fn wait_for_begin(&self) {
+        let from = Duration::from_nanos(self.shared.from_ns.load(Ordering::Acquire));
+        std::thread::sleep(from.saturating_sub(now()));
+    }
+
+    /// Lets this server send no more replies, because a write to the store has failed.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.shared.lose(Failure::new(error));
+    }
+
+    /// Ends the lease, so that another server need not wait for its end, and the thread. The caller
+    /// has sent all replies; those that still wait are never sent.
+    pub fn end(&self) {
+        let mut state = lock(&self.shared.state);
+        state.is_ending = true;
+        self.shared.changed.notify_all();
+        drop(state);
+        if let Some(thread) = lock(&self.thread).take() {
+            // The panic hook has reported a panic of the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Checks the store in a pool, and passes its problems to `report`. No server serves it meanwhile.
+pub(crate) fn check(pool: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
+    let objects: Arc<dyn Objects> = Arc::new(rados::open_pool(pool)?);
+    let has_store = objects.size(&format!("{NAME}.head"));
+    has_store.map_err(|error| match error.kind {
+        ErrorKind::NotFound => {
+            let source = Some("there is no store in this namespace of the pool".into());
+            Error { source, ..Error::new(ErrorKind::NotFound, "check", pool) }
+        }
+        _ => error,
+    })?;
+    let lease = ServingLease::take(&objects, Takeover::IfDead, &mut |_| (), &|| false)?;
+    let checked = rados::check(objects, repair, report);
+    lease.end();
+    checked
+}
+
+impl Drop for ServingLease {
+    /// Waits for the thread: librados must not be used while the process ends.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn lives(address: &str) -> String {
+    let at = if address.is_empty() { String::new() } else { format!(" at {address}") };
+    format!("another server{at} serves it; end that one, or pass --standby to wait for its end")
+}
+
+/// Returns whether an operation can succeed later.
+fn is_passing(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::TimedOut | ErrorKind::Unavailable | ErrorKind::NoSpace | ErrorKind::Quota)
+}
+
+impl Shared {
+    fn set_validity(&self, lease: &Lease) {
+        let (from, until) = lease.validity();
+        self.from_ns.store(nanoseconds(from), Ordering::Release);
+        self.until_ns.store(nanoseconds(until), Ordering::Release);
+    }
+
+    fn is_valid(&self) -> bool {
+        let now_ns = nanoseconds(now());
+        self.from_ns.load(Ordering::Acquire) <= now_ns && now_ns < self.until_ns.load(Ordering::Acquire)
+    }
+
+    fn may_reply(&self) -> bool {
+        let mut state = lock(&self.state);
+        loop {
+            match state.lost {
+                Some(_) => return false,
+                None if self.is_valid() => return true,
+                None if state.is_ending => return false,
+                None => {}
+            }
+            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    fn lose(&self, failure: Failure) {
+        lock(&self.state).lost.get_or_insert(failure);
+        self.changed.notify_all();
+    }
+
+    /// Renews the lease until it is lost or ended.
+    fn renew(&self, mut lease: Lease, objects: &dyn Objects) {
+        loop {
+            let state = lock(&self.state);
+            if state.lost.is_some() {
+                return;
+            }
+            let (is_ending, published) = (state.is_ending, state.published.clone());
+            drop(state);
+            let (address, is_encrypted) = published.clone().unwrap_or_default();
+            let server_state = match published {
+                _ if is_ending => ServerState::Ended,
+                Some(_) => ServerState::Serving,
+                None => ServerState::Starting,
+            };
+            if is_ending {
+                // No reply is sent after the record states the end.
+                self.lose(Failure::new(&fail(ErrorKind::Unavailable, "the server has ended")));
+            }
+            let renewal = lease.begin(now(), server_state, &address, is_encrypted);
+            let pause = match lease.finish(renewal) {
+                _ if is_ending => return,
+                Ok(()) => {
+                    self.set_validity(&lease);
+                    let mut state = lock(&self.state);
+                    state.is_urgent &= state.published != published;
+                    drop(state);
+                    RENEWAL_INTERVAL
+                }
+                Err(error) if Replaced::of(&error).is_some() => {
+                    return self.lose(Failure::new(&replaced(objects)));
+                }
+                Err(error) if is_passing(&error) => RETRY_INTERVAL,
+                Err(error) => return self.lose(Failure::new(&error)),
+            };
+            self.changed.notify_all();
+            let state = lock(&self.state);
+            if !state.is_ending && !state.is_urgent && state.lost.is_none() {
+                let _woken = self.changed.wait_timeout(state, pause);
+            }
+        }
+    }
+}
+
+/// Returns the error of a server that was replaced, with the address of the other one.
+fn replaced(objects: &dyn Objects) -> Error {
+    let address = match read_server(objects, NAME) {
+        Ok(Some(found)) if !found.address.is_empty() => format!(" at {}", found.address),
+        _ => String::new(),
+    };
+    fail(
+        ErrorKind::Unavailable,
+        format!("another server{address} has replaced this one; no commit that it acknowledged is lost"),
+    )
+}

@@ -1,0 +1,179 @@
+//! `quell blob serve --rados`: servers of a store in a real Ceph that replace each other
+//! (`testbed/cephfs`).
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use rustix::process::Signal;
+
+use crate::stage::{Running, Stage, checkout, eventually, is_root, quell};
+
+const POOL: &str = "rados://blob/system";
+
+/// A Ceph with three OSDs on this machine, which is stopped on drop.
+struct Ceph<'a> {
+    stage: &'a Stage,
+    script: PathBuf,
+    directory: PathBuf,
+}
+
+impl<'a> Ceph<'a> {
+    /// Returns `None` if there can be none here.
+    fn start(stage: &'a Stage) -> Option<Ceph<'a>> {
+        let has = |path: &str| Path::new(path).exists();
+        if !is_root() || !has("/usr/bin/dpkg") || !has("/dev/fuse") {
+            println!(
+                "SKIPPED: a Ceph in a network namespace needs root, /dev/fuse and Debian's ceph packages"
+            );
+            return None;
+        }
+        let ceph = Ceph { stage, script: checkout().join("testbed/cephfs"), directory: stage.path("ceph") };
+        ceph.call(&["up", "1"]);
+        ceph.call(&["exec", "ceph", "osd", "pool", "create", "blob", "8"]);
+        Some(ceph)
+    }
+
+    fn call(&self, words: &[&str]) {
+        let mut command = Command::new(&self.script);
+        let output = command.args(words).env("TESTBED", &self.directory).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "cephfs {words:?}: {error}");
+    }
+
+    /// Returns `quell blob` with arguments, in the network of the cluster.
+    fn blob(&self, arguments: &[&dyn AsRef<OsStr>]) -> Command {
+        let mut command = self.stage.command(&self.script);
+        command.env("TESTBED", &self.directory).arg("exec").arg(quell()).arg("blob");
+        arguments.iter().for_each(|argument| _ = command.arg(argument));
+        command
+    }
+
+    /// Starts a server with a directory of its own, as if it were on another machine.
+    fn serve(&self, directory: &Path, options: &[&str]) -> Running {
+        let listen: &[&dyn AsRef<OsStr>] =
+            &[&"serve", &directory, &"--rados", &POOL, &"--json", &"--listen", &"127.0.0.1:0"];
+        self.stage.start(self.blob(listen).args(options))
+    }
+
+    /// Returns the directory of a server, with a copy of the key.
+    fn directory(&self, name: &str, key: &Path) -> PathBuf {
+        let directory = self.stage.dir(name);
+        crate::trees::set_mode(&directory, 0o700);
+        fs::copy(key, directory.join("key")).unwrap();
+        directory
+    }
+}
+
+impl Drop for Ceph<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new(&self.script).arg("down").env("TESTBED", &self.directory).status();
+    }
+}
+
+fn wait_until_it_serves(server: &mut Running) {
+    server.wait_for_output("\n");
+}
+
+#[test]
+fn servers_of_a_store_in_ceph_replace_each_other() {
+    let stage = Stage::new();
+    let Some(ceph) = Ceph::start(&stage) else { return };
+    let first_directory = stage.path("first");
+    let key = first_directory.join("key");
+    let store = format!("{POOL}?key={}", key.display());
+    let run = |arguments: &[&dyn AsRef<OsStr>]| stage.run(&mut ceph.blob(arguments));
+    let add = |amount: &str| run(&[&"add", &store, &"sum", &"0", &amount]).expect(0);
+    let client = |words: &[&str]| -> Vec<String> { words.iter().map(ToString::to_string).collect() };
+
+    let begin = Instant::now();
+    let mut first = ceph.serve(&first_directory, &[]);
+    wait_until_it_serves(&mut first);
+    add("1");
+    println!("the first commit to a new store: {:?} after the start of its server", begin.elapsed());
+    let data: Vec<u8> = (0..5_000_000_u32).map(|index| (index * 7 / 5) as u8).collect();
+    let file = stage.file("data", &data);
+    run(&[&"put", &store, &file]).expect(0);
+
+    // One that waits, and one that does not.
+    let second_directory = ceph.directory("second", &key);
+    let mut second = ceph.serve(&second_directory, &["--standby"]);
+    let third_directory = ceph.directory("third", &key);
+    ceph.serve(&third_directory, &[]).wait().expect(3).says("another server at 127.0.0.1");
+    run(&[&"fsck", &POOL]).expect(3).says("another server");
+    assert!(second.out().is_empty());
+
+    // A client that is connected to the first server, and others that come and go.
+    let mut connected = stage.start(ceph.blob(&[&"put", &store, &"-", &"late"]).stdin(Stdio::piped()));
+    let mut input = connected.stdin();
+    input.write_all(&data).unwrap();
+    let adders: Vec<Running> = (0..3)
+        .map(|_| {
+            let script =
+                "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \"$@\" || exit 1; done";
+            let words = client(&["exec", quell().to_str().unwrap(), "blob", "add", &store, "sum", "0", "1"]);
+            let mut command = stage.command("sh");
+            command.args(["-c", script, "sh"]).arg(&ceph.script).args(words);
+            stage.start(command.env("TESTBED", &ceph.directory))
+        })
+        .collect();
+    assert!(eventually(|| adders.iter().any(|adder| adder.out().lines().count() >= 3)));
+    let begin = Instant::now();
+    first.signal(Signal::KILL);
+    add("1");
+    println!("the next commit with a standby: {:?} after the kill", begin.elapsed());
+    drop(input);
+    connected.wait().expect(0);
+    adders.into_iter().for_each(|adder| _ = adder.wait().expect(0));
+    assert_eq!(add("0").text(), "62\n");
+    for name in ["data", "late"] {
+        let copy = stage.path(format!("{name}.copy"));
+        run(&[&"get", &store, &name, &copy]).expect(0);
+        assert!(fs::read(&copy).unwrap() == data, "{name}");
+    }
+    wait_until_it_serves(&mut second);
+
+    // A server that is stopped, and goes on when another one has replaced it.
+    second.signal(Signal::STOP);
+    let mut third = ceph.serve(&third_directory, &[]);
+    wait_until_it_serves(&mut third);
+    add("1");
+    second.signal(Signal::CONT);
+    second.wait().expect(3).says("another server at 127.0.0.1");
+    assert_eq!(add("0").text(), "63\n");
+
+    // A server that is replaced although it lives.
+    let begin = Instant::now();
+    let mut fourth = ceph.serve(&second_directory, &["--replace"]);
+    third.wait().expect(3).says("has replaced this one");
+    assert_eq!(add("0").text(), "63\n");
+    println!("the first commit of a server that replaces a live one: {:?}", begin.elapsed());
+    wait_until_it_serves(&mut fourth);
+
+    run(&[&"gc", &store]).expect(0);
+    let backup = stage.path("backup");
+    run(&[&"backup", &store, &backup]).expect(0);
+    run(&[&"fsck", &backup]).expect(0);
+    fourth.signal(Signal::TERM);
+    fourth.wait().expect(0);
+    run(&[&"fsck", &POOL]).expect(0).says("0 problems");
+    let empty = "rados://blob/empty";
+    run(&[&"fsck", &empty]).expect(2).says("there is no store");
+    run(&[&"ls", &format!("{empty}?key={}", key.display())]).expect(2).says("there is no store");
+    run(&[&"ls", &format!("rados://absent?key={}", key.display())]).expect(2).says("open the pool");
+
+    // All servers are dead, and there is no standby.
+    let mut fifth = ceph.serve(&third_directory, &[]);
+    wait_until_it_serves(&mut fifth);
+    fifth.signal(Signal::KILL);
+    let begin = Instant::now();
+    let mut sixth = ceph.serve(&second_directory, &[]);
+    assert_eq!(add("1").text(), "64\n");
+    println!("the first commit of a server that is started after a kill: {:?}", begin.elapsed());
+    wait_until_it_serves(&mut sixth);
+    sixth.signal(Signal::TERM);
+    sixth.wait().expect(0);
+}
