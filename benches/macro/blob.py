@@ -80,7 +80,7 @@ class Blob:
         self.quell, self.add, self.scratch = bench.quell, bench.add, bench.scratch
         self.local = Path(local, "blob")
         self.local.mkdir()
-        self.seconds = 2 if bench.options.quick else 8
+        self.seconds = 2 if bench.options.quick else 5
         self.repeats = 1 if bench.options.quick else 3
 
     def rows(self):

@@ -1,6 +1,7 @@
 //! The commands, one module for each.
 
 pub mod blob;
+mod blob_backup;
 mod blob_bench;
 mod blob_fsck;
 mod blob_serve;

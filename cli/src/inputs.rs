@@ -109,3 +109,11 @@ pub fn image_of(tree: &Tree) -> Result<Image, Failure> {
     Image::parse(quell_index::encode(tree)?)
         .map_err(|damage| Failure::cannot(format!("the new index is damaged, and was not written: {damage}")))
 }
+
+/// Returns text that no other program has chosen.
+pub fn random_text() -> Result<String, Failure> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Failure::cannot(format!("no random number: {e}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

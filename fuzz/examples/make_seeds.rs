@@ -1,5 +1,5 @@
 //! Writes the seeds of the image targets, small trees with all kinds of entries, and those of the
-//! log, peer and pool targets. Run with `cargo run --example make_seeds` in this directory.
+//! log, peer, pool and blob targets. Run with `cargo run --example make_seeds` in this directory.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn main() {
         }
     }
     let seeds = quell_log::fuzzing::seeds().into_iter().chain(quell_transport::peer::fuzzing::seeds());
-    for (target, name, bytes) in seeds.chain(pool_messages()) {
+    for (target, name, bytes) in seeds.chain(pool_messages()).chain(blobs()) {
         std::fs::write(format!("seeds/{target}/{name}"), bytes).expect("run this in fuzz/");
     }
 }
@@ -42,6 +42,52 @@ fn pool_messages() -> impl Iterator<Item = (&'static str, &'static str, Vec<u8>)
         ("pool_messages", "create", quell_wire::encode(&create)),
         ("pool_messages", "rename", quell_wire::encode(&PeerRequest::Perform(rename))),
         ("pool_messages", "bytes", quell_wire::encode(&found)),
+    ]
+    .into_iter()
+}
+
+/// The requests of a client, and the tables that a store has after them.
+fn blobs() -> impl Iterator<Item = (&'static str, &'static str, Vec<u8>)> {
+    use quell_blob_service::{MemoryExtents, OpenStore, Options};
+    use quell_kv::{KeyRange, KeyValue, MemoryStore};
+    use quell_wire::blob::{
+        Draft, Operation, PROTOCOL, ReadState, Request, SnapshotId, Transaction, Transform,
+    };
+    let name = || b"a".to_vec();
+    let operations = vec![
+        Operation::Create { name: name(), may_exist: false },
+        Operation::Append { name: name(), data: vec![7; 700] },
+        Operation::Write { name: name(), offset: 5000, data: vec![8; 40_000] },
+        Operation::Transform { name: name(), offset: 8, transform: Transform::add_i64(1) },
+        Operation::Resize { name: name(), size_bytes: 30_000 },
+    ];
+    let transaction = Transaction { operations, ..Transaction::default() };
+    let draft = Draft::Inline(vec![Operation::Delete { name: name() }]);
+    let state = |draft| ReadState { snapshot: Some(SnapshotId(2)), draft };
+    let requests = vec![
+        Request::Hello { protocol: PROTOCOL },
+        Request::Commit(transaction.clone()),
+        Request::Begin,
+        Request::Read { state: state(Draft::Inline(vec![])), name: name(), offset: 100, length_bytes: 900 },
+        Request::Stat { state: state(draft), name: name() },
+        Request::List { state: state(Draft::Inline(vec![])), prefix: vec![], after: vec![], count_max: 10 },
+        Request::Collect,
+    ];
+    let (tables, extents) = (Arc::new(MemoryStore::new()), Arc::new(MemoryExtents::default()));
+    let clock = Arc::new(quell_fuzz::NoClock);
+    let store = OpenStore::open(tables.clone(), extents, clock, Options::default()).expect("it is empty");
+    store.commit(transaction).expect("it has no conflict");
+    drop(store);
+    let mut entries = Vec::new();
+    let all = KeyRange::all();
+    let mut add = |key: &[u8], value: &[u8]| {
+        entries.push((key.to_vec(), value.to_vec()));
+        true
+    };
+    tables.scan(&all, &mut add).expect("it is in memory");
+    [
+        ("blob_session", "requests", quell_wire::encode(&requests)),
+        ("blob_tables", "store", quell_wire::encode(&entries)),
     ]
     .into_iter()
 }

@@ -67,7 +67,18 @@ fn a_backup_has_the_same_blobs_and_does_not_need_the_original() {
     stage.blob(&[&"add", &store, &"sparse", &"9000000000000000000", &"7"]).expect(0);
     let backup = stage.path("backup");
     stage.blob(&[&"backup", &store, &backup]).expect(0);
-    stage.blob(&[&"backup", &store, &backup]).expect(2).says("is a store already");
+    stage.blob(&[&"backup", &store, &backup]).expect(2).says("name a new directory");
+    let directory = fs::read_dir(&stage.path(".")).unwrap();
+    let mut names = directory.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(!names.any(|name| name.contains("incomplete")));
+    // The time of the last change is kept.
+    let attributes = |store: &PathBuf| stage.blob(&[&"stat", store, &"data", &"--json"]).expect(0).json();
+    assert_eq!(attributes(&backup), attributes(&store));
+    let empty = stage.path("empty");
+    stage.blob(&[&"put", &empty, &file]).expect(0);
+    stage.blob(&[&"rm", &empty, &"data"]).expect(0);
+    stage.blob(&[&"backup", &empty, &stage.path("nothing")]).expect(0);
+    assert_eq!(stage.blob(&[&"ls", &stage.path("nothing")]).expect(0).text(), "");
     fs::remove_dir_all(&store).unwrap();
     let sum = stage.blob(&[&"add", &backup, &"sparse", &"9000000000000000000", &"0"]).expect(0);
     assert_eq!(sum.text(), "7\n");

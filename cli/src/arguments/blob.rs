@@ -190,8 +190,8 @@ pub struct BlobGcArgs {
 
 /// Copy one state of a store into a new store.
 ///
-/// Blobs are copied without the parts that were never written. To restore a backup, use it as the
-/// store.
+/// Blobs are copied without the parts that were never written. Until the copy is complete, its name
+/// ends with .incomplete- and random characters. To restore a backup, use it as the store.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

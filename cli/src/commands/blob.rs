@@ -18,10 +18,10 @@ use quell_blob::{
 use quell_vfs::{ErrorKind, Time};
 use serde_json::{Value, json};
 
-use super::{blob_bench, blob_fsck, blob_serve};
+use super::{blob_backup, blob_bench, blob_fsck, blob_serve};
 use crate::arguments::{
-    BlobAddArgs, BlobBackupArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs,
-    BlobRmArgs, BlobStatArgs,
+    BlobAddArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs,
+    BlobStatArgs,
 };
 use crate::failure::{Failure, NO, of_blob as failure};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
@@ -47,14 +47,14 @@ pub fn run(command: BlobCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BlobCommand::Rm(args) => remove(&args),
         BlobCommand::Fsck(args) => blob_fsck::run(&args, quiet),
         BlobCommand::Gc(args) => collect(&args),
-        BlobCommand::Backup(args) => backup(&args, quiet),
+        BlobCommand::Backup(args) => blob_backup::run(&args, quiet),
         BlobCommand::Bench(args) => blob_bench::run(&args, quiet),
         BlobCommand::Serve(args) => blob_serve::run(&args, quiet),
     }
 }
 
 /// Passes all blobs whose names begin with `prefix` to `visit`.
-fn each(
+pub(super) fn each(
     snapshot: &Snapshot,
     prefix: &[u8],
     mut visit: impl FnMut(&[u8], BlobStat) -> Result<(), Failure>,
@@ -115,7 +115,7 @@ fn stat(args: &BlobStatArgs) -> Result<ExitCode, Failure> {
 
 /// Passes the bytes of a range of a blob to `write`, in pieces. Pieces without data are passed as
 /// their length only.
-fn copy_out(
+pub(super) fn copy_out(
     snapshot: &Snapshot,
     name: &[u8],
     (start, end): (u64, u64),
@@ -139,7 +139,7 @@ fn copy_out(
 }
 
 /// A part of a blob.
-enum Piece<'a> {
+pub(super) enum Piece<'a> {
     /// The offset and the bytes.
     Data(u64, &'a [u8]),
     /// The number of zeros.
@@ -172,7 +172,7 @@ fn cat(args: &BlobCatArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Runs `work` with a counter of bytes, and shows it.
-fn with_progress<T: Send>(
+pub(super) fn with_progress<T: Send>(
     title: &str,
     quiet: bool,
     work: impl FnOnce(&AtomicU64, &dyn Fn() -> Result<(), Failure>) -> Result<T, Failure> + Send,
@@ -351,36 +351,5 @@ fn remove(args: &BlobRmArgs) -> Result<ExitCode, Failure> {
 fn collect(args: &BlobGcArgs) -> Result<ExitCode, Failure> {
     let store = Store::open_existing(&args.store).map_err(failure)?;
     store.collect().map_err(failure)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn backup(args: &BlobBackupArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let store = Store::open_existing(&args.store).map_err(failure)?;
-    let snapshot = store.snapshot().map_err(failure)?;
-    match Store::open_existing(&args.target) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(failure(error)),
-        Ok(_) => {
-            let exists = format!("{} is a store already; name a new one", shown(&args.target));
-            return Err(Failure::wrong_input(exists));
-        }
-    }
-    let target = Store::open(&args.target).map_err(failure)?;
-    with_progress("copying", quiet, |bytes, check| {
-        each(&snapshot, b"", |name, stat| {
-            let name = name.to_vec();
-            let create = Operation::Create { name: name.clone(), may_exist: false };
-            let resize = Operation::Resize { name: name.clone(), size_bytes: stat.size_bytes };
-            target.commit(vec![create, resize]).map_err(failure)?;
-            copy_out(&snapshot, &name, (0, stat.size_bytes), &mut |piece| {
-                check()?;
-                if let Piece::Data(offset, data) = piece {
-                    target.write(&name, offset, data).map_err(failure)?;
-                    bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
-                }
-                Ok(())
-            })
-        })
-    })?;
     Ok(ExitCode::SUCCESS)
 }

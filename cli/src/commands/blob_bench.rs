@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::arguments::BlobBenchArgs;
 use crate::blob_load::{Blobs, Group, Measured, Run, Work};
 use crate::failure::{Failure, of_blob as failure};
+use crate::inputs::random_text;
 use crate::output::outln;
 use crate::progress::{interruption, watch_line};
 
@@ -112,12 +113,4 @@ fn text(measured: &Measured) -> String {
     format!(
         "{work:<16} {clients:>4} clients {rate:>10.0}/s  median {median:.2} ms  99 % {slow:.2} ms{conflicts}"
     )
-}
-
-/// Returns text that no other program has chosen.
-fn random_text() -> Result<String, Failure> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Failure::cannot(format!("no random number: {e}")))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -211,10 +211,17 @@ impl Transaction {
     /// Applies the operations to the state that later reads see.
     fn apply(&mut self) -> Result<()> {
         while let Some(operation) = self.operations.get(self.applied) {
-            self.state.apply(operation)?;
             // Later reads see whether the operation had an effect.
             let noted = operation.names().map(|name| Read { name: name.to_vec(), part: Part::Existence });
             self.reads.extend(noted);
+            if let Err(refusal) = self.state.apply(operation) {
+                // The program may depend on the failure, and so on the numbers that were found.
+                if let Operation::Transform { name, offset, transform } = operation {
+                    let end = offset.saturating_add(transform.length_bytes());
+                    self.reads.insert(Read { name: name.clone(), part: Part::Range { start: *offset, end } });
+                }
+                return Err(refusal.into());
+            }
             self.applied += 1;
         }
         Ok(())

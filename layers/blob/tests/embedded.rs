@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use quell_blob::{Error, FileAttributes, Operation, Refusal, Retries, Store, Transform};
+use quell_blob::{Error, FileAttributes, Operation, Refusal, Retries, Store, Transaction, Transform};
 use quell_vfs::ErrorKind;
 
 fn open(directory: &Path) -> Store {
@@ -248,6 +248,29 @@ fn a_renamed_blob_keeps_its_content_and_attributes() {
     store.create("a").expect("created");
     assert_eq!(store.rename("a", "b").expect_err("in use").kind(), ErrorKind::Exists);
     assert_eq!(store.rename("none", "c").expect_err("missing").kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_transaction_that_has_seen_an_operation_fail_conflicts_with_a_change_of_its_reason() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    store.create("number").expect("created");
+    store.create("other").expect("created");
+    let is_refused = |begin: &dyn Fn(&mut Transaction), change: &dyn Fn()| {
+        let mut transaction = store.begin().expect("begun");
+        begin(&mut transaction);
+        transaction.stat("other").expect_err("the operation before cannot be applied");
+        change();
+        transaction.commit().is_err()
+    };
+    // The changes of others make the operations possible.
+    let delete = |transaction: &mut Transaction| transaction.delete("missing").expect("added");
+    assert!(is_refused(&delete, &|| store.create("missing").expect("created")));
+    let set = |transaction: &mut Transaction| {
+        transaction.transform("number", 0, Transform::compare_and_set_u64(1, 2)).expect("added");
+    };
+    let one = 1_u64.to_le_bytes();
+    assert!(is_refused(&set, &|| store.write("number", 0, &one).expect("written")));
 }
 
 #[test]
