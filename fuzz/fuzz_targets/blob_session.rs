@@ -23,7 +23,8 @@ fuzz_target!(|data: &[u8]| {
     }
     let Ok(requests) = decode::<Vec<Request>>(data) else { return };
     let (tables, extents) = (Arc::new(MemoryStore::new()), Arc::new(MemoryExtents::default()));
-    let store = OpenStore::open(tables.clone(), extents.clone(), Arc::new(NoClock), Options::default()).unwrap();
+    let store =
+        OpenStore::open(tables.clone(), extents.clone(), Arc::new(NoClock), Options::default()).unwrap();
     let sessions = Arc::new(Sessions::new(store.clone(), SessionLimits::default()));
     for request in requests.iter().take(100) {
         let reply = Arc::new(Mutex::new(None));

@@ -33,7 +33,11 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(after.unwrap().blobs, before.blobs);
     let Ok(store) = OpenStore::open(tables, extents, Arc::new(NoClock), Options::default()) else { return };
     let snapshot = store.snapshot();
-    let Ok(names) = snapshot.list(b"", b"", 100) else { return };
+    let mut names = Vec::new();
+    let _ = snapshot.list(b"", b"", &mut |name, stat| {
+        names.push((name.to_vec(), stat));
+        names.len() < 100
+    });
     for (name, stat) in names {
         let mut into = [0; 1000];
         let _ = snapshot.read(&name, 0, &mut into);

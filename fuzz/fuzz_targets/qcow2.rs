@@ -4,8 +4,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_vfs::ReadAt;
 use quell_qcow2::{BlockSource, Cluster, Header, Layer, Named, expand, hot_blocks, named, visit};
+use quell_vfs::ReadAt;
 
 struct Bytes<'a>(&'a [u8]);
 

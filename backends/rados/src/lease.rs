@@ -3,7 +3,7 @@
 //! The server writes a record to an object, and renews it. Another server that takes the store over
 //! writes a record with a larger term, which ends the renewals of the first one, and answers
 //! nothing before the lease of the first one has ended by its own clock.
-//! docs/decisions/0033-servers-in-rados.md states why this is safe, and for which clocks.
+//! docs/decisions/0034-servers-in-rados.md states why this is safe, and for which clocks.
 //!
 //! This module reads no clock: callers pass times of a monotonic clock of their machine.
 

@@ -1,5 +1,5 @@
 //! The lease of a server whose store is in RADOS: a thread renews it, and each reply waits for it
-//! (docs/decisions/0033-servers-in-rados.md).
+//! (docs/decisions/0034-servers-in-rados.md).
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
