@@ -3,6 +3,7 @@
 pub mod blob;
 mod blob_backup;
 mod blob_bench;
+mod blob_copy;
 mod blob_fsck;
 mod blob_serve;
 pub mod boot;

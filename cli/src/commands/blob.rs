@@ -7,10 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use indicatif::HumanBytes;
 use quell_blob::{
     BlobStat, Error, NAME_BYTES_MAX, Operation, OperationResult, Overflow, Refusal, Snapshot, Store,
     Transform, TransformKind,
@@ -18,6 +16,7 @@ use quell_blob::{
 use quell_vfs::{ErrorKind, Time};
 use serde_json::{Value, json};
 
+use super::blob_copy::{PIECE_BYTES, Piece, copy_out, each, with_progress};
 use super::{blob_backup, blob_bench, blob_fsck, blob_serve};
 use crate::arguments::{
     BlobAddArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs,
@@ -27,14 +26,9 @@ use crate::failure::{Failure, NO, of_blob as failure};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::local_time::local_time;
 use crate::output::{errln, outln};
-use crate::progress::{interruption, watch_line};
 
-/// The bytes that are read or written at once, and the data of one operation.
-const PIECE_BYTES: usize = 16 << 20;
 /// The largest file that replaces a blob in one transaction, in bytes. The file is held in memory.
 const ATOMIC_BYTES_MAX: usize = 256 << 20;
-/// The number of names that are listed at once.
-const NAMES_AT_ONCE: usize = 1000;
 
 pub fn run(command: BlobCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
@@ -50,23 +44,6 @@ pub fn run(command: BlobCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BlobCommand::Backup(args) => blob_backup::run(&args, quiet),
         BlobCommand::Bench(args) => blob_bench::run(&args, quiet),
         BlobCommand::Serve(args) => blob_serve::run(&args, quiet),
-    }
-}
-
-/// Passes all blobs whose names begin with `prefix` to `visit`.
-pub(super) fn each(
-    snapshot: &Snapshot,
-    prefix: &[u8],
-    mut visit: impl FnMut(&[u8], BlobStat) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let mut after = Vec::new();
-    loop {
-        let found = snapshot.list(prefix, &after, NAMES_AT_ONCE).map_err(failure)?;
-        let Some((last, _)) = found.last() else { return Ok(()) };
-        after = last.clone();
-        for (name, stat) in found {
-            visit(&name, stat)?;
-        }
     }
 }
 
@@ -113,39 +90,6 @@ fn stat(args: &BlobStatArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Passes the bytes of a range of a blob to `write`, in pieces. Pieces without data are passed as
-/// their length only.
-pub(super) fn copy_out(
-    snapshot: &Snapshot,
-    name: &[u8],
-    (start, end): (u64, u64),
-    write: &mut dyn FnMut(Piece<'_>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let mut buffer = vec![0; PIECE_BYTES.min((end - start) as usize)];
-    let mut offset = start;
-    while offset < end {
-        let data = snapshot.next_data(name, offset).map_err(failure)?.unwrap_or(end).min(end);
-        if data > offset {
-            write(Piece::Zeros(data - offset))?;
-            offset = data;
-            continue;
-        }
-        let length = buffer.len().min((end - offset) as usize);
-        let length = snapshot.read(name, offset, &mut buffer[..length]).map_err(failure)?;
-        write(Piece::Data(offset, &buffer[..length]))?;
-        offset += length as u64;
-    }
-    Ok(())
-}
-
-/// A part of a blob.
-pub(super) enum Piece<'a> {
-    /// The offset and the bytes.
-    Data(u64, &'a [u8]),
-    /// The number of zeros.
-    Zeros(u64),
-}
-
 fn existing(snapshot: &Snapshot, store: &str, name: &OsStr) -> Result<BlobStat, Failure> {
     let stat = snapshot.stat(name.as_bytes()).map_err(failure)?;
     stat.ok_or_else(|| {
@@ -169,27 +113,6 @@ fn cat(args: &BlobCatArgs) -> Result<ExitCode, Failure> {
     })?;
     output.flush().map_err(failed)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Runs `work` with a counter of bytes, and shows it.
-pub(super) fn with_progress<T: Send>(
-    title: &str,
-    quiet: bool,
-    work: impl FnOnce(&AtomicU64, &dyn Fn() -> Result<(), Failure>) -> Result<T, Failure> + Send,
-) -> Result<T, Failure> {
-    let bytes = AtomicU64::new(0);
-    let interrupted = interruption();
-    let line = |elapsed: Duration| {
-        let done = bytes.load(Ordering::Relaxed);
-        let rate = done as f64 / elapsed.as_secs_f64().max(0.001);
-        format!("{title}: {}, {}/s", HumanBytes(done), HumanBytes(rate as u64))
-    };
-    watch_line(&line, quiet, &|| (), || {
-        work(&bytes, &|| match interrupted.load(Ordering::Relaxed) {
-            true => Err(Failure::interrupted("interrupted")),
-            false => Ok(()),
-        })
-    })
 }
 
 fn put(args: &BlobPutArgs, quiet: bool) -> Result<ExitCode, Failure> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use quell_blob::{Location, Operation, Snapshot, Store};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::blob::{Piece, copy_out, each, with_progress};
+use super::blob_copy::{Piece, copy_out, each, with_progress};
 use crate::arguments::BlobBackupArgs;
 use crate::failure::{Failure, of_blob as failure};
 use crate::inputs::{random_text, shown};
