@@ -105,6 +105,15 @@ fn a_client_gets_what_a_program_gets_that_opens_the_store_itself() {
     assert_eq!((&renamed, renaming.stat("a").unwrap()), (b"One", None));
     drop(renaming);
 
+    // A transaction that has seen a transform fail conflicts with a change of the number.
+    store.create("number").unwrap();
+    let mut failing = store.begin().unwrap();
+    failing.transform("number", 0, Transform::compare_and_set_u64(1, 2)).unwrap();
+    failing.stat("number").unwrap_err();
+    store.write("number", 0, &1_u64.to_le_bytes()).unwrap();
+    failing.commit().unwrap_err();
+    store.delete("number").unwrap();
+
     // A transaction reads its own changes, and conflicts with others.
     let mut transaction = store.begin().unwrap();
     transaction.append("a", b"+").unwrap();

@@ -135,7 +135,8 @@ impl Transaction {
                 self.note(&name, Part::Size);
             }
         }
-        Ok(self.state.read(name, offset, into)?)
+        let result = self.state.read(name, offset, into);
+        self.take(result)
     }
 
     /// Returns the attributes of a blob, or `None` if there is none of this name. The commit is
@@ -150,7 +151,8 @@ impl Transaction {
             self.note(&name, Part::Existence);
             self.note(&name, Part::Size);
         }
-        Ok(self.state.stat(name)?)
+        let result = self.state.stat(name);
+        self.take(result)
     }
 
     /// Returns the size of a blob, in bytes.
@@ -179,7 +181,8 @@ impl Transaction {
     ) -> Result<Vec<(Vec<u8>, BlobStat)>> {
         self.apply()?;
         self.note(prefix.as_ref(), Part::NamesWithPrefix);
-        Ok(self.state.list(prefix.as_ref(), after.as_ref(), limit)?)
+        let result = self.state.list(prefix.as_ref(), after.as_ref(), limit);
+        self.take(result)
     }
 
     /// Commits the transaction. When the call returns, all readers see it, and it survives a power
@@ -215,16 +218,31 @@ impl Transaction {
             let noted = operation.names().map(|name| Read { name: name.to_vec(), part: Part::Existence });
             self.reads.extend(noted);
             if let Err(refusal) = self.state.apply(operation) {
-                // The program may depend on the failure, and so on the numbers that were found.
-                if let Operation::Transform { name, offset, transform } = operation {
-                    let end = offset.saturating_add(transform.length_bytes());
-                    self.reads.insert(Read { name: name.clone(), part: Part::Range { start: *offset, end } });
-                }
+                self.note_transforms();
                 return Err(refusal.into());
             }
             self.applied += 1;
         }
         Ok(())
+    }
+
+    /// Returns the result of a read. A server applies earlier operations when it reads.
+    fn take<T>(&mut self, result: quell_vfs::Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.note_transforms();
+        }
+        Ok(result?)
+    }
+
+    /// Notes the numbers that the transforms have found. A program may depend on the failure of
+    /// one.
+    fn note_transforms(&mut self) {
+        for operation in &self.operations {
+            if let Operation::Transform { name, offset, transform } = operation {
+                let end = offset.saturating_add(transform.length_bytes());
+                self.reads.insert(Read { name: name.clone(), part: Part::Range { start: *offset, end } });
+            }
+        }
     }
 
     /// Returns a name, and the names that its blob had before it was renamed by this transaction.
