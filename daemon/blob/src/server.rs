@@ -31,7 +31,7 @@ pub struct ServerOptions {
 }
 
 impl Default for ServerOptions {
-    /// Returns options with 256 clients, whose frames have an authentication tag over TCP, and four
+    /// Returns options with 256 clients, whose frames have an authentication tag over TCP, and 16
     /// threads.
     fn default() -> ServerOptions {
         ServerOptions {
