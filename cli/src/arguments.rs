@@ -648,13 +648,13 @@ pub struct MountArgs {
     /// Mount the pool NAME of this node. Unlike `quell run --pool`, it serves all programs.
     #[arg(long, value_name = "NAME", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init"])]
     pub pool: Option<String>,
-    /// Mount the blobs of STORE as files: dir:PATH or PATH, unix:PATH, or
-    /// quell://HOST:PORT?key=FILE. Programs can write to them; others see the writes after the file
-    /// was closed. A store in a directory is created if it does not exist.
+    /// Mount the blobs of STORE as files: dir:PATH or PATH, unix:PATH, quell://HOST:PORT?key=FILE,
+    /// or rados://POOL/NAMESPACE?key=FILE. Programs can write to them; others see the writes after
+    /// the file was closed. A store in a directory is created if it does not exist.
     #[arg(long, value_name = "STORE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init", "pool"])]
     pub blob: Option<String>,
     /// Show only blobs whose names begin with PREFIX and a slash; the rest of the name is the path
-    /// of the file.
+    /// of the file. PREFIX has at most 511 bytes.
     #[arg(long, value_name = "PREFIX", requires = "blob")]
     pub blob_prefix: Option<String>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no

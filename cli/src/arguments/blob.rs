@@ -10,8 +10,9 @@ use crate::blob_load::{SIZE_BYTES_MAX, Work};
 
 /// List, read and change blobs: named byte sequences that programs share through transactions.
 ///
-/// STORE is a directory (dir:PATH, or PATH), which one process at a time can open, or its server
-/// (unix:PATH, or quell://HOST:PORT?key=FILE).
+/// STORE is a directory (dir:PATH, or PATH), which one process at a time can open, its server
+/// (unix:PATH, or quell://HOST:PORT?key=FILE), or the server of a store in RADOS
+/// (rados://POOL/NAMESPACE?key=FILE).
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example:
@@ -160,8 +161,10 @@ pub struct BlobRmArgs {
 
 /// Check a store: its tables, its extents, and their checksums.
 ///
-/// The exit code is 1 if problems remain. --repair corrects the problems whose correction loses no
-/// data: extents that nothing refers to, wrong numbers of references, and content that no blob has.
+/// STORE is the directory of a store that no process has open, or rados://POOL/NAMESPACE without a
+/// server. The exit code is 1 if problems remain. --repair corrects the problems whose correction
+/// loses no data: extents that nothing refers to, wrong numbers of references, content that no blob
+/// has, and data after the end of a blob.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -226,7 +229,7 @@ pub struct BlobBenchArgs {
     /// The duration of each measurement.
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub seconds: u16,
-    /// The bytes that an operation of write or read transfers.
+    /// The bytes that an operation of write or read transfers, at most 1 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..=SIZE_BYTES_MAX as i64))]
     pub size: u32,
     /// The largest number of operations of each client in a second [default: no limit].
@@ -267,10 +270,10 @@ pub struct BlobServeArgs {
     /// Keep the store in a pool of RADOS, as rados://POOL or rados://POOL/NAMESPACE.
     ///
     /// STORE is the directory for the socket and the key only; servers of one store have copies of
-    /// one key. $CEPH_CONF names the configuration of the cluster; ?client=NAME after the
-    /// pool names the client of the cluster, which is client.admin by default. If another server of
-    /// the store lives, this command ends with exit code 3. If this server is replaced by another
-    /// one, or a write to the store fails, it ends with exit code 3 also.
+    /// one key. $CEPH_CONF names the configuration of the cluster; ?client=NAME after the pool
+    /// names the client of the cluster, which is client.admin by default. If another server of the
+    /// store lives, this command ends with exit code 3, as it does if another server replaces this
+    /// one, or if a write to the store fails.
     #[arg(long, value_name = "POOL")]
     pub rados: Option<String>,
     /// Wait until the other server of the store in RADOS has ended or is dead, and replace it then:

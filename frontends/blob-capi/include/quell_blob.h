@@ -12,9 +12,9 @@
  * Errors. A function returns 0 or a positive number on success, and a negative error number of
  * errno.h on failure. quell_blob_last_error() returns the message of the calling thread's last
  * error, quell_blob_last_failure() its reason, and quell_blob_last_conflicts() the blobs and ranges
- * of a conflict. EINVAL states an argument or limit that is not kept. If a server does not answer,
- * a call fails with ENOTCONN or ETIMEDOUT after at most 60 seconds; a commit may then have taken
- * effect. EIO with the message "a fault in libquell" is an error in the library itself.
+ * of a conflict. EINVAL: an argument is invalid, or a limit is exceeded. If a server does not
+ * answer, a call fails with ENOTCONN or ETIMEDOUT after at most 60 seconds; a commit may then have
+ * taken effect. EIO with the message "a fault in libquell" is an error in the library itself.
  *
  * Pointers. A pointer must be valid for its type during the call, and a buffer must have the size
  * passed with it. NULL where it is not allowed fails with EINVAL. A handle is the result of a
@@ -231,7 +231,7 @@ typedef struct quell_blob_name {
   struct quell_blob_attributes attributes;
 } quell_blob_name;
 
-// How often a transaction is repeated after a conflict. 0 selects the default.
+// The attempts of a transaction that conflicts, and their delays. 0 selects the default.
 typedef struct quell_blob_retries {
   // The largest number of attempts (default 20).
   uint32_t attempts_max;
@@ -275,14 +275,16 @@ int quell_blob_last_failure(struct quell_blob_failure *failure);
 // `conflicts` is NULL or a variable for the pointer.
 int64_t quell_blob_last_conflicts(const struct quell_blob_conflict **conflicts);
 
-// Opens the store at a location: `dir:PATH`, the path of a directory, `unix:PATH`, or
-// `quell://HOST:PORT?key=FILE`, with `&encrypt` for an encrypted connection. A directory that does
+// Opens the store at a location: `dir:PATH`, the path of a directory, `unix:PATH`,
+// `quell://HOST:PORT?key=FILE`, or `rados://POOL/NAMESPACE?key=FILE` for the present server of a
+// store in RADOS; the last two with `&encrypt` for an encrypted connection. A directory that does
 // not exist is created with mode 0700. If a server has the directory open, this process becomes a
 // client of the server. `options` may be NULL.
 //
 // Fails with EBUSY if another process has the store open and is no server, with ENOTCONN if no
-// server answers, with EACCES if the directory belongs to another user or if others have access to
-// it, with EEXIST if it has other files, and with EIO if the store does not have its format.
+// server answers, with ENOENT if a pool of RADOS has no store, with EACCES if the directory
+// belongs to another user or if others have access to it, with EEXIST if it has other files, and
+// with EIO if the store does not have its format.
 //
 // # Safety
 //

@@ -376,7 +376,8 @@ class Transaction {
     std::vector<bool> appends_; // whether each operation is an append
 };
 
-// How often a transaction is repeated. 0 selects the default of quell_blob.h.
+// The attempts of a transaction that conflicts, and their delays. 0 selects the default of
+// quell_blob.h.
 using Retries = quell_blob_retries;
 using Options = quell_blob_options;
 

@@ -82,14 +82,16 @@ pub unsafe fn write_attributes(name: &[u8], stat: Option<BlobStat>, into: *mut A
     Ok(unsafe { write_output(into, stat.into()) }?)
 }
 
-/// Opens the store at a location: `dir:PATH`, the path of a directory, `unix:PATH`, or
-/// `quell://HOST:PORT?key=FILE`, with `&encrypt` for an encrypted connection. A directory that does
+/// Opens the store at a location: `dir:PATH`, the path of a directory, `unix:PATH`,
+/// `quell://HOST:PORT?key=FILE`, or `rados://POOL/NAMESPACE?key=FILE` for the present server of a
+/// store in RADOS; the last two with `&encrypt` for an encrypted connection. A directory that does
 /// not exist is created with mode 0700. If a server has the directory open, this process becomes a
 /// client of the server. `options` may be NULL.
 ///
 /// Fails with EBUSY if another process has the store open and is no server, with ENOTCONN if no
-/// server answers, with EACCES if the directory belongs to another user or if others have access to
-/// it, with EEXIST if it has other files, and with EIO if the store does not have its format.
+/// server answers, with ENOENT if a pool of RADOS has no store, with EACCES if the directory
+/// belongs to another user or if others have access to it, with EEXIST if it has other files, and
+/// with EIO if the store does not have its format.
 ///
 /// # Safety
 ///

@@ -89,7 +89,7 @@ pub fn ended() -> Error {
     invalid("use the transaction", "it was committed, or its commit has failed").into()
 }
 
-/// How often a transaction is repeated after a conflict. 0 selects the default.
+/// The attempts of a transaction that conflicts, and their delays. 0 selects the default.
 #[repr(C)]
 pub struct RetriesC {
     /// The largest number of attempts (default 20).

@@ -207,7 +207,8 @@ def _close_stores():
 
 
 def open(location, *, create=True, in_flight_max=_IN_FLIGHT_MAX):  # noqa: A001: as in io, os and gzip
-    """Opens the store at a location: `dir:PATH`, the path of a directory, `unix:PATH`, or
-    `quell://HOST:PORT?key=FILE`. A directory that does not exist is created, unless `create` is
-    False. At most `in_flight_max` submitted operations are in flight."""
+    """Opens the store at a location: `dir:PATH`, the path of a directory, `unix:PATH`,
+    `quell://HOST:PORT?key=FILE`, or `rados://POOL/NAMESPACE?key=FILE` for the present server of a
+    store in RADOS. A directory that does not exist is created, unless `create` is False. At most
+    `in_flight_max` submitted operations are in flight."""
     return Store(location, create=create, in_flight_max=in_flight_max)

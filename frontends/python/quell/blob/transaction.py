@@ -153,8 +153,8 @@ class Transaction(Reads, Lists):
 
 
 class Retries(NamedTuple):
-    """How often a transaction is repeated after a conflict. The mean time before an attempt doubles
-    from `first_delay` to `delay_max`, both in seconds."""
+    """The number of attempts of a transaction that conflicts, and their delays. The mean time before
+    an attempt doubles from `first_delay` to `delay_max`, both in seconds."""
 
     attempts: int = 20
     first_delay: float = 0.0001

@@ -39,7 +39,7 @@ class Transform:
     `kind` is add, multiply, min, max, and, or, xor or compare-and-set; `type` is u8 to u64, i8 to
     i64, f32 or f64. `operands` is a number, which is used for `count` numbers, or a sequence or
     array with one operand for each number. An array must have the type of the numbers. `overflow`
-    states what happens to integer results outside the range of the type: wrap, saturate or check,
+    is the treatment of integer results outside the range of the type: wrap, saturate or check,
     which raises `Overflow`. A compare-and-set needs `expected`, as many numbers as operands.
     `returns_before` asks for the numbers before the transform."""
 
