@@ -29,7 +29,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 /// The behaviour of a server that finds another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takeover {
-    /// It replaces the other server if this one has ended or is dead, and fails otherwise.
+    /// It replaces the other server if that one has ended or is dead, and fails otherwise.
     IfDead,
     /// It waits until the other server has ended or is dead.
     Wait,
@@ -228,7 +228,7 @@ impl Drop for ServingLease {
 
 fn lives(address: &str) -> String {
     let at = if address.is_empty() { String::new() } else { format!(" at {address}") };
-    format!("another server{at} serves it; end that one, or pass --standby to wait for its end")
+    format!("another server{at} serves it; end that one, or wait with: quell blob serve --standby")
 }
 
 /// Returns whether an operation can succeed later.

@@ -339,7 +339,7 @@ impl Engine {
     /// Removes a part of the content that a truncation of a blob has left.
     fn remove_stale(&self, all: &mut Changes<'_>, name: &[u8]) -> std::result::Result<Decision, Refusal> {
         if !apply::has_stale(&*all, name)? {
-            let source = Some("it cuts a large blob and extends it again; divide it".into());
+            let source = Some("it truncates a large blob and extends it again; divide it".into());
             return Err(
                 Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction") }.into()
             );
