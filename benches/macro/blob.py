@@ -26,9 +26,10 @@ NAMESPACE = "bench"
 CLIENTS = ((1, None), (8, 2), (32, None), (128, 5))
 READERS = 32
 READ_BYTES = 800
-# The clients that read and those that write, of 40.
-# Each executes at most RATE operations in a second, so that two processors suffice for all readers.
+# The largest number of operations of each client in a second, so that two processors suffice for
+# all readers.
 RATE = 100
+# The numbers of clients that read and of clients that write, 40 in total.
 SHARES = ((38, 2), (30, 10), (20, 20), (10, 30), (2, 38))
 BULK = (64 << 10, 1 << 20)
 COUNTER_CLIENTS = 16

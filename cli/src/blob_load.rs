@@ -147,7 +147,8 @@ impl Measured {
         self.latencies_us.len() as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// Returns the time within which a part of the operations was done, in microseconds.
+    /// Returns the time within which `percent` percent of the operations were done, in
+    /// microseconds.
     pub fn latency_us(&self, percent: usize) -> u32 {
         let last = self.latencies_us.len().saturating_sub(1);
         self.latencies_us.get(last * percent / 100).copied().unwrap_or(0)

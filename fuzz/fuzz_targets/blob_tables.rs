@@ -1,5 +1,5 @@
-//! Tables of a store of blobs. Its blobs can be listed and read, or are refused. A repair leaves no
-//! problem that it could have repaired, and no blob is lost.
+//! Tables of a store of blobs. Lists and reads of its blobs succeed or return an error. A repair
+//! leaves no problem that it could have repaired, and no blob is lost.
 #![no_main]
 
 use std::sync::Arc;

@@ -14,7 +14,7 @@ const LISTS: usize = 16;
 pub(crate) type GroupId = (u64, u32, u32);
 
 /// Groups of blocks, with their checksums, as they are stored. An extent never changes, and its
-/// number is not used again, so a group in memory is always right.
+/// number is not used again, so a group in memory always equals the stored one.
 pub(crate) struct ExtentCache {
     lists: Vec<Mutex<LruCache<GroupId, Arc<Vec<u8>>>>>,
 }
@@ -36,11 +36,12 @@ impl ExtentCache {
         self.list(id).lock().expect("no panic under the lock").get(&id).cloned()
     }
 
-    /// Adds a group. The one of its list that was not used for the longest time is removed.
+    /// Adds a group. If its list is full, the least recently used group of the list is removed.
     pub(crate) fn insert(&self, id: GroupId, bytes: Arc<Vec<u8>>) {
         // The removed group is freed after the lock was released.
         let _removed = self.list(id).lock().expect("no panic under the lock").push(id, bytes);
     }
+
     /// Removes the groups of an extent.
     pub(crate) fn remove(&self, number: u64) {
         for piece in 0..PIECES_MAX {

@@ -202,7 +202,7 @@ impl ObjectExtents {
     ) -> Result<Arc<Vec<u8>>> {
         let bytes = Arc::new(self.finish_range(range)?);
         let first = group as usize * (GROUP_BYTES / BLOCK_BYTES);
-        // Damage of a block concerns those only that read it.
+        // A damaged block fails only the reads of this block, so the group is not kept.
         if check_blocks(&bytes, number, piece, first, 0, &mut []).is_ok() {
             self.cache.insert(id, Arc::clone(&bytes));
         }
@@ -271,13 +271,13 @@ struct StartedPiece {
     pending: Box<dyn PendingWrite>,
 }
 
-/// The place of the data of a part of a read.
+/// The source of the data of a part of a read.
 enum Source {
     /// In memory.
     Cached(Arc<Vec<u8>>),
     /// A group that is being read, and is kept in memory.
     Group(GroupId, StartedRange),
-    /// The blocks of the part alone.
+    /// The blocks of the part are being read, and are not kept in memory.
     Object(StartedRange),
 }
 

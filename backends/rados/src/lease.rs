@@ -18,15 +18,16 @@ use crate::format::server::{RECORD_BYTES, ServerRecord, ServerState};
 use crate::objects::{Objects, PendingWrite, Write, failure, is_refusal};
 
 const GUARD: &str = "guard";
-/// The longest duration of a read of the record that is certainly not caused by a cluster that
-/// performs no operations.
+/// The longest duration of a read of the record after which the observation goes on. During a
+/// longer one the cluster may have performed no operations, hence no renewals either.
 const READ_LIMIT: Duration = Duration::from_millis(500);
-/// The time without a renewal after which a server is regarded as dead in any case.
+/// The time, in addition to [`wait_for_end`], after which a server without a renewal is regarded as
+/// dead although reads of its record take long.
 const DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// Returns the time that another server waits for the end of a lease, by its own clock. It is
-/// longer by a quarter, so that the clocks may differ in their rates: each by less than 11 % from
-/// the true one.
+/// longer than the lease by a quarter, so that the rates of the clocks may differ: each by less
+/// than 11 % from the true one.
 pub fn wait_for_end(lease: Duration) -> Duration {
     lease * 5 / 4
 }
@@ -62,7 +63,7 @@ pub enum Observed {
 #[derive(Debug, Default)]
 pub struct Observer {
     /// The record, the end of the first read that returned it, and the end of the last read that
-    /// took long, or of the first one.
+    /// took longer than [`READ_LIMIT`], or of the first one.
     last: Option<(ServerRecord, Duration, Duration)>,
 }
 

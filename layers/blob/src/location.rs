@@ -10,7 +10,8 @@ use quell_vfs::{Error, ErrorKind};
 /// The location of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// A directory that this process opens: `dir:PATH`, or a path with a slash or without a colon.
+    /// A directory that this process opens: `dir:PATH`, or a path that has no colon before its
+    /// first slash.
     Directory(PathBuf),
     /// A server on this machine, by its socket: `unix:PATH`.
     Socket(PathBuf),

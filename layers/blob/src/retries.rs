@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 
-/// How often a transaction is repeated after a conflict, and the time between two attempts.
+/// The number of attempts of a transaction that conflicts, and the time between two of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retries {
     /// The largest number of attempts, at least 1.

@@ -36,10 +36,11 @@ impl Store {
     /// mode 0700. Commits survive a power failure.
     ///
     /// # Errors
-    /// `Busy` if another process has the store open and is no server, or if the store is in RADOS
-    /// and has no server; `Unavailable` if no server answers; `PermissionDenied` if the directory
-    /// belongs to another user, or has any permission for group and others; `Exists` if it has
-    /// files that are not those of a store; `Damaged` if the store does not have its format.
+    /// `Busy` if another process has the store open and is no server, or if the directory is that
+    /// of a server of a store in RADOS that does not run; `Unavailable` if no server answers;
+    /// `NotFound` if a pool of RADOS has no store; `PermissionDenied` if the directory belongs to
+    /// another user, or has any permission for group and others; `Exists` if it has files that are
+    /// not those of a store; `Damaged` if the store does not have its format.
     pub fn open(location: &str) -> Result<Store> {
         Store::open_location(location, true)
     }

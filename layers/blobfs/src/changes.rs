@@ -1,6 +1,6 @@
-//! Transactions that create, remove and rename entries. They compare with the state at their
-//! commit, so two mounts cannot create the same name, or remove a directory in which the other one
-//! creates a file.
+//! Transactions that create, remove and rename entries. They read the entries concerned, and a
+//! commit is refused if another client has changed these. So two mounts cannot create the same
+//! name, and none can remove a directory in which the other one creates a file.
 
 use quell_blob::{FileAttributes, OPERATIONS_MAX, Operation, Retries, Transaction};
 use quell_vfs::{Error, ErrorKind, Kind, Rename, Result, errno};
@@ -9,20 +9,21 @@ use crate::failure::failed;
 use crate::names::{is_within, parent};
 use crate::shared::{Found, Shared};
 
-/// The number of blobs of a directory that a rename moves: each needs up to two operations.
+/// The largest number of blobs of a directory that a rename moves: each needs up to two operations.
 const MOVED_MAX: usize = (OPERATIONS_MAX - 16) / 2;
 
 /// The blobs of an entry that is renamed, and their new names.
 type Moves = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A refusal of a transaction by this layer, which is not repeated.
+/// The result of a step of a transaction: an error of the store, after which the transaction may be
+/// repeated, or a value, or the error with which this layer refuses the transaction.
 type Decision<T> = quell_blob::Result<Result<T>>;
 
 fn refuse<T>(kind: ErrorKind, operation: &'static str, path: &[u8]) -> Decision<T> {
     Ok(Err(Error::new(kind, operation, path)))
 }
 
-/// Returns the value of a decision, or returns the decision if it is a refusal.
+/// Evaluates to the value of a decision; if it is an error, returns it from the function.
 macro_rules! decided {
     ($decision:expr) => {
         match $decision? {
@@ -32,7 +33,7 @@ macro_rules! decided {
     };
 }
 
-/// Returns the value of a result of this layer, or returns its error as a refusal.
+/// Evaluates to the value of a result of this layer; an error refuses the transaction.
 macro_rules! checked {
     ($result:expr) => {
         match $result {

@@ -15,9 +15,10 @@ use quell_vfs::{Attributes, Error, ErrorKind, Result, Time};
 use crate::extents::Extents;
 use crate::failure::failed;
 
-/// The size of the writes of a file that are committed together, in bytes.
+/// The largest size of the writes of a file that are committed together, in bytes.
 const PENDING_BYTES_MAX: usize = 8 << 20;
-/// The number of extents that are committed together. Each may change two pages of 512 bytes.
+/// The largest number of extents that are committed together. Each may change two pages of 512
+/// bytes.
 const PENDING_EXTENTS_MAX: usize = 4096;
 /// The set-id bits of `st_mode`.
 const SET_ID: u32 = 0o6000;

@@ -267,7 +267,7 @@ impl FileSystem for BlobFs {
 
     fn forget(&self, node: NodeId, references: u64) {
         let _paths = read_lock(&self.shared.paths);
-        // If the data of a removed file cannot be deleted, it remains below `PREFIX/removed/`.
+        // If the data of a removed file cannot be deleted, it remains below `PREFIX//removed/`.
         let _ = self.shared.release(node, references);
     }
 
@@ -422,7 +422,8 @@ impl Writable for BlobFs {
 }
 
 impl BlobFs {
-    /// Returns the place of the directory at a path after its removal. `paths` must be held.
+    /// Returns the place of the directory at a path after its removal. The caller holds the lock
+    /// `paths`.
     fn last_attributes(&self, path: &[u8]) -> Place {
         let node = lock(&self.shared.nodes).at(path);
         let last =

@@ -18,7 +18,7 @@ pub(crate) struct Node {
     pub(crate) content: Content,
 }
 
-/// Where a node is in the store.
+/// The path or the blob of a node, or its state without them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     /// At this path.
@@ -98,7 +98,8 @@ impl Nodes {
         self.by_path.get(path).copied().or_else(free).unwrap_or(ROOT)
     }
 
-    /// Adds uses to the node at a path. A node of another kind at this path is no longer there.
+    /// Adds uses to the node at a path. If a node of another kind is there, another client has
+    /// replaced its entry.
     pub(crate) fn hold(&mut self, path: &[u8], kind: Kind, uses: u64) -> Arc<Node> {
         if self.at(path).is_some_and(|node| node.kind != kind) {
             self.detach(path, Place::Gone);
@@ -133,7 +134,7 @@ impl Nodes {
         Some(used.node)
     }
 
-    /// Takes its path from the node there, which is in `place` now.
+    /// Removes the path of the node at `path`, and sets its place to `place`.
     pub(crate) fn detach(&mut self, path: &[u8], place: Place) {
         if let Some(node) = self.at(path) {
             node.set_place(place);
@@ -141,8 +142,8 @@ impl Nodes {
         }
     }
 
-    /// Takes their paths from the nodes below a directory that is removed: other clients have
-    /// removed their blobs.
+    /// Removes the paths of the nodes below a directory that is removed: other clients have removed
+    /// their blobs.
     pub(crate) fn detach_below(&mut self, dir: &[u8]) {
         let is_below = |path: &&Vec<u8>| path.len() > dir.len() && is_within(path, dir);
         let below: Vec<Vec<u8>> = self.by_path.keys().filter(is_below).cloned().collect();

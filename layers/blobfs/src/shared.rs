@@ -23,7 +23,7 @@ pub(crate) struct Shared {
     pub(crate) paths: RwLock<()>,
 }
 
-/// A directory, or an entry that is none, in the store.
+/// An entry that was found in the store: a file, a symbolic link or a directory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) kind: Kind,
@@ -37,7 +37,8 @@ impl Found {
         Found { kind: crate::attributes::kind_of(&stat), stat: Some(stat), modified_ns: stat.modified_ns }
     }
 
-    /// Returns the directory whose first names are `first`, if there are any.
+    /// Returns the directory with the blob `blob`. `first` is the first blob whose name begins with
+    /// that name; without one, the directory does not exist.
     pub(crate) fn of_dir(blob: &[u8], first: &[(Vec<u8>, quell_blob::BlobStat)]) -> Option<Found> {
         let (name, stat) = first.first()?;
         let own = (name == blob).then_some(*stat);
@@ -80,7 +81,7 @@ impl Shared {
         Ok(Some(Found { kind: Kind::Dir, stat, modified_ns }))
     }
 
-    /// Returns the attributes of a node. `paths` must be held for reading.
+    /// Returns the attributes of a node. The caller holds the lock `paths`.
     pub(crate) fn attributes(&self, node: &Node) -> Result<Attributes> {
         let (found, nlink) = match node.place() {
             Place::Named(path) if node.kind == Kind::Dir => (self.find_dir(&path)?, 1),
@@ -100,7 +101,7 @@ impl Shared {
         Ok(stat.map(Found::of_blob))
     }
 
-    /// Returns the blob of a file or symbolic link. `paths` must be held for reading.
+    /// Returns the blob of a file or symbolic link. The caller holds the lock `paths`.
     pub(crate) fn blob_of(&self, node: &Node) -> Result<Vec<u8>> {
         match node.place() {
             Place::Named(path) => self.names.of_file(&path),
@@ -109,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// Returns references to a node, and deletes its data if it has no name and no references.
+    /// Removes uses of a node, and deletes its data if it has no name and these were its last uses.
     pub(crate) fn release(&self, node: quell_vfs::NodeId, uses: u64) -> Result<()> {
         let Some(last) = lock(&self.nodes).release(node, uses) else { return Ok(()) };
         self.delete_data_of(&last)

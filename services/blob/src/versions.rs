@@ -118,7 +118,7 @@ impl Versions {
         self.forget_unneeded(&mut state);
     }
 
-    /// Returns an error if a state cannot be read any more.
+    /// Returns `Stale` if a state cannot be read any more.
     pub(crate) fn check(&self, version: Version) -> Result<()> {
         match version.0 < self.oldest_readable.load(Ordering::Acquire) {
             true => Err(too_old()),

@@ -26,7 +26,7 @@ pub(super) const SHORT_REPLY_BYTES: u32 = 4096;
 pub(super) const REPLY_OVERHEAD_BYTES: usize = 512;
 /// The pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a client waits until the server has received its goodbye.
+/// The time for which a client waits until the server has received its goodbye.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 
 pub(super) struct Connection {
@@ -39,7 +39,7 @@ pub(super) struct Connection {
     pub(super) last_number: AtomicU64,
     /// The latest version that the server has stated.
     pub(super) known: AtomicU64,
-    /// How long a request is repeated.
+    /// The time for which a request is repeated.
     pub(super) limit: Duration,
     /// Passes commits to the thread that repeats them; `None` before the first one.
     pub(super) repeater: Mutex<Option<Sender<Unfinished>>>,

@@ -11,7 +11,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::finder::Finder;
 
-/// How long a client waits for a server to accept the connection.
+/// The time for which a client waits until a server accepts the connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// The time without a reply after which a client looks for another server.
 pub(super) const FOLLOW_INTERVAL: Duration = Duration::from_millis(250);

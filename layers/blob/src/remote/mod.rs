@@ -27,9 +27,9 @@ use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
 use crate::finder::{Finder, tcp_settings};
 use crate::readers::Readers;
 
-/// How long a request to a server is repeated, if the server does not answer.
+/// The time for which a request is repeated if the server does not answer.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// How long a client waits for a server of a store in RADOS, while it is replaced.
+/// The time for which a client that opens a store in RADOS waits for a server of it.
 const FIND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A store on a server.
