@@ -127,7 +127,7 @@ class Blob:
                  "at least 10 times etcd", own >= 10 * etcd, note="direct: etcd, read and compare-and-put; one member")
 
     def redis(self, policy):
-        # In Debian, redis-check-rdb is the server, which looks at the name by which it is run.
+        # In Debian, redis-check-rdb is the same program as redis-server, which acts by its argv[0].
         directory, port = self.local / f"redis-{policy}", free_port()
         directory.mkdir()
         command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--appendonly", "yes",
@@ -149,7 +149,7 @@ class Blob:
                    "--listen-peer-urls", peer_at, "--initial-advertise-peer-urls", peer_at, "--initial-cluster", f"default={peer_at}",
                    "--logger", "zap", "--log-level", "error"]
         with process(command, lambda: answers(port), stderr=subprocess.DEVNULL):
-            time.sleep(2)  # until it has elected itself
+            time.sleep(2)  # until the only member is the leader
             done, end = [0] * COUNTER_CLIENTS, time.monotonic() + self.seconds
 
             def work(client):

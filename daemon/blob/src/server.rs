@@ -111,8 +111,8 @@ impl Server {
         self.connections.listen_tcp(address)
     }
 
-    /// Returns the failure of a write after which all commits fail, if there was one. The server is
-    /// of no more use then.
+    /// Returns the failure of a write after which all commits fail, if there was one. The caller
+    /// ends the server then, and opens the store again.
     pub fn failure(&self) -> Option<Error> {
         self.store.failure()
     }

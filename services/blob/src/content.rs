@@ -279,9 +279,9 @@ impl Content<'_, '_> {
         Ok(is_removed)
     }
 
-    /// Removes the content after `end`, at most about `limit` pages and references, from the end of
-    /// the kept part on. Returns whether all is removed. The kept part of a page or reference that
-    /// contains `end` is cut in any case.
+    /// Removes the content after `end`: at most `limit` pages and at most `limit` references, those
+    /// with the lowest positions first. Returns whether all is removed. A page or reference that
+    /// contains `end` is shortened in any case.
     fn remove_after(&mut self, end: u64, limit: usize) -> Result<bool> {
         let id = self.entry.id;
         if !end.is_multiple_of(PAGE_BYTES) {

@@ -139,7 +139,7 @@ impl RecentChanges {
 }
 
 impl BlobChanges {
-    /// Adds a range, and cuts older ones that it overlaps.
+    /// Adds a range, and removes its bytes from older ranges.
     fn add_range(&mut self, start: u64, end: u64, version: Version) {
         if start >= end {
             return;
