@@ -71,7 +71,7 @@ impl Blobs {
                 create(blobs.sum(site)),
             ]);
         }
-        operations.extend((0..clients).map(|client| create(blobs.own(client))));
+        operations.extend((0..clients).map(|client| create(blobs.of_client(client))));
         store.commit(operations)?;
         // All aggregates exist before the first addition, as numbers of 0.
         let zeros = (0..SITES).map(|site| blobs.sum(site)).chain([blobs.total()]);
@@ -117,7 +117,7 @@ impl Blobs {
         format!("{}sum/all", self.prefix)
     }
 
-    fn own(&self, client: usize) -> String {
+    fn of_client(&self, client: usize) -> String {
         format!("{}client/{client}", self.prefix)
     }
 }
@@ -164,7 +164,7 @@ pub struct Run<'a> {
     pub interval: Duration,
     pub duration: Duration,
     /// Ends the run early.
-    pub is_over: &'a AtomicBool,
+    pub is_stopped: &'a AtomicBool,
     /// The operations so far.
     pub done: &'a AtomicU64,
 }
@@ -180,16 +180,16 @@ impl Run<'_> {
             clients.map(|work| Ok((work, open()?))).collect::<Result<Vec<_>>>()?;
         let failure = Mutex::new(None);
         let begun = Instant::now();
-        let counted: Vec<Counted> = std::thread::scope(|scope| {
+        let counts: Vec<ClientCounts> = std::thread::scope(|scope| {
             let failure = &failure;
             let start = |(number, (work, store)): (usize, (Work, Store))| {
                 scope.spawn(move || {
                     let mut client = Client::new(self, number, store);
                     if let Err(error) = client.work(work, begun + self.duration) {
-                        self.is_over.store(true, Ordering::Relaxed);
+                        self.is_stopped.store(true, Ordering::Relaxed);
                         failure.lock().expect("no panic").get_or_insert(error);
                     }
-                    client.counted
+                    client.counts
                 })
             };
             let threads: Vec<_> = clients.into_iter().enumerate().map(start).collect();
@@ -199,15 +199,15 @@ impl Run<'_> {
         if let Some(error) = failure.into_inner().expect("no panic") {
             return Err(error);
         }
-        let mut counted = counted.into_iter();
-        Ok(groups.iter().map(|group| Measured::sum(*group, elapsed, counted.by_ref())).collect())
+        let mut counts = counts.into_iter();
+        Ok(groups.iter().map(|group| Measured::sum(*group, elapsed, counts.by_ref())).collect())
     }
 }
 
 impl Measured {
-    fn sum(group: Group, elapsed: Duration, counted: impl Iterator<Item = Counted>) -> Measured {
+    fn sum(group: Group, elapsed: Duration, counts: impl Iterator<Item = ClientCounts>) -> Measured {
         let (mut latencies_us, mut conflicts) = (Vec::new(), 0);
-        for client in counted.take(group.clients) {
+        for client in counts.take(group.clients) {
             latencies_us.extend(client.latencies_us);
             conflicts += client.conflicts;
         }
@@ -217,7 +217,7 @@ impl Measured {
 }
 
 #[derive(Default)]
-struct Counted {
+struct ClientCounts {
     latencies_us: Vec<u32>,
     conflicts: u64,
 }
@@ -228,13 +228,13 @@ struct Client<'a> {
     number: usize,
     store: Store,
     random: u64,
-    counted: Counted,
+    counts: ClientCounts,
 }
 
 impl<'a> Client<'a> {
     fn new(run: &'a Run<'a>, number: usize, store: Store) -> Client<'a> {
         let random = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Client { run, number, store, random, counted: Counted::default() }
+        Client { run, number, store, random, counts: ClientCounts::default() }
     }
 
     fn work(&mut self, work: Work, end: Instant) -> Result<()> {
@@ -244,7 +244,7 @@ impl<'a> Client<'a> {
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
             let begun = Instant::now();
             next = begun + self.run.interval;
-            if begun >= end || self.run.is_over.load(Ordering::Relaxed) {
+            if begun >= end || self.run.is_stopped.load(Ordering::Relaxed) {
                 break;
             }
             match work {
@@ -259,7 +259,7 @@ impl<'a> Client<'a> {
                 Work::Read => self.read(&mut buffer)?,
             }
             let elapsed_us = begun.elapsed().as_micros().try_into().unwrap_or(u32::MAX);
-            self.counted.latencies_us.push(elapsed_us);
+            self.counts.latencies_us.push(elapsed_us);
             self.run.done.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
@@ -325,14 +325,14 @@ impl<'a> Client<'a> {
             attempts += 1;
             body(transaction)
         });
-        self.counted.conflicts += attempts - 1;
+        self.counts.conflicts += attempts - 1;
         result
     }
 
     /// Writes at positions that follow each other, and begins again after 1024 writes.
     fn write(&mut self, call: u64, data: &[u8]) -> Result<()> {
         let offset = call % 1024 * data.len().next_multiple_of(512) as u64;
-        self.store.write(self.run.blobs.own(self.number), offset, data)
+        self.store.write(self.run.blobs.of_client(self.number), offset, data)
     }
 
     fn read(&mut self, into: &mut [u8]) -> Result<()> {

@@ -56,7 +56,7 @@ fn measure(
             size_bytes: args.size as usize,
             interval: args.rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) / rate),
             duration: Duration::from_secs(args.seconds.into()),
-            is_over: interrupted,
+            is_stopped: interrupted,
             done: &done,
         };
         let beside = args.beside.map_or(0, |_| usize::from(args.beside_clients));

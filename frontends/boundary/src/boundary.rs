@@ -47,8 +47,8 @@ pub fn status(call: impl FnOnce() -> Result<()>) -> c_int {
 }
 
 /// Returns the error for an invalid argument.
-pub fn invalid(operation: &'static str, why: &'static str) -> Error {
-    Error { source: Some(why.into()), ..Error::new(ErrorKind::InvalidInput, operation, "") }
+pub fn invalid(operation: &'static str, reason: &'static str) -> Error {
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::InvalidInput, operation, "") }
 }
 
 /// Returns the value of a pointer. NULL and misaligned pointers are errors.
@@ -58,10 +58,10 @@ pub fn invalid(operation: &'static str, why: &'static str) -> Error {
 /// `pointer` is NULL, or points to a `T` that stays valid and unchanged while the result is used: a
 /// handle from `return_handle` that was not passed to `take_handle`.
 // SAFETY: the section above states the conditions.
-pub unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T> {
-    let refused = |why: &'static str| Error {
-        source: Some(why.into()),
-        ..Error::new(ErrorKind::InvalidInput, "use", what)
+pub unsafe fn handle<'a, T>(pointer: *const T, subject: &'static str) -> Result<&'a T> {
+    let refused = |reason: &'static str| Error {
+        source: Some(reason.into()),
+        ..Error::new(ErrorKind::InvalidInput, "use", subject)
     };
     if !pointer.is_aligned() {
         return Err(refused("the pointer is not aligned"));

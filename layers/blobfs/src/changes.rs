@@ -9,7 +9,8 @@ use crate::failure::failed;
 use crate::names::{is_within, parent};
 use crate::shared::{Found, Shared};
 
-/// The largest number of blobs of a directory that a rename moves: each needs up to two operations.
+/// The largest number of blobs of a directory that a rename moves. Each needs one operation; in an
+/// exchange, those of the first directory need two, and all operations are at most twice as many.
 const MOVED_MAX: usize = (OPERATIONS_MAX - 16) / 2;
 
 /// The blobs of an entry that is renamed, and their new names.
@@ -17,16 +18,16 @@ type Moves = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// The result of a step of a transaction: an error of the store, after which the transaction may be
 /// repeated, or a value, or the error with which this layer refuses the transaction.
-type Decision<T> = quell_blob::Result<Result<T>>;
+type StepResult<T> = quell_blob::Result<Result<T>>;
 
-fn refuse<T>(kind: ErrorKind, operation: &'static str, path: &[u8]) -> Decision<T> {
+fn refuse<T>(kind: ErrorKind, operation: &'static str, path: &[u8]) -> StepResult<T> {
     Ok(Err(Error::new(kind, operation, path)))
 }
 
-/// Evaluates to the value of a decision; if it is an error, returns it from the function.
-macro_rules! decided {
-    ($decision:expr) => {
-        match $decision? {
+/// Evaluates to the value of a step; if it is an error, returns it from the function.
+macro_rules! try_step {
+    ($result:expr) => {
+        match $result? {
             Ok(value) => value,
             Err(refusal) => return Ok(Err(refusal)),
         }
@@ -34,7 +35,7 @@ macro_rules! decided {
 }
 
 /// Evaluates to the value of a result of this layer; an error refuses the transaction.
-macro_rules! checked {
+macro_rules! refuse_on_error {
     ($result:expr) => {
         match $result {
             Ok(value) => value,
@@ -57,7 +58,7 @@ impl Shared {
         &self,
         operation: &'static str,
         path: &[u8],
-        mut body: impl FnMut(&mut Transaction) -> Decision<T>,
+        mut body: impl FnMut(&mut Transaction) -> StepResult<T>,
     ) -> Result<T> {
         let done = self.store.transact(&Retries::default(), |transaction| body(transaction));
         match done {
@@ -71,19 +72,23 @@ impl Shared {
     }
 
     /// Finds an entry in the state that a transaction reads.
-    fn find_in(&self, transaction: &mut Transaction, path: &[u8]) -> Decision<Option<Found>> {
-        if let Some(stat) = transaction.stat(checked!(self.names.of_file(path)))? {
+    fn find_in(&self, transaction: &mut Transaction, path: &[u8]) -> StepResult<Option<Found>> {
+        if let Some(stat) = transaction.stat(refuse_on_error!(self.names.of_file(path)))? {
             return Ok(Ok(Some(Found::of_blob(stat))));
         }
-        let blob = checked!(self.names.of_dir(path));
+        let blob = refuse_on_error!(self.names.of_dir(path));
         let first = transaction.list(&blob, "", 1)?;
         Ok(Ok(Found::of_dir(&blob, &first)))
     }
 
     /// Checks that the directory of an entry exists, and returns its attributes, if they were set.
-    fn require_parent(&self, transaction: &mut Transaction, path: &[u8]) -> Decision<Option<FileAttributes>> {
+    fn require_parent(
+        &self,
+        transaction: &mut Transaction,
+        path: &[u8],
+    ) -> StepResult<Option<FileAttributes>> {
         let dir = parent(path);
-        let blob = checked!(self.names.of_dir(dir));
+        let blob = refuse_on_error!(self.names.of_dir(dir));
         if let Some(stat) = transaction.stat(&blob)? {
             return Ok(Ok(stat.file));
         }
@@ -95,10 +100,10 @@ impl Shared {
 
     /// Adds operations that set the time of the directory of an entry. The directory then exists
     /// also without entries.
-    fn touch_parent(&self, transaction: &mut Transaction, path: &[u8]) -> Decision<()> {
+    fn touch_parent(&self, transaction: &mut Transaction, path: &[u8]) -> StepResult<()> {
         let dir = parent(path);
         if !dir.is_empty() {
-            let blob = checked!(self.names.of_dir(dir));
+            let blob = refuse_on_error!(self.names.of_dir(dir));
             transaction.create(&blob)?;
             transaction.resize(&blob, 0)?;
         }
@@ -119,8 +124,8 @@ impl Shared {
             _ => self.names.of_file(path)?,
         };
         self.transact("create", path, |transaction| {
-            let dir = decided!(self.require_parent(transaction, path));
-            if decided!(self.find_in(transaction, path)).is_some() {
+            let dir = try_step!(self.require_parent(transaction, path));
+            if try_step!(self.find_in(transaction, path)).is_some() {
                 return refuse(ErrorKind::Exists, "create", path);
             }
             let mut file = file;
@@ -134,7 +139,7 @@ impl Shared {
             }
             let name = blob.clone();
             transaction.add(Operation::SetAttributes { name, file: Some(file), modified_ns: None })?;
-            decided!(self.touch_parent(transaction, path));
+            try_step!(self.touch_parent(transaction, path));
             Ok(Ok(file))
         })
     }
@@ -143,7 +148,7 @@ impl Shared {
     pub(crate) fn remove(&self, path: &[u8], unnamed: Option<&[u8]>) -> Result<()> {
         let blob = self.names.of_file(path)?;
         self.transact("remove", path, |transaction| {
-            match decided!(self.find_in(transaction, path)) {
+            match try_step!(self.find_in(transaction, path)) {
                 None => return refuse(ErrorKind::NotFound, "remove", path),
                 Some(found) if found.kind == Kind::Dir => {
                     return refuse(ErrorKind::IsADirectory, "remove", path);
@@ -162,7 +167,7 @@ impl Shared {
     pub(crate) fn remove_dir(&self, path: &[u8]) -> Result<()> {
         let blob = self.names.of_dir(path)?;
         self.transact("remove", path, |transaction| {
-            match decided!(self.find_in(transaction, path)) {
+            match try_step!(self.find_in(transaction, path)) {
                 None => return refuse(ErrorKind::NotFound, "remove", path),
                 Some(found) if found.kind != Kind::Dir => {
                     return refuse(ErrorKind::NotADirectory, "remove", path);
@@ -183,11 +188,11 @@ impl Shared {
         let refuse = |kind| refuse(kind, "rename", from);
         let (from_file, to_file) = (self.names.of_file(from)?, self.names.of_file(to)?);
         self.transact("rename", from, |transaction| {
-            let Some(source) = decided!(self.find_in(transaction, from)) else {
+            let Some(source) = try_step!(self.find_in(transaction, from)) else {
                 return refuse(ErrorKind::NotFound);
             };
-            decided!(self.require_parent(transaction, to));
-            let target = decided!(self.find_in(transaction, to));
+            try_step!(self.require_parent(transaction, to));
+            let target = try_step!(self.find_in(transaction, to));
             let is_dir = |found: &Found| found.kind == Kind::Dir;
             let source_is_dir = is_dir(&source);
             if *mode == Rename::Keep && target.is_some() {
@@ -199,14 +204,17 @@ impl Shared {
             if source_is_dir && is_within(to, from) {
                 return refuse(ErrorKind::InvalidInput);
             }
-            let moves = decided!(self.moves(transaction, from, to, source_is_dir));
+            let moves = try_step!(self.moves(transaction, from, to, source_is_dir));
             match (mode, &target) {
                 (Rename::Exchange, None) => return refuse(ErrorKind::NotFound),
                 (Rename::Exchange, Some(target)) => {
                     if is_dir(target) && is_within(from, to) {
                         return refuse(ErrorKind::InvalidInput);
                     }
-                    let back = decided!(self.moves(transaction, to, from, is_dir(target)));
+                    let back = try_step!(self.moves(transaction, to, from, is_dir(target)));
+                    if 2 * moves.len() + back.len() > 2 * MOVED_MAX {
+                        return Ok(Err(too_many_blobs(from)));
+                    }
                     // Exchanged through names that no other blob has.
                     let aside = |position| self.names.of_removed(u64::MAX - position as u64);
                     for (position, (blob, _)) in moves.iter().enumerate() {
@@ -218,7 +226,7 @@ impl Shared {
                     for (position, (_, new)) in moves.iter().enumerate() {
                         transaction.rename(aside(position), new)?;
                     }
-                    decided!(self.touch_parent(transaction, from));
+                    try_step!(self.touch_parent(transaction, from));
                     return self.touch_parent(transaction, to);
                 }
                 (_, None) => {}
@@ -226,7 +234,7 @@ impl Shared {
                     (false, true) => return refuse(ErrorKind::IsADirectory),
                     (true, false) => return refuse(ErrorKind::NotADirectory),
                     (true, true) => {
-                        let blob = checked!(self.names.of_dir(to));
+                        let blob = refuse_on_error!(self.names.of_dir(to));
                         if !is_empty(transaction, &blob)? {
                             return refuse(ErrorKind::NotEmpty);
                         }
@@ -242,17 +250,26 @@ impl Shared {
             for (blob, new) in &moves {
                 transaction.rename(blob, new)?;
             }
-            decided!(self.touch_parent(transaction, from));
+            try_step!(self.touch_parent(transaction, from));
             self.touch_parent(transaction, to)
         })
     }
 
     /// Returns the blobs of an entry, and their names after a rename.
-    fn moves(&self, transaction: &mut Transaction, from: &[u8], to: &[u8], is_dir: bool) -> Decision<Moves> {
+    fn moves(
+        &self,
+        transaction: &mut Transaction,
+        from: &[u8],
+        to: &[u8],
+        is_dir: bool,
+    ) -> StepResult<Moves> {
         if !is_dir {
-            return Ok(Ok(vec![(checked!(self.names.of_file(from)), checked!(self.names.of_file(to)))]));
+            return Ok(Ok(vec![(
+                refuse_on_error!(self.names.of_file(from)),
+                refuse_on_error!(self.names.of_file(to)),
+            )]));
         }
-        let (old, new) = (checked!(self.names.of_dir(from)), checked!(self.names.of_dir(to)));
+        let (old, new) = (refuse_on_error!(self.names.of_dir(from)), refuse_on_error!(self.names.of_dir(to)));
         let mut moves = Moves::new();
         for (blob, _) in transaction.list(&old, "", MOVED_MAX + 1)? {
             let moved = [&new[..], &blob[old.len()..]].concat();
@@ -262,12 +279,17 @@ impl Shared {
             moves.push((blob, moved));
         }
         if moves.len() > MOVED_MAX {
-            let source = format!("the directory has more than {MOVED_MAX} blobs; copy it and remove it");
-            let refusal = Error::new(ErrorKind::Os(errno::EXDEV), "rename", from);
-            return Ok(Err(Error { source: Some(source.into()), ..refusal }));
+            return Ok(Err(too_many_blobs(from)));
         }
         Ok(Ok(moves))
     }
+}
+
+/// Returns the error of a rename that needs more operations than a transaction can have.
+fn too_many_blobs(path: &[u8]) -> Error {
+    let reason = "one transaction cannot rename so many blobs; copy the directory and remove it";
+    let error = Error::new(ErrorKind::Os(errno::EXDEV), "rename", path);
+    Error { source: Some(reason.into()), ..error }
 }
 
 /// Returns whether the directory of a blob, which exists, has no other blobs.

@@ -17,7 +17,7 @@ use crate::failure::failed;
 use crate::file::{BlobFile, without_set_id};
 use crate::listing::{Cursors, read_page};
 use crate::names::{Names, join, parent};
-use crate::nodes::{Node, Nodes, Place};
+use crate::nodes::{Node, NodeState, Nodes};
 use crate::shared::Shared;
 
 /// The space that is reported, in bytes: a store does not know its own.
@@ -71,8 +71,8 @@ impl BlobFs {
     pub fn end(&self) -> Result<()> {
         let _paths = write_lock(&self.shared.paths);
         let nodes = lock(&self.shared.nodes).all();
-        let end = |node: &Arc<Node>| match node.place() {
-            Place::Named(_) if node.kind == Kind::File => {
+        let end = |node: &Arc<Node>| match node.state() {
+            NodeState::Named(_) if node.kind == Kind::File => {
                 let blob = self.shared.blob_of(node)?;
                 node.content.commit(&self.shared.store, &blob, Vec::new()).map(drop)
             }
@@ -127,7 +127,7 @@ impl BlobFs {
         if let (Some(before), Some(now)) = (before, nodes.at(&path))
             && before.id == now.id
         {
-            nodes.detach(&path, Place::Gone);
+            nodes.detach(&path, NodeState::Gone);
         }
         let node = nodes.hold(&path, kind, uses);
         drop(nodes);
@@ -316,7 +316,7 @@ impl Writable for BlobFs {
         let unnamed = self.unnamed_blob(&path);
         self.shared.remove(&path, unnamed.as_deref())?;
         if let Some(unnamed) = unnamed {
-            lock(&self.shared.nodes).detach(&path, Place::Unnamed(unnamed));
+            lock(&self.shared.nodes).detach(&path, NodeState::Unnamed(unnamed));
         }
         Ok(())
     }
@@ -353,7 +353,7 @@ impl Writable for BlobFs {
         let mut nodes = lock(&self.shared.nodes);
         if mode != Rename::Exchange {
             nodes.detach_below(&to);
-            nodes.detach(&to, replaced.map_or(last, Place::Unnamed));
+            nodes.detach(&to, replaced.map_or(last, NodeState::Unnamed));
         }
         nodes.exchange(&from, &to);
         Ok(())
@@ -369,9 +369,9 @@ impl Writable for BlobFs {
         if is_refused {
             return Err(Error::new(ErrorKind::InvalidInput, "set the size", ""));
         }
-        if let Place::RemovedDir(last) = node.place() {
+        if let NodeState::RemovedDir(last) = node.state() {
             let changed = changed_attributes(last, change);
-            node.set_place(Place::RemovedDir(changed));
+            node.set_state(NodeState::RemovedDir(changed));
             return Ok(changed);
         }
         let name = match node.kind {
@@ -424,11 +424,11 @@ impl Writable for BlobFs {
 impl BlobFs {
     /// Returns the place of the directory at a path after its removal. The caller holds the lock
     /// `paths`.
-    fn last_attributes(&self, path: &[u8]) -> Place {
+    fn last_attributes(&self, path: &[u8]) -> NodeState {
         let node = lock(&self.shared.nodes).at(path);
         let last =
             node.filter(|node| node.kind == Kind::Dir).and_then(|node| self.shared.attributes(&node).ok());
-        last.map_or(Place::Gone, |last| Place::RemovedDir(Attributes { nlink: 0, ..last }))
+        last.map_or(NodeState::Gone, |last| NodeState::RemovedDir(Attributes { nlink: 0, ..last }))
     }
 }
 

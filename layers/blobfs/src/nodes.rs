@@ -13,14 +13,14 @@ use crate::names::{is_within, node_number};
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) kind: Kind,
-    place: Mutex<Place>,
+    state: Mutex<NodeState>,
     /// The bytes of a file.
     pub(crate) content: Content,
 }
 
 /// The path or the blob of a node, or its state without them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum NodeState {
     /// At this path.
     Named(Vec<u8>),
     /// It has no name any more; its data is in this blob.
@@ -36,23 +36,23 @@ impl Node {
         Arc::new(Node {
             id,
             kind,
-            place: Mutex::new(Place::Named(path.to_vec())),
+            state: Mutex::new(NodeState::Named(path.to_vec())),
             content: Content::default(),
         })
     }
 
-    pub(crate) fn place(&self) -> Place {
-        lock(&self.place).clone()
+    pub(crate) fn state(&self) -> NodeState {
+        lock(&self.state).clone()
     }
 
-    pub(crate) fn set_place(&self, place: Place) {
-        *lock(&self.place) = place;
+    pub(crate) fn set_state(&self, state: NodeState) {
+        *lock(&self.state) = state;
     }
 
     /// Returns the path. Errors: `Stale` if it has none.
     pub(crate) fn path(&self) -> Result<Vec<u8>> {
-        match &*lock(&self.place) {
-            Place::Named(path) => Ok(path.clone()),
+        match &*lock(&self.state) {
+            NodeState::Named(path) => Ok(path.clone()),
             _ => Err(Error::new(ErrorKind::Stale, "find the path", "")),
         }
     }
@@ -102,7 +102,7 @@ impl Nodes {
     /// replaced its entry.
     pub(crate) fn hold(&mut self, path: &[u8], kind: Kind, uses: u64) -> Arc<Node> {
         if self.at(path).is_some_and(|node| node.kind != kind) {
-            self.detach(path, Place::Gone);
+            self.detach(path, NodeState::Gone);
         }
         let id = self.number_of(path);
         let used = self.by_id.entry(id).or_insert_with(|| Used { node: Node::new(id, kind, path), uses: 0 });
@@ -126,7 +126,7 @@ impl Nodes {
             return None;
         }
         let used = self.by_id.remove(&id)?;
-        if let Place::Named(path) = used.node.place()
+        if let NodeState::Named(path) = used.node.state()
             && self.by_path.get(&path) == Some(&id)
         {
             self.by_path.remove(&path);
@@ -135,9 +135,9 @@ impl Nodes {
     }
 
     /// Removes the path of the node at `path`, and sets its place to `place`.
-    pub(crate) fn detach(&mut self, path: &[u8], place: Place) {
+    pub(crate) fn detach(&mut self, path: &[u8], state: NodeState) {
         if let Some(node) = self.at(path) {
-            node.set_place(place);
+            node.set_state(state);
             self.by_path.remove(path);
         }
     }
@@ -147,7 +147,7 @@ impl Nodes {
     pub(crate) fn detach_below(&mut self, dir: &[u8]) {
         let is_below = |path: &&Vec<u8>| path.len() > dir.len() && is_within(path, dir);
         let below: Vec<Vec<u8>> = self.by_path.keys().filter(is_below).cloned().collect();
-        below.iter().for_each(|path| self.detach(path, Place::Gone));
+        below.iter().for_each(|path| self.detach(path, NodeState::Gone));
     }
 
     /// Changes the paths of the nodes at and below a path, and exchanges them with those at and
@@ -164,7 +164,7 @@ impl Nodes {
         }
         for (path, id) in moved {
             if let Some(used) = self.by_id.get(&id) {
-                used.node.set_place(Place::Named(path.clone()));
+                used.node.set_state(NodeState::Named(path.clone()));
             }
             self.by_path.insert(path, id);
         }

@@ -9,7 +9,7 @@ use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result};
 use crate::attributes::{Owner, attributes, stored, time};
 use crate::failure::failed;
 use crate::names::Names;
-use crate::nodes::{Node, Nodes, Place};
+use crate::nodes::{Node, NodeState, Nodes};
 
 /// A mount.
 pub(crate) struct Shared {
@@ -83,14 +83,14 @@ impl Shared {
 
     /// Returns the attributes of a node. The caller holds the lock `paths`.
     pub(crate) fn attributes(&self, node: &Node) -> Result<Attributes> {
-        let (found, nlink) = match node.place() {
-            Place::Named(path) if node.kind == Kind::Dir => (self.find_dir(&path)?, 1),
-            Place::Named(path) => {
+        let (found, nlink) = match node.state() {
+            NodeState::Named(path) if node.kind == Kind::Dir => (self.find_dir(&path)?, 1),
+            NodeState::Named(path) => {
                 (self.stat(&self.names.of_file(&path)?)?.filter(|found| found.kind == node.kind), 1)
             }
-            Place::Unnamed(blob) => (self.stat(&blob)?, 0),
-            Place::RemovedDir(attributes) => return Ok(attributes),
-            Place::Gone => (None, 0),
+            NodeState::Unnamed(blob) => (self.stat(&blob)?, 0),
+            NodeState::RemovedDir(attributes) => return Ok(attributes),
+            NodeState::Gone => (None, 0),
         };
         let found = found.ok_or_else(|| Error::new(ErrorKind::Stale, "read the attributes", ""))?;
         Ok(Attributes { nlink, ..found.attributes(node, self.owner) })
@@ -103,10 +103,10 @@ impl Shared {
 
     /// Returns the blob of a file or symbolic link. The caller holds the lock `paths`.
     pub(crate) fn blob_of(&self, node: &Node) -> Result<Vec<u8>> {
-        match node.place() {
-            Place::Named(path) => self.names.of_file(&path),
-            Place::Unnamed(blob) => Ok(blob),
-            Place::RemovedDir(_) | Place::Gone => Err(Error::new(ErrorKind::Stale, "use", "")),
+        match node.state() {
+            NodeState::Named(path) => self.names.of_file(&path),
+            NodeState::Unnamed(blob) => Ok(blob),
+            NodeState::RemovedDir(_) | NodeState::Gone => Err(Error::new(ErrorKind::Stale, "use", "")),
         }
     }
 
@@ -118,10 +118,10 @@ impl Shared {
 
     /// Deletes the data of a file that has no name.
     pub(crate) fn delete_data_of(&self, node: &Arc<Node>) -> Result<()> {
-        match node.place() {
-            Place::Unnamed(blob) => {
+        match node.state() {
+            NodeState::Unnamed(blob) => {
                 self.store.delete(&blob).map_err(|cause| failed(cause, "delete", &blob))?;
-                node.set_place(Place::Gone);
+                node.set_state(NodeState::Gone);
                 Ok(())
             }
             _ => Ok(()),

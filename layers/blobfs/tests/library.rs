@@ -109,8 +109,14 @@ fn a_directory_with_too_many_blobs_is_not_renamed() {
     fixture.store.create("p/e/one more").unwrap();
     let refused = fixture.rename("e", "f", Rename::Replace).unwrap_err();
     assert_eq!(refused.errno(), errno::EXDEV);
-    assert!(refused.to_string().contains("more than 8184 blobs"), "{refused}");
+    assert!(refused.to_string().contains("so many blobs"), "{refused}");
     assert_eq!(fixture.names("e").len(), 8185);
+    // An exchange of two directories, each of which could be renamed.
+    let names = (0..5500).flat_map(|number| ["one", "two"].map(|dir| format!("p/{dir}/{number}")));
+    let create = |name: String| Operation::Create { name: name.into_bytes(), may_exist: false };
+    fixture.store.commit(names.map(create).collect()).unwrap();
+    let refused = fixture.rename("one", "two", Rename::Exchange).unwrap_err();
+    assert_eq!(refused.errno(), errno::EXDEV);
 }
 
 #[test]

@@ -209,7 +209,7 @@ impl Content<'_, '_> {
     pub(crate) fn write_extent(&mut self, offset: u64, new: NewExtent) -> Result<()> {
         let end = end_of(offset, new.length_bytes)?;
         self.grow(end)?;
-        self.cut_references(offset, end, usize::MAX)?;
+        self.remove_references(offset, end, usize::MAX)?;
         let reference = ExtentRef { start: offset, extent: new.id, skip_bytes: 0 };
         self.changes.put(keys::reference(self.entry.id, end), &keys::encode(&reference));
         let extent = ExtentEntry { length_bytes: new.length_bytes, refs: 1 };
@@ -293,7 +293,7 @@ impl Content<'_, '_> {
         }
         let mut is_removed = true;
         if self.entry.extent_refs > 0 {
-            is_removed = self.cut_references(end, SIZE_BYTES_MAX, limit)?;
+            is_removed = self.remove_references(end, SIZE_BYTES_MAX, limit)?;
         }
         let pages_end = SIZE_BYTES_MAX / PAGE_BYTES + 1;
         Ok(self.remove_pages(end.div_ceil(PAGE_BYTES), pages_end, limit)? && is_removed)
@@ -318,7 +318,7 @@ impl Content<'_, '_> {
 
     /// Removes a range from the references of the blob, at most `limit` of them, and returns
     /// whether all are removed.
-    fn cut_references(&mut self, start: u64, end: u64, limit: usize) -> Result<bool> {
+    fn remove_references(&mut self, start: u64, end: u64, limit: usize) -> Result<bool> {
         let id = self.entry.id;
         let mut found = Vec::new();
         visit_references(&*self.changes, id, start, end, &mut |reference, reference_end| {
