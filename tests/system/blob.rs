@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::stage::{Ended, Stage, words};
+use crate::skip;
+use crate::stage::{Ended, Stage, is_root, quell, words};
 use crate::trees::noise;
 
 impl Stage {
@@ -159,4 +160,31 @@ fn stores_that_are_in_use_or_belong_to_others_are_refused() {
     let shared = stage.dir("shared");
     crate::trees::set_mode(&shared, 0o777);
     stage.blob(&[&"put", &shared, &stage.file("f", "x")]).expect(3).says("other users have access");
+}
+
+#[test]
+fn a_store_on_a_full_disk_can_be_read_and_emptied() {
+    if !is_root() {
+        skip!("a small file system to fill needs root to mount it");
+    }
+    let stage = Stage::new();
+    let (disk, file) = (stage.dir("disk"), stage.file("data", noise(30_000_000, 3)));
+    // In a mount namespace of its own, so that no mount remains.
+    let script = r#"mount -t tmpfs -o size=300m none "$1" || exit 77
+        store=$1/store
+        for i in 1 2 3 4 5 6 7 8 9 10; do "$2" blob put "$store" "$3" "$i" || break; done
+        echo "put $i"
+        "$2" blob ls "$store" >/dev/null && "$2" blob cat "$store" 1 | cmp - "$3" && echo read
+        for name in $("$2" blob ls "$store" --json | sed 's/.*"name":"\([^"]*\)".*/\1/'); do
+            "$2" blob rm "$store" "$name" || exit 78
+        done
+        "$2" blob gc "$store" && "$2" blob put "$store" "$3" again && echo again"#;
+    let mut command = stage.command("unshare");
+    command.args(["-m", "sh", "-c", script, "sh"]).arg(&disk).arg(quell()).arg(&file);
+    let ended = stage.run(&mut command).expect(0).says("No space left on device");
+    let text = ended.text();
+    assert!(
+        text.ends_with("read\nagain\n") && !text.contains("put 1\n") && !text.contains("put 10"),
+        "{text}"
+    );
 }

@@ -27,6 +27,7 @@ const LINEAR_SEARCH_MAX: usize = 8;
 pub struct Batch {
     operations: Vec<Operation>,
     size_bytes: u64,
+    is_reserve_allowed: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -44,7 +45,7 @@ impl Batch {
 
     /// Returns a batch without operations that has memory for `count` of them.
     pub fn with_capacity(count: usize) -> Batch {
-        Batch { operations: Vec::with_capacity(count), size_bytes: 0 }
+        Batch { operations: Vec::with_capacity(count), ..Batch::default() }
     }
 
     /// Adds an operation that stores a value for a key, and replaces an existing one.
@@ -83,9 +84,15 @@ impl Batch {
         self.operations.iter().map(|operation| (&*operation.key, operation.value.as_deref()))
     }
 
-    /// Returns whether an operation of the batch is a delete.
-    pub(crate) fn deletes(&self) -> bool {
-        self.operations.iter().any(|operation| operation.value.is_none())
+    /// Lets the commit use the space that is kept free for deletes, although the batch may have
+    /// none: for small commits without which nothing can be deleted.
+    pub fn allow_reserve(&mut self) {
+        self.is_reserve_allowed = true;
+    }
+
+    /// Returns whether the commit may use the space that is kept free for deletes.
+    pub(crate) fn may_use_reserve(&self) -> bool {
+        self.is_reserve_allowed || self.operations.iter().any(|operation| operation.value.is_none())
     }
 
     /// Checks the limits of a batch, as each commit does. `store` is the subject of the error.

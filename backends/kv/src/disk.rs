@@ -77,8 +77,8 @@ pub struct DiskOptions {
     /// two of which wait for a flush. Memory is used only for entries that were written.
     pub write_buffer_bytes: u64,
     /// Free space of the file system, in bytes, below which commits return `NoSpace` instead of
-    /// writing. Commits that contain a delete may use half of it. The rest is for the engine's
-    /// background work.
+    /// writing. Commits that contain a delete, and those with [`Batch::allow_reserve`], may use it
+    /// up to the last 4 MiB, or up to a half of a smaller reserve.
     pub reserve_bytes: u64,
     /// What a commit waits for.
     pub durability: Durability,
@@ -316,7 +316,7 @@ impl KeyValue for DiskStore {
         }
         self.check_failed("commit")?;
         let bytes = batch.size_bytes();
-        self.space.admit(self.directory.path(), bytes, batch.deletes())?;
+        self.space.admit(self.directory.path(), bytes, batch.may_use_reserve())?;
         self.wait_for_buffer()?;
         let operations = batch.into_last_of_each_key();
         let mut engine_batch = OwnedWriteBatch::with_capacity(self.database.clone(), operations.len())

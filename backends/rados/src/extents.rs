@@ -21,6 +21,8 @@ use crate::objects::{Objects, PendingRead, PendingWrite, Write, failure, is_refu
 const CACHED_READ_BYTES_MAX: usize = 1 << 20;
 /// The largest number of pieces of an extent in flight.
 const PIECES_IN_FLIGHT: usize = 8;
+/// The largest number of extents whose removal is in flight.
+const REMOVALS_IN_FLIGHT: usize = 32;
 
 /// The extents of a store. Each number is written at most once, and never again after the extent
 /// was removed.
@@ -209,32 +211,37 @@ impl ObjectExtents {
         Ok(bytes)
     }
 
-    /// Removes an extent, or the pieces that an unfinished write has left. If there are none, the
-    /// call succeeds.
+    /// Removes extents, or the pieces that unfinished writes have left. If there are none, the call
+    /// succeeds.
     ///
     /// # Errors
     /// Those of [`Objects`]. The call can be repeated.
-    pub fn remove(&self, number: u64) -> Result<()> {
-        self.cache.remove(number);
-        let exists = |piece| match self.objects.remove(&self.piece_name(number, piece)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        };
-        // An extent with a first piece is complete, so it has no others without a second one.
-        if exists(0)? && !exists(1)? {
-            return Ok(());
-        }
-        let start = |piece| self.objects.start_write(&self.piece_name(number, piece), &Write::new().remove());
-        let removals: Vec<_> = (1..PIECES_MAX).map(start).collect();
-        let mut result = Ok(());
-        for removal in removals {
-            match removal.wait() {
-                Err(error) if error.kind != ErrorKind::NotFound => result = Err(error),
-                _ => {}
+    pub fn remove(&self, numbers: &[u64]) -> Result<()> {
+        for numbers in numbers.chunks(REMOVALS_IN_FLIGHT) {
+            let begun: Vec<_> =
+                numbers.iter().map(|number| [0, 1].map(|piece| self.start_removal(*number, piece))).collect();
+            for (number, [first, second]) in numbers.iter().zip(begun) {
+                self.cache.remove(*number);
+                // An extent with a first piece is complete, so it has no others without a second
+                // one.
+                let (is_complete, has_second) = (existed(first.wait())?, existed(second.wait())?);
+                if !is_complete || has_second {
+                    self.remove_rest(*number)?;
+                }
             }
         }
-        result
+        Ok(())
+    }
+
+    fn start_removal(&self, number: u64, piece: u32) -> Box<dyn PendingWrite> {
+        self.objects.start_write(&self.piece_name(number, piece), &Write::new().remove())
+    }
+
+    /// Removes the pieces after the second one.
+    fn remove_rest(&self, number: u64) -> Result<()> {
+        let removals: Vec<_> = (2..PIECES_MAX).map(|piece| self.start_removal(number, piece)).collect();
+        let results: Vec<_> = removals.into_iter().map(|removal| existed(removal.wait())).collect();
+        results.into_iter().try_for_each(|result| result.map(drop))
     }
 
     /// Passes the numbers of all extents that are at least `first` to `visit`, also those of
@@ -285,4 +292,13 @@ struct StartedRange {
     object: String,
     stored: Range<usize>,
     pending: Box<dyn PendingRead>,
+}
+
+/// Returns whether the removed object existed.
+fn existed(removed: Result<()>) -> Result<bool> {
+    match removed {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }

@@ -158,7 +158,7 @@ impl Lease {
     ) -> Result<Lease> {
         let object = names::server(name);
         let record = ServerRecord {
-            term: found.map_or(0, |found| found.term) + 1,
+            term: found.map_or(0, |found| found.term).saturating_add(1),
             renewal: 0,
             owner,
             lease,

@@ -31,9 +31,9 @@ pub(super) fn run(args: &BlobBackupArgs, quiet: bool) -> Result<ExitCode, Failur
     let store = Store::open_existing(&args.store).map_err(failure)?;
     let snapshot = store.snapshot().map_err(failure)?;
     let incomplete = incomplete_path(&path)?;
-    let target = Store::open(&format!("dir:{}", incomplete.display())).map_err(failure)?;
-    let copied = with_progress("copying", quiet, |bytes, check| copy(&snapshot, &target, bytes, check));
-    drop(target);
+    let copied = Store::open(&format!("dir:{}", incomplete.display())).map_err(failure).and_then(|target| {
+        with_progress("copying", quiet, |bytes, check| copy(&snapshot, &target, bytes, check))
+    });
     let kept = copied.and_then(|()| {
         renameat_with(CWD, &incomplete, CWD, &path, RenameFlags::NOREPLACE).map_err(|error| match error {
             rustix::io::Errno::EXIST => exists(),

@@ -209,7 +209,12 @@ impl Extents for RadosExtents {
     }
 
     fn remove(&self, id: ExtentId) -> Result<()> {
-        self.0.remove(id.0)
+        self.0.remove(&[id.0])
+    }
+
+    fn remove_all(&self, ids: &[ExtentId]) -> Result<()> {
+        let numbers: Vec<u64> = ids.iter().map(|id| id.0).collect();
+        self.0.remove(&numbers)
     }
 
     fn list(&self, first: ExtentId, visit: &mut dyn FnMut(ExtentId)) -> Result<()> {

@@ -215,8 +215,14 @@ pub(crate) fn check(pool: &str, repair: bool, report: &mut dyn FnMut(Problem)) -
     })?;
     let lease = ServingLease::take(&objects, Takeover::IfDead, &mut |_| (), &|| false)?;
     let checked = rados::check(objects, repair, report);
+    // Another server may have changed the store meanwhile.
+    let is_alone = lease.may_reply();
+    let lost = lease.lost();
     lease.end();
-    checked
+    match lost {
+        Some(lost) if !is_alone => Err(lost),
+        _ => checked,
+    }
 }
 
 impl Drop for ServingLease {
@@ -284,6 +290,11 @@ impl Shared {
             if is_ending {
                 // No reply is sent after the record states the end.
                 self.lose(Failure::new(&fail(ErrorKind::Unavailable, "the server has ended")));
+                // The lease of the server before this one may be valid, so the next server must
+                // wait as if this one were dead.
+                if now() < lease.validity().0 {
+                    return;
+                }
             }
             let renewal = lease.begin(now(), server_state, &address, is_encrypted);
             let pause = match lease.finish(renewal) {
@@ -320,4 +331,29 @@ fn replaced(objects: &dyn Objects) -> Error {
         ErrorKind::Unavailable,
         format!("another server{address} has replaced this one; no commit that it acknowledged is lost"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_rados::MemoryObjects;
+
+    fn take(objects: &Arc<dyn Objects>) -> ServingLease {
+        ServingLease::take(objects, Takeover::Always, &mut |_| (), &|| false).expect("taken")
+    }
+
+    #[test]
+    fn a_server_that_ends_before_its_lease_is_valid_does_not_free_the_store() {
+        let objects: Arc<dyn Objects> = Arc::new(MemoryObjects::new());
+        let state = || read_server(&*objects, NAME).expect("read").map(|record| (record.term, record.state));
+        let first = take(&objects);
+        take(&objects).end();
+        // The lease of the first server has not ended.
+        assert_eq!(state(), Some((2, ServerState::Starting)));
+        first.end();
+        let third = take(&objects);
+        third.wait_for_begin();
+        third.end();
+        assert_eq!(state(), Some((3, ServerState::Ended)));
+    }
 }

@@ -4,7 +4,7 @@
 //! mount as committing extents until the store has answered. If the commit fails, they are pending
 //! again, so that each later publish of any open file fails as well, until they are in the store.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -29,8 +29,6 @@ pub(crate) struct Content {
     state: Mutex<State>,
     /// Held during a commit, so that commits have the order of the writes.
     commits: Mutex<()>,
-    /// The number of open files.
-    open: AtomicUsize,
     /// The store last reported set-id bits.
     has_set_id: AtomicBool,
 }
@@ -41,6 +39,8 @@ struct State {
     committing: Arc<Extents>,
     /// The time of the last write that is not in the store.
     written: Time,
+    /// The number of open files.
+    open: usize,
 }
 
 impl State {
@@ -64,14 +64,16 @@ impl Content {
     }
 
     pub(crate) fn opened(&self) {
-        self.open.fetch_add(1, Ordering::Relaxed);
+        lock(&self.state).open += 1;
     }
 
     /// Discards the writes that could not be committed, if no file is open: each close has returned
     /// the error.
     pub(crate) fn closed(&self) {
-        if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            lock(&self.state).pending = Extents::default();
+        let mut state = lock(&self.state);
+        state.open -= 1;
+        if state.open == 0 {
+            state.pending = Extents::default();
         }
     }
 

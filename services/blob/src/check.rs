@@ -6,6 +6,7 @@ use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::Committed;
 
+use crate::epoch::epoch_of;
 use crate::extents::Extents;
 use crate::keys::{self, BlobEntry, ContentId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
 use crate::tables::{Changed, Changes, Latest, batch_of, visit_prefix};
@@ -119,7 +120,9 @@ pub fn check(
 ) -> Result<CheckedStore> {
     let latest = Latest(tables);
     let has_damaged_entries = has_damaged_entries(&latest)?;
+    let epoch = tables.get(keys::EPOCH)?.map_or(0, |epoch| keys::decode(&epoch).unwrap_or(0));
     let mut check = Check {
+        epoch,
         has_damaged_entries,
         extents,
         report,
@@ -193,6 +196,8 @@ fn commit(tables: &dyn KeyValue, repairs: Changed) -> Result<()> {
 }
 
 struct Check<'a, 'c> {
+    /// The epoch of the last opening of the store.
+    epoch: u64,
     extents: &'a dyn Extents,
     report: &'a mut dyn FnMut(Problem),
     repairs: Changes<'c>,
@@ -369,7 +374,9 @@ impl Check<'_, '_> {
                 self.problem(ProblemKind::DamagedExtent, content, detail, false);
             }
         }
-        let is_orphan = |id: &ExtentId| !known.contains_key(id) && !unused.contains(id);
+        // A server in RADOS that has replaced this process writes extents of a later epoch.
+        let is_orphan =
+            |id: &ExtentId| epoch_of(id.0) <= self.epoch && !known.contains_key(id) && !unused.contains(id);
         let mut orphans: Vec<ExtentId> = existing.into_iter().filter(is_orphan).collect();
         orphans.sort();
         for id in &orphans {

@@ -90,6 +90,8 @@ impl Engine {
         }
         let mut batch = Batch::new();
         batch.put(keys::EPOCH, &keys::encode(&epoch));
+        // A store on a full disk can be opened, to read it and to delete blobs.
+        batch.allow_reserve();
         tables.commit(batch)?;
         tables.sync()?;
         let mut results = Vec::new();

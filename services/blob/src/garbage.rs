@@ -163,21 +163,22 @@ impl Garbage {
 
     /// Removes at most `limit` extents, and returns their number.
     fn remove_extents(&self, oldest: Version, limit: usize) -> Result<usize> {
-        let mut batch = Batch::new();
-        let mut failed = None;
-        while batch.len() < limit {
-            let Some((version, id, length)) = lock(&self.waiting).next_extent(oldest) else { break };
-            if let Err(error) = self.extents.remove(id) {
-                lock(&self.waiting).add_extent(version, id, length);
-                failed = Some(error);
-                break;
-            }
-            batch.delete(&keys::unused_extent(id));
+        let mut removed = Vec::new();
+        while removed.len() < limit {
+            let Some(next) = lock(&self.waiting).next_extent(oldest) else { break };
+            removed.push(next);
         }
-        let count = batch.len();
+        let ids: Vec<ExtentId> = removed.iter().map(|(_, id, _)| *id).collect();
+        if let Err(error) = self.extents.remove_all(&ids) {
+            let mut waiting = lock(&self.waiting);
+            removed.into_iter().for_each(|(version, id, length)| waiting.add_extent(version, id, length));
+            return Err(error);
+        }
+        let mut batch = Batch::new();
+        ids.iter().for_each(|id| batch.delete(&keys::unused_extent(*id)));
         // If the commit fails, the next open removes the extents, which no longer exist, again.
         self.tables.commit(batch)?;
-        failed.map_or(Ok(count), Err)
+        Ok(ids.len())
     }
 }
 

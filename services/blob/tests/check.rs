@@ -103,6 +103,16 @@ fn orphan_extents_are_removed() {
 }
 
 #[test]
+fn extents_of_a_later_opening_are_left_alone() {
+    let world = world();
+    // The upper 20 bits are the number of the opening.
+    let later = ExtentId(1000 << 44);
+    world.extents.write(later, &[1; 100]).expect("written");
+    assert_eq!(world.kinds(true), [""; 0]);
+    world.extents.read(later, 0, &mut [0; 100]).expect("it exists");
+}
+
+#[test]
 fn pages_without_a_blob_and_after_its_end_are_removed() {
     let world = world();
     let page = world.entries(b'P').pop().expect("a page").0;

@@ -26,12 +26,12 @@ impl Space {
     }
 
     /// Returns `NoSpace` if a commit of `bytes` must not be written.
-    pub(super) fn admit(&self, path: &Path, bytes: u64, deletes: bool) -> Result<()> {
+    pub(super) fn admit(&self, path: &Path, bytes: u64, may_use_reserve: bool) -> Result<()> {
         if self.unexamined_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes < EXAMINED_BYTES {
             return Ok(());
         }
         let free_bytes = free_bytes(path)?;
-        if !is_admitted(free_bytes, self.reserve_bytes, bytes, deletes) {
+        if !is_admitted(free_bytes, self.reserve_bytes, bytes, may_use_reserve) {
             return Err(Error::new(ErrorKind::NoSpace, "commit", path.as_os_str().as_bytes()));
         }
         if is_admitted(free_bytes, self.reserve_bytes, bytes + EXAMINED_BYTES, false) {
@@ -47,8 +47,8 @@ impl Space {
 }
 
 /// Returns whether a commit of `bytes` may be written.
-fn is_admitted(free_bytes: u64, reserve_bytes: u64, bytes: u64, deletes: bool) -> bool {
-    let kept = if deletes { FULL_BYTES.min(reserve_bytes / 2) } else { reserve_bytes };
+fn is_admitted(free_bytes: u64, reserve_bytes: u64, bytes: u64, may_use_reserve: bool) -> bool {
+    let kept = if may_use_reserve { FULL_BYTES.min(reserve_bytes / 2) } else { reserve_bytes };
     free_bytes >= kept.saturating_add(bytes)
 }
 

@@ -93,7 +93,7 @@ fn extents_are_read_as_they_were_written(objects: &Shared) {
     assert_eq!(list(0), [1, 2, 3, 4, 5, 9]);
     assert_eq!(list(5), [5, 9]);
     for number in 1..10 {
-        extents.remove(number).expect("a removal");
+        extents.remove(&[number]).expect("a removal");
     }
     assert!(list(0).is_empty() && names(objects, "data.").is_empty());
     assert_eq!(kind(extents.read(1, 0, &mut [0])), ErrorKind::Damaged);

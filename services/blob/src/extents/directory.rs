@@ -23,6 +23,10 @@ const FOOTER_BYTES: usize = 32;
 /// The number of files that are kept open.
 const OPEN_FILES_MAX: NonZeroUsize = NonZeroUsize::new(128).unwrap();
 
+/// Free space of the file system, in bytes, below which no extent is written: commits that delete
+/// blobs need some of it.
+const RESERVE_BYTES: u64 = 64 << 20;
+
 /// Extents in the files of a directory, one directory for each epoch of the store.
 pub struct ExtentDir {
     dir: Arc<dyn WritableDir>,
@@ -91,6 +95,9 @@ impl fmt::Debug for ExtentDir {
 
 impl Extents for ExtentDir {
     fn write(&self, id: ExtentId, data: &[u8]) -> Result<()> {
+        if self.dir.space()?.available_bytes < RESERVE_BYTES + data.len() as u64 {
+            return Err(Error::new(ErrorKind::NoSpace, "write", format!("extent {:x}", id.0)));
+        }
         let dir = self.epoch_dir(epoch_of(id.0))?;
         let file = dir.create_file(&file_name(id), 0o600)?;
         file.write_pieces_at(&[data, &footer(id, data)], 0)?;

@@ -39,6 +39,14 @@ pub trait Extents: Send + Sync {
     /// The errors of unlink(2).
     fn remove(&self, id: ExtentId) -> Result<()>;
 
+    /// Removes extents as [`remove`](Extents::remove) does.
+    ///
+    /// # Errors
+    /// Those of [`remove`](Extents::remove); any of the extents may exist then.
+    fn remove_all(&self, ids: &[ExtentId]) -> Result<()> {
+        ids.iter().try_for_each(|id| self.remove(*id))
+    }
+
     /// Passes the extents whose numbers are at least `first` to `visit`, in any order.
     ///
     /// # Errors
