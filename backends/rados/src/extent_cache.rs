@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 
-use crate::format::extent::{GROUP_BYTES, PIECE_BYTES, PIECES_MAX};
+use crate::format::extent::{GROUP_BYTES, PIECE_BYTES};
 
 /// The number of shards. A thread holds the lock of one shard, to find or to insert one group.
 const SHARDS: usize = 16;
@@ -42,13 +42,11 @@ impl ExtentCache {
         let _removed = self.shard(id).lock().expect("no panic under the lock").push(id, bytes);
     }
 
-    /// Removes the groups of an extent.
-    pub(crate) fn remove(&self, number: u64) {
-        for piece in 0..PIECES_MAX {
-            for group in 0..(PIECE_BYTES / GROUP_BYTES) as u32 {
-                let id = (number, piece, group);
-                let _removed = self.shard(id).lock().expect("no panic under the lock").pop(&id);
-            }
+    /// Removes the groups of a piece of an extent.
+    pub(crate) fn remove(&self, number: u64, piece: u32) {
+        for group in 0..(PIECE_BYTES / GROUP_BYTES) as u32 {
+            let id = (number, piece, group);
+            let _removed = self.shard(id).lock().expect("no panic under the lock").pop(&id);
         }
     }
 }

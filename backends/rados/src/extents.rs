@@ -221,7 +221,7 @@ impl ObjectExtents {
             let begun: Vec<_> =
                 numbers.iter().map(|number| [0, 1].map(|piece| self.start_removal(*number, piece))).collect();
             for (number, [first, second]) in numbers.iter().zip(begun) {
-                self.cache.remove(*number);
+                self.cache.remove(*number, 0);
                 // An extent with a first piece is complete, so it has no others without a second
                 // one.
                 let (is_complete, has_second) = (existed(first.wait())?, existed(second.wait())?);
@@ -237,8 +237,9 @@ impl ObjectExtents {
         self.objects.start_write(&self.piece_name(number, piece), &Write::new().remove())
     }
 
-    /// Removes the pieces after the second one.
+    /// Removes the pieces after the second one, and those after the first one from memory.
     fn remove_rest(&self, number: u64) -> Result<()> {
+        (1..PIECES_MAX).for_each(|piece| self.cache.remove(number, piece));
         let removals: Vec<_> = (2..PIECES_MAX).map(|piece| self.start_removal(number, piece)).collect();
         let results: Vec<_> = removals.into_iter().map(|removal| existed(removal.wait())).collect();
         results.into_iter().try_for_each(|result| result.map(drop))
