@@ -4,7 +4,8 @@ them."""
 import ctypes
 import os
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from pathlib import Path
+
+from .loading import load
 
 
 class Choices(ctypes.Structure):
@@ -113,20 +114,7 @@ LONG = {
 }
 
 
-def _load():
-    # The library beside this file, if there is one; otherwise in the search path of the system.
-    beside = Path(__file__).with_name("libquell.so")
-    library = ctypes.CDLL(str(beside) if beside.exists() else "libquell.so")
-    for name, arguments in FUNCTIONS.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = c_int64 if name in LONG else c_int
-    library.quell_last_error.argtypes = []
-    library.quell_last_error.restype = c_char_p
-    return library
-
-
-_library = _load()
+_library = load("libquell.so", FUNCTIONS, LONG, "quell_last_error")
 
 
 def call(name, *arguments, path=None):

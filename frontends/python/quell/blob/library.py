@@ -4,8 +4,8 @@ documents them."""
 import ctypes
 import itertools
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_uint8, c_void_p
-from pathlib import Path
 
+from ..loading import load
 from ..memory import Handle
 from .errors import Change, Conflict, Different, Overflow, SnapshotTooOld
 
@@ -134,20 +134,7 @@ LONG = {
 }
 
 
-def _load():
-    # The library beside the package, if there is one; otherwise in the search path of the system.
-    beside = Path(__file__).parents[1] / "libquellblob.so"
-    library = ctypes.CDLL(str(beside) if beside.exists() else "libquellblob.so")
-    for name, arguments in FUNCTIONS.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = c_int64 if name in LONG else c_int
-    library.quell_blob_last_error.argtypes = []
-    library.quell_blob_last_error.restype = c_char_p
-    return library
-
-
-_library = _load()
+_library = load("libquellblob.so", FUNCTIONS, LONG, "quell_blob_last_error")
 
 
 def call(name, *arguments):
