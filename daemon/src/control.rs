@@ -40,7 +40,7 @@ pub struct Daemon {
     members: HashMap<MemberId, RunningMember>,
     /// Members that are ending because the keeper gives them to other daemons.
     releasing: HashSet<MemberId>,
-    /// Members that have ended for this reason, until the next configuration.
+    /// Members that have ended for this reason, until a configuration has a daemon for them.
     released: HashMap<MemberId, Storage>,
     /// The number of the last configuration.
     configuration: u64,
@@ -206,7 +206,7 @@ impl Daemon {
         }
     }
 
-    /// Keeps the storage of a released member until the next configuration.
+    /// Keeps the storage of a released member until a configuration has a daemon for it.
     fn finish_release(&mut self, member: MemberId) -> Result<(), Failure> {
         self.releasing.remove(&member);
         let Some(running) = self.members.remove(&member) else { return Ok(()) };
@@ -218,7 +218,7 @@ impl Daemon {
     }
 
     fn configure(&mut self, configuration: Configuration, files: &NodeFiles) -> Result<(), Failure> {
-        let Configuration { number, daemons, members, ended, is_complete } = configuration;
+        let Configuration { number, daemons, members, releasing, ended, is_complete } = configuration;
         if number <= self.configuration {
             return Ok(());
         }
@@ -255,7 +255,10 @@ impl Daemon {
         }
         self.backups.keep(members.iter().filter(is_kept).map(|placed| placed.id).collect(), number);
         for placed in members.iter().filter(|placed| placed.daemon == own) {
-            if self.members.contains_key(&placed.id) {
+            // A configuration that was sent before the report of a release arrived does not assign
+            // the member to this daemon again. A start would begin new backups, and make those
+            // incomplete that exist.
+            if self.members.contains_key(&placed.id) || releasing.contains(&placed.id) {
                 continue;
             }
             let missing =

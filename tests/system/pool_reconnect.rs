@@ -176,7 +176,8 @@ fn programs_that_start_while_the_daemon_is_replaced_wait_for_another_one() {
              cat f* | sort -n | tr '\\n' ' '"
         );
         let all: String = (0..60).map(|number| format!("{number} ")).collect();
-        assert_eq!(pool.sh(&script).expect(0).text(), all);
+        let ended = pool.sh(&script).expect(0);
+        assert_eq!(ended.text(), all, "{}", ended.err);
         if signal == "STOP" {
             send(daemon, Signal::CONT);
         }

@@ -282,8 +282,9 @@ impl Keeper {
         let mut failures = std::mem::take(&mut command.failures);
         for number in added.iter().filter(|number| self.pool.was_serving(**number)) {
             failures.push(format!(
-                "the daemon {number} on {} has failed after its start",
-                self.pool.daemons[*number].launcher.host
+                "the daemon {number} on {} has failed after its start{}",
+                self.pool.daemons[*number].launcher.host,
+                self.pool.reported_failure(*number)
             ));
         }
         let unmoved = self.pool.placement.unmoved();
@@ -293,7 +294,8 @@ impl Keeper {
         }
         let lost = |daemon: &PoolDaemon| !self.pool.placement.members_of(daemon.id).is_empty();
         for PoolDaemon { id, host, .. } in self.pool.placement.ended().iter().filter(|daemon| lost(daemon)) {
-            failures.push(format!("files of the daemon {} on {host} cannot be used", id.0));
+            let reason = self.pool.reported_failure(usize::from(id.0));
+            failures.push(format!("files of the daemon {} on {host} cannot be used{reason}", id.0));
         }
         match failures.is_empty() {
             true => Next::Ended(KeeperAnswer::Done),

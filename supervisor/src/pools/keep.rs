@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::pools::messages::{KeeperAnswer, KeeperCommand};
 use crate::pools::new_pool::{NewDaemon, NewPool, PoolSecret};
 use crate::pools::placement::{Effect, Placement};
-use crate::pools::running::{Event, RunningLauncher};
+use crate::pools::running::{Event, RunningLauncher, printable};
 
 /// How long after the end of a lease a daemon is replaced, and the longest time between two
 /// examinations of the leases while this process runs.
@@ -57,6 +57,8 @@ pub(super) struct LaunchedDaemon {
     granted: Instant,
     /// The number of the configuration that it follows.
     configuration: u64,
+    /// The message of the failure that it has reported while it served.
+    reported: Option<String>,
 }
 
 /// The daemons of a pool.
@@ -124,6 +126,7 @@ impl StartedPool {
             has_data: self.new.memory_bytes.is_none(),
             granted: Instant::now(),
             configuration: 0,
+            reported: None,
         });
         Ok(())
     }
@@ -163,6 +166,12 @@ impl StartedPool {
     /// Returns whether a daemon has failed after it had begun to serve.
     pub(super) fn was_serving(&self, number: usize) -> bool {
         matches!(self.daemons[number].phase, Phase::Failed { was_serving: true })
+    }
+
+    /// Returns the failure that a daemon has reported while it served, after a colon, or nothing.
+    pub(super) fn reported_failure(&self, number: usize) -> String {
+        let reported = self.daemons[number].reported.as_ref();
+        reported.map(|message| format!(": {message}")).unwrap_or_default()
     }
 
     /// Returns whether all members run and have all their backups.
@@ -327,7 +336,13 @@ impl StartedPool {
             Ok(DaemonReport::Ending) => self.is_ending = true,
             Ok(DaemonReport::Removing) => self.daemons[number].has_data = false,
             // Without a lease, the daemon fails. The end of its input ends it.
-            Err(_) => self.daemons[number].launcher.input = None,
+            Err(_) => {
+                let daemon = &mut self.daemons[number];
+                if let Ok(Listening::Failed { message, .. }) = serde_json::from_str(line) {
+                    daemon.reported = Some(printable(&message));
+                }
+                daemon.launcher.input = None;
+            }
         }
     }
 

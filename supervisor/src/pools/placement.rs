@@ -84,6 +84,10 @@ impl Placement {
             number: self.number,
             daemons: self.daemons.values().cloned().collect(),
             members: self.members.iter().map(|member| member.record.clone()).collect(),
+            releasing: (self.moves.iter())
+                .filter(|(_, step)| step.moved == Moved::ReleasedMember)
+                .map(|(member, _)| *member)
+                .collect(),
             ended: self.ended.clone(),
             is_complete: self.is_complete(),
         }
@@ -561,7 +565,9 @@ mod tests {
             let Some((from, member, backup)) = missing else { return moved };
             if let Effect::Release(source) = placement.backup_complete(from, member, backup) {
                 assert_eq!(source, from);
+                assert_eq!(placement.configuration().releasing.last(), Some(&member));
                 assert_eq!(placement.released(from, member), Effect::Changed);
+                assert!(placement.configuration().releasing.is_empty());
                 moved += 1;
             }
         }

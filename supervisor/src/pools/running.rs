@@ -24,6 +24,9 @@ const KEPT_LINES: usize = 8;
 /// The longest of these lines, in bytes.
 const KEPT_LINE_BYTES_MAX: u64 = 1000;
 
+/// The longest part of a daemon's message that is shown, in characters.
+const MESSAGE_CHARS_MAX: usize = 2000;
+
 /// An event for the keeper.
 pub enum Event {
     /// A line of the daemon with this number.
@@ -131,8 +134,7 @@ impl RunningLauncher {
 
     /// Returns the failure that the daemon has reported.
     pub fn refused(&self, code: u8, message: &str) -> Failure {
-        let message: String = message.chars().take(2000).collect();
-        let message = format!("the daemon on {}: {}", self.host, quell_vfs::printable(message.as_bytes()));
+        let message = format!("the daemon on {}: {}", self.host, printable(message));
         Failure::with_code(if code == Failure::WRONG_INPUT { code } else { Failure::CANNOT }, message)
     }
 
@@ -167,6 +169,12 @@ impl RunningLauncher {
         };
         self.failed(&format!("{} {status}{}", self.program, self.last_lines()))
     }
+}
+
+/// Returns the beginning of a daemon's message, with its control characters replaced.
+pub fn printable(message: &str) -> String {
+    let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
+    quell_vfs::printable(message.as_bytes())
 }
 
 fn thread(run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {

@@ -217,7 +217,8 @@ pub enum KeeperMessage {
     /// number.
     Lease(u64),
     /// The daemon ends this member, which has a complete backup on the daemon that is to run it,
-    /// and keeps the requests for it until the next configuration.
+    /// and keeps the requests for it until the first configuration that does not contain it in
+    /// `releasing`.
     Release(MemberId),
     /// The daemon refuses clients from now on, unless a client is connected.
     RefuseClients,
@@ -234,6 +235,9 @@ pub struct Configuration {
     pub daemons: Vec<PoolDaemon>,
     /// The members, in the order of their numbers.
     pub members: Vec<PoolMember>,
+    /// The members that are to end on their daemon, as [`KeeperMessage::Release`] requires. The
+    /// sender has not received [`DaemonReport::Released`] for them.
+    pub releasing: Vec<MemberId>,
     /// The daemons that have ended. Daemons on the same node remove their files, unless a member
     /// still has its only data there.
     pub ended: Vec<PoolDaemon>,
