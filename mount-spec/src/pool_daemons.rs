@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quell_pool::{Daemon, Daemons, PoolFs};
-use quell_runtime::{Described, Pool, Socket};
+use quell_runtime::{Described, Socket};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -44,11 +44,11 @@ impl Daemons for NodeDaemons {
                 return Err(Error { source: Some(refusal.into()), ..ended(ErrorKind::Damaged) });
             }
         };
-        let mut sockets: Vec<PathBuf> = lock(&self.preferred).take().into_iter().collect();
-        for own in described.sockets() {
-            if !sockets.contains(&own) {
-                sockets.push(own);
-            }
+        let mut sockets: Vec<PathBuf> = described.sockets().collect();
+        // After a change, another member than the one that serves clients can be at this socket.
+        let preferred = lock(&self.preferred).take();
+        if let Some(position) = sockets.iter().position(|socket| Some(socket) == preferred.as_ref()) {
+            sockets.swap(0, position);
         }
         let mut failed = ended(ErrorKind::Unavailable);
         for socket in sockets {
@@ -75,7 +75,7 @@ fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
     let socket = Socket::new(path.clone()).map_err(|e| Error::from_io(e, "connect to", "a daemon"))?;
     let (pool, socket) = (pool.clone(), Arc::new(socket));
     let checked = Arc::clone(&socket);
-    // The description that names the socket: it is read again when it has changed.
+    // The description that has the socket: it is read again when it has changed.
     let last = Mutex::new(None);
     let is_replaced = move || {
         if !checked.exists() {
@@ -86,9 +86,8 @@ fn connect(pool: &Described, path: PathBuf) -> Result<PoolConnection> {
             return false;
         }
         *lock(&last) = version;
-        let is_named = |pool: Pool| pool.sockets().any(|socket| &socket == checked.path());
         // If the pool cannot be examined, the daemon is waited for.
-        pool.read().ok().flatten().is_some_and(|pool| !is_named(pool))
+        pool.read().ok().flatten().is_some_and(|pool| !pool.has_socket(checked.path()))
     };
     let connection = PoolConnection::open_checked(&path, Some(Box::new(is_replaced)))?;
     match socket.exists() {

@@ -74,6 +74,17 @@ impl Pool {
             self.members.iter().find(is_served).map(|member| daemon.socket(member.id))
         })
     }
+
+    /// Returns whether a socket is that of a member that runs on this node. Programs may be
+    /// connected to it although they were to connect to another member of the same daemon: the
+    /// member was moved there while they connected.
+    pub fn has_socket(&self, socket: &Path) -> bool {
+        let has_it = |daemon: &PoolDaemon| {
+            let mut members = self.members.iter().filter(|member| member.daemon == daemon.id);
+            members.any(|member| daemon.socket(member.id) == socket)
+        };
+        self.own_daemons().any(has_it)
+    }
 }
 
 /// The directory of all pools of a user on this node.
@@ -432,6 +443,8 @@ fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use quell_wire::pool::MemberId;
+
     use super::*;
 
     #[test]
@@ -440,6 +453,41 @@ mod tests {
             assert!(check_pool_name(bad).is_err(), "{bad}");
         }
         check_pool_name("job-17_a.b").unwrap();
+    }
+
+    #[test]
+    fn programs_connect_to_the_serving_members_of_the_daemons_of_their_node() {
+        let daemon = |id, node: &str| PoolDaemon {
+            id: DaemonId(id),
+            host: node.into(),
+            node: node.into(),
+            pid: 1,
+            directory: "/data".into(),
+            memory_bytes: None,
+            sockets: "/run/p".into(),
+            address: "127.0.0.1:1".into(),
+        };
+        let member = |id, daemon, serves_clients| PoolMember {
+            id: MemberId(id),
+            daemon: DaemonId(daemon),
+            backups: Vec::new(),
+            serves_clients,
+        };
+        let pool = Pool {
+            name: "p".into(),
+            chunk_bytes: 4096,
+            replicas: 2,
+            consistency: Consistency::Synchronous,
+            node: "here".into(),
+            daemons: vec![daemon(1, "here"), daemon(2, "there")],
+            members: vec![member(0, 1, false), member(1, 1, true), member(2, 2, true)],
+            ended: vec![daemon(0, "here")],
+            is_complete: true,
+        };
+        assert_eq!(pool.sockets().collect::<Vec<_>>(), [Path::new("/run/p/1")]);
+        let has = |socket: &str| pool.has_socket(Path::new(socket));
+        assert!(has("/run/p/0"), "the member has moved to the other daemon of the node");
+        assert!(has("/run/p/1") && !has("/run/p/2") && !has("/run/p/3"));
     }
 
     #[test]
