@@ -15,7 +15,7 @@ mod pool;
 
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,
-    BlobGetArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs, BlobStatArgs,
+    BlobGetArgs, BlobKeyArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs, BlobStatArgs,
 };
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,

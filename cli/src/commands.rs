@@ -5,6 +5,7 @@ mod blob_backup;
 mod blob_bench;
 mod blob_copy;
 mod blob_fsck;
+mod blob_key;
 mod blob_serve;
 pub mod boot;
 pub mod doctor;

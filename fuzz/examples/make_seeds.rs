@@ -46,14 +46,17 @@ fn pool_messages() -> impl Iterator<Item = (&'static str, &'static str, Vec<u8>)
     .into_iter()
 }
 
-/// The requests of a client, and the tables that a store has after them.
+/// The requests of a client, the description of a key, and the tables that a store has after them.
 fn blobs() -> impl Iterator<Item = (&'static str, &'static str, Vec<u8>)> {
     use quell_blob_service::{MemoryExtents, OpenStore, Options};
     use quell_kv::{KeyRange, KeyValue, MemoryStore};
     use quell_wire::blob::{
-        Draft, Operation, PROTOCOL, ReadState, Request, SnapshotId, Transaction, Transform,
+        Access, Draft, Grant, KeyDescription, Operation, PROTOCOL, ReadState, Request, Right, SnapshotId,
+        Transaction, Transform,
     };
     let name = || b"a".to_vec();
+    let grants = vec![Grant { right: Right::Read, prefix: name() }];
+    let key = KeyDescription { access: Access::Grants(grants), expires_s: Some(1 << 31) };
     let operations = vec![
         Operation::Create { name: name(), may_exist: false },
         Operation::Append { name: name(), data: vec![7; 700] },
@@ -87,6 +90,7 @@ fn blobs() -> impl Iterator<Item = (&'static str, &'static str, Vec<u8>)> {
     tables.scan(&all, &mut add).expect("it is in memory");
     [
         ("blob_session", "requests", quell_wire::encode(&requests)),
+        ("blob_session", "key", key.encode().expect("it is short")),
         ("blob_tables", "store", quell_wire::encode(&entries)),
     ]
     .into_iter()

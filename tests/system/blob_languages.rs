@@ -11,7 +11,7 @@ use crate::stage::{Running, Stage, checkout, eventually, has, quell, words};
 
 /// Returns the directory of the library, which is beside the binary, or `None` if a test cannot
 /// run.
-fn libraries(compiler: &str) -> Option<PathBuf> {
+pub fn libraries(compiler: &str) -> Option<PathBuf> {
     let directory = quell().parent()?.to_path_buf();
     if !directory.join("libquellblob.so").exists() {
         println!("SKIPPED: no libquellblob.so beside the binary");
@@ -47,7 +47,7 @@ impl Stage {
         program
     }
 
-    fn with_library(&self, libraries: &Path, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    pub fn with_library(&self, libraries: &Path, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.command(program);
         command.env("LD_LIBRARY_PATH", libraries);
         command
@@ -177,7 +177,7 @@ fn the_examples_of_the_guide_work() {
 }
 
 /// Returns a Python that the package supports.
-fn python() -> Option<&'static str> {
+pub fn python() -> Option<&'static str> {
     let recent = "import sys, ctypes; sys.exit(sys.version_info < (3, 9))";
     ["/usr/bin/python3", "python3"].into_iter().find(|python| {
         Command::new(python).args(["-c", recent]).status().is_ok_and(|status| status.success())

@@ -34,6 +34,7 @@ pub enum BlobCommand {
     Backup(BlobBackupArgs),
     Bench(BlobBenchArgs),
     Serve(BlobServeArgs),
+    Key(BlobKeyArgs),
 }
 
 /// List blobs, with their sizes and the times of their last change, in the order of their names.
@@ -302,4 +303,51 @@ pub struct BlobServeArgs {
     /// Print the socket and the address as a line of JSON, as soon as clients can connect.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Derive a key with some of the rights for a store, for programs on other machines.
+///
+/// A program uses it as the key of the store: quell://HOST:PORT?key=FILE. PREFIX is the beginning
+/// of names, byte by byte: events/2026 is also that of events/2026-old. A key has at most 16
+/// prefixes.
+/// The server keeps no list of keys: it computes the rights from the key. A key can be withdrawn
+/// only together with all others, by a new key of the store, so give it a time of expiry.
+#[derive(Debug, Args)]
+#[command(
+    group = clap::ArgGroup::new("rights").required(true).multiple(true).args(["read", "write", "admin"]),
+    after_help = "\
+Example:
+  quell blob serve ~/results --listen 0.0.0.0:7420 &
+  quell blob key ~/results sensor.key --write events/geneva/ --expires 30d
+  quell blob key ~/results analysis.key --read events/ --read totals
+
+On the other machine:
+  quell blob put 'quell://server:7420?key=sensor.key' today.log events/geneva/today"
+)]
+pub struct BlobKeyArgs {
+    /// The store: the directory of its server, or a location with key=FILE, which names a copy of
+    /// the key of the store. The server need not run.
+    pub store: String,
+    /// The file for the key, which must not exist. Only this user gets access to it.
+    pub file: PathBuf,
+    /// Allow to read and list blobs whose names begin with PREFIX; '' for all blobs.
+    #[arg(long, value_name = "PREFIX")]
+    pub read: Vec<OsString>,
+    /// Allow to create, change, rename and delete blobs whose names begin with PREFIX; '' for all
+    /// blobs. To rename a blob, and to use the previous numbers of a transform, a program needs the
+    /// right to read as well.
+    #[arg(long, value_name = "PREFIX")]
+    pub write: Vec<OsString>,
+    /// Allow everything, as the key of the store does, for example quell blob gc.
+    #[arg(long, conflicts_with_all = ["read", "write"])]
+    pub admin: bool,
+    /// The time from now until the server refuses the key, such as 12h, 30d or "1w 2d" [default: no
+    /// limit].
+    #[arg(long, value_name = "DURATION")]
+    pub expires: Option<String>,
+    /// Replace the file if it exists.
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub output: JsonArg,
 }

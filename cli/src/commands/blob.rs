@@ -16,8 +16,8 @@ use quell_blob::{
 use quell_vfs::{ErrorKind, Time};
 use serde_json::{Value, json};
 
-use super::blob_copy::{PIECE_BYTES, Piece, copy_out, each, with_progress};
-use super::{blob_backup, blob_bench, blob_fsck, blob_serve};
+use super::blob_copy::{PIECE_BYTES, Piece, copy_out, each, with_progress, with_suffix};
+use super::{blob_backup, blob_bench, blob_fsck, blob_key, blob_serve};
 use crate::arguments::{
     BlobAddArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs,
     BlobStatArgs,
@@ -43,6 +43,7 @@ pub fn run(command: BlobCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BlobCommand::Gc(args) => collect(&args),
         BlobCommand::Backup(args) => blob_backup::run(&args, quiet),
         BlobCommand::Bench(args) => blob_bench::run(&args, quiet),
+        BlobCommand::Key(args) => blob_key::run(&args),
         BlobCommand::Serve(args) => blob_serve::run(&args, quiet),
     }
 }
@@ -213,12 +214,6 @@ fn get(args: &BlobGetArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let _ = std::fs::remove_file(&target);
     }
     copied
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(suffix);
-    name.into()
 }
 
 fn add(args: &BlobAddArgs) -> Result<ExitCode, Failure> {

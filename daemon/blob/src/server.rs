@@ -59,7 +59,8 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts the threads. Clients over TCP prove that they know the key.
+    /// Starts the threads. Clients over TCP prove that they know the key, or one that was derived
+    /// from it. The permissions of a client are those of its key.
     ///
     /// # Errors
     /// `InvalidInput` for options out of bounds; the error of the system if no thread can be

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use quell_blob_service::{ClientId, Sessions};
+use quell_blob_service::{ClientId, Permissions, Sessions};
 use quell_threads::{lock, wait_while};
 use quell_transport::peer::{self, ClientHandler, Handler, MemberId, Reply, Request};
 
@@ -20,7 +20,7 @@ const TAKEN_MAX: usize = 16;
 #[derive(Default)]
 struct Queue {
     /// The limits of the connections bound the number of requests.
-    requests: VecDeque<(Request, Reply)>,
+    requests: VecDeque<(Request, Arc<Permissions>, Reply)>,
     /// The number of threads that wait for requests.
     idle: usize,
     is_ending: bool,
@@ -40,22 +40,33 @@ pub(crate) struct Workers {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Passes the requests of the connections to the threads.
-pub(crate) struct Requests(Arc<Shared>);
+/// Passes the requests of the clients to the threads.
+pub(crate) struct Clients(Arc<Shared>);
+
+/// Passes the requests of one client to the threads.
+struct Requests {
+    shared: Arc<Shared>,
+    permissions: Arc<Permissions>,
+}
 
 impl Handler for Requests {
     fn handle(&self, request: Request, reply: Reply) {
-        let mut queue = lock(&self.0.queue);
-        queue.requests.push_back((request, reply));
+        let mut queue = lock(&self.shared.queue);
+        queue.requests.push_back((request, self.permissions.clone(), reply));
         let has_idle = queue.idle > 0;
         drop(queue);
         if has_idle {
-            self.0.added.notify_one();
+            self.shared.added.notify_one();
         }
     }
 }
 
-impl ClientHandler for Requests {
+impl ClientHandler for Clients {
+    fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>> {
+        let permissions = Arc::new(Permissions::of_key(description).ok()?);
+        Some(Arc::new(Requests { shared: self.0.clone(), permissions }))
+    }
+
     fn ended(&self, client: MemberId) {
         self.0.sessions.end(ClientId(client.0));
     }
@@ -85,8 +96,8 @@ impl Workers {
         Ok(workers)
     }
 
-    pub(crate) fn handler(&self) -> Arc<Requests> {
-        Arc::new(Requests(self.shared.clone()))
+    pub(crate) fn handler(&self) -> Arc<Clients> {
+        Arc::new(Clients(self.shared.clone()))
     }
 
     /// Ends the threads after they have executed the requests of the queue. A second call does
@@ -119,7 +130,7 @@ impl Shared {
             let taken: Vec<_> = queue.requests.drain(..count).collect();
             drop(queue);
             let mut has_commits = false;
-            for (request, reply) in taken {
+            for (request, permissions, reply) in taken {
                 let client = ClientId(request.from.0);
                 let permit = self.permit.clone();
                 let replied = Box::new(move |bytes| {
@@ -127,8 +138,8 @@ impl Shared {
                         reply.send(bytes);
                     }
                 });
-                has_commits |=
-                    self.sessions.execute(client, &request.bytes, request.reply_bytes_max, replied);
+                let Request { bytes, reply_bytes_max, .. } = request;
+                has_commits |= self.sessions.execute(client, &permissions, &bytes, reply_bytes_max, replied);
             }
             if has_commits {
                 self.committer.wake();

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use quell_rados::{Objects, ServerRecord, ServerState, read_server};
 use quell_threads::lock;
-use quell_transport::peer::{ClientSettings, Endpoint, PoolKey, Protection, Role};
+use quell_transport::peer::{ClientSettings, Endpoint, Protection, Role};
 use quell_vfs::{Error, ErrorKind, Result};
 
+use crate::key::ClientKey;
 use crate::location::resolve;
 use crate::rados::{NAME, open_pool};
 
@@ -20,7 +21,7 @@ const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
 pub(crate) struct Finder {
     objects: Arc<dyn Objects>,
     pool: String,
-    key: PoolKey,
+    key: ClientKey,
     is_encrypted: bool,
     /// The number of the server that was found last.
     term: Mutex<u64>,
@@ -33,10 +34,11 @@ impl fmt::Debug for Finder {
 }
 
 /// Returns the settings of a client by TCP.
-pub(crate) fn tcp_settings(address: SocketAddr, key: PoolKey, is_encrypted: bool) -> ClientSettings {
+pub(crate) fn tcp_settings(address: SocketAddr, key: ClientKey, is_encrypted: bool) -> ClientSettings {
     let protection = if is_encrypted { Protection::Encryption } else { Protection::Integrity };
-    let settings = ClientSettings::new(Role::Blob, Endpoint::Tcp(address), key);
-    ClientSettings { protection, ..settings }
+    let ClientKey { secret, description } = key;
+    let settings = ClientSettings::new(Role::Blob, Endpoint::Tcp(address), secret);
+    ClientSettings { description, protection, ..settings }
 }
 
 impl Finder {
@@ -45,7 +47,7 @@ impl Finder {
     ///
     /// # Errors
     /// Those of the cluster.
-    pub(crate) fn new(pool: &str, key: PoolKey, is_encrypted: bool) -> Result<Finder> {
+    pub(crate) fn new(pool: &str, key: ClientKey, is_encrypted: bool) -> Result<Finder> {
         let objects = Arc::new(open_pool(pool)?);
         Ok(Finder { objects, pool: pool.to_owned(), key, is_encrypted, term: Mutex::new(0) })
     }

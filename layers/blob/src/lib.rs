@@ -46,12 +46,13 @@ pub use check::check;
 pub use directory::{RadosServer, open_for_server, open_rados_for_server};
 pub use error::{Error, Result};
 pub use future::CommitFuture;
-pub use key::{create_key, read_key};
+pub use key::{create_key, derive_key};
 pub use location::Location;
 pub use quell_blob_service::{BlobStat, CheckedStore, Problem, ProblemKind};
 pub use quell_wire::blob::{
-    CellType, Committed, Conflict, FileAttributes, NAME_BYTES_MAX, OPERATIONS_MAX, Operation,
-    OperationResult, Overflow, Part, Read, Refusal, SIZE_BYTES_MAX, Transform, TransformKind, Version,
+    Access, CellType, Committed, Conflict, FileAttributes, Grant, KeyDescription, NAME_BYTES_MAX,
+    OPERATIONS_MAX, Operation, OperationResult, Overflow, Part, Read, Refusal, Right, SIZE_BYTES_MAX,
+    Transform, TransformKind, Version,
 };
 pub use rados::OrphanRemoval;
 pub use retries::Retries;

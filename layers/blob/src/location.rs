@@ -16,9 +16,9 @@ pub enum Location {
     /// A server on this machine, by its socket: `unix:PATH`.
     Socket(PathBuf),
     /// A server on any machine: `quell://HOST:PORT?key=FILE`. FILE is the file `key` in the
-    /// directory of the store, or a copy of it. Without `key=FILE`, the environment variable
-    /// `QUELL_BLOB_KEY` names the file. `?key=FILE&encrypt` or `?encrypt` is for a server with
-    /// `--encrypt`.
+    /// directory of the store, a copy of it, or the file of a derived key. Without `key=FILE`, the
+    /// environment variable `QUELL_BLOB_KEY` names the file. `?key=FILE&encrypt` or `?encrypt` is
+    /// for a server with `--encrypt`.
     Server {
         /// The host and the port.
         address: String,
@@ -42,6 +42,19 @@ pub enum Location {
 
 /// The environment variable that names the file with the key of a server.
 const KEY_VARIABLE: &str = "QUELL_BLOB_KEY";
+
+impl Location {
+    /// Returns the file with the key of the store, if the location names one: the file that the
+    /// server in a directory creates, or that of `key=FILE`.
+    pub fn key_file(&self) -> Option<PathBuf> {
+        match self {
+            Location::Directory(path) => Some(path.join("key")),
+            Location::Socket(path) => Some(path.with_file_name("key")),
+            Location::Server { key, .. } => Some(key.clone()),
+            Location::Rados { key, .. } => key.clone(),
+        }
+    }
+}
 
 impl FromStr for Location {
     type Err = Error;

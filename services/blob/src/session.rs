@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
-    DATA_BYTES_MAX, Draft, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId, Transaction,
-    TransferId, UPLOAD_BYTES_MAX,
+    DATA_BYTES_MAX, Draft, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId, TransferId,
+    UPLOAD_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
+use crate::permissions::Permissions;
 use crate::queue::CommitResult;
 use crate::snapshot::Snapshot;
 use crate::store::OpenStore;
@@ -66,8 +67,8 @@ pub struct Sessions {
 }
 
 /// The state of one client.
-#[derive(Default)]
 struct Session {
+    permissions: Arc<Permissions>,
     snapshots: Mutex<HashMap<SnapshotId, Arc<Snapshot>>>,
     kept: Mutex<Kept>,
 }
@@ -115,27 +116,36 @@ impl Sessions {
         }
     }
 
-    /// Executes a request, and passes the reply to `replied`. This function is called once: before
-    /// `execute` returns, or by the thread that commits. The reply has at most `reply_bytes_max`
-    /// bytes if this limit is at least 64.
+    /// Executes a request that the permissions of the client allow, and passes the reply to
+    /// `replied`. This function is called once: before `execute` returns, or by the thread that
+    /// commits. The reply has at most `reply_bytes_max` bytes if this limit is at least 64.
+    ///
+    /// All requests of a client have the same `permissions`, by address. With others, it is another
+    /// client that has the number of one that has ended, and gets none of its state.
     ///
     /// Returns true if a transaction waits for
     /// [`OpenStore::commit_pending`](crate::OpenStore::commit_pending).
     pub fn execute(
         self: &Arc<Self>,
         client: ClientId,
+        permissions: &Arc<Permissions>,
         request: &[u8],
         reply_bytes_max: usize,
         replied: Replied,
     ) -> bool {
-        let session = lock(&self.clients).entry(client).or_default().clone();
-        let transaction = match decode::<Request>(request) {
-            Ok(Request::Commit(transaction)) => Ok(transaction),
-            Ok(Request::CommitUploaded(upload)) => self.uploaded_transaction(&session, upload),
-            Ok(request) => Err(self.read(&session, request)),
+        let session = self.session(client, permissions);
+        let request = match decode::<Request>(request) {
+            Ok(request) => self.with_uploads(&session, request),
             Err(error) => Err(Reply::Failed(Failure::new(&error))),
         };
-        match transaction {
+        let allowed = request.and_then(|request| {
+            permissions.check(&request, self.store.now_ns())?;
+            match request {
+                Request::Commit(transaction) => Ok(transaction),
+                request => Err(self.read(&session, request)),
+            }
+        });
+        match allowed {
             Ok(transaction) => {
                 let sessions = self.clone();
                 self.store.submit(transaction, move |result| {
@@ -150,9 +160,34 @@ impl Sessions {
         }
     }
 
+    /// Returns the state of a client, which is created by its first request.
+    fn session(&self, client: ClientId, permissions: &Arc<Permissions>) -> Arc<Session> {
+        let create = || Session {
+            permissions: permissions.clone(),
+            snapshots: Mutex::default(),
+            kept: Mutex::default(),
+        };
+        let mut clients = lock(&self.clients);
+        let session = clients.entry(client).or_insert_with(|| Arc::new(create()));
+        if Arc::ptr_eq(&session.permissions, permissions) {
+            return session.clone();
+        }
+        let ended = std::mem::replace(session, Arc::new(create()));
+        let session = session.clone();
+        drop(clients);
+        self.free(&ended);
+        session
+    }
+
     /// Removes the state of a client that has no request in progress.
     pub fn end(&self, client: ClientId) {
-        let Some(session) = lock(&self.clients).remove(&client) else { return };
+        let ended = lock(&self.clients).remove(&client);
+        if let Some(session) = ended {
+            self.free(&session);
+        }
+    }
+
+    fn free(&self, session: &Session) {
         let snapshots = std::mem::take(&mut *lock(&session.snapshots));
         self.snapshots.fetch_sub(snapshots.len(), Ordering::Relaxed);
         let kept = std::mem::take(&mut *lock(&session.kept));
@@ -216,13 +251,30 @@ impl Sessions {
         Some(bytes)
     }
 
-    fn uploaded_transaction(
-        &self,
-        session: &Session,
-        upload: TransferId,
-    ) -> std::result::Result<Transaction, Reply> {
-        let bytes = self.take_upload(session, upload).ok_or(Reply::Unknown)?;
-        decode(&bytes).map_err(|error| Reply::Failed(Failure::new(&error)))
+    /// Returns a request with the operations that it refers to in the place of an upload.
+    fn with_uploads(&self, session: &Session, mut request: Request) -> std::result::Result<Request, Reply> {
+        let failed = |error| Reply::Failed(Failure::new(&error));
+        match &mut request {
+            Request::CommitUploaded(upload) => {
+                let bytes = self.take_upload(session, *upload).ok_or(Reply::Unknown)?;
+                Ok(Request::Commit(decode(&bytes).map_err(failed)?))
+            }
+            Request::Read { state, .. }
+            | Request::Stat { state, .. }
+            | Request::List { state, .. }
+            | Request::NextData { state, .. } => {
+                if let Draft::Uploaded(upload) = state.draft {
+                    let kept = lock(&session.kept);
+                    let bytes = kept.uploads.get(&upload).ok_or(Reply::Unknown)?;
+                    state.draft = decode(bytes).map_err(failed)?;
+                    if matches!(state.draft, Draft::Uploaded(_)) {
+                        return Err(invalid("an upload refers to an upload"));
+                    }
+                }
+                Ok(request)
+            }
+            _ => Ok(request),
+        }
     }
 
     fn upload(&self, session: &Session, upload: TransferId, offset: u64, data: &[u8]) -> Reply {
@@ -337,16 +389,7 @@ impl Sessions {
             },
             None => Arc::new(self.store.snapshot()),
         };
-        let operations = match state.draft {
-            Draft::Inline(operations) => operations,
-            Draft::Uploaded(upload) => match lock(&session.kept).uploads.get(&upload) {
-                Some(bytes) => match decode(bytes)? {
-                    Draft::Inline(operations) => operations,
-                    Draft::Uploaded(_) => return Ok(invalid("an upload refers to an upload")),
-                },
-                None => return Ok(Reply::Unknown),
-            },
-        };
+        let Draft::Inline(operations) = state.draft else { return Ok(Reply::Unknown) };
         if operations.is_empty() {
             return use_state(&snapshot);
         }

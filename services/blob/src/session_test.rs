@@ -1,12 +1,12 @@
 //! Tests of the requests of clients.
 
-use std::sync::mpsc;
+use std::sync::{LazyLock, mpsc};
 
 use quell_kv::MemoryStore;
 use quell_testkit::Random;
 use quell_wire::blob::{
-    CellType, MESSAGE_BYTES_MAX, Operation, OperationResult, Overflow, TransactionId, Transform,
-    TransformKind, Version,
+    Access, CellType, Grant, KeyDescription, MESSAGE_BYTES_MAX, Operation, OperationResult, Overflow, Part,
+    Read, Right, Transaction, TransactionId, Transform, TransformKind, Version,
 };
 
 use super::*;
@@ -30,10 +30,22 @@ fn sessions(limits: SessionLimits) -> Arc<Sessions> {
     Arc::new(Sessions::new(store.unwrap(), limits))
 }
 
+/// Executes a request of a client with all permissions.
 fn call_bytes(sessions: &Arc<Sessions>, client: ClientId, request: &[u8], reply_bytes_max: usize) -> Vec<u8> {
+    static ALL: LazyLock<Arc<Permissions>> = LazyLock::new(|| Arc::new(Permissions::all()));
+    call_with(sessions, client, &ALL, request, reply_bytes_max)
+}
+
+fn call_with(
+    sessions: &Arc<Sessions>,
+    client: ClientId,
+    permissions: &Arc<Permissions>,
+    request: &[u8],
+    reply_bytes_max: usize,
+) -> Vec<u8> {
     let (sender, receiver) = mpsc::channel();
     let replied = Box::new(move |reply| sender.send(reply).unwrap());
-    if sessions.execute(client, request, reply_bytes_max, replied) {
+    if sessions.execute(client, permissions, request, reply_bytes_max, replied) {
         sessions.store.commit_pending();
     }
     let reply = receiver.try_recv().expect("every request has a reply");
@@ -194,4 +206,59 @@ fn random_requests_get_replies() {
         assert!(reply.len() <= 64);
         decode::<Reply>(&reply).unwrap();
     }
+}
+
+fn permissions(grants: Vec<Grant>) -> Arc<Permissions> {
+    let key = KeyDescription { access: Access::Grants(grants), expires_s: None };
+    Arc::new(Permissions::of_key(&key.encode().unwrap()).unwrap())
+}
+
+#[test]
+fn a_key_is_checked_for_uploaded_operations() {
+    let sessions = sessions(SessionLimits::default());
+    let grant = |right, prefix: &str| Grant { right, prefix: prefix.into() };
+    let key = permissions(vec![grant(Right::Read, "a"), grant(Right::Write, "a")]);
+    let call = |request: &Request| -> Reply {
+        decode(&call_with(&sessions, CLIENT, &key, &encode(request), MESSAGE_BYTES_MAX)).unwrap()
+    };
+    let upload = TransferId(1);
+    let send = |data: Vec<u8>| {
+        assert_eq!(call(&Request::Upload { upload, offset: 0, data }), Reply::Done);
+    };
+    for (name, is_allowed) in [(b"a", true), (b"b", false)] {
+        let operations = write(name, b"x");
+        send(encode(&Draft::Inline(operations.clone())));
+        let state = ReadState { snapshot: None, draft: Draft::Uploaded(upload) };
+        let reply = call(&Request::Stat { state, name: b"a".to_vec() });
+        assert_eq!(matches!(reply, Reply::Stat(_)), is_allowed, "{reply:?}");
+        let part = Read { name: name.to_vec(), part: Part::Range { start: 0, end: 1 } };
+        for reads in [vec![], vec![part]] {
+            let snapshot = Some(sessions.store.version());
+            send(encode(&Transaction {
+                reads,
+                snapshot,
+                operations: operations.clone(),
+                ..Transaction::default()
+            }));
+            let reply = call(&Request::CommitUploaded(upload));
+            assert_eq!(matches!(reply, Reply::Committed(_)), is_allowed, "{reply:?}");
+        }
+    }
+    let state = state(None, vec![]);
+    let list = Request::List { state, prefix: vec![], after: vec![], count_max: 9 };
+    let Reply::Names { names, .. } = self::call(&sessions, &list) else { panic!() };
+    assert_eq!(names.len(), 1);
+}
+
+#[test]
+fn a_client_with_the_number_of_an_ended_one_gets_none_of_its_state() {
+    let sessions = sessions(SessionLimits::default());
+    let Reply::Begun { snapshot, .. } = call(&sessions, &Request::Begin) else { panic!() };
+    let upload = Request::Upload { upload: TransferId(1), offset: 0, data: vec![1; 9] };
+    assert_eq!(call(&sessions, &upload), Reply::Done);
+    let other = permissions(vec![Grant { right: Right::Read, prefix: vec![] }]);
+    let stat = Request::Stat { state: state(Some(snapshot), vec![]), name: b"a".to_vec() };
+    let reply = call_with(&sessions, CLIENT, &other, &encode(&stat), MESSAGE_BYTES_MAX);
+    assert_eq!(decode::<Reply>(&reply).unwrap(), Reply::Unknown);
+    assert_eq!((sessions.snapshots(), sessions.kept_bytes()), (0, 0));
 }

@@ -132,6 +132,11 @@ impl OpenStore {
         self.0.remove_orphans()
     }
 
+    /// Returns the time of day, in nanoseconds since 1970.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.0.now_ns()
+    }
+
     /// Returns the memory that the values for snapshots need, in bytes.
     pub fn history_bytes(&self) -> u64 {
         self.0.versions.history_bytes()

@@ -25,6 +25,7 @@ use self::link::{FOLLOW_INTERVAL, Follower, Link, check_listening};
 use self::state::RemoteState;
 use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
 use crate::finder::{Finder, tcp_settings};
+use crate::key::ClientKey;
 use crate::readers::Readers;
 
 /// The time for which a request is repeated if the server does not answer.
@@ -49,13 +50,13 @@ impl Remote {
     }
 
     /// Connects to a server by TCP.
-    pub(crate) fn by_tcp(address: SocketAddr, key: [u8; 32], is_encrypted: bool) -> Result<Remote> {
-        Remote::connect(tcp_settings(address, PoolKey(key), is_encrypted), None)
+    pub(crate) fn by_tcp(address: SocketAddr, key: ClientKey, is_encrypted: bool) -> Result<Remote> {
+        Remote::connect(tcp_settings(address, key, is_encrypted), None)
     }
 
     /// Connects to the present server of a store in RADOS, and later to those that replace it.
-    pub(crate) fn by_rados(pool: &str, key: [u8; 32], is_encrypted: bool) -> Result<Remote> {
-        let finder = Finder::new(pool, PoolKey(key), is_encrypted)?;
+    pub(crate) fn by_rados(pool: &str, key: ClientKey, is_encrypted: bool) -> Result<Remote> {
+        let finder = Finder::new(pool, key, is_encrypted)?;
         let give_up = Instant::now() + FIND_LIMIT;
         loop {
             // A server that was just found may be dead, and another one about to replace it.

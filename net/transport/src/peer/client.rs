@@ -27,8 +27,10 @@ pub struct ClientSettings {
     pub role: Role,
     /// The server.
     pub server: Endpoint,
-    /// The key of the server; not used over a Unix socket.
+    /// The key of the server, or one that was derived from it; not used over a Unix socket.
     pub key: PoolKey,
+    /// The description of a derived key: see [`PoolKey::derived`]. Empty for the key of the server.
+    pub description: Vec<u8>,
     /// The protection of frames over TCP, which is that of the server.
     pub protection: Protection,
     /// Calls that may wait for the connection or for credit. More are refused.
@@ -46,6 +48,7 @@ impl ClientSettings {
             role,
             server,
             key,
+            description: Vec::new(),
             protection: Protection::Integrity,
             calls_queued_max: 8192,
             bytes_queued_max: 64 << 20,
@@ -86,9 +89,10 @@ impl Client {
     pub fn start(settings: ClientSettings) -> Result<Client> {
         let is_unix = matches!(settings.server, Endpoint::Unix(_));
         let own = MemberId(random_number()? % SERVER.0);
-        let ClientSettings { role, server, key, protection, .. } = settings;
+        let ClientSettings { role, server, key, description, protection, .. } = settings;
         let unused = SocketAddr::from(([0, 0, 0, 0], 0));
         let connection = Settings {
+            description,
             calls_queued_max: settings.calls_queued_max,
             bytes_queued_max: settings.bytes_queued_max,
             unreachable_after: settings.unreachable_after,

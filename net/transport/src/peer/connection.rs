@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::frame::{Fields, FrameKind, LENGTH_BYTES, LENGTH_MIN, Violation, decode_length};
 use super::handshake::{
     ANSWER_HEAD_BYTES, ANSWER_PROOF_BYTES, Agreed, GREETING_BYTES, Initiator, Prefix, Refusal, accept,
-    answer_head, check_prefix, decode_answer_head, read_greeting,
+    answer_head, check_prefix, decode_answer_head, description_bytes, read_greeting,
 };
 use super::link::{FrameReader, Link, ReadFailure};
 use super::outgoing::Frame;
@@ -69,14 +69,19 @@ impl From<ReadFailure> for Failure {
 #[derive(Debug)]
 pub(super) struct Proved {
     stream: Stream,
+    /// The description of the initiator's key.
+    pub description: Vec<u8>,
     agreed: Agreed,
     sending: Seal,
     receiving: Seal,
 }
 
+/// Returns the first bytes of a greeting. `settings` are those of the initiator, or of a responder,
+/// which has no description.
 fn prefix(settings: &Settings, initiator: MemberId, responder: MemberId) -> Prefix {
     let Settings { role, protection, compression, pool, .. } = *settings;
-    Prefix { role, protection, compression, pool, initiator, responder }
+    let description_bytes = settings.description.len() as u16;
+    Prefix { role, protection, compression, pool, initiator, responder, description_bytes }
 }
 
 /// Connects to a member and agrees on keys.
@@ -84,8 +89,9 @@ pub(super) async fn initiate(settings: &Settings, peer: &Peer, connection: u64) 
     let attempt = async {
         let mut stream = Stream::connect(&peer.address()).await?;
         let prefix = prefix(settings, settings.member, peer.id);
-        let (initiator, greeting) = Initiator::new(&prefix, &settings.key, &peer.hello(connection));
-        stream.write_all(&greeting).await?;
+        let Settings { key, description, .. } = settings;
+        let (initiator, greeting) = Initiator::new(&prefix, description, key, &peer.hello(connection));
+        stream.write_all(&[&greeting[..], description].concat()).await?;
         let mut head = [0; ANSWER_HEAD_BYTES];
         stream.read_exact(&mut head).await?;
         decode_answer_head(&head)?;
@@ -105,25 +111,33 @@ pub(super) async fn initiate(settings: &Settings, peer: &Peer, connection: u64) 
         for segment in &segments {
             stream.write_all(segment.bytes()).await?;
         }
-        Ok(Proved { stream, agreed, sending, receiving })
+        Ok(Proved { stream, description: description.clone(), agreed, sending, receiving })
     };
     timeout(settings.handshake_limit, attempt).await.unwrap_or(Err(Failure::TimedOut))
 }
 
-/// Answers the greeting on a connection that was accepted, and waits for the proof.
+/// Answers the greeting on a connection that was accepted, and waits for the proof. `find` returns
+/// the state of the initiator, which has proved that it knows the key of the description.
 pub(super) async fn respond(
     settings: &Settings,
     mut stream: Stream,
-    find: impl Fn(MemberId) -> Result<Arc<Peer>, Refusal>,
+    find: impl Fn(MemberId, &[u8]) -> Result<Arc<Peer>, Refusal>,
 ) -> Result<(Arc<Peer>, Proved), Failure> {
     let attempt = async {
         let mut greeting = [0; GREETING_BYTES];
         stream.read_exact(&mut greeting).await?;
         let checked = check_prefix(&greeting, &prefix(settings, settings.member, settings.member));
+        // It is read before a refusal also: the close of a connection with unread bytes could keep
+        // the answer from the initiator.
+        let mut description = Vec::new();
+        if checked != Err(Refusal::Malformed) {
+            description = vec![0; description_bytes(&greeting, settings.role)?.into()];
+            stream.read_exact(&mut description).await?;
+        }
         let checked = checked.and_then(|initiator| {
             // The proof first, so that a process without the key learns no member numbers.
-            let (theirs, noise) = read_greeting(&greeting, &settings.key)?;
-            Ok((find(initiator)?, theirs, noise))
+            let (theirs, noise) = read_greeting(&greeting, &description, &settings.key)?;
+            Ok((find(initiator, &description)?, theirs, noise))
         });
         let (peer, theirs, noise) = match checked {
             Ok(checked) => checked,
@@ -148,7 +162,7 @@ pub(super) async fn respond(
             Ok((Fields { kind: FrameKind::Confirm, .. }, _)) => {}
             _ => return Err(Failure::Refused(Refusal::Proof)),
         }
-        Ok((peer, Proved { stream, agreed, sending, receiving }))
+        Ok((peer, Proved { stream, description, agreed, sending, receiving }))
     };
     timeout(settings.handshake_limit, attempt).await.unwrap_or(Err(Failure::TimedOut))
 }

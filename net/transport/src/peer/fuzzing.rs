@@ -11,7 +11,7 @@ use super::frame::{
 };
 use super::handshake::{
     ANSWER_HEAD_BYTES, ANSWER_PROOF_BYTES, GREETING_BYTES, Hello, Initiator, Prefix, accept, answer_head,
-    check_prefix, decode_answer_head, read_greeting,
+    check_prefix, decode_answer_head, description_bytes, read_greeting,
 };
 use super::incoming::{Incoming, Verdict};
 use super::outgoing::{Credit, Frame, Outgoing};
@@ -26,18 +26,26 @@ const PREFIX: Prefix = Prefix {
     pool: PoolId([1; 16]),
     initiator: MemberId(1),
     responder: MemberId(2),
+    description_bytes: 0,
 };
 const HELLO: Hello =
     Hello { session: 3, connection: 1, requests_held_max: 4, bytes_held_max: BYTES_HELD_MIN };
 
 /// Reads bytes as a greeting, as an answer, and as a hello.
 pub fn check_handshake(bytes: &[u8]) {
-    if let Some(greeting) = bytes.first_chunk::<GREETING_BYTES>()
-        && let Ok(initiator) = check_prefix(greeting, &PREFIX)
-    {
-        assert_eq!(greeting[..48], Prefix { initiator, ..PREFIX }.encode());
-        if let Ok((theirs, noise)) = read_greeting(greeting, &KEY) {
-            accept(noise, theirs, &HELLO);
+    for role in [Role::Pool, Role::Blob] {
+        let own = Prefix { role, ..PREFIX };
+        if let Some((greeting, rest)) = bytes.split_first_chunk::<GREETING_BYTES>()
+            && let Ok(initiator) = check_prefix(greeting, &own)
+        {
+            let length = description_bytes(greeting, role).expect("it was checked");
+            let expected = Prefix { initiator, description_bytes: length, ..own };
+            assert_eq!(greeting[..48], expected.encode());
+            if let Some(description) = rest.get(..length.into())
+                && let Ok((theirs, noise)) = read_greeting(greeting, description, &KEY)
+            {
+                accept(noise, theirs, &HELLO);
+            }
         }
     }
     if let Some((head, rest)) = bytes.split_first_chunk::<ANSWER_HEAD_BYTES>()
@@ -45,7 +53,7 @@ pub fn check_handshake(bytes: &[u8]) {
     {
         assert_eq!(*head, answer_head(None));
         if let Some(proof) = rest.first_chunk::<ANSWER_PROOF_BYTES>() {
-            let (initiator, _) = Initiator::new(&PREFIX, &KEY, &HELLO);
+            let (initiator, _) = Initiator::new(&PREFIX, b"", &KEY, &HELLO);
             assert!(initiator.finish(proof).is_err(), "the proof of an ephemeral key cannot be known");
         }
     }
@@ -139,10 +147,13 @@ pub fn check_frames(bytes: &[u8]) {
 
 /// Returns the seeds: target, name and bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    let (initiator, greeting) = Initiator::new(&PREFIX, &KEY, &HELLO);
-    let (theirs, noise) = read_greeting(&greeting, &KEY).expect("the same key");
+    let (initiator, greeting) = Initiator::new(&PREFIX, b"", &KEY, &HELLO);
+    let (theirs, noise) = read_greeting(&greeting, b"", &KEY).expect("the same key");
     let (answer, _) = accept(noise, theirs, &HELLO);
     initiator.finish(answer.last_chunk().expect("it is longer")).expect("the same key");
+    let description = b"read";
+    let of_client = Prefix { role: Role::Blob, description_bytes: description.len() as u16, ..PREFIX };
+    let (_, derived) = Initiator::new(&of_client, description, &KEY.derived(description), &HELLO);
     let frame = |fields: Fields, payload: &[u8]| {
         let tag = [0; 16];
         [&encode_length(payload.len())[..], payload, &fields.encode(), &tag].concat()
@@ -163,6 +174,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let cancelled = Fields { status: Status::Cancelled, ..Fields::new(FrameKind::Reply, 3) };
     vec![
         ("peer_handshake", "greeting", greeting.to_vec()),
+        ("peer_handshake", "derived", [&derived[..], description].concat()),
         ("peer_handshake", "answer", answer.to_vec()),
         ("peer_handshake", "hello", HELLO.encode().to_vec()),
         ("peer_frames", "requests", [request(3), request(4), ids(FrameKind::Acknowledge, 3)].concat()),

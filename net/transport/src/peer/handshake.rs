@@ -6,20 +6,21 @@ use std::fmt;
 use snow::{Builder, HandshakeState};
 
 use super::settings::{
-    BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, REQUESTS_HELD_MAX, Role,
+    BYTES_HELD_MIN, Compression, DESCRIPTION_BYTES_MAX, MemberId, PoolId, PoolKey, Protection,
+    REQUESTS_HELD_MAX, Role,
 };
 
 const MAGIC: [u8; 8] = *b"QUELPEER";
 const VERSION: u16 = 1;
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
-/// The part of the greeting that the prologue of Noise covers.
+/// The part of the greeting that the prologue of Noise covers, with the description after it.
 const PREFIX_BYTES: usize = 48;
 const HELLO_BYTES: usize = 32;
 /// An ephemeral key, the encrypted hello, and its tag.
 const NOISE_BYTES: usize = 32 + HELLO_BYTES + 16;
 
-/// The size of a greeting.
+/// The size of a greeting without the description of the initiator's key, which follows it.
 pub(super) const GREETING_BYTES: usize = PREFIX_BYTES + NOISE_BYTES;
 /// The size of the header of an answer; a refusal has no more.
 pub(super) const ANSWER_HEAD_BYTES: usize = 16;
@@ -39,11 +40,13 @@ pub(super) enum Refusal {
     Stopping,
     Compression,
     Full,
+    /// The description of the key is not one that the responder knows.
+    Description,
     /// Bytes that are not a greeting or an answer. No answer is sent.
     Malformed,
 }
 
-const REFUSALS: [Refusal; 10] = [
+const REFUSALS: [Refusal; 11] = [
     Refusal::Version,
     Refusal::Role,
     Refusal::Protection,
@@ -54,6 +57,7 @@ const REFUSALS: [Refusal; 10] = [
     Refusal::Stopping,
     Refusal::Compression,
     Refusal::Full,
+    Refusal::Description,
 ];
 
 impl fmt::Display for Refusal {
@@ -69,6 +73,7 @@ impl fmt::Display for Refusal {
             Refusal::Stopping => "the other member is stopping",
             Refusal::Compression => "the two members compress their connections in different ways",
             Refusal::Full => "the server has its maximum number of clients",
+            Refusal::Description => "the server does not know keys of this kind",
             Refusal::Malformed => "the other process does not speak this protocol",
         })
     }
@@ -122,6 +127,8 @@ pub(super) struct Prefix {
     pub pool: PoolId,
     pub initiator: MemberId,
     pub responder: MemberId,
+    /// The length of the description of the initiator's key: 0 between the members of a pool.
+    pub description_bytes: u16,
 }
 
 fn role_number(role: Role) -> u8 {
@@ -155,6 +162,7 @@ impl Prefix {
         bytes[10] = role_number(self.role);
         bytes[11] = protection_number(self.protection);
         bytes[12] = compression_number(self.compression);
+        bytes[14..16].copy_from_slice(&self.description_bytes.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.pool.0);
         bytes[32..40].copy_from_slice(&self.initiator.0.to_le_bytes());
         bytes[40..].copy_from_slice(&self.responder.0.to_le_bytes());
@@ -162,11 +170,23 @@ impl Prefix {
     }
 }
 
-/// Checks a greeting's first bytes against the own settings, in which the initiator is not
-/// considered, and returns the initiator's number.
+/// Returns the length of the description after a greeting. It is at most
+/// [`DESCRIPTION_BYTES_MAX`], and 0 between the members of a pool.
+pub(super) fn description_bytes(greeting: &[u8; GREETING_BYTES], role: Role) -> Result<u16, Refusal> {
+    let length = u16::from_le_bytes([greeting[14], greeting[15]]);
+    let length_max = match role {
+        Role::Pool => 0,
+        Role::Blob => DESCRIPTION_BYTES_MAX,
+    };
+    if usize::from(length) > length_max { Err(Refusal::Malformed) } else { Ok(length) }
+}
+
+/// Checks a greeting's first bytes against the own settings, in which the initiator and its
+/// description are not considered, and returns the initiator's number.
 pub(super) fn check_prefix(greeting: &[u8; GREETING_BYTES], own: &Prefix) -> Result<MemberId, Refusal> {
     let initiator = MemberId(number(greeting, 32));
-    let expected = Prefix { initiator, ..*own }.encode();
+    let description_bytes = description_bytes(greeting, own.role)?;
+    let expected = Prefix { initiator, description_bytes, ..*own }.encode();
     let differs = |from: usize, to: usize| greeting[from..to] != expected[from..to];
     match () {
         () if differs(0, 8) => Err(Refusal::Malformed),
@@ -174,7 +194,7 @@ pub(super) fn check_prefix(greeting: &[u8; GREETING_BYTES], own: &Prefix) -> Res
         () if differs(10, 11) => Err(Refusal::Role),
         () if differs(11, 12) => Err(Refusal::Protection),
         () if differs(12, 13) => Err(Refusal::Compression),
-        () if differs(13, 16) => Err(Refusal::Malformed),
+        () if differs(13, 14) => Err(Refusal::Malformed),
         () if differs(16, 32) => Err(Refusal::Pool),
         () if differs(40, 48) => Err(Refusal::NotThisMember),
         () => Ok(initiator),
@@ -195,9 +215,11 @@ impl fmt::Debug for Agreed {
     }
 }
 
-fn noise(prefix: &[u8], key: &PoolKey, is_initiator: bool) -> HandshakeState {
+/// Returns the state of Noise before the first message. `key` is that of the description.
+fn noise(prefix: &[u8], description: &[u8], key: &PoolKey, is_initiator: bool) -> HandshakeState {
     let builder = Builder::new(PATTERN.parse().expect("a pattern of Noise"));
-    let builder = builder.prologue(prefix).and_then(|builder| builder.psk(0, &key.0));
+    let prologue = [prefix, description].concat();
+    let builder = builder.prologue(&prologue).and_then(|builder| builder.psk(0, &key.0));
     let built = builder.and_then(|builder| match is_initiator {
         true => builder.build_initiator(),
         false => builder.build_responder(),
@@ -218,11 +240,17 @@ pub(super) struct Initiator {
 }
 
 impl Initiator {
-    /// Begins a handshake, and returns the greeting to send.
-    pub fn new(prefix: &Prefix, key: &PoolKey, hello: &Hello) -> (Initiator, [u8; GREETING_BYTES]) {
+    /// Begins a handshake with a key and its description, and returns the greeting to send, which
+    /// the description follows.
+    pub fn new(
+        prefix: &Prefix,
+        description: &[u8],
+        key: &PoolKey,
+        hello: &Hello,
+    ) -> (Initiator, [u8; GREETING_BYTES]) {
         let mut greeting = [0; GREETING_BYTES];
         greeting[..PREFIX_BYTES].copy_from_slice(&prefix.encode());
-        let mut noise = noise(&greeting[..PREFIX_BYTES], key, true);
+        let mut noise = noise(&greeting[..PREFIX_BYTES], description, key, true);
         let written = noise.write_message(&hello.encode(), &mut greeting[PREFIX_BYTES..]);
         assert_eq!(written.expect("the buffer has the size of the message"), NOISE_BYTES);
         (Initiator { noise, connection: hello.connection }, greeting)
@@ -241,12 +269,13 @@ impl Initiator {
 }
 
 /// Returns the initiator's statement and the state of Noise after a greeting whose prefix was
-/// checked.
+/// checked. `key` is that of the responder, from which the initiator's is derived.
 pub(super) fn read_greeting(
     greeting: &[u8; GREETING_BYTES],
+    description: &[u8],
     key: &PoolKey,
 ) -> Result<(Hello, HandshakeState), Refusal> {
-    let mut noise = noise(&greeting[..PREFIX_BYTES], key, false);
+    let mut noise = noise(&greeting[..PREFIX_BYTES], description, &key.derived(description), false);
     let mut hello = [0; NOISE_BYTES];
     let read = noise.read_message(&greeting[PREFIX_BYTES..], &mut hello).map_err(|_| Refusal::Proof)?;
     Ok((Hello::decode(&hello[..read])?, noise))
@@ -298,6 +327,7 @@ mod tests {
         pool: PoolId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
         initiator: MemberId(1),
         responder: MemberId(2),
+        description_bytes: 0,
     };
 
     fn hello(session: u64) -> Hello {
@@ -308,7 +338,7 @@ mod tests {
         greeting: &[u8; GREETING_BYTES],
         key: &PoolKey,
     ) -> Result<([u8; ANSWER_HEAD_BYTES + ANSWER_PROOF_BYTES], Agreed), Refusal> {
-        let (theirs, noise) = read_greeting(greeting, key)?;
+        let (theirs, noise) = read_greeting(greeting, b"", key)?;
         Ok(accept(noise, theirs, &hello(20)))
     }
 
@@ -323,7 +353,7 @@ mod tests {
     #[test]
     fn both_members_agree_on_keys_and_know_the_other_session() {
         let key = PoolKey([3; 32]);
-        let (initiator, greeting) = Initiator::new(&PREFIX, &key, &hello(10));
+        let (initiator, greeting) = Initiator::new(&PREFIX, b"", &key, &hello(10));
         assert_eq!(check_prefix(&greeting, &PREFIX), Ok(MemberId(1)));
         let (answer, at_responder) = answer(&greeting, &key).unwrap();
         decode_answer_head(answer.first_chunk().unwrap()).unwrap();
@@ -336,10 +366,10 @@ mod tests {
 
     #[test]
     fn each_side_refuses_another_key() {
-        let (initiator, greeting) = Initiator::new(&PREFIX, &PoolKey([3; 32]), &hello(10));
+        let (initiator, greeting) = Initiator::new(&PREFIX, b"", &PoolKey([3; 32]), &hello(10));
         assert_eq!(answer(&greeting, &PoolKey([4; 32])).unwrap_err(), Refusal::Proof);
         // A responder without the key can only invent an answer, for example with another key.
-        let (_, other) = Initiator::new(&PREFIX, &PoolKey([4; 32]), &hello(10));
+        let (_, other) = Initiator::new(&PREFIX, b"", &PoolKey([4; 32]), &hello(10));
         let (forged, _) = answer(&other, &PoolKey([4; 32])).unwrap();
         let refused = initiator.finish(forged.last_chunk().unwrap());
         assert_eq!(refused.unwrap_err(), Refusal::Proof);
@@ -348,14 +378,14 @@ mod tests {
     #[test]
     fn every_changed_byte_of_a_handshake_is_detected() {
         let key = PoolKey([3; 32]);
-        let (_, greeting) = Initiator::new(&PREFIX, &key, &hello(10));
+        let (_, greeting) = Initiator::new(&PREFIX, b"", &key, &hello(10));
         for at in 0..GREETING_BYTES {
             let mut changed = greeting;
             changed[at] ^= 1 << (at % 8);
             assert!(answer(&changed, &key).is_err(), "byte {at}");
         }
         for at in 0..ANSWER_PROOF_BYTES {
-            let (initiator, greeting) = Initiator::new(&PREFIX, &key, &hello(10));
+            let (initiator, greeting) = Initiator::new(&PREFIX, b"", &key, &hello(10));
             let (mut changed, _) = answer(&greeting, &key).unwrap();
             changed[ANSWER_HEAD_BYTES + at] ^= 1 << (at % 8);
             assert!(initiator.finish(changed.last_chunk().unwrap()).is_err(), "byte {at}");
@@ -365,7 +395,7 @@ mod tests {
     #[test]
     fn a_greeting_for_another_pool_version_member_mode_or_compression_is_refused() {
         let check = |change: &dyn Fn(&mut [u8; GREETING_BYTES])| {
-            let (_, mut greeting) = Initiator::new(&PREFIX, &PoolKey([3; 32]), &hello(10));
+            let (_, mut greeting) = Initiator::new(&PREFIX, b"", &PoolKey([3; 32]), &hello(10));
             change(&mut greeting);
             check_prefix(&greeting, &PREFIX)
         };
@@ -377,6 +407,8 @@ mod tests {
             (11, Refusal::Protection),
             (12, Refusal::Compression),
             (13, Refusal::Malformed),
+            // A member of a pool has no description.
+            (14, Refusal::Malformed),
             (31, Refusal::Pool),
             (40, Refusal::NotThisMember),
         ] {
@@ -385,5 +417,37 @@ mod tests {
                 assert_eq!(decode_answer_head(&answer_head(Some(refusal))), Err(refusal));
             }
         }
+    }
+
+    #[test]
+    fn a_derived_key_proves_its_own_description_only() {
+        let key = PoolKey([3; 32]);
+        let prefix = |description: &[u8]| Prefix {
+            role: Role::Blob,
+            description_bytes: description.len() as u16,
+            ..PREFIX
+        };
+        let own = Prefix { role: Role::Blob, ..PREFIX };
+        let derived = key.derived(b"read a");
+        let (initiator, greeting) = Initiator::new(&prefix(b"read a"), b"read a", &derived, &hello(10));
+        assert_eq!(check_prefix(&greeting, &own), Ok(MemberId(1)));
+        assert_eq!(description_bytes(&greeting, Role::Blob), Ok(6));
+        let (theirs, noise) = read_greeting(&greeting, b"read a", &key).unwrap();
+        let (answer, _) = accept(noise, theirs, &hello(20));
+        initiator.finish(answer.last_chunk().unwrap()).unwrap();
+        // Another description, none, and the key of another server.
+        for (description, key) in [(&b"read b"[..], [3; 32]), (b"", [3; 32]), (b"read a", [4; 32])] {
+            let refused = read_greeting(&greeting, description, &PoolKey(key)).unwrap_err();
+            assert_eq!(refused, Refusal::Proof);
+        }
+        // A description that was changed before the handshake, also with the same key.
+        for key_of_client in [&derived, &key] {
+            let (_, greeting) = Initiator::new(&prefix(b"read b"), b"read b", key_of_client, &hello(10));
+            assert_eq!(read_greeting(&greeting, b"read b", &key).unwrap_err(), Refusal::Proof);
+        }
+        let mut too_long = prefix(b"");
+        too_long.description_bytes = DESCRIPTION_BYTES_MAX as u16 + 1;
+        let (_, greeting) = Initiator::new(&too_long, b"", &key, &hello(10));
+        assert_eq!(check_prefix(&greeting, &own), Err(Refusal::Malformed));
     }
 }

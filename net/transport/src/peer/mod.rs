@@ -37,6 +37,8 @@ pub use network::PeerNetwork;
 pub use not_executed::{not_executed, was_not_executed};
 pub use peer_state::PeerCounters;
 pub use server::{ClientHandler, Server, ServerSettings};
-pub use settings::{BYTES_HELD_MIN, Compression, MemberId, PoolId, PoolKey, Protection, Role, Settings};
+pub use settings::{
+    BYTES_HELD_MIN, Compression, DESCRIPTION_BYTES_MAX, MemberId, PoolId, PoolKey, Protection, Role, Settings,
+};
 pub use stream::Endpoint;
 pub use transport::{CollectedSends, Done, Traffic, Transport};

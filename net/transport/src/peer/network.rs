@@ -274,7 +274,7 @@ async fn listen(shared: Arc<Shared>, listener: TcpListener) {
 /// Serves a connection that another member has opened.
 async fn take_connection(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, number: u64) {
     let responded = match Stream::tcp(stream) {
-        Ok(stream) => respond(&shared.settings, stream, |id| shared.initiator(id)).await,
+        Ok(stream) => respond(&shared.settings, stream, |id, _| shared.initiator(id)).await,
         Err(error) => Err(error.into()),
     };
     shared.unproved().retain(|(listed, _)| *listed != number);

@@ -347,10 +347,14 @@ impl Peer {
 
     fn unreachable(&self, state: &State, is_sent: bool) -> Error {
         match state.refusal {
-            Some(Refusal::Proof) => {
-                self.ended(ErrorKind::PermissionDenied, &Refusal::Proof.to_string(), is_sent)
+            Some(refusal) => {
+                let kind = match refusal {
+                    Refusal::Proof => ErrorKind::PermissionDenied,
+                    Refusal::Description => ErrorKind::Unsupported,
+                    _ => ErrorKind::Unavailable,
+                };
+                self.ended(kind, &refusal.to_string(), is_sent)
             }
-            Some(refusal) => self.ended(ErrorKind::Unavailable, &refusal.to_string(), is_sent),
             None => self.ended(ErrorKind::Unavailable, "there is no connection", is_sent),
         }
     }

@@ -104,8 +104,14 @@ pub(super) fn settings(
     Settings { role, protection, ..Settings::new(PoolId([0; 16]), key, own, listen) }
 }
 
-/// A handler that is told of the end of a client.
-pub trait ClientHandler: Handler {
+/// Executes the requests of clients.
+pub trait ClientHandler: Send + Sync {
+    /// Returns the handler of the requests of a client that has the key of this description: see
+    /// [`PoolKey::derived`]. The description is empty for the key of the server itself, and for a
+    /// client over a Unix socket. `None` if the description is not valid: the client is refused.
+    /// Called on a thread that serves connections; must not block.
+    fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>>;
+
     /// A client has left, or was without a connection for too long. There will be no requests of
     /// it, unless it connects again as a new client. Called on a thread that serves connections;
     /// must not block.
@@ -124,12 +130,19 @@ struct Shared {
     settings: ServerSettings,
     handler: Arc<dyn ClientHandler>,
     gate: Arc<Gate>,
-    clients: Mutex<HashMap<MemberId, Arc<Peer>>>,
+    clients: Mutex<HashMap<MemberId, ListedClient>>,
     /// Connections that have not proved the key, the oldest first.
     unproved: Mutex<VecDeque<(u64, AbortHandle)>>,
     next_number: AtomicU64,
     refused: AtomicU64,
     is_stopping: AtomicBool,
+}
+
+/// A client that has proved its key.
+struct ListedClient {
+    peer: Arc<Peer>,
+    /// The description of its key.
+    description: Vec<u8>,
 }
 
 impl fmt::Debug for Server {
@@ -233,7 +246,7 @@ impl Server {
         let Some(runtime) = lock(&self.runtime).take() else { return };
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         lock(&self.listeners).iter().for_each(AbortHandle::abort);
-        let clients: Vec<Arc<Peer>> = lock(&self.shared.clients).values().cloned().collect();
+        let clients = self.shared.listed();
         clients.iter().for_each(|client| client.begin_stop());
         drain(&runtime, &clients, limit);
         clients.iter().for_each(|client| client.remove());
@@ -248,7 +261,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         if let Some(runtime) = lock(&self.runtime).take() {
             self.shared.is_stopping.store(true, Ordering::SeqCst);
-            let clients: Vec<Arc<Peer>> = lock(&self.shared.clients).values().cloned().collect();
+            let clients = self.shared.listed();
             clients.iter().for_each(|client| client.remove());
             runtime.shutdown_background();
         }
@@ -267,14 +280,23 @@ fn stopped(operation: &'static str, subject: &str) -> Error {
 }
 
 impl Shared {
+    fn listed(&self) -> Vec<Arc<Peer>> {
+        lock(&self.clients).values().map(|client| client.peer.clone()).collect()
+    }
+
     /// Finds or creates the state of a client whose connection has not been proved yet.
-    fn candidate(&self, id: MemberId, settings: &Settings) -> Result<Arc<Peer>, Refusal> {
+    fn candidate(&self, id: MemberId, description: &[u8], settings: &Settings) -> Result<Arc<Peer>, Refusal> {
         if self.is_stopping.load(Ordering::SeqCst) {
             return Err(Refusal::Stopping);
         }
         let clients = lock(&self.clients);
-        if let Some(client) = clients.get(&id) {
-            return Ok(client.clone());
+        if let Some(listed) = clients.get(&id) {
+            // Clients choose their numbers. One with another key must not take the place of
+            // this one.
+            return match listed.description == description {
+                true => Ok(listed.peer.clone()),
+                false => Err(Refusal::UnknownInitiator),
+            };
         }
         if id >= SERVER || clients.len() >= self.settings.clients_max {
             return Err(Refusal::Full);
@@ -283,33 +305,24 @@ impl Shared {
         let session = random_number().map_err(|_| Refusal::Full)?;
         // The address is that of a process to connect to, and a server connects to no client.
         let nowhere = Endpoint::Unix(std::path::PathBuf::new());
-        let handler: Arc<dyn Handler> = Arc::new(Requests(self.handler.clone()));
+        let handler = self.handler.handler(description).ok_or(Refusal::Description)?;
         Ok(Peer::new(settings, id, session, nowhere, handler, Some(self.gate.clone())))
     }
 
     /// Adds a client that has proved the key. Returns false if it must connect again.
-    fn add(&self, client: &Arc<Peer>) -> bool {
+    fn add(&self, client: &Arc<Peer>, description: &[u8]) -> bool {
         let mut clients = lock(&self.clients);
         if self.is_stopping.load(Ordering::SeqCst) {
             return false;
         }
         if let Some(listed) = clients.get(&client.id) {
-            return Arc::ptr_eq(listed, client);
+            return Arc::ptr_eq(&listed.peer, client);
         }
         if client.is_removed() || clients.len() >= self.settings.clients_max {
             return false;
         }
-        clients.insert(client.id, client.clone());
+        clients.insert(client.id, ListedClient { peer: client.clone(), description: description.to_vec() });
         true
-    }
-}
-
-/// Passes the requests of clients to the handler.
-struct Requests(Arc<dyn ClientHandler>);
-
-impl Handler for Requests {
-    fn handle(&self, request: super::Request, reply: super::Reply) {
-        self.0.handle(request, reply);
     }
 }
 
@@ -361,10 +374,11 @@ async fn listen(shared: Arc<Shared>, listener: Listener) {
 
 /// Serves a connection of a client.
 async fn take_connection(shared: Arc<Shared>, settings: Arc<Settings>, stream: Stream, number: u64) {
-    let responded = respond(&settings, stream, |id| shared.candidate(id, &settings)).await;
+    let responded =
+        respond(&settings, stream, |id, description| shared.candidate(id, description, &settings)).await;
     lock(&shared.unproved).retain(|(listed, _)| *listed != number);
     match responded {
-        Ok((client, proved)) if shared.add(&client) => {
+        Ok((client, proved)) if shared.add(&client, &proved.description) => {
             serve(&settings, &client, proved, false, || ()).await;
         }
         Ok(_) => _ = shared.refused.fetch_add(1, Ordering::Relaxed),
@@ -380,7 +394,7 @@ async fn sweep(shared: Arc<Shared>) {
     loop {
         sleep(SWEEP_INTERVAL).await;
         let mut gone = Vec::new();
-        lock(&shared.clients).retain(|_, client| {
+        lock(&shared.clients).retain(|_, ListedClient { peer: client, .. }| {
             let is_gone = client.is_gone(shared.settings.absent_max);
             if is_gone {
                 // A connection that finds it removed is closed, and the client connects again.

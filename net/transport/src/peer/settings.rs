@@ -26,6 +26,19 @@ pub struct PoolId(pub [u8; 16]);
 #[derive(Clone)]
 pub struct PoolKey(pub [u8; 32]);
 
+impl PoolKey {
+    /// Returns the key that is derived from this one and a description; this key itself if the
+    /// description is empty. Without this key, the key
+    /// of another description cannot be computed.
+    pub fn derived(&self, description: &[u8]) -> PoolKey {
+        if description.is_empty() {
+            return self.clone();
+        }
+        let key = blake3::derive_key("quell peer 1 derived keys", &self.0);
+        PoolKey(*blake3::keyed_hash(&key, description).as_bytes())
+    }
+}
+
 impl fmt::Debug for PoolKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PoolKey")
@@ -72,8 +85,11 @@ pub struct Settings {
     pub role: Role,
     /// The pool to which all members belong.
     pub pool: PoolId,
-    /// The pool's secret.
+    /// The pool's secret, or the key of a client.
     pub key: PoolKey,
+    /// The description from which the key of a client is derived: see [`PoolKey::derived`]. Empty
+    /// for members of a pool, and for clients with the key of the server itself.
+    pub description: Vec<u8>,
     /// The number of this member.
     pub member: MemberId,
     /// The address to listen on; port 0 lets the kernel choose one.
@@ -110,6 +126,9 @@ pub struct Settings {
 /// The smallest `bytes_held_max`: one request and one reply of the largest size fit in.
 pub const BYTES_HELD_MIN: u64 = 4 << 20;
 
+/// The largest description of a derived key, in bytes.
+pub const DESCRIPTION_BYTES_MAX: usize = 4096;
+
 impl Settings {
     /// Returns settings with the default bounds: 1,024 requests and 32 MiB for each other member,
     /// 8,192 calls and 64 MiB waiting, one thread, and the times of docs/formats/peer-protocol.md.
@@ -118,6 +137,7 @@ impl Settings {
             role: Role::Pool,
             pool,
             key,
+            description: Vec::new(),
             member,
             listen,
             protection: Protection::Integrity,
@@ -151,6 +171,10 @@ impl Settings {
             (self.bytes_queued_max < PAYLOAD_BYTES_MAX, "bytes_queued_max is less than one request"),
             (self.unproved_connections_max == 0, "unproved_connections_max is 0"),
             (self.silent_intervals_max < 2, "silent_intervals_max is less than 2"),
+            (
+                self.description.len() > DESCRIPTION_BYTES_MAX,
+                "the description of the key has more than 4,096 bytes",
+            ),
             (self.ping_interval.is_zero(), "ping_interval is 0"),
         ];
         match is_wrong.iter().find(|(is_wrong, _)| *is_wrong) {

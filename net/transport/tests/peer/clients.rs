@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use quell_transport::peer::{
-    Client, ClientHandler, ClientSettings, Endpoint, Handler, MemberId, PoolKey, Protection, Reply, Request,
-    Role, Server, ServerSettings,
+    Client, ClientHandler, ClientSettings, DESCRIPTION_BYTES_MAX, Endpoint, Handler, MemberId, PoolKey,
+    Protection, Reply, Request, Role, Server, ServerSettings,
 };
 use quell_vfs::{ErrorKind, Result};
 
@@ -36,9 +36,16 @@ impl Handler for Echo {
     }
 }
 
-impl ClientHandler for Echo {
+/// Executes the requests of clients, and refuses the description `unknown`.
+struct Clients(Arc<Echo>);
+
+impl ClientHandler for Clients {
+    fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>> {
+        (description != b"unknown").then(|| self.0.clone() as _)
+    }
+
     fn ended(&self, _client: MemberId) {
-        self.ended.fetch_add(1, Ordering::SeqCst);
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -81,7 +88,7 @@ fn clients_call_a_server_over_tcp_and_over_a_unix_socket() {
         let dir = tempfile::tempdir().unwrap();
         let (socket, echo) = (dir.path().join("socket"), Arc::new(Echo::default()));
         let settings = ServerSettings { protection, ..ServerSettings::new(Role::Blob, KEY) };
-        let server = Server::start(settings, echo.clone()).unwrap();
+        let server = Server::start(settings, Arc::new(Clients(echo.clone()))).unwrap();
         server.listen_unix(&socket).unwrap();
         let address = server.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
         let tcp = ClientSettings::new(Role::Blob, Endpoint::Tcp(address), KEY);
@@ -101,7 +108,8 @@ fn clients_call_a_server_over_tcp_and_over_a_unix_socket() {
 #[test]
 fn a_client_with_another_key_is_refused() {
     let echo = Arc::new(Echo::default());
-    let server = Server::start(ServerSettings::new(Role::Blob, KEY), echo.clone()).unwrap();
+    let server =
+        Server::start(ServerSettings::new(Role::Blob, KEY), Arc::new(Clients(echo.clone()))).unwrap();
     let client = tcp(&server, PoolKey([4; 32]));
     assert_eq!(call(&client, vec![1]).unwrap_err().kind, ErrorKind::PermissionDenied);
     assert_eq!(echo.requests.load(Ordering::SeqCst), 0);
@@ -109,11 +117,35 @@ fn a_client_with_another_key_is_refused() {
 }
 
 #[test]
+fn a_client_with_a_derived_key_proves_its_description() {
+    let echo = Arc::new(Echo::default());
+    let server =
+        Server::start(ServerSettings::new(Role::Blob, KEY), Arc::new(Clients(echo.clone()))).unwrap();
+    let address = server.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+    let connect = |description: &[u8], key: PoolKey| {
+        let settings = ClientSettings::new(Role::Blob, Endpoint::Tcp(address), key);
+        Client::start(ClientSettings { description: description.to_vec(), ..settings })
+    };
+    let derived = |description: &[u8]| connect(description, KEY.derived(description)).unwrap();
+    let longest = vec![7; DESCRIPTION_BYTES_MAX];
+    for description in [&b"read"[..], &longest] {
+        assert_eq!(call(&derived(description), vec![1]).unwrap(), [1]);
+    }
+    assert_eq!(connect(&[7; DESCRIPTION_BYTES_MAX + 1], KEY).unwrap_err().kind, ErrorKind::InvalidInput);
+    let changed = connect(b"write", KEY.derived(b"read")).unwrap();
+    let refused = call(&changed, vec![1]).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::PermissionDenied);
+    let unknown = call(&derived(b"unknown"), vec![1]).unwrap_err();
+    assert_eq!(unknown.kind, ErrorKind::Unsupported, "{unknown}");
+    assert_eq!(echo.requests.load(Ordering::SeqCst), 2);
+}
+
+#[test]
 fn more_clients_than_the_maximum_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let settings = ServerSettings { clients_max: 2, ..ServerSettings::new(Role::Blob, KEY) };
-    let server = Server::start(settings, Arc::new(Echo::default())).unwrap();
+    let server = Server::start(settings, Arc::new(Clients(Arc::default()))).unwrap();
     server.listen_unix(&socket).unwrap();
     let clients = [unix(&socket), unix(&socket)];
     clients.iter().for_each(|client| assert!(call(client, vec![1]).is_ok()));
@@ -130,7 +162,7 @@ fn requests_wait_at_the_clients_while_the_handler_has_the_maximum() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, echo) = (dir.path().join("socket"), Arc::new(Echo::default()));
     let settings = ServerSettings { requests_begun_max: 10, ..ServerSettings::new(Role::Blob, KEY) };
-    let server = Server::start(settings, echo.clone()).unwrap();
+    let server = Server::start(settings, Arc::new(Clients(echo.clone()))).unwrap();
     server.listen_unix(&socket).unwrap();
     echo.set_closed(true);
     let clients = [unix(&socket), unix(&socket), unix(&socket)];
@@ -148,7 +180,8 @@ fn requests_wait_at_the_clients_while_the_handler_has_the_maximum() {
 fn rubbish_and_silent_connections_harm_no_other_client() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
-    let server = Server::start(ServerSettings::new(Role::Blob, KEY), Arc::new(Echo::default())).unwrap();
+    let server =
+        Server::start(ServerSettings::new(Role::Blob, KEY), Arc::new(Clients(Arc::default()))).unwrap();
     server.listen_unix(&socket).unwrap();
     let client = unix(&socket);
     assert!(call(&client, vec![1]).is_ok());
@@ -165,7 +198,8 @@ fn rubbish_and_silent_connections_harm_no_other_client() {
 fn requests_without_a_reply_end_when_the_server_stops() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, echo) = (dir.path().join("socket"), Arc::new(Echo::default()));
-    let server = Server::start(ServerSettings::new(Role::Blob, KEY), echo.clone()).unwrap();
+    let server =
+        Server::start(ServerSettings::new(Role::Blob, KEY), Arc::new(Clients(echo.clone()))).unwrap();
     server.listen_unix(&socket).unwrap();
     let client = unix(&socket);
     echo.set_closed(true);
@@ -206,7 +240,8 @@ fn processes_of_other_users_are_refused_at_the_unix_socket() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let echo = Arc::new(Echo::default());
-    let server = Server::start(ServerSettings::new(Role::Blob, KEY), echo.clone()).unwrap();
+    let server =
+        Server::start(ServerSettings::new(Role::Blob, KEY), Arc::new(Clients(echo.clone()))).unwrap();
     server.listen_unix(&socket).unwrap();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     // Only the check of the user remains.

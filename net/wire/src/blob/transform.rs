@@ -87,6 +87,15 @@ pub struct Transform {
 }
 
 impl Transform {
+    /// Returns whether the result of a commit depends on the numbers before the transform.
+    pub fn reveals_numbers(&self) -> bool {
+        match self.kind {
+            TransformKind::CompareAndSet => true,
+            TransformKind::Add | TransformKind::Multiply if self.overflow == Overflow::Check => true,
+            _ => self.returns_before,
+        }
+    }
+
     /// Returns a transform of one number.
     pub fn one(kind: TransformKind, cell: CellType, overflow: Overflow, operand: &[u8]) -> Transform {
         let operands = operand.to_vec();
