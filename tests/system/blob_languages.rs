@@ -11,14 +11,14 @@ use crate::stage::{Running, Stage, checkout, eventually, has, quell, words};
 
 /// Returns the directory of the library, which is beside the binary, or `None` if a test cannot
 /// run.
-pub fn libraries(compiler: &str) -> Option<PathBuf> {
+pub fn libraries(program: &str) -> Option<PathBuf> {
     let directory = quell().parent()?.to_path_buf();
     if !directory.join("libquellblob.so").exists() {
         println!("SKIPPED: no libquellblob.so beside the binary");
         return None;
     }
-    if !has(compiler) {
-        println!("SKIPPED: no compiler ({compiler})");
+    if !has(program) {
+        println!("SKIPPED: no {program}");
         return None;
     }
     Some(directory)

@@ -12,10 +12,10 @@ use rustix::process::Signal;
 
 use crate::stage::{Running, Stage, checkout, eventually, is_root, quell};
 
-const POOL: &str = "rados://blob/system";
+pub const POOL: &str = "rados://blob/system";
 
 /// A Ceph with three OSDs on this machine, which is stopped on drop.
-struct Ceph<'a> {
+pub struct Ceph<'a> {
     stage: &'a Stage,
     script: PathBuf,
     directory: PathBuf,
@@ -23,7 +23,7 @@ struct Ceph<'a> {
 
 impl<'a> Ceph<'a> {
     /// Returns `None` if there can be none here.
-    fn start(stage: &'a Stage) -> Option<Ceph<'a>> {
+    pub fn start(stage: &'a Stage) -> Option<Ceph<'a>> {
         let has = |path: &str| Path::new(path).exists();
         if !is_root() || !has("/usr/bin/dpkg") || !has("/dev/fuse") {
             println!(
@@ -37,30 +37,43 @@ impl<'a> Ceph<'a> {
         Some(ceph)
     }
 
-    fn call(&self, words: &[&str]) {
+    pub fn call(&self, words: &[&str]) {
         let mut command = Command::new(&self.script);
         let output = command.args(words).env("TESTBED", &self.directory).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "cephfs {words:?}: {error}");
     }
 
-    /// Returns `quell blob` with arguments, in the network of the cluster.
-    fn blob(&self, arguments: &[&dyn AsRef<OsStr>]) -> Command {
+    /// Returns the command of a program in the network of the cluster.
+    pub fn inside(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.stage.command(&self.script);
-        command.env("TESTBED", &self.directory).arg("exec").arg(quell()).arg("blob");
+        command.env("TESTBED", &self.directory).arg("exec").arg(program);
+        command
+    }
+
+    /// Returns the process id of a server of the cluster, such as `osd0`.
+    pub fn process(&self, name: &str) -> i32 {
+        let line = fs::read_to_string(self.directory.join("run").join(name)).unwrap();
+        line.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Returns `quell blob` with arguments, in the network of the cluster.
+    pub fn blob(&self, arguments: &[&dyn AsRef<OsStr>]) -> Command {
+        let mut command = self.inside(quell());
+        command.arg("blob");
         arguments.iter().for_each(|argument| _ = command.arg(argument));
         command
     }
 
     /// Starts a server with a directory of its own, as if it were on another machine.
-    fn serve(&self, directory: &Path, options: &[&str]) -> Running {
+    pub fn serve(&self, directory: &Path, options: &[&str]) -> Running {
         let listen: &[&dyn AsRef<OsStr>] =
             &[&"serve", &directory, &"--rados", &POOL, &"--json", &"--listen", &"127.0.0.1:0"];
         self.stage.start(self.blob(listen).args(options))
     }
 
     /// Returns the directory of a server, with a copy of the key.
-    fn directory(&self, name: &str, key: &Path) -> PathBuf {
+    pub fn directory(&self, name: &str, key: &Path) -> PathBuf {
         let directory = self.stage.dir(name);
         crate::trees::set_mode(&directory, 0o700);
         fs::copy(key, directory.join("key")).unwrap();
@@ -74,7 +87,7 @@ impl Drop for Ceph<'_> {
     }
 }
 
-fn wait_until_it_serves(server: &mut Running) {
+pub fn wait_until_it_serves(server: &mut Running) {
     server.wait_for_output("\n");
 }
 

@@ -14,6 +14,7 @@ mod trees;
 
 mod blob;
 mod blob_files;
+mod blob_histories;
 mod blob_keys;
 mod blob_languages;
 mod blob_rados;

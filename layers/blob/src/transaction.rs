@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use quell_blob_service::BlobStat;
+use quell_blob_service::{BlobStat, CommitResult};
 use quell_vfs::ErrorKind;
 use quell_wire::blob::{
     Committed, Operation, Part, Read, Transaction as WireTransaction, Transform, Version,
@@ -192,23 +192,29 @@ impl Transaction {
     /// # Errors
     /// [`Error::Refused`](crate::Error::Refused) with the reason: see [`Refusal`](crate::Refusal).
     pub fn commit(self) -> Result<Committed> {
-        let (backend, transaction) = self.into_parts();
+        let (backend, _state, transaction) = self.into_parts();
         Ok(backend.commit(transaction)?)
     }
 
     /// Commits the transaction as [`commit`](Transaction::commit) does, without waiting: `done`
     /// gets the result as that of [`Store::submit`](crate::Store::submit).
     pub fn submit(self, done: impl FnOnce(Result<Committed>) + Send + 'static) {
-        let (backend, transaction) = self.into_parts();
-        backend.submit(transaction, Box::new(|result| done(result.map_err(Into::into))));
+        let (backend, state, transaction) = self.into_parts();
+        let decided = move |result: CommitResult| {
+            drop(state);
+            done(result.map_err(Into::into));
+        };
+        backend.submit(transaction, Box::new(decided));
     }
 
-    fn into_parts(self) -> (Arc<dyn Backend>, WireTransaction) {
+    /// Returns the transaction, and the state that it has read. The store keeps the changes since
+    /// this state, with which it compares the reads, as long as the state is open.
+    fn into_parts(self) -> (Arc<dyn Backend>, Box<dyn TransactionState>, WireTransaction) {
         let snapshot = (!self.reads.is_empty()).then(|| self.state.version());
         let reads = self.reads.into_iter().collect();
         let commit =
             WireTransaction { snapshot, reads, operations: self.operations, ..WireTransaction::default() };
-        (self.backend, commit)
+        (self.backend, self.state, commit)
     }
 
     /// Applies the operations to the state that later reads see.

@@ -91,6 +91,35 @@ fn threads_that_read_and_write_lose_no_update() {
 }
 
 #[test]
+fn transactions_that_do_not_conflict_are_committed_at_the_first_attempt() {
+    const THREADS: usize = 4;
+    const TRANSACTIONS: usize = 200;
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (store, name) = (store.clone(), format!("of thread {thread}"));
+            scope.spawn(move || {
+                store.create(&name).expect("created");
+                for number in 0..TRANSACTIONS {
+                    let mut transaction = store.begin().expect("begun");
+                    assert_eq!(transaction.size(&name).expect("the size"), number as u64);
+                    transaction.append(&name, b"x").expect("appended");
+                    match number % 2 {
+                        0 => drop(transaction.commit().expect("committed")),
+                        _ => {
+                            let (sender, receiver) = std::sync::mpsc::channel();
+                            transaction.submit(move |result| sender.send(result).expect("it waits"));
+                            receiver.recv().expect("a result").expect("committed");
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn a_conflict_names_the_blob_and_the_range() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = open(directory.path());
