@@ -83,7 +83,12 @@ pub fn run(args: &BlobServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
         None
     });
-    let stopped = server.stop(if matches!(served, Ok(None)) { DRAIN_LIMIT } else { Duration::ZERO });
+    let drain_limit = if matches!(served, Ok(None)) { DRAIN_LIMIT } else { Duration::ZERO };
+    if let Some(lease) = &lease {
+        // A cluster that hangs does not keep the server from ending.
+        lease.limit_waits(drain_limit);
+    }
+    let stopped = server.stop(drain_limit);
     // If this fails, clients find the socket of a server that has ended, and get a clear error.
     let _ = std::fs::remove_file(&socket);
     if let Some(lease) = &lease {

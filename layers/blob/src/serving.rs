@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_blob_service::{CheckedStore, Problem};
 use quell_rados::{Lease, Objects, Observed, Observer, Replaced, ServerState, read_server};
-use quell_threads::lock;
+use quell_threads::{lock, wait};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -68,6 +68,8 @@ struct State {
     published: Option<(String, bool)>,
     /// Whether the record is to be renewed at once.
     is_urgent: bool,
+    /// The time until which replies wait for a renewal. Without one, they wait without limit.
+    waits_until: Option<Instant>,
     is_ending: bool,
 }
 
@@ -149,9 +151,15 @@ impl ServingLease {
     /// Waits until a reply to a request may be sent that was executed before the call.
     ///
     /// Returns false if it must never be sent: this server was replaced, a write to the store has
-    /// failed, or the server ends and cannot renew its lease.
+    /// failed, or the server ends and has not renewed its lease in time.
     pub fn may_reply(&self) -> bool {
         self.shared.may_reply()
+    }
+
+    /// Lets replies wait for a renewal for at most `limit` from now on, because the server ends.
+    pub fn limit_waits(&self, limit: Duration) {
+        lock(&self.shared.state).waits_until.get_or_insert(Instant::now() + limit);
+        self.shared.changed.notify_all();
     }
 
     /// Returns the reason for which this server can send no more replies, if there is one.
@@ -263,7 +271,16 @@ impl Shared {
                 None if state.is_ending => return false,
                 None => {}
             }
-            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = match state.waits_until {
+                None => wait(&self.changed, state),
+                Some(until) => match until.checked_duration_since(Instant::now()) {
+                    Some(left) => {
+                        let waited = self.changed.wait_timeout(state, left);
+                        waited.unwrap_or_else(std::sync::PoisonError::into_inner).0
+                    }
+                    None => return false,
+                },
+            };
         }
     }
 
@@ -335,11 +352,36 @@ fn replaced(objects: &dyn Objects) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
-    use quell_rados::MemoryObjects;
+    use quell_rados::{Fate, MemoryObjects};
 
     fn take(objects: &Arc<dyn Objects>) -> ServingLease {
         ServingLease::take(objects, Takeover::Always, &mut |_| (), &|| false).expect("taken")
+    }
+
+    #[test]
+    fn a_server_that_ends_while_the_cluster_hangs_sends_no_waiting_reply() {
+        let objects = MemoryObjects::new();
+        let is_hanging = Arc::new(AtomicBool::new(false));
+        let hangs = is_hanging.clone();
+        let fate = move |_: &str, _: &str| match hangs.load(Ordering::Relaxed) {
+            true => Fate::Refused(ErrorKind::TimedOut),
+            false => Fate::Performed,
+        };
+        let objects: Arc<dyn Objects> = Arc::new(objects.with_faults(Box::new(fate)));
+        let lease = Arc::new(take(&objects));
+        assert!(lease.may_reply());
+        is_hanging.store(true, Ordering::Relaxed);
+        // The lease ends after its last renewal.
+        std::thread::sleep(LEASE + RENEWAL_INTERVAL);
+        let waiting = lease.clone();
+        let reply = std::thread::spawn(move || waiting.may_reply());
+        lease.limit_waits(Duration::from_millis(10));
+        assert!(!reply.join().expect("no panic"));
+        assert!(!lease.may_reply());
+        lease.end();
     }
 
     #[test]
