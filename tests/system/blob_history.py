@@ -15,9 +15,19 @@ import time
 import quell.blob
 
 location, client, lists = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-store = quell.blob.open(location)
 choose = random.Random(client)
 last = 0
+
+
+def open_store():
+    """Waits for a server: it may have been killed."""
+    while True:
+        try:
+            return quell.blob.open(location)
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+        time.sleep(0.1)
 
 
 def name(number):
@@ -96,5 +106,6 @@ def step():
     report(begun=begun, ended=time.monotonic_ns(), outcome=outcome, operations=operations)
 
 
+store = open_store()
 while not select.select([sys.stdin], [], [], choose.random() * 0.02)[0]:
     step()
