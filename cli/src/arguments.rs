@@ -12,10 +12,12 @@ use crate::{stop_condition, users};
 mod blob;
 mod log;
 mod pool;
+mod top;
 
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,
-    BlobGetArgs, BlobKeyArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs, BlobStatArgs,
+    BlobGetArgs, BlobKeyArgs, BlobLsArgs, BlobMetricsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs,
+    BlobStatArgs, BlobTopArgs,
 };
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
@@ -26,6 +28,7 @@ pub use pool::{
     PoolLsArgs, PoolMapArgs, PoolMetricsArgs, PoolRepairArgs, PoolShrinkArgs, PoolStageInArgs,
     PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs, StagingPart,
 };
+pub use top::TopArgs;
 
 const AFTER: &str = "\
 Exit codes: 0 success; 1 a difference was found, or something could not be read;

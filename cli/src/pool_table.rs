@@ -9,6 +9,8 @@ use quell_wire::pool::{MemberCounters, OPERATION_KINDS, OperationKind, RequestCo
 use serde_json::{Map, Value, json};
 
 use crate::inputs::shown;
+use crate::table_cells::{aligned, number, time};
+use crate::top::Shown;
 
 /// The rates of all members of a pool in an interval.
 pub struct PoolRates {
@@ -32,10 +34,9 @@ pub struct MemberRates {
 const HOST_COLUMNS_MAX: usize = 16;
 const MACHINE: &str = "machine";
 
-impl PoolRates {
-    /// Returns a table with at most this number of lines and columns. Daemons for which there is no
-    /// line are counted in the last one.
-    pub fn table(&self, lines_max: usize, columns_max: usize) -> String {
+impl Shown for PoolRates {
+    /// Daemons for which there is no line are counted in the last one.
+    fn table(&self, lines_max: usize, columns_max: usize) -> String {
         let sum = Rates::sum(self.members.iter().filter_map(|member| member.rates.as_ref()));
         let host_columns = self.host_columns();
         let mut lines = vec![self.title(), operations_line(&sum), header(host_columns)];
@@ -55,6 +56,22 @@ impl PoolRates {
         lines.iter().map(cut).collect::<Vec<_>>().join("\n")
     }
 
+    fn json(&self, now: SystemTime) -> Value {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        json!({
+            "pool": self.pool,
+            "time_ms": since.as_millis() as u64,
+            "interval_seconds": self.interval_seconds,
+            "members": self.members.iter().map(MemberRates::json).collect::<Vec<_>>(),
+        })
+    }
+
+    fn is_complete(&self) -> bool {
+        self.members.iter().all(|member| member.counters.is_ok())
+    }
+}
+
+impl PoolRates {
     fn host_columns(&self) -> usize {
         let widths = self.members.iter().map(|member| member.host.chars().count());
         widths.max().unwrap_or(0).clamp(MACHINE.len(), HOST_COLUMNS_MAX)
@@ -95,17 +112,6 @@ impl PoolRates {
             &rate_cells(sum),
             self.space().1,
         )
-    }
-
-    /// Returns the rates and the counters as JSON. `now` is the time of the counters.
-    pub fn json(&self, now: SystemTime) -> Value {
-        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        json!({
-            "pool": self.pool,
-            "time_ms": since.as_millis() as u64,
-            "interval_seconds": self.interval_seconds,
-            "members": self.members.iter().map(MemberRates::json).collect::<Vec<_>>(),
-        })
     }
 }
 
@@ -159,11 +165,6 @@ fn row(begin: &str, connections: &str, cells: &[String; RATE_COLUMNS], available
     begin.to_owned() + &aligned(std::iter::once(connections).chain(cells).chain([&*available]))
 }
 
-/// Returns the cells, each in a column of 6 characters after a blank.
-fn aligned<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
-    cells.into_iter().map(|cell| format!(" {cell:>6}")).collect()
-}
-
 fn begin_of_row(number: &str, host: &str, host_columns: usize) -> String {
     let host: String = host.chars().take(host_columns).collect();
     format!("{number:>6} {host:<host_columns$}")
@@ -181,31 +182,6 @@ fn operations_line(sum: &Rates) -> String {
     match texts.is_empty() {
         true => "operations/s: none".into(),
         false => format!("operations/s: {}", texts.join(", ")),
-    }
-}
-
-/// Returns a number with at most three or four digits and a unit prefix. `base` is 1000, or 1024
-/// for bytes.
-fn number(value: f64, base: f64) -> String {
-    const PREFIXES: [&str; 6] = ["", "k", "M", "G", "T", "P"];
-    let (mut value, mut prefix) = (value, 0);
-    // A value of 999.95 would be rounded to 1000.
-    while value >= base - 0.5 && prefix < PREFIXES.len() - 1 {
-        value /= base;
-        prefix += 1;
-    }
-    let digits = usize::from(value < 99.95 && value.fract() != 0.0);
-    format!("{value:.digits$}{}", PREFIXES[prefix])
-}
-
-/// Returns the bound of a bucket of times.
-fn time(microseconds: Option<u64>) -> String {
-    match microseconds {
-        None => "-".into(),
-        Some(u64::MAX) => "> 67 s".into(),
-        Some(us) if us < 1000 => format!("{us} us"),
-        Some(us) if us < 1_000_000 => format!("{:.0} ms", us as f64 / 1e3),
-        Some(us) => format!("{:.0} s", us as f64 / 1e6),
     }
 }
 
@@ -311,18 +287,6 @@ mod tests {
         assert_eq!(table.lines().nth(8).unwrap().trim(), "95 more members");
         assert!(rates(100).table(1, 5).lines().count() <= 5);
         assert_eq!(rates(1).table(24, 80).lines().count(), 4);
-    }
-
-    #[test]
-    fn numbers_are_short() {
-        let found =
-            [0.0, 0.25, 7.0, 99.94, 99.96, 999.0, 999.7, 12_345.0, 5.0e9].map(|value| number(value, 1000.0));
-        assert_eq!(found, ["0", "0.2", "7", "99.9", "100", "999", "1.0k", "12.3k", "5G"]);
-        assert_eq!(number((3_u64 << 30) as f64, 1024.0), "3G");
-        assert_eq!(
-            [None, Some(16), Some(2048), Some(1 << 21), Some(u64::MAX)].map(time),
-            ["-", "16 us", "2 ms", "2 s", "> 67 s"]
-        );
     }
 
     #[test]

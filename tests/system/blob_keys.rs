@@ -12,7 +12,7 @@ use crate::stage::{Ended, Stage, checkout, eventually};
 
 impl Stage {
     /// Derives a key, and returns its file.
-    fn blob_key(&self, store: &dyn AsRef<std::ffi::OsStr>, name: &str, rights: &[&str]) -> String {
+    pub fn blob_key(&self, store: &dyn AsRef<std::ffi::OsStr>, name: &str, rights: &[&str]) -> String {
         let file = self.path(name);
         let mut command = self.blob_command(&[&"key", store, &file]);
         self.run(command.args(rights)).expect(0);

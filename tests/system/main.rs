@@ -19,6 +19,7 @@ mod blob_keys;
 mod blob_languages;
 mod blob_rados;
 mod blob_serve;
+mod blob_top;
 mod boot;
 mod boot_faults;
 mod boot_moosefs;

@@ -210,7 +210,7 @@ fn the_metrics_are_the_counters() {
 }
 
 /// Sends a request for the metrics, and returns the answer.
-fn request(mut stream: impl Read + Write) -> String {
+pub fn request(mut stream: impl Read + Write) -> String {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();

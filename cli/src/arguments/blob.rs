@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::log::{JsonArg, JsonLinesArg};
+use super::top::{EndpointArg, TopArgs};
 use crate::blob_load::{SIZE_BYTES_MAX, Work};
 
 /// List, read and change blobs: named byte sequences that programs share through transactions.
@@ -35,6 +36,8 @@ pub enum BlobCommand {
     Bench(BlobBenchArgs),
     Serve(BlobServeArgs),
     Key(BlobKeyArgs),
+    Top(BlobTopArgs),
+    Metrics(BlobMetricsArgs),
 }
 
 /// List blobs, with their sizes and the times of their last change, in the order of their names.
@@ -350,4 +353,44 @@ pub struct BlobKeyArgs {
     pub force: bool,
     #[command(flatten)]
     pub output: JsonArg,
+}
+
+/// Show the rates of requests and bytes, the latencies, conflicts, snapshots, memory and extents of
+/// the server of a store, and update them until q or Ctrl-C is pressed.
+///
+/// On a terminal, the table fills the screen. Otherwise it is printed again after each interval. It
+/// has a row for each kind of request: requests in one second, those that have failed or were
+/// refused, bytes of blobs in one second, and the time that half and 99 % of the requests did not
+/// exceed, rounded up to a power of 2 in microseconds; those of reads include stat and list. With
+/// --once, the exit code is 1 if the server does not answer. A client over TCP needs a key with all
+/// rights.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob top ~/results
+  # one line of JSON every ten seconds, with the rates and all counters
+  quell blob top ~/results --interval 10 --json >> top.jsonl")]
+pub struct BlobTopArgs {
+    /// The store, which has a server.
+    pub store: String,
+    #[command(flatten)]
+    pub top: TopArgs,
+}
+
+/// Print the counters of the server of a store in the Prometheus text format, or serve them for
+/// Prometheus.
+///
+/// With --listen, the command runs until SIGINT or SIGTERM, and answers `GET /metrics` with
+/// counters that are at most 1 s old. A client over TCP needs a key with all rights.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell blob metrics ~/results
+  quell blob metrics ~/results --listen unix:$XDG_RUNTIME_DIR/results.metrics &
+  curl --unix-socket $XDG_RUNTIME_DIR/results.metrics http://localhost/metrics")]
+pub struct BlobMetricsArgs {
+    /// The store, which has a server.
+    pub store: String,
+    #[command(flatten)]
+    pub endpoint: EndpointArg,
 }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use quell_metrics::Address;
+
+use super::top::{EndpointArg, TopArgs};
 
 /// Start, describe and end pools: file systems of a job's own on local disks.
 ///
@@ -303,20 +304,8 @@ pub struct PoolTopArgs {
     /// The name of the pool.
     #[arg(default_value = "pool")]
     pub name: String,
-    /// The interval, in seconds, 0.1 to 3600.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
-    pub interval: f64,
-    /// Print the table of one interval.
-    #[arg(long)]
-    pub once: bool,
-    /// Print one line of JSON for each interval.
-    #[arg(long)]
-    pub json: bool,
-}
-
-fn interval(text: &str) -> Result<f64, String> {
-    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.ok_or_else(|| "an interval is a number from 0.1 to 3600".into())
+    #[command(flatten)]
+    pub top: TopArgs,
 }
 
 /// Print the counters of a pool's daemons in the Prometheus text format, or serve them for
@@ -336,11 +325,8 @@ pub struct PoolMetricsArgs {
     /// The name of the pool.
     #[arg(default_value = "pool")]
     pub name: String,
-    /// Serve the counters by HTTP at ADDRESS: unix:PATH for a Unix socket that only this user can
-    /// use, or 127.0.0.1:PORT, to which all users of this node can connect. Port 0 selects a free
-    /// port, which is printed.
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen: Option<Address>,
+    #[command(flatten)]
+    pub endpoint: EndpointArg,
 }
 
 /// Print the environment variables with which a program sees a pool without `quell run`. The

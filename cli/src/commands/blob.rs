@@ -17,7 +17,7 @@ use quell_vfs::{ErrorKind, Time};
 use serde_json::{Value, json};
 
 use super::blob_copy::{PIECE_BYTES, Piece, copy_out, each, with_progress, with_suffix};
-use super::{blob_backup, blob_bench, blob_fsck, blob_key, blob_serve};
+use super::{blob_backup, blob_bench, blob_fsck, blob_key, blob_metrics, blob_serve, blob_top};
 use crate::arguments::{
     BlobAddArgs, BlobCatArgs, BlobCommand, BlobGcArgs, BlobGetArgs, BlobLsArgs, BlobPutArgs, BlobRmArgs,
     BlobStatArgs,
@@ -44,6 +44,8 @@ pub fn run(command: BlobCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BlobCommand::Backup(args) => blob_backup::run(&args, quiet),
         BlobCommand::Bench(args) => blob_bench::run(&args, quiet),
         BlobCommand::Key(args) => blob_key::run(&args),
+        BlobCommand::Top(args) => blob_top::run(&args),
+        BlobCommand::Metrics(args) => blob_metrics::run(&args, quiet),
         BlobCommand::Serve(args) => blob_serve::run(&args, quiet),
     }
 }

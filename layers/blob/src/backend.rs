@@ -1,8 +1,10 @@
 //! The interface of stores in this process and on a server.
 
+use std::time::Duration;
+
 use quell_blob_service::{BlobStat, CommitResult};
 use quell_vfs::Result;
-use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version};
+use quell_wire::blob::{Operation, OperationResult, Refusal, StoreCounters, Transaction, Version};
 
 /// Receives the bytes of a read.
 pub(crate) type ReadDone = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
@@ -31,6 +33,9 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Removes all data that no state needs.
     fn collect(&self) -> Result<()>;
+
+    /// Returns the counters of the server, which is waited for at most for `limit`.
+    fn server_counters(&self, limit: Duration) -> Result<StoreCounters>;
 }
 
 /// Reads bytes of a state into new memory.

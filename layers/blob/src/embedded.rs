@@ -3,12 +3,13 @@
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quell_blob_service::{BlobStat, Clock, CommitResult, OpenStore, Snapshot};
 use quell_threads::lock;
-use quell_vfs::{Error, Result};
-use quell_wire::blob::{Operation, OperationResult, Refusal, Transaction, Version};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::blob::{Operation, OperationResult, Refusal, StoreCounters, Transaction, Version};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::backend::{Backend, ReadDone, TransactionState, read_bytes};
 use crate::readers::Readers;
@@ -90,6 +91,11 @@ impl Backend for Embedded {
     fn collect(&self) -> Result<()> {
         self.store.collect()
     }
+
+    fn server_counters(&self, _limit: Duration) -> Result<StoreCounters> {
+        let source = Some("no server has it open; start one with: quell blob serve DIR".into());
+        Err(Error { source, ..Error::new(ErrorKind::Unsupported, "count the requests of", "the store") })
+    }
 }
 
 impl Drop for Embedded {
@@ -146,5 +152,10 @@ pub(crate) struct SystemClock;
 impl Clock for SystemClock {
     fn now_ns(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        let time = clock_gettime(ClockId::Monotonic);
+        time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
     }
 }

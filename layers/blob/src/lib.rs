@@ -52,7 +52,7 @@ pub use quell_blob_service::{BlobStat, CheckedStore, Problem, ProblemKind};
 pub use quell_wire::blob::{
     Access, CellType, Committed, Conflict, FileAttributes, Grant, KeyDescription, NAME_BYTES_MAX,
     OPERATIONS_MAX, Operation, OperationResult, Overflow, Part, Read, Refusal, Right, SIZE_BYTES_MAX,
-    Transform, TransformKind, Version,
+    StoreCounters, Transform, TransformKind, Version,
 };
 pub use rados::OrphanRemoval;
 pub use retries::Retries;

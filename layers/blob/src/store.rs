@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quell_blob_service::BlobStat;
 use quell_vfs::{Error, ErrorKind};
-use quell_wire::blob::{Committed, Operation, Transaction as WireTransaction, Transform, Version};
+use quell_wire::blob::{
+    Committed, Operation, StoreCounters, Transaction as WireTransaction, Transform, Version,
+};
 
 use crate::backend::{Backend, TransactionState};
 use crate::directory;
@@ -257,6 +260,15 @@ impl Store {
     /// Those of the store.
     pub fn collect(&self) -> Result<()> {
         Ok(self.backend.collect()?)
+    }
+
+    /// Returns the counters of the server of the store, which is waited for at most for `limit`.
+    ///
+    /// # Errors
+    /// `Unsupported` if this process has the store open itself; `PermissionDenied` if the key of
+    /// the client does not give all rights; those of the connection.
+    pub fn server_counters(&self, limit: Duration) -> Result<StoreCounters> {
+        Ok(self.backend.server_counters(limit)?)
     }
 }
 

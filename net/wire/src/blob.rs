@@ -3,12 +3,14 @@
 //! docs/formats/blob-protocol.md describes the messages, docs/semantics.md the meaning.
 
 mod bounded;
+mod counters;
 mod key;
 mod message;
 mod operation;
 mod refusal;
 mod transform;
 
+pub use counters::{REQUEST_KINDS, RequestKind, StoreCounters};
 pub use key::{Access, GRANTS_MAX, Grant, KEY_DESCRIPTION_BYTES_MAX, KeyDescription, Right};
 pub use message::{
     DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId,

@@ -10,7 +10,9 @@
 pub mod blob;
 mod encoding;
 mod failure;
+mod histogram;
 pub mod pool;
 
 pub use encoding::{decode, decode_first, encode, encode_into};
 pub use failure::Failure;
+pub use histogram::{BUCKETS, Histogram};

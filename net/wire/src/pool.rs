@@ -13,8 +13,8 @@ mod replica;
 mod start;
 
 pub use counters::{
-    BUCKETS, DirectAccess, DirectCounters, Histogram, MemberCounters, NetworkCounters, OPERATION_KINDS,
-    OperationKind, RequestCounters,
+    DirectAccess, DirectCounters, MemberCounters, NetworkCounters, OPERATION_KINDS, OperationKind,
+    RequestCounters,
 };
 pub use data_files::{
     DATA_FILES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, data_files, read_ahead, read_data_files,

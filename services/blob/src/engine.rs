@@ -8,7 +8,7 @@ use quell_kv::{BATCH_BYTES_MAX, Batch, KeyValue};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
-use quell_wire::blob::{Committed, Refusal, Transaction, TransactionId, Version};
+use quell_wire::blob::{Committed, Refusal, StoreCounters, Transaction, TransactionId, Version};
 
 use crate::apply::{self, Environment, NotDone};
 use crate::epoch::{EPOCH_MAX, first_of, is_almost_used_up};
@@ -42,6 +42,9 @@ pub(crate) struct Engine {
     leader: Mutex<Leader>,
     last_number: AtomicU64,
     garbage: Garbage,
+    /// The extents that were written, and their bytes.
+    written_extents: AtomicU64,
+    written_extent_bytes: AtomicU64,
     /// The failure after which all commits fail.
     failure: OnceLock<Failure>,
 }
@@ -115,6 +118,8 @@ impl Engine {
             last_number: AtomicU64::new(first_of(epoch)),
             garbage: Garbage::find(tables.clone(), extents.clone(), opened)?,
             queue: Queue::default(),
+            written_extents: AtomicU64::new(0),
+            written_extent_bytes: AtomicU64::new(0),
             tables,
             extents,
             clock,
@@ -128,13 +133,30 @@ impl Engine {
         self.clock.now_ns()
     }
 
+    pub(crate) fn monotonic_ns(&self) -> u64 {
+        self.clock.monotonic_ns()
+    }
+
     pub(crate) fn new_number(&self) -> u64 {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Checks the limits of a transaction, and writes its large data.
     pub(crate) fn prepare(&self, transaction: Transaction) -> std::result::Result<Prepared, Refusal> {
-        Prepared::new(transaction, &*self.extents, &|| ExtentId(self.new_number()))
+        let prepared = Prepared::new(transaction, &*self.extents, &|| ExtentId(self.new_number()))?;
+        for extent in prepared.operations.iter().filter_map(|operation| operation.extent) {
+            self.written_extents.fetch_add(1, Ordering::Relaxed);
+            self.written_extent_bytes.fetch_add(extent.length_bytes, Ordering::Relaxed);
+        }
+        Ok(prepared)
+    }
+
+    /// Adds the counters of the extents, and of the history.
+    pub(crate) fn count(&self, counters: &mut StoreCounters) {
+        counters.history_bytes = self.versions.history_bytes();
+        counters.extents = self.written_extents.load(Ordering::Relaxed);
+        counters.extent_bytes = self.written_extent_bytes.load(Ordering::Relaxed);
+        (counters.unused_extents, counters.unused_extent_bytes) = self.garbage.unused_extents();
     }
 
     /// Commits the transactions that wait, unless another thread does, and calls `after_group`

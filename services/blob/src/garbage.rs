@@ -100,6 +100,12 @@ impl Garbage {
         half.filter(|_| kept_bytes > bytes_max)
     }
 
+    /// Returns the number and the size in bytes of the extents that the latest state does not need.
+    pub(crate) fn unused_extents(&self) -> (u64, u64) {
+        let waiting = lock(&self.waiting);
+        (waiting.extents.len() as u64, waiting.extent_bytes)
+    }
+
     /// Returns the names of blobs with content that a truncation has left, and forgets them.
     pub(crate) fn take_truncated(&self) -> VecDeque<Vec<u8>> {
         std::mem::take(&mut lock(&self.waiting).truncated)

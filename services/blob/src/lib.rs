@@ -12,6 +12,7 @@
 mod apply;
 mod check;
 mod content;
+mod counters;
 mod engine;
 mod epoch;
 mod extents;

@@ -36,4 +36,10 @@ impl Default for Options {
 pub trait Clock: Send + Sync {
     /// Returns the time of day, in nanoseconds since 1970.
     fn now_ns(&self) -> u64;
+
+    /// Returns the time since some point in nanoseconds, by a clock that never goes back, for the
+    /// duration of requests.
+    fn monotonic_ns(&self) -> u64 {
+        self.now_ns()
+    }
 }

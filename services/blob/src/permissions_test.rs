@@ -105,6 +105,7 @@ fn requests() -> Vec<(Request, Needs)> {
         (Request::CommitUploaded(TransferId(1)), Admin),
         (Request::Fetch { reply: TransferId(1), offset: 0 }, Nothing),
         (Request::Collect, Admin),
+        (Request::Counters, Admin),
         (Request::NextData { state: state(vec![]), name: name(), offset: 0 }, Needs::Read),
     ];
     for (operation, needs) in operations() {
@@ -146,11 +147,12 @@ fn kinds(request: &Request) -> Vec<&'static str> {
         Request::CommitUploaded(_) => "commit uploaded",
         Request::Fetch { .. } => "fetch",
         Request::Collect => "collect",
+        Request::Counters => "counters",
         Request::NextData { .. } => "next data",
     };
     vec![kind]
 }
-const KINDS: usize = 21;
+const KINDS: usize = 22;
 
 fn is_denied(reply: &Reply) -> bool {
     match reply {

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
-    DATA_BYTES_MAX, Draft, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId, TransferId,
-    UPLOAD_BYTES_MAX,
+    DATA_BYTES_MAX, Draft, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId, StoreCounters,
+    TransferId, UPLOAD_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
+use crate::counters::Counters;
 use crate::permissions::Permissions;
 use crate::queue::CommitResult;
 use crate::snapshot::Snapshot;
@@ -64,6 +65,7 @@ pub struct Sessions {
     last_number: AtomicU64,
     snapshots: AtomicUsize,
     kept_bytes: AtomicU64,
+    counters: Counters,
 }
 
 /// The state of one client.
@@ -108,6 +110,7 @@ impl Sessions {
     pub fn new(store: OpenStore, limits: SessionLimits) -> Sessions {
         Sessions {
             last_number: AtomicU64::new(store.version().0),
+            counters: Counters::new(store.monotonic_ns()),
             store,
             limits,
             clients: Mutex::default(),
@@ -138,6 +141,7 @@ impl Sessions {
             Ok(request) => self.with_uploads(&session, request),
             Err(error) => Err(Reply::Failed(Failure::new(&error))),
         };
+        let counted = self.counters.begin(request.as_ref().ok(), self.store.monotonic_ns());
         let allowed = request.and_then(|request| {
             permissions.check(&request, self.store.now_ns())?;
             match request {
@@ -149,11 +153,14 @@ impl Sessions {
             Ok(transaction) => {
                 let sessions = self.clone();
                 self.store.submit(transaction, move |result| {
-                    replied(sessions.encode(&session, &reply_of(result), reply_bytes_max));
+                    let reply = reply_of(result);
+                    sessions.counters.end(&counted, &reply, sessions.store.monotonic_ns());
+                    replied(sessions.encode(&session, &reply, reply_bytes_max));
                 });
                 true
             }
             Err(reply) => {
+                self.counters.end(&counted, &reply, self.store.monotonic_ns());
                 replied(self.encode(&session, &reply, reply_bytes_max));
                 false
             }
@@ -202,6 +209,15 @@ impl Sessions {
     /// Returns the bytes of uploads and long replies of all clients.
     pub fn kept_bytes(&self) -> u64 {
         self.kept_bytes.load(Ordering::Relaxed)
+    }
+
+    fn read_counters(&self) -> StoreCounters {
+        let mut counters = self.counters.read(self.store.monotonic_ns());
+        counters.clients = lock(&self.clients).len() as u64;
+        counters.snapshots = self.snapshots() as u64;
+        counters.kept_bytes = self.kept_bytes();
+        self.store.count(&mut counters);
+        counters
     }
 
     fn number(&self) -> u64 {
@@ -370,6 +386,7 @@ impl Sessions {
                 self.at(session, state, &mut |state| Ok(Reply::Position(state.next_data(&name, offset)?)))
             }
             Request::Collect => self.store.collect().map(|()| Reply::Done),
+            Request::Counters => Ok(Reply::Counters(Box::new(self.read_counters()))),
             Request::Commit(_) | Request::CommitUploaded(_) => Ok(invalid("a commit is not a read")),
         };
         reply.unwrap_or_else(|error| Reply::Failed(Failure::new(&error)))

@@ -262,3 +262,30 @@ fn a_client_with_the_number_of_an_ended_one_gets_none_of_its_state() {
     assert_eq!(decode::<Reply>(&reply).unwrap(), Reply::Unknown);
     assert_eq!((sessions.snapshots(), sessions.kept_bytes()), (0, 0));
 }
+
+#[test]
+fn requests_are_counted() {
+    let sessions = sessions(SessionLimits::default());
+    commit(&sessions, write(b"a", &[7; 40_000]));
+    commit(&sessions, write(b"a", &[8; 40_000]));
+    commit(&sessions, vec![Operation::Delete { name: b"missing".to_vec() }]);
+    call(&sessions, &Request::Begin);
+    read(&sessions, state(None, vec![]));
+    let snapshot = Some(Version(1));
+    let reads = vec![quell_wire::blob::Read { name: b"a".to_vec(), part: Part::Existence }];
+    call(&sessions, &Request::Commit(Transaction { snapshot, reads, ..Transaction::default() }));
+    let other = ClientId(6);
+    let stat = encode(&Request::Stat { state: state(None, vec![]), name: b"a".to_vec() });
+    call_with(&sessions, other, &permissions(vec![]), &stat, MESSAGE_BYTES_MAX);
+    call_bytes(&sessions, CLIENT, &[200], MESSAGE_BYTES_MAX);
+    let Reply::Counters(counters) = call(&sessions, &Request::Counters) else { panic!() };
+    // In the order of their kinds: read, stat, list, commit, snapshot, transfer, other.
+    assert_eq!(counters.requests, [1, 1, 0, 4, 1, 0, 1]);
+    assert_eq!(counters.failed, [0, 1, 0, 2, 0, 0, 1]);
+    assert_eq!((counters.conflicts, counters.denied, counters.operations), (1, 1, 4));
+    assert_eq!((counters.read_bytes, counters.written_bytes), (100, 80_000));
+    assert_eq!((counters.reads.count(), counters.commits.count()), (2, 4));
+    assert_eq!((counters.clients, counters.snapshots, counters.in_flight), (2, 1, 1));
+    assert_eq!((counters.extents, counters.extent_bytes), (2, 80_000));
+    assert_eq!((counters.unused_extents, counters.unused_extent_bytes), (1, 40_000));
+}

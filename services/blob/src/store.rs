@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quell_kv::KeyValue;
 use quell_vfs::{Error, Result};
-use quell_wire::blob::{Transaction, Version};
+use quell_wire::blob::{StoreCounters, Transaction, Version};
 
 use crate::engine::Engine;
 use crate::extents::Extents;
@@ -135,6 +135,16 @@ impl OpenStore {
     /// Returns the time of day, in nanoseconds since 1970.
     pub(crate) fn now_ns(&self) -> u64 {
         self.0.now_ns()
+    }
+
+    /// Returns the time of a clock that never goes back, in nanoseconds.
+    pub(crate) fn monotonic_ns(&self) -> u64 {
+        self.0.monotonic_ns()
+    }
+
+    /// Adds the counters of the extents, and of the history.
+    pub(crate) fn count(&self, counters: &mut StoreCounters) {
+        self.0.count(counters);
     }
 
     /// Returns the memory that the values for snapshots need, in bytes.

@@ -1,7 +1,8 @@
-//! Computes rates and percentiles from the counters of a pool's members, formats the counters in
-//! the Prometheus text format, and serves the text on a Unix socket or a loopback port.
+//! Computes rates and percentiles from the counters of a pool's members, and of the server of a
+//! store of blobs, formats the counters in the Prometheus text format, and serves the text on a
+//! Unix socket or a loopback port.
 //!
-//! The crate sends no request to a daemon: samples of the counters are passed to it.
+//! The crate sends no request to a server: samples of the counters are passed to it.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -9,9 +10,11 @@
 mod address;
 mod connection;
 mod endpoint;
+mod exposition;
 mod prometheus;
 mod rates;
 mod sample;
+mod store;
 
 pub use address::Address;
 pub use connection::METRICS_PATH;
@@ -19,3 +22,4 @@ pub use endpoint::Endpoint;
 pub use prometheus::prometheus_text;
 pub use rates::Rates;
 pub use sample::{MemberSample, PoolSample};
+pub use store::{StoreRates, store_prometheus_text};

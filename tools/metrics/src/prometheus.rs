@@ -1,19 +1,18 @@
-//! The counters in the Prometheus text format, version 0.0.4
-//! (<https://prometheus.io/docs/instrumenting/exposition_formats/>). docs/techniques/pool.md lists
-//! the metrics.
+//! The counters of a pool in the Prometheus text format. docs/techniques/pool.md lists the metrics.
 
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
+use quell_wire::Histogram;
 use quell_wire::pool::{
-    BUCKETS, DirectCounters, Histogram, MemberCounters, NetworkCounters, OPERATION_KINDS, OperationKind,
-    RequestCounters,
+    DirectCounters, MemberCounters, NetworkCounters, OPERATION_KINDS, OperationKind, RequestCounters,
 };
 
+use crate::exposition::{Exposition, escaped};
 use crate::sample::{MemberSample, PoolSample};
 
 /// Returns the counters of a pool in the Prometheus text format.
 pub fn prometheus_text(sample: &PoolSample) -> String {
-    let mut families = Families { text: String::new(), sample };
+    let mut families = Families { text: Exposition::new("quell_pool_"), sample };
     families.up();
     families.gauge("uptime_seconds", "Time since the start of the member.", |counters| {
         counters.uptime_ms as f64 / 1000.0
@@ -30,30 +29,24 @@ pub fn prometheus_text(sample: &PoolSample) -> String {
     families.gauge("available_bytes", "Available space in the file system with the data.", |counters| {
         counters.available_bytes
     });
-    families.text
+    families.text.into_text()
 }
 
 /// The families of metrics of a pool. All samples of a family are consecutive, as the format
 /// requires.
 struct Families<'a> {
-    text: String,
+    text: Exposition,
     sample: &'a PoolSample,
 }
 
 impl Families<'_> {
     fn begin(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string does not fail.
-        let _ = writeln!(self.text, "# HELP quell_pool_{name} {help}\n# TYPE quell_pool_{name} {kind}");
+        self.text.begin(name, kind, help);
     }
 
     /// Adds a sample of a member. `labels` are more labels, each after a comma.
     fn add(&mut self, name: &str, member: &MemberSample, labels: &str, value: impl Display) {
-        let (pool, machine) = (escaped(&self.sample.pool), escaped(&member.machine));
-        let number = member.member;
-        let _ = writeln!(
-            self.text,
-            "quell_pool_{name}{{pool=\"{pool}\",member=\"{number}\",machine=\"{machine}\"{labels}}} {value}"
-        );
+        self.text.add(name, &(labels_of(self.sample, member) + labels), value);
     }
 
     /// Calls `add` for each member that has answered.
@@ -108,18 +101,7 @@ impl Families<'_> {
     }
 
     fn histogram(&mut self, name: &str, member: &MemberSample, histogram: &Histogram) {
-        let bucket_name = format!("{name}_bucket");
-        let mut count = 0_u64;
-        for bucket in 0..BUCKETS {
-            count = count.saturating_add(histogram.counts[bucket]);
-            let bound = match Histogram::bound_us(bucket) {
-                Some(microseconds) => (microseconds as f64 / 1e6).to_string(),
-                None => "+Inf".to_owned(),
-            };
-            self.add(&bucket_name, member, &format!(",le=\"{bound}\""), count);
-        }
-        self.add(&format!("{name}_sum"), member, "", histogram.total_ns as f64 / 1e9);
-        self.add(&format!("{name}_count"), member, "", count);
+        self.text.histogram(name, &labels_of(self.sample, member), histogram);
     }
 
     fn direct(&mut self) {
@@ -169,7 +151,8 @@ impl Families<'_> {
     }
 }
 
-/// Returns the value of a label with the escapes of the format.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+/// Returns the labels that all samples of a member have.
+fn labels_of(sample: &PoolSample, member: &MemberSample) -> String {
+    let (pool, machine) = (escaped(&sample.pool), escaped(&member.machine));
+    format!("pool=\"{pool}\",member=\"{}\",machine=\"{machine}\"", member.member)
 }

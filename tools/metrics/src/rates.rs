@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use quell_wire::pool::{Histogram, MemberCounters, OPERATION_KINDS, RequestCounters};
+use quell_wire::Histogram;
+use quell_wire::pool::{MemberCounters, OPERATION_KINDS, RequestCounters};
 
 /// The requests of a member in an interval. Rates are numbers per second.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -31,15 +32,12 @@ impl Rates {
             let uptime = Duration::from_millis(later.uptime_ms);
             return Rates::between(&MemberCounters::default(), later, uptime);
         }
-        let seconds = elapsed.as_secs_f64();
-        let rate = |earlier: u64, later: u64| match seconds > 0.0 {
-            true => later.saturating_sub(earlier) as f64 / seconds,
-            false => 0.0,
-        };
-        let rate_of = |count: fn(&MemberCounters) -> u64| rate(count(earlier), count(later));
+        let rate_of = |count: fn(&MemberCounters) -> u64| rate(count(earlier), count(later), elapsed);
         let (before, after) = (&earlier.clients, &later.clients);
         Rates {
-            operations: std::array::from_fn(|kind| rate(before.requests[kind], after.requests[kind])),
+            operations: std::array::from_fn(|kind| {
+                rate(before.requests[kind], after.requests[kind], elapsed)
+            }),
             errors: rate_of(|counters| sum(&counters.clients.errors)),
             peer_requests: rate_of(|counters| sum(&counters.peers.requests)),
             direct_accesses: rate_of(|counters| counters.direct.reads.saturating_add(counters.direct.writes)),
@@ -70,6 +68,14 @@ impl Rates {
     /// Returns the rate of the operations of all kinds.
     pub fn all_operations(&self) -> f64 {
         self.operations.iter().sum()
+    }
+}
+
+/// Returns the increase of a counter per second.
+pub(crate) fn rate(earlier: u64, later: u64, elapsed: Duration) -> f64 {
+    match elapsed.is_zero() {
+        true => 0.0,
+        false => later.saturating_sub(earlier) as f64 / elapsed.as_secs_f64(),
     }
 }
 

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quell_metrics::{MemberSample, PoolSample, prometheus_text};
+use quell_metrics::{MemberSample, PoolSample, prometheus_text, store_prometheus_text};
+use quell_wire::blob::{RequestKind, StoreCounters};
 use quell_wire::pool::{MemberCounters, OperationKind};
 
 /// The samples of a text, by name and labels.
@@ -158,4 +159,25 @@ fn a_pool_without_answers_has_a_valid_text() {
     let text = prometheus_text(&sample);
     // A histogram without samples is valid.
     assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 1, "{text}");
+}
+
+#[test]
+fn the_text_of_a_store_is_valid_and_has_the_values_of_the_counters() {
+    let mut counters = StoreCounters { uptime_ms: 1500, conflicts: 3, ..StoreCounters::default() };
+    counters.failed[RequestKind::Commit as usize] = 4;
+    counters.written_bytes = 5;
+    counters.commits.add(Duration::from_micros(90));
+    let parsed = parse(&store_prometheus_text("dir:/a\"b", Some(&counters)));
+    let value = |name: &str, further: &[(&str, &str)]| {
+        let labels = [("store", "dir:/a\"b")].iter().chain(further);
+        let labels = labels.map(|(name, value)| ((*name).into(), (*value).into()));
+        parsed.samples[&(format!("quell_blob_{name}"), labels.collect())]
+    };
+    assert_eq!((value("up", &[]), value("uptime_seconds", &[])), (1.0, 1.5));
+    assert_eq!((value("conflicts_total", &[]), value("snapshots", &[])), (3.0, 0.0));
+    assert_eq!(value("requests_failed_total", &[("request", "commit")]), 4.0);
+    assert_eq!(value("bytes_total", &[("operation", "write")]), 5.0);
+    assert_eq!(value("commits_duration_seconds_bucket", &[("le", "0.000128")]), 1.0);
+    let text = store_prometheus_text("store", None);
+    assert_eq!(parse(&text).samples.len(), 1);
 }

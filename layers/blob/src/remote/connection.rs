@@ -108,7 +108,16 @@ impl Connection {
 
     /// Sends a request that can be repeated, and waits for the reply.
     pub(super) fn call(&self, request: &Request, reply_bytes_max: u32) -> Result<Reply> {
-        let deadline = Instant::now() + self.limit;
+        self.call_until(request, reply_bytes_max, Instant::now() + self.limit)
+    }
+
+    /// Sends a request that can be repeated, and waits for the reply until the deadline.
+    pub(super) fn call_until(
+        &self,
+        request: &Request,
+        reply_bytes_max: u32,
+        deadline: Instant,
+    ) -> Result<Reply> {
         let encoded = encode(request);
         let first = self.begin(encoded.clone(), reply_bytes_max, deadline);
         self.finish(first, &encoded, reply_bytes_max, deadline)

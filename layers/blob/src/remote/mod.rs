@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use quell_blob_service::CommitResult;
 use quell_transport::peer::{ClientSettings, Endpoint, PoolKey, Role};
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::blob::{DATA_BYTES_MAX, PROTOCOL, Reply, Request, Transaction, TransactionId, Version};
+use quell_wire::blob::{
+    DATA_BYTES_MAX, PROTOCOL, Reply, Request, StoreCounters, Transaction, TransactionId, Version,
+};
 use quell_wire::{decode, encode};
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -159,6 +161,14 @@ impl Backend for Remote {
     fn collect(&self) -> Result<()> {
         match self.connection.call(&Request::Collect, SHORT_REPLY_BYTES)? {
             Reply::Done => Ok(()),
+            other => Err(self.connection.unexpected(other)),
+        }
+    }
+
+    fn server_counters(&self, limit: Duration) -> Result<StoreCounters> {
+        let deadline = Instant::now() + limit;
+        match self.connection.call_until(&Request::Counters, SHORT_REPLY_BYTES, deadline)? {
+            Reply::Counters(counters) => Ok(*counters),
             other => Err(self.connection.unexpected(other)),
         }
     }

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
+use super::counters::{RequestKind, StoreCounters};
 use super::operation::{BlobStat, Committed, OPERATIONS_MAX, Operation, Transaction, Version};
 use super::refusal::Refusal;
 use crate::Failure;
@@ -129,6 +130,23 @@ pub enum Request {
         /// The first position.
         offset: u64,
     },
+    /// Asks for the counters of the server. The reply is `Counters`.
+    Counters,
+}
+
+impl Request {
+    /// Returns the kind for which the request is counted.
+    pub fn kind(&self) -> RequestKind {
+        match self {
+            Request::Read { .. } | Request::NextData { .. } => RequestKind::Read,
+            Request::Stat { .. } => RequestKind::Stat,
+            Request::List { .. } => RequestKind::List,
+            Request::Commit(_) | Request::CommitUploaded(_) => RequestKind::Commit,
+            Request::Begin | Request::End(_) => RequestKind::Snapshot,
+            Request::Upload { .. } | Request::Discard(_) | Request::Fetch { .. } => RequestKind::Transfer,
+            Request::Hello { .. } | Request::Collect | Request::Counters => RequestKind::Other,
+        }
+    }
 }
 
 /// A reply of the server.
@@ -178,6 +196,8 @@ pub enum Reply {
     Failed(Failure),
     /// The first position with data, in bytes; `None` if there is none up to the end of the blob.
     Position(Option<u64>),
+    /// The counters of the server.
+    Counters(Box<StoreCounters>),
 }
 
 #[cfg(test)]
@@ -233,6 +253,7 @@ mod tests {
             Request::CommitUploaded(TransferId(1)),
             Request::Fetch { reply: TransferId(2), offset: 1 << 20 },
             Request::Collect,
+            Request::Counters,
         ]
     }
 
@@ -253,6 +274,7 @@ mod tests {
             Reply::Long { reply: TransferId(1), length_bytes: 1 << 30 },
             Reply::Unknown,
             Reply::Position(Some(1 << 62)),
+            Reply::Counters(Box::new(StoreCounters { clients: 3, ..StoreCounters::default() })),
             Reply::Failed(Failure::from(quell_vfs::ErrorKind::NotFound)),
         ]
     }
