@@ -1,4 +1,4 @@
-//! The counters of the requests of clients. A request costs two readings of the clock and of a lock.
+//! The counters of the requests of clients. A request reads the clock twice and takes a lock twice.
 
 use std::sync::Mutex;
 use std::time::Duration;
