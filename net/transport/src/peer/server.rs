@@ -406,3 +406,40 @@ async fn sweep(shared: Arc<Shared>) {
         gone.into_iter().for_each(|id| shared.handler.ended(id));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct NoRequests;
+
+    impl Handler for NoRequests {
+        fn handle(&self, _request: super::super::Request, _reply: super::super::Reply) {}
+    }
+
+    impl ClientHandler for NoRequests {
+        fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>> {
+            (description != b"unknown").then(|| Arc::new(NoRequests) as _)
+        }
+
+        fn ended(&self, _client: MemberId) {}
+    }
+
+    #[test]
+    fn a_client_with_another_key_does_not_take_the_place_of_a_client() {
+        let settings = ServerSettings::new(Role::Blob, PoolKey([3; 32]));
+        let connection = settings.connection(false);
+        let server = Server::start(settings, Arc::new(NoRequests)).unwrap();
+        let candidate = |description| server.shared.candidate(MemberId(5), description, &connection);
+        let first = candidate(b"a").unwrap();
+        // One that has begun its handshake at the same time is refused after it.
+        let second = candidate(b"b").unwrap();
+        assert!(server.shared.add(&first, b"a") && !server.shared.add(&second, b"b"));
+        assert_eq!(candidate(b"b").unwrap_err(), Refusal::UnknownInitiator);
+        assert_eq!(candidate(b"").unwrap_err(), Refusal::UnknownInitiator);
+        assert!(Arc::ptr_eq(&candidate(b"a").unwrap(), &first));
+        let other = server.shared.candidate(MemberId(6), b"unknown", &connection);
+        assert_eq!(other.unwrap_err(), Refusal::Description);
+        server.stop(Duration::from_secs(9));
+    }
+}
