@@ -94,6 +94,7 @@ install-blob-library:
 	printf '%s\n' 'Name: quell_blob' 'Description: Transactional blobs for programs that share state' 'Version: 0.1.0' \
 	'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -Wl,-rpath,$(PREFIX)/lib -lquellblob' 'Libs.private: -lpthread -ldl -lm' \
 	>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/quell_blob.pc"
+	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/share/quell/python/quell" frontends/python/quell/*.py
 	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/share/quell/python/quell/blob" frontends/python/quell/blob/*.py
 	ln -sf ../../../../lib/libquellblob.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquellblob.so"
 

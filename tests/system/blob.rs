@@ -69,6 +69,7 @@ fn a_backup_has_the_same_blobs_and_does_not_need_the_original() {
     let backup = stage.path("backup");
     stage.blob(&[&"backup", &store, &backup]).expect(0);
     stage.blob(&[&"backup", &store, &backup]).expect(2).says("name a new directory");
+    stage.blob(&[&"backup", &store, &store.join("copy")]).expect(2).says("directory of its store");
     let directory = fs::read_dir(stage.path(".")).unwrap();
     let mut names = directory.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(!names.any(|name| name.contains("incomplete")));

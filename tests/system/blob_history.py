@@ -20,12 +20,12 @@ last = 0
 
 
 def open_store():
-    """Waits for a server: it may have been killed."""
+    """Waits for a server and for the cluster: a process of it may have been killed."""
     while True:
         try:
             return quell.blob.open(location)
         except OSError as error:
-            if error.errno != errno.ENOTCONN:
+            if error.errno not in (errno.ENOTCONN, errno.ETIMEDOUT):
                 raise
         time.sleep(0.1)
 

@@ -200,7 +200,7 @@ impl fmt::Display for Error {
             false => write!(f, "{} {}: ", self.operation, crate::printable(&self.subject))?,
         }
         let what = match self.kind {
-            ErrorKind::Stale => "changed since it was indexed".to_owned(),
+            ErrorKind::Stale => "it has changed or was removed".to_owned(),
             ErrorKind::Damaged => "damaged".to_owned(),
             ErrorKind::Unsupported => "not supported".to_owned(),
             kind => errno_text(kind.errno()),
@@ -208,7 +208,9 @@ impl fmt::Display for Error {
         match &self.source {
             // The text of the kind would repeat the cause.
             Some(cause) if is_errno(&**cause, self.errno()) => f.write_str(&what),
-            Some(cause) if self.kind == ErrorKind::InvalidInput => write!(f, "{cause}"),
+            Some(cause) if matches!(self.kind, ErrorKind::InvalidInput | ErrorKind::Stale) => {
+                write!(f, "{cause}")
+            }
             Some(cause) => write!(f, "{what} ({cause})"),
             None => f.write_str(&what),
         }

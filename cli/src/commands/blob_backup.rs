@@ -29,6 +29,7 @@ pub(super) fn run(args: &BlobBackupArgs, quiet: bool) -> Result<ExitCode, Failur
         return Err(exists());
     }
     let store = Store::open_existing(&args.store).map_err(failure)?;
+    check_outside(&args.store, &path)?;
     let snapshot = store.snapshot().map_err(failure)?;
     let incomplete = incomplete_path(&path)?;
     let copied = Store::open(&format!("dir:{}", incomplete.display())).map_err(failure).and_then(|target| {
@@ -50,6 +51,26 @@ pub(super) fn run(args: &BlobBackupArgs, quiet: bool) -> Result<ExitCode, Failur
     kept.map(|()| ExitCode::SUCCESS)
 }
 
+/// Refuses a backup in the directory of the store, where its checks would find unknown files.
+fn check_outside(store: &str, path: &Path) -> Result<(), Failure> {
+    let directory = match store.parse()? {
+        Location::Directory(directory) => directory,
+        Location::Socket(socket) => socket.parent().map(Path::to_owned).unwrap_or_default(),
+        Location::Server { .. } | Location::Rados { .. } => return Ok(()),
+    };
+    // A directory that cannot be examined fails the copy.
+    let (Ok(directory), Ok(parent)) = (fs::canonicalize(directory), fs::canonicalize(parent_of(path))) else {
+        return Ok(());
+    };
+    match parent.starts_with(&directory) {
+        false => Ok(()),
+        true => Err(Failure::wrong_input(format!(
+            "{}: a backup cannot be in the directory of its store",
+            path.display()
+        ))),
+    }
+}
+
 /// Returns the path of the copy until it is complete, in the directory of the backup.
 fn incomplete_path(path: &Path) -> Result<PathBuf, Failure> {
     let Some(name) = path.file_name() else {
@@ -60,11 +81,15 @@ fn incomplete_path(path: &Path) -> Result<PathBuf, Failure> {
     Ok(path.with_file_name(incomplete))
 }
 
-fn sync_parent(path: &Path) -> Result<(), Failure> {
-    let parent = match path.parent() {
+fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
+    }
+}
+
+fn sync_parent(path: &Path) -> Result<(), Failure> {
+    let parent = parent_of(path);
     let synced = fs::File::open(parent).and_then(|directory| directory.sync_all());
     synced.map_err(|error| Failure::cannot(format!("sync {}: {error}", parent.display())))
 }

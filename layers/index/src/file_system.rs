@@ -197,7 +197,8 @@ impl IndexFs {
     fn stale(&self, entry: EntryId) -> Error {
         let path = self.image.path(entry);
         tracing::debug!(path = %printable(&path), "refused a file that differs from the index");
-        Error::new(ErrorKind::Stale, "open", path)
+        let source = Some("it has changed since it was indexed".into());
+        Error { source, ..Error::new(ErrorKind::Stale, "open", path) }
     }
 
     /// Checks that the permissions of each directory on the path still equal the indexed ones, if
