@@ -10,6 +10,8 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
+use crate::blob_languages::{libraries, python};
+use crate::skip;
 use crate::stage::{Running, Stage, checkout, eventually, is_root, quell};
 
 pub const POOL: &str = "rados://blob/system";
@@ -67,8 +69,13 @@ impl<'a> Ceph<'a> {
 
     /// Starts a server with a directory of its own, as if it were on another machine.
     pub fn serve(&self, directory: &Path, options: &[&str]) -> Running {
+        self.serve_pool(POOL, directory, options)
+    }
+
+    /// Does the same for a store in a pool.
+    fn serve_pool(&self, pool: &str, directory: &Path, options: &[&str]) -> Running {
         let listen: &[&dyn AsRef<OsStr>] =
-            &[&"serve", &directory, &"--rados", &POOL, &"--json", &"--listen", &"127.0.0.1:0"];
+            &[&"serve", &directory, &"--rados", &pool, &"--json", &"--listen", &"127.0.0.1:0"];
         self.stage.start(self.blob(listen).args(options))
     }
 
@@ -189,4 +196,122 @@ fn servers_of_a_store_in_ceph_replace_each_other() {
     wait_until_it_serves(&mut sixth);
     sixth.signal(Signal::TERM);
     sixth.wait().expect(0);
+}
+
+/// Transfers amounts between blobs of all groups, and prints a line for each transfer that was
+/// acknowledged. The transfer has appended the same line to the log of the client.
+const TRANSFERS: &str = r#"
+import random, sys
+from quell import blob
+location, client, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+add = lambda amount: blob.Transform("add", "i64", amount)
+number_in = lambda data: int.from_bytes(data, "little", signed=True)
+with blob.open(location) as store:
+    for number in range(count):
+        line = b"%s %04d\n" % (client.encode(), number)
+        source, target = random.sample(["account-%d" % account for account in range(6)], 2)
+        def transfer(transaction):
+            if number % 2:
+                transaction.transform(source, 0, add(-1))
+            else:
+                balance = number_in(transaction.read(source, 0, 8))
+                transaction.write(source, (balance - 1).to_bytes(8, "little", signed=True))
+            transaction.transform(target, 0, add(1))
+            transaction.append("log-" + client, line)
+        store.transact(transfer, retries=blob.Retries(attempts=1000, delay_max=0.1))
+        print(line.decode(), end="", flush=True)
+"#;
+
+/// Compares the sum of all accounts in snapshots, until a file exists.
+const SUMS: &str = r#"
+import os, sys
+from quell import blob
+count = 0
+with blob.open(sys.argv[1]) as store:
+    while not os.path.exists(sys.argv[2]):
+        try:
+            with store.snapshot() as snapshot:
+                found = [snapshot.read("account-%d" % account, 0, 8) for account in range(6)]
+        except blob.SnapshotTooOld:
+            continue
+        numbers = [int.from_bytes(number, "little", signed=True) for number in found]
+        assert sum(numbers) == 0, numbers
+        count += 1
+print(count)
+"#;
+
+#[test]
+fn transactions_over_several_groups_survive_the_death_of_a_server() {
+    const CLIENTS: [&str; 3] = ["a", "b", "c"];
+    const TRANSFERS_EACH: usize = 30;
+    let (Some(libraries), Some(python)) = (libraries("cc"), python()) else {
+        skip!("no library, or no Python 3.9 or later");
+    };
+    let stage = Stage::new();
+    let Some(ceph) = Ceph::start(&stage) else { return };
+    let pool = "rados://blob/groups";
+    let first_directory = stage.path("first");
+    let key = first_directory.join("key");
+    let store = format!("{pool}?key={}", key.display());
+    let run = |arguments: &[&dyn AsRef<OsStr>]| stage.run(&mut ceph.blob(arguments));
+    let serves = |server: &Running, groups: usize| {
+        assert!(eventually(|| server.out().lines().count() == groups), "{}", server.err());
+    };
+    let first = ceph.serve_pool(pool, &first_directory, &["--groups", "3", "--serve", "0,1"]);
+    serves(&first, 2);
+    let second_directory = ceph.directory("second", &key);
+    let mut second = ceph.serve_pool(pool, &second_directory, &["--serve", "2"]);
+    serves(&second, 1);
+    let third_directory = ceph.directory("third", &key);
+    let mut third = ceph.serve_pool(pool, &third_directory, &["--serve", "0,1", "--standby"]);
+    ceph.serve_pool(pool, &stage.path("other"), &["--groups", "2"]).wait().expect(2).says("has 3 groups");
+    ceph.serve_pool(pool, &stage.path("other"), &["--serve", "3"]).wait().expect(2).says("groups 0 to 2");
+
+    let zero = stage.file("zero", [0; 8]);
+    (0..6).for_each(|account| _ = run(&[&"put", &store, &zero, &format!("account-{account}")]).expect(0));
+    let empty = stage.file("empty", []);
+    CLIENTS.iter().for_each(|client| _ = run(&[&"put", &store, &empty, &format!("log-{client}")]).expect(0));
+    let client = |source: &str, arguments: &[&dyn AsRef<OsStr>]| {
+        let mut command = stage.with_library(&libraries, &ceph.script);
+        command.env("TESTBED", &ceph.directory).env("PYTHONPATH", checkout().join("frontends/python"));
+        command.env("PYTHONDONTWRITEBYTECODE", "1").args(["exec", python, "-c", source]);
+        arguments.iter().for_each(|argument| _ = command.arg(argument));
+        stage.start(&mut command)
+    };
+    let each = TRANSFERS_EACH.to_string();
+    let transfers: Vec<Running> =
+        CLIENTS.iter().map(|name| client(TRANSFERS, &[&store, name, &each])).collect();
+    let done = stage.path("done");
+    let sums = client(SUMS, &[&store, &done]);
+    let acknowledged = || transfers.iter().map(|transfer| transfer.out().lines().count()).sum::<usize>();
+    assert!(eventually(|| acknowledged() >= 10), "{}", transfers[0].err());
+    first.signal(Signal::KILL);
+    let begin = Instant::now();
+    let before = acknowledged();
+    assert!(eventually(|| acknowledged() > before + CLIENTS.len()), "{}", transfers[0].err());
+    println!("transfers go on {:?} after the kill", begin.elapsed());
+    for (name, transfer) in CLIENTS.iter().zip(transfers) {
+        let lines = transfer.wait().expect(0).text();
+        assert_eq!(lines.lines().count(), TRANSFERS_EACH);
+        assert_eq!(run(&[&"cat", &store, &format!("log-{name}")]).expect(0).text(), lines);
+    }
+    fs::write(&done, "").unwrap();
+    let snapshots = sums.wait().expect(0).text();
+    assert!(snapshots.trim().parse::<u32>().unwrap() > 0);
+    serves(&third, 2);
+
+    assert_eq!(run(&[&"ls", &store]).expect(0).text().lines().count(), 9);
+    run(&[&"gc", &store]).expect(0);
+    let backup = stage.path("backup");
+    run(&[&"backup", &store, &backup]).expect(0);
+    run(&[&"bench", &store, &"--clients", &"2", &"--seconds", &"1"]).expect(0);
+    let address = third.out().lines().next().and_then(|line| line.split('"').nth(3)).unwrap().to_owned();
+    let one_group = format!("quell://{address}?key={}", key.display());
+    run(&[&"ls", &one_group]).expect(3).says("several groups of servers");
+    for server in [&mut second, &mut third] {
+        server.signal(Signal::TERM);
+    }
+    second.wait().expect(0);
+    third.wait().expect(0);
+    run(&[&"fsck", &pool]).expect(0).says("0 problems");
 }

@@ -267,7 +267,11 @@ For other machines, which need a copy of the file key of the store:
 A store in RADOS, with two servers of which one waits for the end of the other:
   node1$ quell blob serve ~/server --rados rados://blob/results --listen node1:7420
   node2$ quell blob serve ~/server --rados rados://blob/results --listen node2:7420 --standby
-  quell blob ls 'rados://blob/results?key=results.key'")]
+  quell blob ls 'rados://blob/results?key=results.key'
+
+A store in RADOS with four groups, and two servers of which each has two of them:
+  node1$ quell blob serve ~/server --rados rados://blob/big --groups 4 --serve 0,1 --listen node1:7420
+  node2$ quell blob serve ~/server --rados rados://blob/big --groups 4 --serve 2,3 --listen node2:7420")]
 pub struct BlobServeArgs {
     /// The directory of the store.
     pub store: String,
@@ -280,6 +284,17 @@ pub struct BlobServeArgs {
     /// one, or if a write to the store fails.
     #[arg(long, value_name = "POOL")]
     pub rados: Option<String>,
+    /// Divide the blobs of a new store in RADOS among NUMBER groups, which different servers can
+    /// serve. The number never changes.
+    ///
+    /// Each group has a log and a server of its own. Programs open rados://POOL as before, and find
+    /// the servers of all groups. [default: 1, or that of the store]
+    #[arg(long, value_name = "NUMBER", requires = "rados", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub groups: Option<u32>,
+    /// Serve these groups of the store, which are counted from 0, and not all of them. Group N uses
+    /// the port of --listen plus N.
+    #[arg(long, value_name = "GROUP,...", requires = "rados", value_delimiter = ',')]
+    pub serve: Vec<u32>,
     /// Wait until the other server of the store in RADOS has ended or is dead, and replace it then:
     /// about two seconds after its death, and the time to read the store.
     #[arg(long, requires = "rados", conflicts_with = "replace")]

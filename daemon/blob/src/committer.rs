@@ -3,10 +3,14 @@
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use quell_blob_service::OpenStore;
 use quell_threads::{lock, wait_while};
 use quell_transport::peer;
+
+/// The time between two attempts to commit transactions that wait for a snapshot of several groups.
+const HELD_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
 struct CommitterState {
@@ -55,6 +59,12 @@ impl Committer {
                 // The replies of a group are written together.
                 let sends = peer::Server::collect();
                 while store.commit_pending_and(&mut || sends.send()) {}
+                // A snapshot of several groups lets them wait. When the server ends, no client
+                // waits for them.
+                while store.has_pending() && !lock(&own.state).is_ending {
+                    std::thread::sleep(HELD_INTERVAL);
+                    while store.commit_pending_and(&mut || sends.send()) {}
+                }
                 if is_last {
                     return;
                 }

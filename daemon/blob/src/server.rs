@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quell_blob_service::{OpenStore, SessionLimits, Sessions};
+use quell_blob_service::{Group, OpenStore, SessionLimits, Sessions};
 use quell_threads::lock;
 use quell_transport::peer::{self, PoolKey, Protection, Role, ServerSettings};
 use quell_vfs::{Error, Result};
@@ -28,6 +28,8 @@ pub struct ServerOptions {
     pub limits: SessionLimits,
     /// The permit that each reply needs, if there is one.
     pub permit: Option<ReplyPermit>,
+    /// The place among the groups of servers of the store, if there are several.
+    pub group: Option<Group>,
 }
 
 impl Default for ServerOptions {
@@ -40,6 +42,7 @@ impl Default for ServerOptions {
             threads: 16,
             limits: SessionLimits::default(),
             permit: None,
+            group: None,
         }
     }
 }
@@ -67,7 +70,11 @@ impl Server {
     /// created.
     pub fn start(store: OpenStore, key: PoolKey, options: ServerOptions) -> Result<Server> {
         let failed = |cause| Error::from_io(cause, "start threads for", "requests");
-        let sessions = Arc::new(Sessions::new(store.clone(), options.limits));
+        let sessions = Sessions::new(store.clone(), options.limits);
+        let sessions = Arc::new(match options.group {
+            Some(group) => sessions.in_group(group),
+            None => sessions,
+        });
         let mut committer = Committer::start(store.clone()).map_err(failed)?;
         let workers = Workers::start(sessions.clone(), committer.waker(), options.threads, options.permit);
         let mut workers = match workers {

@@ -143,7 +143,7 @@ pub fn store(error: Error) -> i64 {
         Error::Store(error) if error.kind == quell_vfs::ErrorKind::Stale => {
             failure.reason = QUELL_BLOB_SNAPSHOT_TOO_OLD;
         }
-        Error::Store(_) => {}
+        Error::Refused(Refusal::Locked { .. } | Refusal::Aborted) | Error::Store(_) => {}
     }
     replace(failure, conflicts);
     answer

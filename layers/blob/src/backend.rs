@@ -14,6 +14,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Returns whether a server has the store open.
     fn is_remote(&self) -> bool;
 
+    /// Returns the number of groups of servers.
+    fn groups(&self) -> u32 {
+        1
+    }
+
     /// Begins a snapshot of the latest state.
     fn begin(&self) -> Result<Box<dyn TransactionState>>;
 
@@ -27,6 +32,23 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Commits a transaction, and passes the result to `done`, in most cases on another thread.
     fn submit(&self, transaction: Transaction, done: Box<dyn FnOnce(CommitResult) + Send>);
+
+    /// Commits a transaction as [`commit`](Backend::commit) does. `versions` are those of its
+    /// state.
+    fn commit_at(&self, _versions: &[Version], transaction: Transaction) -> CommitResult {
+        self.commit(transaction)
+    }
+
+    /// Commits a transaction as [`submit`](Backend::submit) does. `versions` are those of its
+    /// state.
+    fn submit_at(
+        &self,
+        _versions: Vec<Version>,
+        transaction: Transaction,
+        done: Box<dyn FnOnce(CommitResult) + Send>,
+    ) {
+        self.submit(transaction, done);
+    }
 
     /// Reads bytes of the latest state, and passes them to `done` on another thread.
     fn submit_read(&self, name: Vec<u8>, offset: u64, length_bytes: usize, done: ReadDone);
@@ -55,6 +77,11 @@ pub(crate) fn read_bytes(
 pub(crate) trait TransactionState: Send + Sync {
     /// Returns the version of the state without the draft.
     fn version(&self) -> Version;
+
+    /// Returns the versions of the groups of servers, if there are several.
+    fn versions(&self) -> Vec<Version> {
+        Vec::new()
+    }
 
     /// Adds an operation to the draft. Later reads see its effect.
     fn apply(&mut self, operation: &Operation) -> std::result::Result<OperationResult, Refusal>;

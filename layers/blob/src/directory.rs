@@ -9,15 +9,12 @@ use std::sync::Arc;
 use quell_blob_service::{CheckedStore, ExtentDir, OpenStore, Options, Problem};
 use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyRange, KeyValue, Value};
 use quell_posix::{Dir, PosixDir, WritableDir};
-use quell_rados::Objects;
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat};
 use rustix::process::geteuid;
 
 use crate::embedded::SystemClock;
-use crate::rados::{self, OrphanRemoval};
 use crate::remote::Remote;
-use crate::serving::{ServingLease, Takeover};
 
 /// The content of the file `format`.
 const FORMAT: &[u8] = b"QUELLBLOB1\n";
@@ -99,39 +96,13 @@ pub fn open_for_server(path: &Path) -> Result<(OpenStore, OwnedFd)> {
     Ok((store, open_private(path, false)?))
 }
 
-/// A store in RADOS that a server on this machine has open.
-#[derive(Debug)]
-pub struct RadosServer {
-    /// The store.
-    pub store: OpenStore,
-    /// The directory with the socket and the key of the server.
-    pub directory: OwnedFd,
-    /// The lease, without which the server sends no replies.
-    pub lease: Arc<ServingLease>,
-    /// The removal of objects that earlier servers have left.
-    pub removal: OrphanRemoval,
-}
-
-/// Opens the store in a pool of RADOS, given as `rados://POOL[/NAMESPACE][?client=NAME]`, for a
-/// server on this machine, or creates one. No earlier server of the store can commit or answer
-/// requests from then on. The directory, which is created if it does not exist, is for the socket
-/// and the key of the server.
-///
-/// `waits` is called if this server waits for the end of another one, with the address of that one;
-/// `is_interrupted` is called from time to time meanwhile.
+/// Opens the directory with the socket and the key of a server of a store in RADOS. It is created
+/// if it does not exist, and no other server on this machine uses it while it is open.
 ///
 /// # Errors
-/// `Busy` if another server on this machine uses the directory, or another one serves the store
-/// and is not to be replaced; `Interrupted` if `is_interrupted` returned true; `Exists` if the
-/// directory has a store; `PermissionDenied` as for [`Store::open`](crate::Store::open);
-/// `Unsupported` if librados is not installed; those of the cluster.
-pub fn open_rados_for_server(
-    path: &Path,
-    pool: &str,
-    takeover: Takeover,
-    waits: &mut dyn FnMut(&str),
-    is_interrupted: &dyn Fn() -> bool,
-) -> Result<RadosServer> {
+/// `Busy` if another server on this machine uses the directory; `Exists` if it has a store;
+/// `PermissionDenied` as for [`Store::open`](crate::Store::open).
+pub fn open_rados_directory(path: &Path) -> Result<OwnedFd> {
     let opened = open_private(path, true)?;
     let fail = |kind, reason: &str| {
         let source = Some(reason.to_string().into());
@@ -149,14 +120,7 @@ pub fn open_rados_for_server(
         DirectoryKind::NoStore => create_format(&dir, FORMAT_RADOS)?,
         DirectoryKind::Rados => {}
     }
-    let pool = Arc::new(rados::open_pool(pool)?);
-    let objects: Arc<dyn Objects> = pool.clone();
-    let lease = Arc::new(ServingLease::take(&objects, takeover, waits, is_interrupted)?);
-    let failed = lease.clone();
-    let opened_store = rados::open(objects, Box::new(move |error| failed.fail(error)))?;
-    lease.wait_for_begin();
-    let removal = OrphanRemoval::start(pool, &opened_store)?;
-    Ok(RadosServer { store: opened_store.store, directory: opened, lease, removal })
+    Ok(opened)
 }
 
 /// The tables, with the descriptor of the directory that their path refers to.

@@ -33,6 +33,7 @@ impl Error {
         match self {
             Error::Refused(Refusal::Conflict(_) | Refusal::Different { .. }) => ErrorKind::Conflict,
             Error::Refused(Refusal::SnapshotTooOld) => ErrorKind::Stale,
+            Error::Refused(Refusal::Locked { .. } | Refusal::Aborted) => ErrorKind::Busy,
             Error::Refused(Refusal::Overflow { .. }) => ErrorKind::InvalidInput,
             Error::Refused(Refusal::Failed { failure, .. }) => failure.kind(),
             Error::Store(error) => error.kind,

@@ -12,7 +12,6 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::key::ClientKey;
 use crate::location::resolve;
-use crate::rados::{NAME, open_pool};
 
 /// The time without a connection after which requests fail, to be repeated at another server.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
@@ -20,6 +19,8 @@ const UNREACHABLE_AFTER: Duration = Duration::from_secs(1);
 /// Finds the servers of a store in RADOS.
 pub(crate) struct Finder {
     objects: Arc<dyn Objects>,
+    /// The name of the store, or of one of its groups, in the pool.
+    name: String,
     pool: String,
     key: ClientKey,
     is_encrypted: bool,
@@ -42,14 +43,16 @@ pub(crate) fn tcp_settings(address: SocketAddr, key: ClientKey, is_encrypted: bo
 }
 
 impl Finder {
-    /// Opens the pool, given as `rados://POOL[/NAMESPACE][?client=NAME]`. With `is_encrypted`,
-    /// servers that do not encrypt are refused.
-    ///
-    /// # Errors
-    /// Those of the cluster.
-    pub(crate) fn new(pool: &str, key: ClientKey, is_encrypted: bool) -> Result<Finder> {
-        let objects = Arc::new(open_pool(pool)?);
-        Ok(Finder { objects, pool: pool.to_owned(), key, is_encrypted, term: Mutex::new(0) })
+    /// Finds the servers of the store, or of the group of a store, `name` in a pool, which messages
+    /// call `pool`. With `is_encrypted`, servers that do not encrypt are refused.
+    pub(crate) fn new(
+        objects: Arc<dyn Objects>,
+        (pool, name): (&str, &str),
+        key: ClientKey,
+        is_encrypted: bool,
+    ) -> Finder {
+        let (pool, name) = (pool.to_owned(), name.to_owned());
+        Finder { objects, name, pool, key, is_encrypted, term: Mutex::new(0) }
     }
 
     /// Returns the settings of a connection to the present server.
@@ -63,7 +66,7 @@ impl Finder {
             let source = Some(reason.to_owned().into());
             Err(Error { source, ..Error::new(kind, "find the server of", &self.pool) })
         };
-        let Some(found) = read_server(&*self.objects, NAME)? else {
+        let Some(found) = read_server(&*self.objects, &self.name)? else {
             return fail(
                 ErrorKind::NotFound,
                 "there is no store; create one: quell blob serve DIR --rados POOL --listen HOST:PORT",

@@ -32,6 +32,8 @@ mod embedded;
 mod error;
 mod finder;
 mod future;
+mod grouped;
+mod groups;
 mod key;
 mod location;
 mod rados;
@@ -43,12 +45,13 @@ mod store;
 mod transaction;
 
 pub use check::check;
-pub use directory::{RadosServer, open_for_server, open_rados_for_server};
+pub use directory::{open_for_server, open_rados_directory};
 pub use error::{Error, Result};
 pub use future::CommitFuture;
+pub use groups::{RadosGroups, RadosServer};
 pub use key::{create_key, derive_key};
 pub use location::Location;
-pub use quell_blob_service::{BlobStat, CheckedStore, Problem, ProblemKind};
+pub use quell_blob_service::{BlobStat, CheckedStore, Group, OpenStore, Problem, ProblemKind};
 pub use quell_wire::blob::{
     Access, CellType, Committed, Conflict, FileAttributes, Grant, KeyDescription, NAME_BYTES_MAX,
     OPERATIONS_MAX, Operation, OperationResult, Overflow, Part, Read, Refusal, Right, SIZE_BYTES_MAX,

@@ -47,13 +47,13 @@ pub(crate) struct OpenRadosStore {
     tables: Arc<RadosStore<MemoryStore>>,
 }
 
-/// Opens the store in a namespace of a pool, or creates one. No earlier server of it can commit
-/// from then on. `failed` is called after a commit after which all others fail.
+/// Opens the store `name` in a namespace of a pool, or creates one. No earlier server of it can
+/// commit from then on. `failed` is called after a commit after which all others fail.
 ///
 /// # Errors
 /// `Damaged` if the store does not have its format; those of the cluster.
-pub(crate) fn open(objects: Arc<dyn Objects>, failed: Failed) -> Result<OpenRadosStore> {
-    let (tables, extents) = open_storage(objects, failed, true)?;
+pub(crate) fn open(objects: Arc<dyn Objects>, name: &str, failed: Failed) -> Result<OpenRadosStore> {
+    let (tables, extents) = open_storage(objects, name, failed, true)?;
     let store = tables.store.clone();
     // A list of all objects would delay the first commit: `remove_orphans` makes it later.
     let options = Options { lists_when_opened: false, ..Options::default() };
@@ -63,24 +63,26 @@ pub(crate) fn open(objects: Arc<dyn Objects>, failed: Failed) -> Result<OpenRado
 
 fn open_storage(
     objects: Arc<dyn Objects>,
+    name: &str,
     failed: Failed,
     create: bool,
 ) -> Result<(RadosTables, RadosExtents)> {
     let options = LogOptions { create, ..LogOptions::default() };
-    let store = Arc::new(RadosStore::open(objects.clone(), NAME, MemoryStore::new(), &options)?);
+    let store = Arc::new(RadosStore::open(objects.clone(), name, MemoryStore::new(), &options)?);
     let uncheckpointed = AtomicU64::new(store.log_bytes());
     let (checkpoint_runs, checkpoint) = (Arc::default(), Mutex::default());
     let tables = RadosTables { store, uncheckpointed, checkpoint_runs, checkpoint, failed };
-    Ok((tables, RadosExtents(ObjectExtents::new(objects, NAME, CACHE_BYTES)?)))
+    Ok((tables, RadosExtents(ObjectExtents::new(objects, name, CACHE_BYTES)?)))
 }
 
-/// Checks the store in a namespace of a pool, and passes its problems to `report`.
+/// Checks the store `name` in a namespace of a pool, and passes its problems to `report`.
 pub(crate) fn check(
     objects: Arc<dyn Objects>,
+    name: &str,
     repair: bool,
     report: &mut dyn FnMut(Problem),
 ) -> Result<CheckedStore> {
-    let (tables, extents) = open_storage(objects, Box::new(|_| ()), false)?;
+    let (tables, extents) = open_storage(objects, name, Box::new(|_| ()), false)?;
     quell_blob_service::check(&tables, &extents, repair, report)
 }
 
@@ -235,7 +237,7 @@ mod tests {
     use quell_wire::blob::{Operation, Transaction, Transform};
 
     fn open(objects: Arc<dyn Objects>) -> Result<OpenStore> {
-        super::open(objects, Box::new(|_| ())).map(|opened| opened.store)
+        super::open(objects, NAME, Box::new(|_| ())).map(|opened| opened.store)
     }
 
     fn commit(store: &OpenStore, operations: Vec<Operation>) -> quell_blob_service::CommitResult {

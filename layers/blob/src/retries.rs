@@ -50,7 +50,7 @@ impl Retries {
     /// Returns the time between `attempt`, counted from 1, and the next one. It is a random time
     /// from 0.5 to 1.5 times the mean, so that two transactions that conflicted are repeated at
     /// different times.
-    fn delay(&self, attempt: u32) -> Duration {
+    pub(crate) fn delay(&self, attempt: u32) -> Duration {
         let factor = 1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
         let mean = self.first_delay.saturating_mul(factor).min(self.delay_max);
         // The hash of a new state is a random number.

@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use quell_blob_service::{CheckedStore, Problem};
-use quell_rados::{Lease, Objects, Observed, Observer, Replaced, ServerState, read_server};
+use quell_rados::{
+    Lease, Objects, Observed, Observer, Replaced, ServerState, group_name, read_groups, read_server,
+};
 use quell_threads::{lock, wait};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
@@ -89,14 +91,16 @@ fn fail(kind: ErrorKind, reason: impl Into<String>) -> Error {
 }
 
 impl ServingLease {
-    /// Takes the lease of a store, as `takeover` states. `waits` is called once if this server
-    /// waits for another one, with its address, and `is_interrupted` from time to time meanwhile.
+    /// Takes the lease of the store `name`, as `takeover` states. `waits` is called once if this
+    /// server waits for another one, with its address, and `is_interrupted` from time to time
+    /// meanwhile.
     ///
     /// # Errors
     /// `Busy` if another server lives, `Interrupted` if `is_interrupted` returned true. Those of
     /// the cluster.
     pub(crate) fn take(
         objects: &Arc<dyn Objects>,
+        name: &str,
         takeover: Takeover,
         waits: &mut dyn FnMut(&str),
         is_interrupted: &dyn Fn() -> bool,
@@ -108,7 +112,7 @@ impl ServingLease {
         let mut has_waited = false;
         let lease = loop {
             let begun = now();
-            let found = match read_server(&**objects, NAME) {
+            let found = match read_server(&**objects, name) {
                 Err(error) if takeover == Takeover::Wait && is_passing(&error) => None,
                 found => Some(found?),
             };
@@ -121,7 +125,7 @@ impl ServingLease {
                 }
                 if is_free || takeover == Takeover::Always {
                     let found = found.as_ref();
-                    match Lease::take(objects.clone(), NAME, found, is_free, (owner, LEASE), &now) {
+                    match Lease::take(objects.clone(), name, found, is_free, (owner, LEASE), &now) {
                         Err(error) if error.kind == ErrorKind::Busy && takeover != Takeover::IfDead => {}
                         Err(error) if takeover == Takeover::Wait && is_passing(&error) => {}
                         Err(error) if error.kind == ErrorKind::Busy => {
@@ -141,9 +145,10 @@ impl ServingLease {
         let shared = Arc::new(Shared::default());
         shared.set_validity(&lease);
         let (own, term, objects) = (shared.clone(), lease.term(), objects.clone());
+        let name = name.to_owned();
         let thread = std::thread::Builder::new()
             .name("blob lease".into())
-            .spawn(move || own.renew(lease, &*objects))
+            .spawn(move || own.renew(lease, &*objects, &name))
             .map_err(|e| Error::from_io(e, "start a thread", b"blob lease"))?;
         Ok(ServingLease { shared, term, thread: Mutex::new(Some(thread)) })
     }
@@ -213,7 +218,26 @@ impl ServingLease {
 /// Checks the store in a pool, and passes its problems to `report`. No server serves it meanwhile.
 pub(crate) fn check(pool: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
     let objects: Arc<dyn Objects> = Arc::new(rados::open_pool(pool)?);
-    let has_store = objects.size(&format!("{NAME}.head"));
+    let groups = read_groups(&*objects, NAME)?.unwrap_or(1);
+    let mut sum = CheckedStore::default();
+    for group in 0..groups {
+        let checked = check_group(pool, &objects, &group_name(NAME, group), repair, report)?;
+        sum.blobs += checked.blobs;
+        sum.size_bytes = sum.size_bytes.saturating_add(checked.size_bytes);
+        sum.extents += checked.extents;
+        sum.extent_bytes += checked.extent_bytes;
+    }
+    Ok(sum)
+}
+
+fn check_group(
+    pool: &str,
+    objects: &Arc<dyn Objects>,
+    name: &str,
+    repair: bool,
+    report: &mut dyn FnMut(Problem),
+) -> Result<CheckedStore> {
+    let has_store = objects.size(&format!("{name}.head"));
     has_store.map_err(|error| match error.kind {
         ErrorKind::NotFound => {
             let source = Some("there is no store in this namespace of the pool".into());
@@ -221,8 +245,8 @@ pub(crate) fn check(pool: &str, repair: bool, report: &mut dyn FnMut(Problem)) -
         }
         _ => error,
     })?;
-    let lease = ServingLease::take(&objects, Takeover::IfDead, &mut |_| (), &|| false)?;
-    let checked = rados::check(objects, repair, report);
+    let lease = ServingLease::take(objects, name, Takeover::IfDead, &mut |_| (), &|| false)?;
+    let checked = rados::check(objects.clone(), name, repair, report);
     // Another server may have changed the store meanwhile.
     let is_alone = lease.may_reply();
     let lost = lease.lost();
@@ -290,7 +314,7 @@ impl Shared {
     }
 
     /// Renews the lease until it is lost or ended.
-    fn renew(&self, mut lease: Lease, objects: &dyn Objects) {
+    fn renew(&self, mut lease: Lease, objects: &dyn Objects, name: &str) {
         loop {
             let state = lock(&self.state);
             if state.lost.is_some() {
@@ -324,7 +348,7 @@ impl Shared {
                     RENEWAL_INTERVAL
                 }
                 Err(error) if Replaced::of(&error).is_some() => {
-                    return self.lose(Failure::new(&replaced(objects)));
+                    return self.lose(Failure::new(&replaced(objects, name)));
                 }
                 Err(error) if is_passing(&error) => RETRY_INTERVAL,
                 Err(error) => return self.lose(Failure::new(&error)),
@@ -339,8 +363,8 @@ impl Shared {
 }
 
 /// Returns the error of a server that was replaced, with the address of the other one.
-fn replaced(objects: &dyn Objects) -> Error {
-    let address = match read_server(objects, NAME) {
+fn replaced(objects: &dyn Objects, name: &str) -> Error {
+    let address = match read_server(objects, name) {
         Ok(Some(found)) if !found.address.is_empty() => format!(" at {}", found.address),
         _ => String::new(),
     };
@@ -358,7 +382,7 @@ mod tests {
     use quell_rados::{Fate, MemoryObjects};
 
     fn take(objects: &Arc<dyn Objects>) -> ServingLease {
-        ServingLease::take(objects, Takeover::Always, &mut |_| (), &|| false).expect("taken")
+        ServingLease::take(objects, NAME, Takeover::Always, &mut |_| (), &|| false).expect("taken")
     }
 
     #[test]

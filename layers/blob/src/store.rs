@@ -5,18 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quell_blob_service::BlobStat;
+use quell_rados::{Objects, read_groups};
 use quell_vfs::{Error, ErrorKind};
 use quell_wire::blob::{
-    Committed, Operation, StoreCounters, Transaction as WireTransaction, Transform, Version,
+    Committed, Operation, PROTOCOL, StoreCounters, Transaction as WireTransaction, Transform, Version,
 };
 
 use crate::backend::{Backend, TransactionState};
 use crate::directory;
 use crate::embedded::Embedded;
 use crate::error::Result;
+use crate::finder::Finder;
 use crate::future::CommitFuture;
-use crate::key;
+use crate::grouped::Grouped;
+use crate::key::{self, ClientKey};
 use crate::location::{self, Location};
+use crate::rados::{NAME, open_pool};
 use crate::remote::Remote;
 use crate::retries::Retries;
 use crate::transaction::Transaction;
@@ -73,7 +77,7 @@ impl Store {
             }
             Location::Rados { pool, key, is_encrypted } => {
                 let Some(key) = key else { return Err(location::no_key(&location.to_string()).into()) };
-                Arc::new(Remote::by_rados(pool, key::read_key(key)?, *is_encrypted)?)
+                open_rados(pool, key::read_key(key)?, *is_encrypted)?
             }
         };
         Ok(Store { backend, location })
@@ -87,6 +91,13 @@ impl Store {
     /// Returns whether a server has the store open, and not this process.
     pub fn is_remote(&self) -> bool {
         self.backend.is_remote()
+    }
+
+    /// Returns the number of groups of servers among which the blobs are divided: 1, unless the
+    /// store is in RADOS and was created with several. With several, a rename fails with
+    /// `Unsupported` if the new name belongs to another group.
+    pub fn groups(&self) -> u32 {
+        self.backend.groups()
     }
 
     /// Begins a transaction, which reads the latest state.
@@ -269,6 +280,20 @@ impl Store {
     /// the client does not give all rights; those of the connection.
     pub fn server_counters(&self, limit: Duration) -> Result<StoreCounters> {
         Ok(self.backend.server_counters(limit)?)
+    }
+}
+
+/// Connects to the server of a store in RADOS, or to those of its groups.
+fn open_rados(pool: &str, key: ClientKey, is_encrypted: bool) -> quell_vfs::Result<Arc<dyn Backend>> {
+    let objects: Arc<dyn Objects> = Arc::new(open_pool(pool)?);
+    match read_groups(&*objects, NAME)? {
+        Some(groups) if groups > 1 => {
+            Ok(Arc::new(Grouped::open(&objects, pool, groups, &key, is_encrypted)?))
+        }
+        _ => {
+            let finder = Finder::new(objects, (pool, NAME), key, is_encrypted);
+            Ok(Arc::new(Remote::by_rados(finder, PROTOCOL)?))
+        }
     }
 }
 

@@ -192,19 +192,20 @@ impl Transaction {
     /// # Errors
     /// [`Error::Refused`](crate::Error::Refused) with the reason: see [`Refusal`](crate::Refusal).
     pub fn commit(self) -> Result<Committed> {
-        let (backend, _state, transaction) = self.into_parts();
-        Ok(backend.commit(transaction)?)
+        let (backend, state, transaction) = self.into_parts();
+        Ok(backend.commit_at(&state.versions(), transaction)?)
     }
 
     /// Commits the transaction as [`commit`](Transaction::commit) does, without waiting: `done`
     /// gets the result as that of [`Store::submit`](crate::Store::submit).
     pub fn submit(self, done: impl FnOnce(Result<Committed>) + Send + 'static) {
         let (backend, state, transaction) = self.into_parts();
+        let versions = state.versions();
         let decided = move |result: CommitResult| {
             drop(state);
             done(result.map_err(Into::into));
         };
-        backend.submit(transaction, Box::new(decided));
+        backend.submit_at(versions, transaction, Box::new(decided));
     }
 
     /// Returns the transaction, and the state that it has read. The store keeps the changes since

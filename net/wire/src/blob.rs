@@ -4,6 +4,7 @@
 
 mod bounded;
 mod counters;
+mod joint;
 mod key;
 mod message;
 mod operation;
@@ -11,14 +12,18 @@ mod refusal;
 mod transform;
 
 pub use counters::{REQUEST_KINDS, RequestKind, StoreCounters};
+pub use joint::{
+    GROUP_PROTOCOL, GROUPS_MAX, JOINT_BYTES_MAX, JointDecision, JointId, JointReply, JointRequest, Outcome,
+    Preparation, Proof, UNDECIDED_MAX, group_of,
+};
 pub use key::{Access, GRANTS_MAX, Grant, KEY_DESCRIPTION_BYTES_MAX, KeyDescription, Right};
 pub use message::{
-    DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId,
-    TransferId, UPLOAD_BYTES_MAX,
+    DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, TransferId,
+    UPLOAD_BYTES_MAX,
 };
 pub use operation::{
     BlobStat, Committed, FileAttributes, NAME_BYTES_MAX, OPERATIONS_MAX, Operation, OperationResult, Part,
-    READS_MAX, Read, SIZE_BYTES_MAX, Transaction, TransactionId, Version,
+    READS_MAX, Read, SIZE_BYTES_MAX, SnapshotId, Transaction, TransactionId, Version,
 };
 pub use refusal::{Conflict, Refusal};
 pub use transform::{CellType, Overflow, Transform, TransformKind};

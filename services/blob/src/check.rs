@@ -8,6 +8,7 @@ use quell_wire::blob::Committed;
 
 use crate::epoch::epoch_of;
 use crate::extents::Extents;
+use crate::joint;
 use crate::keys::{self, BlobEntry, ContentId, ExtentEntry, ExtentId, ExtentRef, PAGE_BYTES};
 use crate::tables::{Changed, Changes, Latest, batch_of, visit_prefix};
 
@@ -172,6 +173,14 @@ pub fn check(
         }
         Ok(())
     })?;
+    for prefix in [keys::joint_outcomes(), keys::all_joint_prepared(), keys::all_joint_unconfirmed()] {
+        visit_prefix(&latest, &prefix, &mut |key, value| {
+            if !joint::is_entry(key, value) {
+                check.damaged_entry(key);
+            }
+            Ok(())
+        })?;
+    }
     let orphans = check.extents(&known, &unused)?;
     let Check { repairs, checked, .. } = check;
     if repair && !has_damaged_entries {

@@ -8,18 +8,22 @@ use quell_kv::{BATCH_BYTES_MAX, Batch, KeyValue};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
-use quell_wire::blob::{Committed, Refusal, StoreCounters, Transaction, TransactionId, Version};
+use quell_wire::blob::{JointId, Refusal, StoreCounters, Transaction, Version};
 
-use crate::apply::{self, Environment, NotDone};
+use crate::apply::Environment;
 use crate::epoch::{EPOCH_MAX, first_of, is_almost_used_up};
 use crate::extents::{ExtentId, Extents};
 use crate::garbage::{Garbage, REMOVED_IN_A_STEP, remove_uncommitted};
+use crate::joint::{
+    JointStep, OutcomeRecord, UnconfirmedRecord, find_outcome, find_prepared, find_unconfirmed,
+    list_unconfirmed,
+};
 use crate::keys::{self, ContentId};
+use crate::leader::{Decision, Group, GroupEffects, Leader};
 use crate::options::{Clock, Options};
-use crate::prepared::Prepared;
+use crate::prepared::{Prepared, Step};
 use crate::queue::{CommitResult, PendingTransaction, Queue, Receiver};
-use crate::recent::{Change, RecentChanges};
-use crate::tables::{Changed, Changes, Latest, Tables, batch_of, visit_prefix};
+use crate::tables::{Changed, Changes, Latest, Tables, batch_of};
 use crate::versions::Versions;
 
 /// The size of the changes of one group, in bytes, after which no transaction is added to it.
@@ -45,20 +49,21 @@ pub(crate) struct Engine {
     /// The extents that were written, and their bytes.
     written_extents: AtomicU64,
     written_extent_bytes: AtomicU64,
+    /// The time until which commits wait, in nanoseconds of the clock. A clock that is set lets
+    /// them wait shorter or longer, and has no other effect.
+    held_until_ns: AtomicU64,
+    hold: Mutex<Hold>,
     /// The failure after which all commits fail.
     failure: OnceLock<Failure>,
 }
 
-/// The state of the thread that commits.
-struct Leader {
-    last: Version,
-    recent: RecentChanges,
-    /// The transactions whose results are kept, in the order of their commits.
-    results: VecDeque<(Version, TransactionId)>,
-    /// The results of transactions that began before this state may have been removed.
-    forgotten_results: Version,
-    /// Whether a commit of the key-value store failed, so that all later ones fail.
-    has_failed: bool,
+/// The last time in which commits wait, in nanoseconds of the clock.
+#[derive(Default)]
+struct Hold {
+    begun_ns: u64,
+    until_ns: u64,
+    /// The earliest beginning of the next such time.
+    next_ns: u64,
 }
 
 /// A transaction of a group, whose result is decided unless the commit of the group fails.
@@ -97,23 +102,10 @@ impl Engine {
         batch.allow_reserve();
         tables.commit(batch)?;
         tables.sync()?;
-        let mut results = Vec::new();
-        visit_prefix(&latest, &keys::results(), &mut |key, value| {
-            let committed: Committed = keys::decode(value)?;
-            results.push((committed.version, keys::transaction_of(key)?));
-            Ok(())
-        })?;
-        results.sort_by_key(|(version, _)| *version);
-        let forgotten_results = match tables.get(keys::FORGOTTEN_RESULTS)? {
-            Some(version) => keys::decode(&version)?,
-            None => Version(0),
-        };
         let opened = Version(first_of(epoch));
-        let recent = RecentChanges::new(opened);
-        let results = results.into();
-        let leader = Leader { last: opened, recent, results, forgotten_results, has_failed: false };
+        let leader = Leader::open(&latest, opened)?;
         Ok(Engine {
-            versions: Versions::new(opened, options.history_bytes_max),
+            versions: Versions::new(opened, Arc::new(leader.locks.clone()), options.history_bytes_max),
             leader: Mutex::new(leader),
             last_number: AtomicU64::new(first_of(epoch)),
             garbage: Garbage::find(tables.clone(), extents.clone(), opened)?,
@@ -125,6 +117,8 @@ impl Engine {
             clock,
             options,
             epoch,
+            held_until_ns: AtomicU64::new(0),
+            hold: Mutex::default(),
             failure: OnceLock::new(),
         })
     }
@@ -159,15 +153,79 @@ impl Engine {
         (counters.unused_extents, counters.unused_extent_bytes) = self.garbage.unused_extents();
     }
 
+    /// Returns an entry of the queue for a step of a joint transaction. `step` gets whether the
+    /// operations of the transaction, if it is to be committed, are part of the entry.
+    pub(crate) fn prepare_joint(
+        &self,
+        committed: Option<JointId>,
+        step: impl FnOnce(bool) -> JointStep,
+    ) -> std::result::Result<Prepared, Refusal> {
+        let record = match committed {
+            Some(id) => find_prepared(&Latest(&*self.tables), id)?,
+            None => None,
+        };
+        let Some(record) = record else { return Ok(Step::Joint(step(false)).alone()) };
+        // They were compared before, and are locked since.
+        let transaction = Transaction { snapshot: None, reads: Vec::new(), ..record.preparation.transaction };
+        Ok(Prepared { step: Step::Joint(step(true)), ..self.prepare(transaction)? })
+    }
+
+    /// Returns the outcome of a joint transaction, if it is known.
+    pub(crate) fn joint_outcome(&self, id: JointId) -> Result<Option<OutcomeRecord>> {
+        find_outcome(&Latest(&*self.tables), id)
+    }
+
+    /// Returns the decision to commit a joint transaction that some participants have not
+    /// confirmed.
+    pub(crate) fn joint_unconfirmed(&self, id: JointId) -> Result<Option<UnconfirmedRecord>> {
+        find_unconfirmed(&Latest(&*self.tables), id)
+    }
+
+    /// Returns the joint transactions that are prepared, with their coordinators, and those whose
+    /// commit is not confirmed: this group is their coordinator.
+    pub(crate) fn joint_undecided(&self) -> Result<Vec<(JointId, Option<u32>)>> {
+        let prepared = self.versions.locks();
+        let prepared = prepared.iter().map(|locks| (locks.id, Some(locks.coordinator)));
+        let unconfirmed = list_unconfirmed(&Latest(&*self.tables))?;
+        Ok(prepared.chain(unconfirmed.into_iter().map(|id| (id, None))).collect())
+    }
+
+    /// Lets commits wait for some milliseconds; 0 ends the wait. A wait begins at the earliest when
+    /// commits were possible for as long as they were not before, so that clients cannot stop them.
+    pub(crate) fn hold(&self, milliseconds: u32) {
+        let now_ns = self.clock.now_ns();
+        let mut hold = lock(&self.hold);
+        let end_ns = match milliseconds {
+            0 => now_ns.min(hold.until_ns),
+            _ if now_ns < hold.next_ns => return,
+            _ => {
+                hold.begun_ns = now_ns;
+                now_ns.saturating_add(u64::from(milliseconds) * 1_000_000)
+            }
+        };
+        hold.until_ns = end_ns;
+        hold.next_ns = end_ns.saturating_add(end_ns.saturating_sub(hold.begun_ns));
+        self.held_until_ns.store(end_ns, Ordering::Release);
+    }
+
+    fn is_held(&self) -> bool {
+        let until_ns = self.held_until_ns.load(Ordering::Acquire);
+        until_ns > 0 && self.clock.now_ns() < until_ns
+    }
+
     /// Commits the transactions that wait, unless another thread does, and calls `after_group`
     /// after each group. Returns whether there were any.
     pub(crate) fn commit_pending(&self, after_group: &mut dyn FnMut()) -> bool {
-        if !self.queue.lead() {
+        if self.is_held() || !self.queue.lead() {
             return false;
         }
         loop {
             self.commit_next_group();
             after_group();
+            if self.is_held() {
+                self.queue.step_down();
+                return true;
+            }
             if !self.queue.pass_on() {
                 self.remove_some();
                 return true;
@@ -199,9 +257,8 @@ impl Engine {
         let now_ns = self.clock.now_ns();
         let latest = Latest(&*self.tables);
         let mut all = Changes::new(&latest);
-        // The changes of this group, in which a conflict is possible as well.
-        let mut current = RecentChanges::new(Version(0));
-        let mut new_results = Vec::new();
+        let mut effects = GroupEffects::new();
+        let new_id = || ContentId(self.new_number());
         let mut group = VecDeque::from(group);
         let mut done = Vec::with_capacity(group.len());
         let mut not_yet = None;
@@ -210,15 +267,16 @@ impl Engine {
                 group.push_front(pending);
                 break;
             }
-            let decision = self.apply(&leader, &current, &mut all, &pending.prepared, version, now_ns);
+            let environment = Environment {
+                extents: &*self.extents,
+                new_id: &new_id,
+                now_ns,
+                bytes_max: TRANSACTION_BYTES_MAX,
+            };
+            let (leader, effects, all) = (&*leader, &mut effects, &mut all);
+            let decision = Group { leader, effects, all, environment, version }.decide(&pending.prepared);
             let (result, is_applied) = match decision {
-                Ok(Decision::Applied(committed, changed)) => {
-                    changed.into_iter().for_each(|change| current.add(version, change));
-                    if let Some(id) = pending.prepared.id {
-                        new_results.push((version, id));
-                    }
-                    (Ok(committed), true)
-                }
+                Ok(Decision::Applied(committed)) => (Ok(committed), true),
                 Ok(Decision::Repeated(committed)) => (Ok(committed), false),
                 // The rest of the truncated content is removed by the next group.
                 Ok(Decision::NotYet) => {
@@ -233,7 +291,7 @@ impl Engine {
         if !group.is_empty() {
             self.queue.put_back(group.into());
         }
-        let forgotten = self.forget_results(&leader, &mut all, new_results.len());
+        let forgotten = leader.forget_results(&mut all, effects.results.len(), self.options.results_max);
         let changed = all.into_changed();
         if let Err(error) = self.write(&mut leader, version, &latest, &changed) {
             let has_failed = leader.has_failed;
@@ -244,13 +302,8 @@ impl Engine {
         if let Some(pending) = not_yet {
             self.queue.put_back(vec![pending]);
         }
-        let last = leader.results.drain(..forgotten).next_back();
-        if let Some((last, _)) = last {
-            leader.forgotten_results = last;
-        }
-        leader.results.extend(new_results);
-        current.into_changes().for_each(|change| leader.recent.add(version, change));
-        let oldest = self.versions.publish(version);
+        let locks = leader.add(version, forgotten, effects).then(|| Arc::new(leader.locks.clone()));
+        let oldest = self.versions.publish(version, locks);
         leader.recent.forget_up_to(oldest);
         drop(leader);
         self.garbage.note(version, &changed);
@@ -299,91 +352,6 @@ impl Engine {
     fn refuse(&self, pending: PendingTransaction, failure: &Failure) {
         pending.prepared.discard(&*self.extents);
         pending.receiver.receive(Err(Refusal::Failed { operation: None, failure: failure.clone() }));
-    }
-
-    /// Decides whether a transaction is committed, and applies it to `all`.
-    fn apply(
-        &self,
-        leader: &Leader,
-        current: &RecentChanges,
-        all: &mut Changes<'_>,
-        prepared: &Prepared,
-        version: Version,
-        now_ns: u64,
-    ) -> std::result::Result<Decision, Refusal> {
-        if let Some(id) = prepared.id {
-            if let Some(result) = all.get(&keys::result(id))? {
-                return Ok(Decision::Repeated(keys::decode(&result)?));
-            }
-            if prepared.is_repeated && id.begun < leader.forgotten_results {
-                let source = Some("the result of the first attempt is no longer known".into());
-                return Err(
-                    Error { source, ..Error::new(ErrorKind::Unavailable, "commit", "transaction") }.into()
-                );
-            }
-        }
-        if let Some(name) = &prepared.removes_stale_of {
-            return match apply::has_stale(&*all, name)? {
-                true => self.remove_stale(all, name),
-                false => Ok(Decision::Applied(Committed { version, results: Vec::new() }, Vec::new())),
-            };
-        }
-        if let Some(snapshot) = prepared.snapshot {
-            if snapshot < leader.recent.forgotten() {
-                return Err(Refusal::SnapshotTooOld);
-            }
-            let conflicts =
-                |read| leader.recent.conflict(read, snapshot).or_else(|| current.conflict(read, snapshot));
-            let conflicts: Vec<_> = prepared.reads.iter().filter_map(conflicts).collect();
-            if !conflicts.is_empty() {
-                return Err(Refusal::Conflict(conflicts));
-            }
-        }
-        let mut own = Changes::new(&*all);
-        let new_id = || ContentId(self.new_number());
-        let bytes_max = TRANSACTION_BYTES_MAX;
-        let environment = Environment { extents: &*self.extents, new_id: &new_id, now_ns, bytes_max };
-        let applied = match apply::apply(&mut own, &environment, &prepared.operations) {
-            Ok(applied) => applied,
-            Err(NotDone::Refused(refusal)) => return Err(refusal),
-            Err(NotDone::Stale(name)) => return self.remove_stale(all, &name),
-        };
-        let committed = Committed { version, results: applied.results };
-        if let Some(id) = prepared.id {
-            own.put(keys::result(id), &keys::encode(&committed));
-        }
-        if own.size_bytes() > TRANSACTION_BYTES_MAX {
-            return Err(apply::too_large().into());
-        }
-        let own = own.into_changed();
-        all.add(own);
-        Ok(Decision::Applied(committed, applied.changes))
-    }
-
-    /// Removes a part of the content that a truncation of a blob has left.
-    fn remove_stale(&self, all: &mut Changes<'_>, name: &[u8]) -> std::result::Result<Decision, Refusal> {
-        if !apply::has_stale(&*all, name)? {
-            let source = Some("it truncates a large blob and extends it again; divide it".into());
-            return Err(
-                Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction") }.into()
-            );
-        }
-        apply::remove_stale(all, &*self.extents, name, REMOVED_IN_A_STEP)?;
-        Ok(Decision::NotYet)
-    }
-
-    /// Removes the oldest results of transactions if there are too many with `new` ones. Returns
-    /// their number: they are forgotten when the commit succeeds.
-    fn forget_results(&self, leader: &Leader, all: &mut Changes<'_>, new: usize) -> usize {
-        let surplus = (leader.results.len() + new).saturating_sub(self.options.results_max.max(new));
-        let forgotten = surplus.min(leader.results.len());
-        for (_, id) in leader.results.range(..forgotten) {
-            all.delete(keys::result(*id));
-        }
-        if let Some((version, _)) = leader.results.range(..forgotten).next_back() {
-            all.put(keys::FORGOTTEN_RESULTS.to_vec(), &keys::encode(version));
-        }
-        forgotten
     }
 
     /// Writes changes. Snapshots of earlier states see the values before them.
@@ -453,7 +421,7 @@ impl Engine {
 
     /// Lets the next thread that commits remove the content of a blob that a truncation has left.
     pub(crate) fn remove_stale_of(&self, name: Vec<u8>) {
-        let prepared = Prepared { removes_stale_of: Some(name), ..Prepared::default() };
+        let prepared = Step::RemoveStale(name).alone();
         self.queue.add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(|_| ())) });
     }
 }
@@ -461,13 +429,4 @@ impl Engine {
 /// Returns whether the storage has no space for a write.
 fn is_full(error: &Error) -> bool {
     matches!(error.kind, ErrorKind::NoSpace | ErrorKind::Quota)
-}
-
-/// The decision about a transaction.
-enum Decision {
-    Applied(Committed, Vec<Change>),
-    /// It was committed before.
-    Repeated(Committed),
-    /// A part of the truncated content was removed; it is applied with the next group.
-    NotYet,
 }

@@ -2,7 +2,7 @@
 //! endian, so that keys are ordered by them.
 
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::blob::{FileAttributes, TransactionId, Version};
+use quell_wire::blob::{FileAttributes, JointId, TransactionId, Version};
 use serde::{Deserialize, Serialize};
 
 /// The size of a page, in bytes.
@@ -65,6 +65,9 @@ const EXTENT: u8 = b'E';
 const UNUSED_EXTENT: u8 = b'D';
 const DELETED_CONTENT: u8 = b'G';
 const RESULT: u8 = b'T';
+const JOINT_OUTCOME: u8 = b'O';
+const JOINT_PREPARED: u8 = b'Q';
+const JOINT_UNCONFIRMED: u8 = b'U';
 /// The key of the number of times that the store was opened.
 pub(crate) const EPOCH: &[u8] = b"Mepoch";
 /// The key of the version of the last commit whose results were removed.
@@ -175,9 +178,51 @@ pub(crate) fn deleted_content_of(key: &[u8]) -> Result<ContentId> {
 
 /// Returns the key of the result of a transaction.
 pub(crate) fn result(id: TransactionId) -> Vec<u8> {
-    let mut key = vec![RESULT];
-    key.extend_from_slice(&id.client.to_be_bytes());
-    key.extend_from_slice(&id.number.to_be_bytes());
+    transaction_key(RESULT, id.client, id.number)
+}
+
+/// Returns the key of the outcome of a joint transaction.
+pub(crate) fn joint_outcome(id: JointId) -> Vec<u8> {
+    transaction_key(JOINT_OUTCOME, id.client, id.number)
+}
+
+/// Returns the beginning of the keys of all outcomes of joint transactions.
+pub(crate) fn joint_outcomes() -> Vec<u8> {
+    vec![JOINT_OUTCOME]
+}
+
+/// Returns the key of a joint transaction that is prepared and not ended.
+pub(crate) fn joint_prepared(id: JointId) -> Vec<u8> {
+    transaction_key(JOINT_PREPARED, id.client, id.number)
+}
+
+/// Returns the beginning of the keys of all joint transactions that are prepared.
+pub(crate) fn all_joint_prepared() -> Vec<u8> {
+    vec![JOINT_PREPARED]
+}
+
+/// Returns the key of the decision to commit a joint transaction that some participants have not
+/// confirmed.
+pub(crate) fn joint_unconfirmed(id: JointId) -> Vec<u8> {
+    transaction_key(JOINT_UNCONFIRMED, id.client, id.number)
+}
+
+/// Returns the beginning of the keys of all decisions that are not confirmed.
+pub(crate) fn all_joint_unconfirmed() -> Vec<u8> {
+    vec![JOINT_UNCONFIRMED]
+}
+
+/// Returns the joint transaction of a key of [`joint_outcome`], [`joint_prepared`] or
+/// [`joint_unconfirmed`].
+pub(crate) fn joint_of(key: &[u8]) -> Result<JointId> {
+    transaction_of(key).map(|TransactionId { client, number, .. }| JointId { client, number })
+}
+
+fn transaction_key(tag: u8, client: u128, number: u64) -> Vec<u8> {
+    let mut key = Vec::with_capacity(25);
+    key.push(tag);
+    key.extend_from_slice(&client.to_be_bytes());
+    key.extend_from_slice(&number.to_be_bytes());
     key
 }
 

@@ -17,7 +17,10 @@ mod engine;
 mod epoch;
 mod extents;
 mod garbage;
+mod group;
+mod joint;
 mod keys;
+mod leader;
 mod options;
 mod permissions;
 mod prepared;
@@ -32,6 +35,7 @@ mod versions;
 
 pub use check::{CheckedStore, Problem, ProblemKind, check};
 pub use extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentDir, ExtentId, Extents, MemoryExtents};
+pub use group::Group;
 pub use options::{Clock, Options};
 pub use permissions::Permissions;
 pub use quell_wire::blob::{BlobStat, OPERATIONS_MAX, READS_MAX};

@@ -4,8 +4,8 @@
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::Failure;
 use quell_wire::blob::{
-    Access, Draft, Grant, KeyDescription, Operation, Part, Read, ReadState, Refusal, Reply, Request, Right,
-    Transaction,
+    Access, Draft, Grant, JointRequest, KeyDescription, Operation, Part, Read, ReadState, Refusal, Reply,
+    Request, Right, Transaction,
 };
 
 const NS_PER_S: u64 = 1_000_000_000;
@@ -53,6 +53,7 @@ impl Permissions {
             | Request::Upload { .. }
             | Request::Discard(_)
             | Request::Fetch { .. } => Ok(()),
+            Request::Joint(request) => grants.check_joint(request),
             Request::Read { state, name, .. }
             | Request::Stat { state, name }
             | Request::NextData { state, name, .. } => {
@@ -164,6 +165,21 @@ impl Grants<'_> {
             Part::Existence | Part::Size if self.has(Right::Write, &read.name) => Ok(()),
             Part::Existence | Part::Size | Part::Range { .. } => self.check(Right::Read, &read.name),
             Part::NamesWithPrefix => self.check_list(&read.name),
+        }
+    }
+
+    /// Checks a request about a joint transaction. A transaction is checked when it is prepared:
+    /// its votes, its decision and its confirmations have proofs of servers.
+    fn check_joint(&self, request: &JointRequest) -> std::result::Result<(), Reply> {
+        match request {
+            JointRequest::Prepare(preparation) => self.check_transaction(&preparation.transaction),
+            JointRequest::Commit { .. }
+            | JointRequest::Resolve(_)
+            | JointRequest::Apply(_)
+            | JointRequest::Forget { .. }
+            | JointRequest::Compare(_)
+            | JointRequest::Hold(_) => Ok(()),
+            JointRequest::Undecided => Err(failed(&denied("the key has no right to administer the store"))),
         }
     }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use quell_wire::blob::{
-    CellType, FileAttributes, Overflow, SnapshotId, TransferId, Transform, TransformKind, Version,
+    CellType, FileAttributes, JointDecision, JointId, JointRequest, Outcome, Overflow, Preparation, Proof,
+    SnapshotId, TransferId, Transform, TransformKind, Version,
 };
 
 use super::*;
@@ -108,7 +109,24 @@ fn requests() -> Vec<(Request, Needs)> {
         (Request::Counters, Admin),
         (Request::NextData { state: state(vec![]), name: name(), offset: 0 }, Needs::Read),
     ];
+    let id = JointId { client: 1, number: 2 };
+    let decision = JointDecision { id, coordinator: 0, outcome: Outcome::Aborted, proof: Proof([0; 32]) };
+    for (request, needs) in [
+        (JointRequest::Commit { id, participants: vec![], votes: vec![] }, Nothing),
+        (JointRequest::Resolve(id), Nothing),
+        (JointRequest::Apply(decision), Nothing),
+        (JointRequest::Forget { id, participants: vec![], confirmations: vec![] }, Nothing),
+        (JointRequest::Undecided, Admin),
+        (JointRequest::Compare(SnapshotId(1)), Nothing),
+        (JointRequest::Hold(1), Nothing),
+    ] {
+        requests.push((Request::Joint(request), needs));
+    }
     for (operation, needs) in operations() {
+        let transaction = Transaction { operations: vec![operation.clone()], ..Transaction::default() };
+        let (begun, participants) = (Version(1), vec![0, 1]);
+        let preparation = Preparation { id, begun, coordinator: 0, participants, transaction };
+        requests.push((Request::Joint(JointRequest::Prepare(preparation)), needs));
         requests.push((commit(vec![], vec![operation.clone()]), needs));
         // A read that applies it first.
         let state = state(vec![operation]);
@@ -149,10 +167,18 @@ fn kinds(request: &Request) -> Vec<&'static str> {
         Request::Collect => "collect",
         Request::Counters => "counters",
         Request::NextData { .. } => "next data",
+        Request::Joint(JointRequest::Prepare(_)) => "prepare",
+        Request::Joint(JointRequest::Commit { .. }) => "commit a joint transaction",
+        Request::Joint(JointRequest::Resolve(_)) => "resolve",
+        Request::Joint(JointRequest::Apply(_)) => "apply",
+        Request::Joint(JointRequest::Forget { .. }) => "forget",
+        Request::Joint(JointRequest::Undecided) => "undecided",
+        Request::Joint(JointRequest::Compare(_)) => "compare",
+        Request::Joint(JointRequest::Hold(_)) => "hold",
     };
     vec![kind]
 }
-const KINDS: usize = 22;
+const KINDS: usize = 30;
 
 fn is_denied(reply: &Reply) -> bool {
     match reply {

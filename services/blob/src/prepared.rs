@@ -9,6 +9,7 @@ use quell_wire::blob::{
 use crate::apply::PreparedOperation;
 use crate::content::NewExtent;
 use crate::extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentId, Extents};
+use crate::joint::JointStep;
 
 /// A transaction whose large data was written as extents.
 #[derive(Default)]
@@ -18,8 +19,26 @@ pub(crate) struct Prepared {
     pub(crate) snapshot: Option<Version>,
     pub(crate) reads: Vec<Read>,
     pub(crate) operations: Vec<PreparedOperation>,
-    /// The name of a blob whose stale content is to be removed. There are no operations then.
-    pub(crate) removes_stale_of: Option<Vec<u8>>,
+    pub(crate) step: Step,
+}
+
+/// The purpose of an entry of the queue of commits.
+#[derive(Default)]
+pub(crate) enum Step {
+    /// Commits a transaction.
+    #[default]
+    Commit,
+    /// Removes stale content of a blob. There are no operations.
+    RemoveStale(Vec<u8>),
+    /// Is a step of a joint transaction.
+    Joint(JointStep),
+}
+
+impl Step {
+    /// Returns the entry of a step without operations.
+    pub(crate) fn alone(self) -> Prepared {
+        Prepared { step: self, ..Prepared::default() }
+    }
 }
 
 impl Prepared {

@@ -132,6 +132,16 @@ impl Queue {
         }
     }
 
+    /// Ends the turn of the thread that commits, although transactions wait.
+    pub(crate) fn step_down(&self) {
+        lock(&self.state).has_leader = false;
+    }
+
+    /// Returns whether transactions wait.
+    pub(crate) fn has_pending(&self) -> bool {
+        !lock(&self.state).pending.is_empty()
+    }
+
     /// Ends the turn of the thread that commits, whose own transaction has its result. Returns
     /// whether it has to continue, because transactions wait and none of their threads does.
     pub(crate) fn pass_on(&self) -> bool {

@@ -5,18 +5,19 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use quell_wire::blob::{Conflict, Part, Read, Version};
+use serde::{Deserialize, Serialize};
 
 /// The largest number of changed parts that are kept.
 const PARTS_MAX: usize = 1 << 18;
 
 /// A part of a blob that a transaction changes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Change {
     pub(crate) name: Vec<u8>,
     pub(crate) part: ChangedPart,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ChangedPart {
     /// The blob was created or deleted. Its size and bytes have changed as well.
     Existence,

@@ -12,12 +12,14 @@ use std::sync::{Arc, Mutex};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
-    DATA_BYTES_MAX, Draft, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, SnapshotId, StoreCounters,
-    TransferId, UPLOAD_BYTES_MAX,
+    DATA_BYTES_MAX, Draft, GROUP_PROTOCOL, JointReply, JointRequest, NAMES_MAX, PROTOCOL, ReadState, Reply,
+    Request, SnapshotId, StoreCounters, TransferId, UPLOAD_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
 use crate::counters::Counters;
+use crate::group::Group;
+use crate::joint::Locked;
 use crate::permissions::Permissions;
 use crate::queue::CommitResult;
 use crate::snapshot::Snapshot;
@@ -59,6 +61,8 @@ pub type Replied = Box<dyn FnOnce(Vec<u8>) + Send>;
 pub struct Sessions {
     store: OpenStore,
     limits: SessionLimits,
+    /// The place among the groups of servers, if there are several.
+    group: Option<Group>,
     clients: Mutex<HashMap<ClientId, Arc<Session>>>,
     /// Numbers of snapshots and long replies. They begin at the version of the store, which is
     /// larger after each opening, so that a client cannot use a number of an earlier server.
@@ -113,10 +117,16 @@ impl Sessions {
             counters: Counters::new(store.monotonic_ns()),
             store,
             limits,
+            group: None,
             clients: Mutex::default(),
             snapshots: AtomicUsize::new(0),
             kept_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the clients of a store that is one of several groups.
+    pub fn in_group(self, group: Group) -> Sessions {
+        Sessions { group: Some(group), ..self }
     }
 
     /// Executes a request that the permissions of the client allow, and passes the reply to
@@ -144,26 +154,45 @@ impl Sessions {
         let counted = self.counters.begin(request.as_ref().ok(), self.store.monotonic_ns());
         let allowed = request.and_then(|request| {
             permissions.check(&request, self.store.now_ns())?;
-            match request {
-                Request::Commit(transaction) => Ok(transaction),
-                request => Err(self.read(&session, request)),
+            match &self.group {
+                Some(group) => group.check(&request).map(|()| request).map_err(Reply::Refused),
+                None => Ok(request),
             }
         });
-        match allowed {
-            Ok(transaction) => {
-                let sessions = self.clone();
-                self.store.submit(transaction, move |result| {
-                    let reply = reply_of(result);
-                    sessions.counters.end(&counted, &reply, sessions.store.monotonic_ns());
-                    replied(sessions.encode(&session, &reply, reply_bytes_max));
-                });
+        let (sessions, of_session) = (self.clone(), session.clone());
+        let replied = move |reply: Reply| {
+            sessions.counters.end(&counted, &reply, sessions.store.monotonic_ns());
+            replied(sessions.encode(&of_session, &reply, reply_bytes_max));
+        };
+        match (allowed, &self.group) {
+            (Ok(Request::Commit(transaction)), _) => {
+                self.store.submit(transaction, move |result| replied(reply_of(result)));
                 true
             }
-            Err(reply) => {
-                self.counters.end(&counted, &reply, self.store.monotonic_ns());
-                replied(self.encode(&session, &reply, reply_bytes_max));
+            (Ok(Request::Joint(JointRequest::Compare(number))), _) => {
+                replied(self.compare(&session, number));
                 false
             }
+            (Ok(Request::Joint(request)), Some(group)) => {
+                group.execute(&self.store, request, replied);
+                true
+            }
+            (Ok(request), _) => {
+                replied(self.read(&session, request));
+                false
+            }
+            (Err(reply), _) => {
+                replied(reply);
+                false
+            }
+        }
+    }
+
+    /// Compares a snapshot with the latest state.
+    fn compare(&self, session: &Session, number: SnapshotId) -> Reply {
+        match lock(&session.snapshots).get(&number) {
+            Some(snapshot) => Reply::Joint(JointReply::Latest(snapshot.version() == self.store.version())),
+            None => Reply::Unknown,
         }
     }
 
@@ -333,6 +362,20 @@ impl Sessions {
         }
     }
 
+    fn hello(&self, protocol: u32) -> Result<Reply> {
+        let error = Error::new(ErrorKind::Unsupported, "use", "version of the protocol");
+        match (&self.group, protocol) {
+            (None, PROTOCOL) | (Some(_), GROUP_PROTOCOL) => {
+                Ok(Reply::Welcome { version: self.store.version() })
+            }
+            (Some(_), PROTOCOL) => {
+                let reason = "the store has several groups of servers: open rados://POOL";
+                Err(Error { source: Some(reason.into()), ..error })
+            }
+            _ => Err(error),
+        }
+    }
+
     fn begin(&self, session: &Session) -> Reply {
         let mut snapshots = lock(&session.snapshots);
         if snapshots.len() >= self.limits.snapshots_max {
@@ -351,10 +394,7 @@ impl Sessions {
     /// Executes a request that commits nothing.
     fn read(&self, session: &Session, request: Request) -> Reply {
         let reply = match request {
-            Request::Hello { protocol: PROTOCOL } => Ok(Reply::Welcome { version: self.store.version() }),
-            Request::Hello { .. } => {
-                Err(Error::new(ErrorKind::Unsupported, "use", "version of the protocol"))
-            }
+            Request::Hello { protocol } => self.hello(protocol),
             Request::Begin => Ok(self.begin(session)),
             Request::End(number) => {
                 let ended = lock(&session.snapshots).remove(&number);
@@ -387,12 +427,18 @@ impl Sessions {
             }
             Request::Collect => self.store.collect().map(|()| Reply::Done),
             Request::Counters => Ok(Reply::Counters(Box::new(self.read_counters()))),
-            Request::Commit(_) | Request::CommitUploaded(_) => Ok(invalid("a commit is not a read")),
+            Request::Commit(_) | Request::CommitUploaded(_) | Request::Joint(_) => {
+                Ok(invalid("a commit is not a read"))
+            }
         };
-        reply.unwrap_or_else(|error| Reply::Failed(Failure::new(&error)))
+        reply.unwrap_or_else(|error| match Locked::of(&error) {
+            Some(refusal) => Reply::Refused(refusal.clone()),
+            None => Reply::Failed(Failure::new(&error)),
+        })
     }
 
-    /// Passes the state that a read concerns to `use_state`.
+    /// Passes the state that a read concerns to `use_state`. A read of the latest state uses a
+    /// later one if a joint transaction ends meanwhile.
     fn at(
         &self,
         session: &Session,
@@ -404,20 +450,32 @@ impl Sessions {
                 Some(snapshot) => snapshot,
                 None => return Ok(Reply::Unknown),
             },
-            None => Arc::new(self.store.snapshot()),
+            None => match read_draft(&self.store.snapshot(), state.draft.clone(), use_state) {
+                Err(error) if error.kind == ErrorKind::Stale => Arc::new(self.store.snapshot()),
+                read => return read,
+            },
         };
-        let Draft::Inline(operations) = state.draft else { return Ok(Reply::Unknown) };
-        if operations.is_empty() {
-            return use_state(&snapshot);
-        }
-        let mut draft = snapshot.draft();
-        for operation in operations {
-            if let Err(refusal) = draft.apply(operation) {
-                return Ok(Reply::Refused(refusal));
-            }
-        }
-        use_state(&draft)
+        read_draft(&snapshot, state.draft, use_state)
     }
+}
+
+/// Passes a state with the operations of a draft to `use_state`.
+fn read_draft(
+    snapshot: &Snapshot,
+    draft: Draft,
+    use_state: &mut dyn FnMut(&Snapshot) -> Result<Reply>,
+) -> Result<Reply> {
+    let Draft::Inline(operations) = draft else { return Ok(Reply::Unknown) };
+    if operations.is_empty() {
+        return use_state(snapshot);
+    }
+    let mut draft = snapshot.draft();
+    for operation in operations {
+        if let Err(refusal) = draft.apply(operation) {
+            return Ok(Reply::Refused(refusal));
+        }
+    }
+    use_state(&draft)
 }
 
 /// Lists names until the reply has 512 KiB, or `count_max` names.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use quell_kv::Value;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::blob::{BlobStat, Operation, OperationResult, Refusal, Version};
+use quell_wire::blob::{BlobStat, Operation, OperationResult, Part, Refusal, Version};
 
 use crate::apply::{self, Environment, NotDone, PreparedOperation};
 use crate::content;
 use crate::engine::{Engine, TRANSACTION_BYTES_MAX};
+use crate::joint::{Locked, LocksOfState, check_names, check_read};
 use crate::keys::{self, BlobEntry, ContentId};
 use crate::tables::{
     ChangeSet, Changed, Changes, SnapshotTables, Tables, end_of_prefix, get_merged, scan_merged, visit_range,
@@ -24,6 +25,8 @@ use crate::tables::{
 pub struct Snapshot {
     engine: Arc<Engine>,
     version: Version,
+    /// The joint transactions that were prepared when the state was the latest one.
+    locks: LocksOfState,
     /// The changes of the operations.
     draft: ChangeSet,
     /// The size of the changes that transforms have added, in bytes.
@@ -32,15 +35,15 @@ pub struct Snapshot {
 
 impl Snapshot {
     pub(crate) fn new(engine: Arc<Engine>) -> Snapshot {
-        let version = engine.versions.begin_snapshot();
-        Snapshot { engine, version, draft: ChangeSet::default(), transformed_bytes: 0 }
+        let (version, locks) = engine.versions.begin_snapshot();
+        Snapshot { engine, version, locks, draft: ChangeSet::default(), transformed_bytes: 0 }
     }
 
     /// Returns a snapshot of the same state, without operations.
     pub fn draft(&self) -> Snapshot {
         self.engine.versions.begin_snapshot_of(self.version);
-        let (engine, version) = (self.engine.clone(), self.version);
-        Snapshot { engine, version, draft: ChangeSet::default(), transformed_bytes: 0 }
+        let (engine, version, locks) = (self.engine.clone(), self.version, self.locks.clone());
+        Snapshot { engine, version, locks, draft: ChangeSet::default(), transformed_bytes: 0 }
     }
 
     /// Returns the version of the state.
@@ -59,6 +62,9 @@ impl Snapshot {
         if is_transform && self.transformed_bytes > TRANSACTION_BYTES_MAX {
             return Err(apply::too_large().into());
         }
+        let names: Vec<&[u8]> = operation.names().collect();
+        check_names(&self.locks, self.version, &|name| names.contains(&name))
+            .map_err(|error| Locked::of(&error).cloned().unwrap_or_else(|| error.into()))?;
         let engine = &*self.engine;
         let new_id = || ContentId(engine.new_number());
         let (now_ns, bytes_max) = (engine.now_ns(), u64::MAX);
@@ -93,6 +99,7 @@ impl Snapshot {
     /// # Errors
     /// `InvalidInput` and `NameTooLong` for a name that no blob can have; those of the store.
     pub fn stat(&self, name: &[u8]) -> Result<Option<BlobStat>> {
+        check_names(&self.locks, self.version, &|changed| changed == name)?;
         Ok(self.find(name)?.as_ref().map(stat_of))
     }
 
@@ -102,6 +109,8 @@ impl Snapshot {
     /// # Errors
     /// `NotFound` if there is no blob of this name; `Damaged` if data does not have its checksum.
     pub fn read(&self, name: &[u8], offset: u64, into: &mut [u8]) -> Result<usize> {
+        let part = Part::Range { start: offset, end: offset.saturating_add(into.len() as u64) };
+        check_read(&self.locks, self.version, name, part)?;
         let entry = self.existing(name)?;
         let length = entry.size_bytes.saturating_sub(offset).min(into.len() as u64) as usize;
         let read = content::read(&self.tables(), &*self.engine.extents, &entry, offset, &mut into[..length]);
@@ -116,6 +125,7 @@ impl Snapshot {
     /// # Errors
     /// As for [`read`](Snapshot::read).
     pub fn next_data(&self, name: &[u8], offset: u64) -> Result<Option<u64>> {
+        check_names(&self.locks, self.version, &|changed| changed == name)?;
         content::next_data(&self.tables(), &self.existing(name)?, offset)
     }
 
@@ -130,6 +140,7 @@ impl Snapshot {
         after: &[u8],
         visit: &mut dyn FnMut(&[u8], BlobStat) -> bool,
     ) -> Result<()> {
+        check_names(&self.locks, self.version, &|name| name.starts_with(prefix))?;
         let start = match after >= prefix && !after.is_empty() {
             true => [&keys::name(after)[..], &[0]].concat(),
             false => keys::name(prefix),

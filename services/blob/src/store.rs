@@ -4,12 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use quell_kv::KeyValue;
-use quell_vfs::{Error, Result};
-use quell_wire::blob::{StoreCounters, Transaction, Version};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::blob::{JointId, Outcome, Preparation, StoreCounters, Transaction, Version};
 
+use crate::apply::PreparedOperation;
 use crate::engine::Engine;
 use crate::extents::Extents;
+use crate::joint::JointStep;
 use crate::options::{Clock, Options};
+use crate::prepared::{Prepared, Step};
 use crate::queue::{CommitResult, PendingTransaction, Receiver, Waiter};
 use crate::snapshot::Snapshot;
 
@@ -82,13 +85,68 @@ impl OpenStore {
     /// not block. Data of 32 KiB and more is written before the call returns.
     pub fn submit(&self, transaction: Transaction, done: impl FnOnce(CommitResult) + Send + 'static) {
         match self.0.prepare(transaction) {
-            Ok(prepared) => {
-                self.0
-                    .queue
-                    .add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(done)) });
-            }
+            Ok(prepared) => self.add(prepared, done),
             Err(refusal) => done(Err(refusal)),
         }
+    }
+
+    /// Adds a step of a joint transaction to the transactions that wait for their commit. `step`
+    /// gets whether the operations of `committed`, which is to be committed, are added with it.
+    pub(crate) fn submit_joint(
+        &self,
+        committed: Option<JointId>,
+        step: impl FnOnce(bool) -> JointStep,
+        done: impl FnOnce(CommitResult) + Send + 'static,
+    ) {
+        match self.0.prepare_joint(committed, step) {
+            Ok(prepared) => self.add(prepared, done),
+            Err(refusal) => done(Err(refusal)),
+        }
+    }
+
+    /// Adds the part of a joint transaction to those that wait.
+    pub(crate) fn submit_preparation(
+        &self,
+        mut preparation: Preparation,
+        done: impl FnOnce(CommitResult) + Send + 'static,
+    ) {
+        let operations = &mut preparation.transaction.operations;
+        let inline = operations.iter().cloned().map(PreparedOperation::inline).collect();
+        let step = Step::Joint(JointStep::Prepare(Arc::new(preparation)));
+        self.add(Prepared { operations: inline, ..step.alone() }, done);
+    }
+
+    fn add(&self, prepared: Prepared, done: impl FnOnce(CommitResult) + Send + 'static) {
+        self.0.queue.add_only(PendingTransaction { prepared, receiver: Receiver::Function(Box::new(done)) });
+    }
+
+    /// Returns the outcome of a joint transaction that this group has decided, and the participants
+    /// that have not all confirmed it.
+    pub(crate) fn joint_decision(&self, id: JointId) -> Result<(Outcome, Vec<u32>)> {
+        if let Some(record) = self.0.joint_unconfirmed(id)? {
+            return Ok((Outcome::Committed, record.participants));
+        }
+        match self.0.joint_outcome(id)? {
+            Some(record) => Ok((record.outcome, Vec::new())),
+            None => Err(Error::new(ErrorKind::Unavailable, "find the decision about", "transaction")),
+        }
+    }
+
+    /// Returns the joint transactions that are prepared, with their coordinators, and those whose
+    /// commit is not confirmed: this group is their coordinator.
+    pub(crate) fn joint_undecided(&self) -> Result<Vec<(JointId, Option<u32>)>> {
+        self.0.joint_undecided()
+    }
+
+    /// Lets commits wait for some milliseconds; 0 ends the wait.
+    pub(crate) fn hold(&self, milliseconds: u32) {
+        self.0.hold(milliseconds);
+    }
+
+    /// Returns whether transactions wait for their commit: those that were submitted just now, or
+    /// while a snapshot of several groups is taken.
+    pub fn has_pending(&self) -> bool {
+        self.0.queue.has_pending()
     }
 
     /// Commits the transactions that wait. Returns false if there are none, or another thread

@@ -9,6 +9,7 @@ use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::Version;
 
+use crate::joint::LocksOfState;
 use crate::tables::{Changed, History};
 
 /// The published state, the snapshots, and the values that snapshots need.
@@ -26,12 +27,15 @@ struct VersionsState {
     /// The number of snapshots of each state.
     snapshots: BTreeMap<Version, usize>,
     history: History,
+    /// The joint transactions that are prepared in the latest state.
+    locks: LocksOfState,
 }
 
 impl Versions {
     /// Returns the versions of a store whose only state is `published`.
-    pub(crate) fn new(published: Version, history_bytes_max: u64) -> Versions {
-        let state = VersionsState { published, snapshots: BTreeMap::new(), history: History::default() };
+    pub(crate) fn new(published: Version, locks: LocksOfState, history_bytes_max: u64) -> Versions {
+        let (snapshots, history) = (BTreeMap::new(), History::default());
+        let state = VersionsState { published, snapshots, history, locks };
         Versions {
             state: RwLock::new(state),
             is_empty: AtomicBool::new(true),
@@ -45,12 +49,18 @@ impl Versions {
         read_lock(&self.state).published
     }
 
-    /// Registers a snapshot of the latest state, and returns its version.
-    pub(crate) fn begin_snapshot(&self) -> Version {
+    /// Returns the joint transactions that are prepared in the latest state.
+    pub(crate) fn locks(&self) -> LocksOfState {
+        read_lock(&self.state).locks.clone()
+    }
+
+    /// Registers a snapshot of the latest state, and returns its version and the joint transactions
+    /// that are prepared in it.
+    pub(crate) fn begin_snapshot(&self) -> (Version, LocksOfState) {
         let mut state = write_lock(&self.state);
         let version = state.published;
         *state.snapshots.entry(version).or_insert(0) += 1;
-        version
+        (version, state.locks.clone())
     }
 
     /// Registers another snapshot of a state that has one.
@@ -84,10 +94,14 @@ impl Versions {
     }
 
     /// Makes a committed state the latest one. Returns the oldest state that a snapshot or the
-    /// next reader can need: data that was replaced up to it can be removed.
-    pub(crate) fn publish(&self, version: Version) -> Version {
+    /// next reader can need: data that was replaced up to it can be removed. `locks` are the joint
+    /// transactions that are prepared, if they have changed.
+    pub(crate) fn publish(&self, version: Version, locks: Option<LocksOfState>) -> Version {
         let mut state = write_lock(&self.state);
         state.published = version;
+        if let Some(locks) = locks {
+            state.locks = locks;
+        }
         self.forget_unneeded(&mut state)
     }
 

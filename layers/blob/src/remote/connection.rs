@@ -75,6 +75,10 @@ impl Connection {
             Reply::Refused(Refusal::Failed { failure, .. }) => {
                 failure.into_error("apply an operation at", self.name.as_bytes())
             }
+            Reply::Refused(refusal @ Refusal::Locked { .. }) => {
+                let error = Error::new(ErrorKind::Busy, "read from the server at", self.name.as_bytes());
+                Error { source: Some(Box::new(refusal)), ..error }
+            }
             Reply::Refused(refusal) => self.error(ErrorKind::Conflict, &refusal.to_string()),
             Reply::Unknown => self.error(
                 ErrorKind::Stale,

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ use quell_blob_service::CommitResult;
 use quell_transport::peer::{ClientSettings, Endpoint, PoolKey, Role};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
-    DATA_BYTES_MAX, PROTOCOL, Reply, Request, StoreCounters, Transaction, TransactionId, Version,
+    DATA_BYTES_MAX, MESSAGE_BYTES_MAX, PROTOCOL, Reply, Request, SnapshotId, StoreCounters, Transaction,
+    TransactionId, Version,
 };
 use quell_wire::{decode, encode};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -38,6 +39,8 @@ const FIND_LIMIT: Duration = Duration::from_secs(10);
 /// A store on a server.
 pub(crate) struct Remote {
     connection: Arc<Connection>,
+    /// The version of the protocol.
+    protocol: u32,
     readers: Arc<Readers>,
     /// Finds the next server; `None` if the server always has the same address.
     _follower: Option<Follower>,
@@ -48,23 +51,23 @@ impl Remote {
     /// if it refers to a descriptor.
     pub(crate) fn by_socket(path: PathBuf, directory: Option<OwnedFd>) -> Result<Remote> {
         let settings = ClientSettings::new(Role::Blob, Endpoint::Unix(path), PoolKey([0; 32]));
-        Remote::connect(settings, directory)
+        Remote::connect(settings, directory, PROTOCOL)
     }
 
     /// Connects to a server by TCP.
     pub(crate) fn by_tcp(address: SocketAddr, key: ClientKey, is_encrypted: bool) -> Result<Remote> {
-        Remote::connect(tcp_settings(address, key, is_encrypted), None)
+        Remote::connect(tcp_settings(address, key, is_encrypted), None, PROTOCOL)
     }
 
-    /// Connects to the present server of a store in RADOS, and later to those that replace it.
-    pub(crate) fn by_rados(pool: &str, key: ClientKey, is_encrypted: bool) -> Result<Remote> {
-        let finder = Finder::new(pool, key, is_encrypted)?;
+    /// Connects to the present server of a store in RADOS, or of one of its groups, and later to
+    /// those that replace it.
+    pub(crate) fn by_rados(finder: Finder, protocol: u32) -> Result<Remote> {
         let give_up = Instant::now() + FIND_LIMIT;
         loop {
             // A server that was just found may be dead, and another one about to replace it.
             let connected = finder.find().and_then(|settings| {
                 check_listening(&settings.server)?;
-                Remote::connect(settings, None)
+                Remote::connect(settings, None, protocol)
             });
             match connected {
                 Ok(remote) => {
@@ -79,7 +82,7 @@ impl Remote {
         }
     }
 
-    fn connect(settings: ClientSettings, directory: Option<OwnedFd>) -> Result<Remote> {
+    fn connect(settings: ClientSettings, directory: Option<OwnedFd>, protocol: u32) -> Result<Remote> {
         let name = settings.server.to_string();
         check_listening(&settings.server)?;
         let mut id = [0; 16];
@@ -97,7 +100,7 @@ impl Remote {
             _directory: directory,
         });
         // Not repeated: a server that refuses the client does so again.
-        let hello = encode(&Request::Hello { protocol: PROTOCOL });
+        let hello = encode(&Request::Hello { protocol });
         let deadline = Instant::now() + CALL_LIMIT;
         let reply = connection.begin(hello, SHORT_REPLY_BYTES, deadline).recv();
         let reply = reply.map_err(|_| connection.error(ErrorKind::Unavailable, "it is closed"))??;
@@ -105,7 +108,60 @@ impl Remote {
             Reply::Welcome { version } => connection.know(version),
             other => return Err(connection.unexpected(other)),
         }
-        Ok(Remote { connection, readers: Arc::default(), _follower: None })
+        Ok(Remote { connection, protocol, readers: Arc::default(), _follower: None })
+    }
+}
+
+/// A request that was sent.
+pub(crate) struct SentRequest {
+    connection: Arc<Connection>,
+    request: Vec<u8>,
+    reply_bytes_max: u32,
+    deadline: Instant,
+    receiver: Receiver<Result<Vec<u8>>>,
+}
+
+impl SentRequest {
+    /// Waits for the reply, and repeats the request if the connection was lost.
+    pub(crate) fn wait(self) -> Result<Reply> {
+        self.connection.finish(self.receiver, &self.request, self.reply_bytes_max, self.deadline)
+    }
+}
+
+impl Remote {
+    /// Sends a request that can be repeated.
+    pub(crate) fn send(&self, request: &Request) -> SentRequest {
+        let (connection, request) = (self.connection.clone(), encode(request));
+        let (deadline, reply_bytes_max) = (Instant::now() + connection.limit, MESSAGE_BYTES_MAX as u32);
+        let receiver = connection.begin(request.clone(), reply_bytes_max, deadline);
+        SentRequest { connection, request, reply_bytes_max, deadline, receiver }
+    }
+
+    /// Returns the snapshot that a request has begun, with its number.
+    pub(crate) fn begun(&self, reply: Reply) -> Result<(SnapshotId, Box<dyn TransactionState>)> {
+        let state = RemoteState::begun(&self.connection, reply)?;
+        Ok((state.0, Box::new(state.1)))
+    }
+
+    /// Returns the error of a request with an unexpected reply.
+    pub(crate) fn unexpected(&self, reply: Reply) -> Error {
+        self.connection.unexpected(reply)
+    }
+
+    /// Returns the latest version that the server has stated.
+    pub(crate) fn known(&self) -> Version {
+        Version(self.connection.known.load(Ordering::Relaxed))
+    }
+
+    /// Asks the server for its latest version.
+    pub(crate) fn learn_version(&self) -> Result<()> {
+        match self.send(&Request::Hello { protocol: self.protocol }).wait()? {
+            Reply::Welcome { version } => {
+                self.connection.know(version);
+                Ok(())
+            }
+            other => Err(self.unexpected(other)),
+        }
     }
 }
 

@@ -32,10 +32,16 @@ pub(super) struct RemoteState {
 impl RemoteState {
     /// Begins a snapshot.
     pub(super) fn begin(connection: &Arc<Connection>) -> Result<RemoteState> {
-        match connection.call(&Request::Begin, SHORT_REPLY_BYTES)? {
+        let reply = connection.call(&Request::Begin, SHORT_REPLY_BYTES)?;
+        Ok(RemoteState::begun(connection, reply)?.1)
+    }
+
+    /// Returns the snapshot that a request has begun, with its number.
+    pub(super) fn begun(connection: &Arc<Connection>, reply: Reply) -> Result<(SnapshotId, RemoteState)> {
+        match reply {
             Reply::Begun { snapshot, version } => {
                 connection.know(version);
-                Ok(RemoteState::new(connection, Some(snapshot), version))
+                Ok((snapshot, RemoteState::new(connection, Some(snapshot), version)))
             }
             other => Err(connection.unexpected(other)),
         }

@@ -5,11 +5,13 @@ use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
 use super::counters::{RequestKind, StoreCounters};
-use super::operation::{BlobStat, Committed, OPERATIONS_MAX, Operation, Transaction, Version};
+use super::joint::{JointReply, JointRequest};
+use super::operation::{BlobStat, Committed, OPERATIONS_MAX, Operation, SnapshotId, Transaction, Version};
 use super::refusal::Refusal;
 use crate::Failure;
 
-/// The version of the protocol. A server refuses clients of another one.
+/// The version of the protocol. A server that is not one of several groups refuses clients of
+/// another one.
 pub const PROTOCOL: u32 = 1;
 /// The largest data of one read, of one part of an upload, and of one part of a long reply, in
 /// bytes.
@@ -20,10 +22,6 @@ pub const MESSAGE_BYTES_MAX: usize = DATA_BYTES_MAX + (64 << 10);
 pub const UPLOAD_BYTES_MAX: usize = 257 << 20;
 /// The largest number of names in one reply to `List`.
 pub const NAMES_MAX: usize = 4096;
-
-/// The number of a snapshot that a client has. The server chooses it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct SnapshotId(pub u64);
 
 /// The number of an upload, which the client chooses, or of a long reply, which the server chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -52,7 +50,7 @@ pub struct ReadState {
 pub enum Request {
     /// The first request of a client. The reply is `Welcome`.
     Hello {
-        /// [`PROTOCOL`] of the client.
+        /// [`PROTOCOL`], or [`GROUP_PROTOCOL`](super::GROUP_PROTOCOL) for one of several groups.
         protocol: u32,
     },
     /// Begins a snapshot of the latest state. The reply is `Begun`.
@@ -132,6 +130,8 @@ pub enum Request {
     },
     /// Asks for the counters of the server. The reply is `Counters`.
     Counters,
+    /// Concerns joint transactions, or snapshots of several groups. The reply is `Joint` or `Done`.
+    Joint(JointRequest),
 }
 
 impl Request {
@@ -144,7 +144,9 @@ impl Request {
             Request::Commit(_) | Request::CommitUploaded(_) => RequestKind::Commit,
             Request::Begin | Request::End(_) => RequestKind::Snapshot,
             Request::Upload { .. } | Request::Discard(_) | Request::Fetch { .. } => RequestKind::Transfer,
-            Request::Hello { .. } | Request::Collect | Request::Counters => RequestKind::Other,
+            Request::Hello { .. } | Request::Collect | Request::Counters | Request::Joint(_) => {
+                RequestKind::Other
+            }
         }
     }
 }
@@ -198,6 +200,8 @@ pub enum Reply {
     Position(Option<u64>),
     /// The counters of the server.
     Counters(Box<StoreCounters>),
+    /// The reply to a `Joint` request.
+    Joint(JointReply),
 }
 
 #[cfg(test)]
@@ -206,7 +210,8 @@ mod tests {
 
     use super::*;
     use crate::blob::{
-        CellType, Conflict, FileAttributes, OperationResult, Overflow, Part, Read, Transform, TransformKind,
+        CellType, Conflict, FileAttributes, JointDecision, JointId, OperationResult, Outcome, Overflow, Part,
+        Preparation, Proof, Read, Transform, TransformKind,
     };
     use crate::{decode, encode};
 
@@ -239,7 +244,7 @@ mod tests {
             operations: operations(),
             ..Transaction::default()
         };
-        vec![
+        [
             Request::Hello { protocol: PROTOCOL },
             Request::Begin,
             Request::End(SnapshotId(u64::MAX)),
@@ -254,6 +259,38 @@ mod tests {
             Request::Fetch { reply: TransferId(2), offset: 1 << 20 },
             Request::Collect,
             Request::Counters,
+        ]
+        .into_iter()
+        .chain(joint_requests().into_iter().map(Request::Joint))
+        .collect()
+    }
+
+    const JOINT: JointId = JointId { client: 7, number: 8 };
+    const PROOF: Proof = Proof([9; 32]);
+
+    fn decision() -> JointDecision {
+        JointDecision { id: JOINT, coordinator: 1, outcome: Outcome::Aborted, proof: PROOF }
+    }
+
+    fn joint_requests() -> Vec<JointRequest> {
+        let transaction = Transaction { operations: operations(), ..Transaction::default() };
+        let participants = vec![1, 3];
+        let begun = Version(4);
+        vec![
+            JointRequest::Prepare(Preparation {
+                id: JOINT,
+                begun,
+                coordinator: 1,
+                participants: participants.clone(),
+                transaction,
+            }),
+            JointRequest::Commit { id: JOINT, participants, votes: vec![PROOF; 2] },
+            JointRequest::Resolve(JOINT),
+            JointRequest::Apply(decision()),
+            JointRequest::Forget { id: JOINT, participants: vec![3], confirmations: vec![PROOF] },
+            JointRequest::Undecided,
+            JointRequest::Compare(SnapshotId(3)),
+            JointRequest::Hold(100),
         ]
     }
 
@@ -275,6 +312,16 @@ mod tests {
             Reply::Unknown,
             Reply::Position(Some(1 << 62)),
             Reply::Counters(Box::new(StoreCounters { clients: 3, ..StoreCounters::default() })),
+            Reply::Joint(JointReply::Prepared {
+                committed: Committed { version: Version(3), results: Vec::new() },
+                vote: PROOF,
+            }),
+            Reply::Joint(JointReply::Decided { decision: decision(), unconfirmed: vec![1] }),
+            Reply::Joint(JointReply::Applied { confirmation: PROOF }),
+            Reply::Joint(JointReply::Undecided(vec![(JOINT, 1)])),
+            Reply::Joint(JointReply::Latest(true)),
+            Reply::Refused(Refusal::Locked { id: JOINT, coordinator: 1 }),
+            Reply::Refused(Refusal::Aborted),
             Reply::Failed(Failure::from(quell_vfs::ErrorKind::NotFound)),
         ]
     }

@@ -43,6 +43,10 @@ pub struct FileAttributes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Version(pub u64);
 
+/// The number of a snapshot that a client has. The server chooses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SnapshotId(pub u64);
+
 /// The identity of a transaction, which the client chooses. A commit that is repeated with the same
 /// identity has no second effect, and gets the result of the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -6,6 +6,7 @@ use quell_vfs::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
+use super::joint::JointId;
 use super::operation::{READS_MAX, Read};
 use crate::Failure;
 
@@ -52,13 +53,25 @@ pub enum Refusal {
         /// The reason.
         failure: Failure,
     },
+    /// A joint transaction that is not decided has locked data that this one uses. It can be
+    /// resolved at its coordinator.
+    Locked {
+        /// The identity of the other transaction.
+        id: JointId,
+        /// The group that decides about it.
+        coordinator: u32,
+    },
+    /// The joint transaction was aborted. Repeat it with another identity.
+    Aborted,
 }
 
 impl Refusal {
     /// Returns whether the same transaction can succeed if it is repeated from the beginning.
     pub fn is_repeatable(&self) -> bool {
         match self {
-            Refusal::Conflict(_) | Refusal::SnapshotTooOld => true,
+            Refusal::Conflict(_) | Refusal::SnapshotTooOld | Refusal::Locked { .. } | Refusal::Aborted => {
+                true
+            }
             Refusal::Failed { failure, .. } => {
                 matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::Busy)
             }
@@ -110,6 +123,10 @@ impl fmt::Display for Refusal {
                 write!(f, "operation {operation}: {failure}")
             }
             Refusal::Failed { operation: None, failure } => write!(f, "{failure}"),
+            Refusal::Locked { .. } => {
+                f.write_str("a transaction over several groups of servers has locked the data")
+            }
+            Refusal::Aborted => f.write_str("the transaction over several groups of servers was aborted"),
         }
     }
 }

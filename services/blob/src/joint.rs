@@ -1,0 +1,251 @@
+//! Joint transactions at one group of servers: the locks of those that are prepared, and the
+//! records of their outcomes. The code has no I/O but that of the tables, and no threads.
+//! docs/decisions/0035-groups-of-servers.md describes the protocol.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::blob::{
+    JOINT_BYTES_MAX, JointId, OperationResult, Outcome, Part, Preparation, Read, Refusal, Version,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::keys;
+use crate::recent::{Change, RecentChanges};
+use crate::tables::{Tables, visit_prefix};
+
+/// The largest number of joint transactions that are prepared in a group.
+pub(crate) const PREPARED_MAX: usize = 4096;
+/// The largest encoding of the record of a joint transaction that is prepared, in bytes.
+const RECORD_BYTES_MAX: usize = 8 * JOINT_BYTES_MAX;
+
+/// A step of a joint transaction.
+pub(crate) enum JointStep {
+    /// Compares its part, and locks it.
+    Prepare(Arc<Preparation>),
+    /// Commits it at the coordinator, if these are its participants.
+    Commit { id: JointId, participants: Vec<u32>, has_operations: bool },
+    /// Aborts it at the coordinator unless it is decided.
+    Resolve { id: JointId, group: u32 },
+    /// Applies the decision of its coordinator at another participant.
+    Apply { id: JointId, coordinator: u32, outcome: Outcome, has_operations: bool },
+    /// Removes the decision to commit, which these participants have confirmed.
+    Forget { id: JointId, participants: Vec<u32> },
+}
+
+/// The value of a joint transaction that is prepared.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PreparedRecord {
+    pub(crate) preparation: Preparation,
+    pub(crate) changes: Vec<Change>,
+    pub(crate) results: Vec<OperationResult>,
+    pub(crate) version: Version,
+}
+
+impl PreparedRecord {
+    /// Returns the bytes of the value.
+    pub(crate) fn encode(&self) -> std::result::Result<Vec<u8>, Refusal> {
+        let encoded = keys::encode(self);
+        match encoded.len() <= RECORD_BYTES_MAX {
+            true => Ok(encoded),
+            false => Err(invalid("its part in a group, or its results, are too large; divide it").into()),
+        }
+    }
+}
+
+/// The value of the outcome of a joint transaction.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct OutcomeRecord {
+    pub(crate) version: Version,
+    pub(crate) outcome: Outcome,
+}
+
+/// The value of a decision to commit that some participants have not confirmed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct UnconfirmedRecord {
+    pub(crate) version: Version,
+    /// The participants other than the coordinator, ascending.
+    pub(crate) participants: Vec<u32>,
+}
+
+/// The locks of a joint transaction that is prepared: exclusive ones on the parts that it changes,
+/// shared ones on those that it has read.
+pub(crate) struct JointLocks {
+    pub(crate) id: JointId,
+    pub(crate) coordinator: u32,
+    /// The names of the operations.
+    names: HashSet<Vec<u8>>,
+    changes: RecentChanges,
+    reads: Vec<Read>,
+    /// The outcome and, after a commit, the first state that contains it.
+    outcome: OnceLock<(Outcome, Version)>,
+}
+
+impl JointLocks {
+    pub(crate) fn new(preparation: &Preparation, changes: &[Change]) -> JointLocks {
+        let Preparation { id, coordinator, transaction, .. } = preparation;
+        let names = transaction.operations.iter().flat_map(|operation| operation.names());
+        JointLocks {
+            id: *id,
+            coordinator: *coordinator,
+            names: names.map(<[u8]>::to_vec).collect(),
+            changes: changes_of(changes),
+            reads: transaction.reads.clone(),
+            outcome: OnceLock::new(),
+        }
+    }
+
+    /// Returns whether a transaction that has read these parts, and changes blobs of these names,
+    /// must wait.
+    pub(crate) fn stop<'a>(&self, reads: &[Read], mut names: impl Iterator<Item = &'a [u8]>) -> bool {
+        reads.iter().any(|read| self.changes.conflict(read, Version(0)).is_some())
+            || names.any(|name| self.names.contains(name))
+    }
+
+    /// Returns whether a transaction with these changes must wait.
+    pub(crate) fn stop_changes(&self, changes: &RecentChanges) -> bool {
+        self.reads.iter().any(|read| changes.conflict(read, Version(0)).is_some())
+    }
+
+    pub(crate) fn refusal(&self) -> Refusal {
+        Refusal::Locked { id: self.id, coordinator: self.coordinator }
+    }
+
+    /// Notes the outcome. Readers of states before `version` do not see a commit.
+    pub(crate) fn end(&self, outcome: Outcome, version: Version) {
+        self.outcome.get_or_init(|| (outcome, version));
+    }
+
+    /// Returns whether a state contains everything that it must, although the transaction was
+    /// prepared and not ended when the state was the latest one.
+    ///
+    /// # Errors
+    /// [`Locked`] if the outcome is not known; `Stale` if the transaction was committed, but is not
+    /// in the state.
+    fn check(&self, state: Version) -> Result<()> {
+        match self.outcome.get() {
+            None => Err(Error { source: Some(Box::new(Locked(self.refusal()))), ..busy() }),
+            Some((Outcome::Committed, version)) if *version > state => {
+                let source = Some("a transaction over several groups was committed meanwhile".into());
+                Err(Error { source, ..Error::new(ErrorKind::Stale, "read", "snapshot") })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// The joint transactions that were prepared, and not ended, when a state was the latest one.
+pub(crate) type LocksOfState = Arc<Vec<Arc<JointLocks>>>;
+
+/// Checks that a part of a state can be read.
+///
+/// # Errors
+/// Those of [`JointLocks::check`].
+pub(crate) fn check_read(locks: &LocksOfState, state: Version, name: &[u8], part: Part) -> Result<()> {
+    if locks.is_empty() {
+        return Ok(());
+    }
+    let read = Read { name: name.to_vec(), part };
+    let of_part = locks.iter().filter(|locks| locks.changes.conflict(&read, Version(0)).is_some());
+    of_part.into_iter().try_for_each(|locks| locks.check(state))
+}
+
+/// Checks that the attributes of the blobs whose names satisfy `is_read` can be read.
+///
+/// # Errors
+/// Those of [`JointLocks::check`].
+pub(crate) fn check_names(
+    locks: &LocksOfState,
+    state: Version,
+    is_read: &dyn Fn(&[u8]) -> bool,
+) -> Result<()> {
+    let of_names = locks.iter().filter(|locks| locks.names.iter().any(|name| is_read(name)));
+    of_names.into_iter().try_for_each(|locks| locks.check(state))
+}
+
+/// The cause of the error of a read of data that a joint transaction has locked.
+#[derive(Debug)]
+pub(crate) struct Locked(pub(crate) Refusal);
+
+impl Locked {
+    /// Returns the refusal that is the cause of an error.
+    pub(crate) fn of(error: &Error) -> Option<&Refusal> {
+        error.source.as_ref()?.downcast_ref::<Locked>().map(|locked| &locked.0)
+    }
+}
+
+impl fmt::Display for Locked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Locked {}
+
+fn busy() -> Error {
+    Error::new(ErrorKind::Busy, "read", "the latest state")
+}
+
+/// Returns the error of a joint transaction that does not have its form.
+pub(crate) fn invalid(reason: &str) -> Error {
+    let source = Some(reason.to_string().into());
+    Error { source, ..Error::new(ErrorKind::InvalidInput, "commit", "transaction over several groups") }
+}
+
+/// Returns changes in a form that can be compared with reads of the state 0.
+pub(crate) fn changes_of(changes: &[Change]) -> RecentChanges {
+    let mut all = RecentChanges::new(Version(0));
+    changes.iter().for_each(|change| all.add(Version(1), change.clone()));
+    all
+}
+
+/// Returns the outcome of a joint transaction, if it is known.
+pub(crate) fn find_outcome(tables: &dyn Tables, id: JointId) -> Result<Option<OutcomeRecord>> {
+    if let Some(record) = find_unconfirmed(tables, id)? {
+        return Ok(Some(OutcomeRecord { version: record.version, outcome: Outcome::Committed }));
+    }
+    tables.get(&keys::joint_outcome(id))?.map(|value| keys::decode(&value)).transpose()
+}
+
+/// Returns the decision to commit a joint transaction that some participants have not confirmed.
+pub(crate) fn find_unconfirmed(tables: &dyn Tables, id: JointId) -> Result<Option<UnconfirmedRecord>> {
+    tables.get(&keys::joint_unconfirmed(id))?.map(|value| keys::decode(&value)).transpose()
+}
+
+/// Returns the record of a joint transaction that is prepared.
+pub(crate) fn find_prepared(tables: &dyn Tables, id: JointId) -> Result<Option<PreparedRecord>> {
+    tables.get(&keys::joint_prepared(id))?.map(|value| keys::decode(&value)).transpose()
+}
+
+/// Returns the locks of all joint transactions that are prepared.
+pub(crate) fn find_locks(tables: &dyn Tables) -> Result<Vec<Arc<JointLocks>>> {
+    let mut locks = Vec::new();
+    visit_prefix(tables, &keys::all_joint_prepared(), &mut |_, value| {
+        let record: PreparedRecord = keys::decode(value)?;
+        locks.push(Arc::new(JointLocks::new(&record.preparation, &record.changes)));
+        Ok(())
+    })?;
+    Ok(locks)
+}
+
+/// Returns the identities of the decisions to commit that are not confirmed.
+pub(crate) fn list_unconfirmed(tables: &dyn Tables) -> Result<Vec<JointId>> {
+    let mut ids = Vec::new();
+    visit_prefix(tables, &keys::all_joint_unconfirmed(), &mut |key, _| {
+        ids.push(keys::joint_of(key)?);
+        Ok(())
+    })?;
+    Ok(ids)
+}
+
+/// Returns whether a key and a value of a joint transaction have their format.
+pub(crate) fn is_entry(key: &[u8], value: &[u8]) -> bool {
+    let has_value = match key.first() {
+        first if first == keys::joint_outcomes().first() => keys::decode::<OutcomeRecord>(value).is_ok(),
+        first if first == keys::all_joint_prepared().first() => keys::decode::<PreparedRecord>(value).is_ok(),
+        _ => keys::decode::<UnconfirmedRecord>(value).is_ok(),
+    };
+    keys::joint_of(key).is_ok() && has_value
+}
