@@ -12,7 +12,7 @@ use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     GROUP_PROTOCOL, JointId, JointReply, JointRequest, Preparation, Refusal, Reply, Request, Transaction,
-    Version, group_of,
+    TransactionId, Version, group_of,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -209,7 +209,13 @@ impl Servers {
 
     /// Commits a transaction. `versions` are those of the state that it has read.
     pub(super) fn commit(&self, versions: &[Version], transaction: Transaction) -> CommitResult {
-        let split = Split::new(transaction, versions, self.count())?;
+        let mut split = Split::new(transaction, versions, self.count())?;
+        if let [(group, part)] = &mut split.parts.iter_mut().collect::<Vec<_>>()[..] {
+            // All attempts have one identity: at most one of them has an effect.
+            let (client, number) = (self.client, self.last_number.fetch_add(1, Ordering::Relaxed) + 1);
+            let begun = self.remote(**group)?.known();
+            part.transaction.id = Some(TransactionId { client, number, begun });
+        }
         let mut waits = LockWaits::new();
         loop {
             let (group, refusal) = match self.attempt(&split)? {

@@ -61,7 +61,10 @@ impl World {
             }
             State::Single => match replies.into_values().next() {
                 Some(Reply::Committed(_)) => self.end(index, Outcome::Committed),
-                Some(Reply::Refused(Refusal::Failed { .. })) => self.end(index, Outcome::Unknown),
+                // Another copy of the request can be executed when the lock is removed.
+                Some(Reply::Refused(Refusal::Failed { .. } | Refusal::Locked { .. })) => {
+                    self.end(index, Outcome::Unknown);
+                }
                 Some(Reply::Refused(_)) => self.end(index, Outcome::Refused),
                 other => panic!("{other:?}"),
             },
