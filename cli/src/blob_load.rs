@@ -16,8 +16,10 @@ const SITES: usize = 64;
 const EVENT_BYTES: usize = 200;
 /// The bytes of an entry of an index.
 const ENTRY_BYTES: usize = 16;
-/// The bytes of each site that are read.
+/// The bytes of each site that are read. Longer ranges are read from the blob of the client.
 const READ_BYTES: usize = 1 << 20;
+/// The bytes of the blob of a client that are written: the position of a write begins again there.
+const WRITE_BYTES: usize = 64 << 20;
 /// The repetitions of a transaction that conflicts. A load has no reason to give up early.
 const RETRIES: Retries = Retries {
     attempts_max: 1000,
@@ -39,7 +41,8 @@ pub enum Work {
     Update,
     /// Write --size bytes of a blob of the client.
     Write,
-    /// Read --size bytes of a site, most of them of few sites.
+    /// Read --size bytes of a site, most of them of few sites; more than 1 MiB of a blob of the
+    /// client.
     Read,
 }
 
@@ -56,11 +59,16 @@ pub struct Blobs {
 }
 
 impl Blobs {
-    /// Creates the blobs, with data for clients that read.
+    /// Creates the blobs, with data for clients that read ranges of `size_bytes`.
     ///
     /// # Errors
     /// Those of the commits.
-    pub fn create(store: &Store, prefix: String, clients: usize, works: &[Work]) -> Result<Blobs> {
+    pub fn create(
+        store: &Store,
+        prefix: String,
+        clients: usize,
+        (works, size_bytes): (&[Work], usize),
+    ) -> Result<Blobs> {
         let blobs = Blobs { prefix };
         let create = |name: String| Operation::Create { name: name.into_bytes(), may_exist: false };
         let mut operations = vec![create(blobs.total())];
@@ -81,6 +89,10 @@ impl Blobs {
             for site in 0..SITES {
                 let data: Vec<u8> = (0..READ_BYTES).map(|at| (at / EVENT_BYTES + site) as u8).collect();
                 store.append(blobs.events(site), &data)?;
+            }
+            let large = vec![7; if size_bytes > READ_BYTES { size_bytes } else { 0 }];
+            for client in (0..clients).filter(|_| !large.is_empty()) {
+                store.append(blobs.of_client(client), &large)?;
             }
         }
         Ok(blobs)
@@ -329,16 +341,17 @@ impl<'a> Client<'a> {
         result
     }
 
-    /// Writes at positions that follow each other, and begins again after 1024 writes.
+    /// Writes at positions that follow each other, and begins again after 1024 writes or 64 MiB.
     fn write(&mut self, call: u64, data: &[u8]) -> Result<()> {
-        let offset = call % 1024 * data.len().next_multiple_of(512) as u64;
+        let offset = call % 1024 * data.len().next_multiple_of(512) as u64 % WRITE_BYTES as u64;
         self.store.write(self.run.blobs.of_client(self.number), offset, data)
     }
 
     fn read(&mut self, into: &mut [u8]) -> Result<()> {
-        let site = self.site();
-        let offset = self.random() % (READ_BYTES - into.len() + 1) as u64;
-        let name = self.run.blobs.events(site);
+        let (name, offset) = match READ_BYTES.checked_sub(into.len()) {
+            Some(last) => (self.run.blobs.events(self.site()), self.random() % (last + 1) as u64),
+            None => (self.run.blobs.of_client(self.number), 0),
+        };
         let length = self.store.read(&name, offset, into)?;
         match length == into.len() {
             true => Ok(()),
@@ -355,5 +368,5 @@ fn add_by_update(transaction: &mut Transaction, name: &str) -> Result<()> {
     transaction.write(name, 0, &next.to_le_bytes())
 }
 
-/// The largest number of bytes of an operation: a larger range cannot be read from a site.
-pub const SIZE_BYTES_MAX: usize = READ_BYTES;
+/// The largest number of bytes of an operation.
+pub const SIZE_BYTES_MAX: usize = 64 << 20;

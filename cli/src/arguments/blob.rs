@@ -233,7 +233,7 @@ pub struct BlobBenchArgs {
     /// The duration of each measurement.
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub seconds: u16,
-    /// The bytes that an operation of write or read transfers, at most 1 MiB.
+    /// The bytes that an operation of write or read transfers, at most 64 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..=SIZE_BYTES_MAX as i64))]
     pub size: u32,
     /// The largest number of operations of each client in a second [default: no limit].
@@ -270,8 +270,8 @@ A store in RADOS, with two servers of which one waits for the end of the other:
   quell blob ls 'rados://blob/results?key=results.key'
 
 A store in RADOS with four groups, and two servers of which each has two of them:
-  node1$ quell blob serve ~/server --rados rados://blob/big --groups 4 --serve 0,1 --listen node1:7420
-  node2$ quell blob serve ~/server --rados rados://blob/big --groups 4 --serve 2,3 --listen node2:7420")]
+  node1$ quell blob serve ~/server --rados rados://blob --groups 4 --serve 0,1 --listen node1:7420
+  node2$ quell blob serve ~/server --rados rados://blob --groups 4 --serve 2,3 --listen node2:7420")]
 pub struct BlobServeArgs {
     /// The directory of the store.
     pub store: String,

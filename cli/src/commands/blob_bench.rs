@@ -21,7 +21,7 @@ pub fn run(args: &BlobBenchArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let clients = usize::from(args.clients) + usize::from(args.beside_clients);
     let works: Vec<Work> = args.work.iter().copied().chain(args.beside).collect();
     let prefix = format!("quell-bench-{}/", random_text()?);
-    let blobs = Blobs::create(&store, prefix, clients, &works).map_err(failure)?;
+    let blobs = Blobs::create(&store, prefix, clients, (&works, args.size as usize)).map_err(failure)?;
     let measured = measure(args, &store, &blobs, &interrupted, quiet);
     // The blobs are removed also after a failure.
     let deleted = blobs.delete(&store).map_err(failure);
