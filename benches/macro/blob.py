@@ -31,7 +31,7 @@ READ_BYTES = 800
 RATE = 100
 # The numbers of clients that read and of clients that write, 40 in total.
 SHARES = ((38, 2), (30, 10), (20, 20), (10, 30), (2, 38))
-BULK = (64 << 10, 1 << 20)
+BULK = (1 << 20, 64 << 20)
 COUNTER_CLIENTS = 16
 RECOVERIES = 5
 RECOVERY_S = 5
@@ -249,7 +249,7 @@ class Blob:
         for size in BULK:
             for work in ("write", "read"):
                 direct, covered = self.pair(baseline, store, work, 8, size)
-                self.add(f"blob in RADOS, 8 clients, {size >> 10} KiB: {work}", "MiB/s", *(rate * size / 2**20 for rate in (direct, covered)),
+                self.add(f"blob in RADOS, 8 clients, {size >> 20} MiB: {work}", "MiB/s", *(rate * size / 2**20 for rate in (direct, covered)),
                          "at least 0.9", covered >= 0.9 * direct, note="direct: RADOS alone")
 
     def recovery(self, server, store):

@@ -26,7 +26,7 @@
 #include <unistd.h>
 #include <zookeeper/zookeeper.h>
 
-enum { SITES = 64, EVENT_BYTES = 200, ENTRY_BYTES = 16, READ_BYTES = 1 << 20, CLIENTS_MAX = 1024, PATH_BYTES = 128 };
+enum { SITES = 64, EVENT_BYTES = 200, ENTRY_BYTES = 16, READ_BYTES = 1 << 20, WRITE_BYTES = 64 << 20, CLIENTS_MAX = 1024, PATH_BYTES = 128 };
 
 static rados_ioctx_t objects;
 static zhandle_t *connections[CLIENTS_MAX / 8 + 1];
@@ -191,8 +191,13 @@ static void add_event(struct client *client) {
 
 static void read_range(struct client *client, char *into) {
     char name[32];
-    snprintf(name, sizeof name, "events.%d", random_site(client));
-    uint64_t offset = random_number(client) % (READ_BYTES - size + 1);
+    uint64_t offset = 0;
+    /* The client has written its object before. */
+    snprintf(name, sizeof name, "client.%d", client->number);
+    if (size <= READ_BYTES) {
+        snprintf(name, sizeof name, "events.%d", random_site(client));
+        offset = random_number(client) % (READ_BYTES - size + 1);
+    }
     int length = rados_read(objects, name, into, size, offset);
     must(length, "read");
     if ((size_t)length != size)
@@ -204,7 +209,7 @@ static void write_range(struct client *client, const char *from) {
     snprintf(name, sizeof name, "client.%d", client->number);
     uint64_t offset = client->count % 1024 * ((size + 511) / 512 * 512);
     /* RADOS refuses objects larger than 128 MiB by default. */
-    must(rados_write(objects, name, from, size, offset % (64 << 20)), "write");
+    must(rados_write(objects, name, from, size, offset % WRITE_BYTES), "write");
 }
 
 static void *run_client(void *argument) {
@@ -304,7 +309,7 @@ int main(int argc, char **argv) {
     int seconds = atoi(argv[6]);
     size = (size_t)atol(argv[7]);
     interval_us = argc == 11 ? 1000000 / (uint64_t)(atoi(argv[10]) > 0 ? atoi(argv[10]) : 1) : 0;
-    if (count < 1 || beside < 0 || count + beside > CLIENTS_MAX || seconds < 1 || size < 1 || size > READ_BYTES)
+    if (count < 1 || beside < 0 || count + beside > CLIENTS_MAX || seconds < 1 || size < 1 || size > WRITE_BYTES)
         fail("a number is out of range");
     rados_t cluster;
     must(rados_create(&cluster, NULL), "rados_create");
