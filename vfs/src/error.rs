@@ -81,6 +81,7 @@ pub mod errno {
     pub const EFBIG: i32 = 27;
     pub const ENOSPC: i32 = 28;
     pub const EROFS: i32 = 30;
+    pub const EMLINK: i32 = 31;
     pub const EPIPE: i32 = 32;
     pub const ERANGE: i32 = 34;
     pub const ENAMETOOLONG: i32 = 36;

@@ -1,0 +1,48 @@
+//! The interface between the rules of a name space and the place where its entries are stored.
+
+use quell_vfs::Result;
+
+use crate::entry::Entry;
+use crate::key::Key;
+
+/// A change of one key: the new entry, or `None` to remove it.
+pub type KeyChange = (Key, Option<Entry>);
+
+/// The entries of a name space. The master image of a primary server and the private name space of
+/// a batch implement it, so both have the same rules ([`crate::Names`]).
+pub trait Entries {
+    /// Whether several clients use the name space at the same time. Then the inode of a file stays
+    /// in one place after the first rename, so that a client finds it when another one renames it.
+    const IS_SHARED: bool;
+
+    /// Returns the entry of a key.
+    ///
+    /// # Errors
+    /// `Damaged`, and the errors of read(2).
+    fn get(&self, key: &Key) -> Result<Option<Entry>>;
+
+    /// Passes the names of a directory after `after`, in their order, to `visit`, until it returns
+    /// false. The inode of the directory itself, at the empty name, is not passed.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()>;
+
+    /// Applies changes atomically.
+    ///
+    /// # Errors
+    /// `NoSpace`, and the errors of write(2); then nothing was changed.
+    fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()>;
+
+    /// Returns an inode number that no other entry has had.
+    ///
+    /// # Errors
+    /// `NoSpace` if the range of numbers is used up.
+    fn new_inode(&mut self) -> Result<u64>;
+
+    /// Waits until all changes survive a power failure.
+    ///
+    /// # Errors
+    /// Those of fsync(2); then each later change fails.
+    fn sync(&mut self) -> Result<()>;
+}

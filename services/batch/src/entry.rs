@@ -1,0 +1,186 @@
+//! The values of a name space: inodes and the names that refer to them.
+
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, Time};
+use serde::{Deserialize, Serialize};
+
+/// The inode number of the root directory.
+pub const ROOT: u64 = 0;
+/// The directory whose entries are the inodes of files with several names. It has no name itself.
+pub(crate) const LINKED: u64 = 1;
+/// The smallest inode number that a new entry can have.
+pub(crate) const FIRST_INODE: u64 = 2;
+/// The largest content that is stored in an inode, in bytes. A larger one is a file of the store.
+pub const INLINE_BYTES_MAX: usize = 64 << 10;
+
+/// A value of a name space.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Entry {
+    /// An inode: of a file with one name, at that name; of a directory, at the empty name in the
+    /// directory itself; of a file with several names, in the directory of linked inodes.
+    Inode(Inode),
+    /// The name of a directory.
+    Dir {
+        /// The inode number of the directory.
+        inode: u64,
+    },
+    /// A name of a file that has several.
+    Link {
+        /// The inode number of the file.
+        inode: u64,
+        /// The type bits of `st_mode`.
+        type_bits: u32,
+    },
+}
+
+/// The attributes and the content of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    /// The inode number.
+    pub number: u64,
+    /// `st_mode`: the kind and the permissions.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// The number of names; of a directory, the number of its subdirectories and 2.
+    pub links: u32,
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// The time of the last change of the content.
+    pub modified: Timestamp,
+    /// The time of the last change of the content or the attributes.
+    pub changed: Timestamp,
+    /// The content.
+    pub content: Content,
+    /// The extended attributes, in the order of their names.
+    pub xattrs: Vec<Xattr>,
+}
+
+/// A point in time, as `stat` reports it: seconds since 1970 and nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Timestamp(pub i64, pub u32);
+
+impl From<Time> for Timestamp {
+    fn from(time: Time) -> Timestamp {
+        Timestamp(time.seconds, time.nanoseconds)
+    }
+}
+
+impl From<Timestamp> for Time {
+    fn from(Timestamp(seconds, nanoseconds): Timestamp) -> Time {
+        Time { seconds, nanoseconds }
+    }
+}
+
+/// One extended attribute.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Xattr {
+    /// The name with its prefix, for example `user.author`.
+    #[serde(with = "serde_bytes")]
+    pub name: Vec<u8>,
+    /// The value.
+    #[serde(with = "serde_bytes")]
+    pub value: Vec<u8>,
+}
+
+/// The content of an inode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Content {
+    /// No bytes: zeros up to the size of the file.
+    Empty,
+    /// The first bytes of a file, at most [`INLINE_BYTES_MAX`]; zeros follow up to its size.
+    Inline(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// A file of the store, which the batch `batch` has written; 0 is the primary server.
+    File {
+        /// The number of the batch.
+        batch: u64,
+    },
+    /// The target of a symbolic link.
+    Target(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// The directory that contains this directory, and the name there.
+    Parent {
+        /// The inode number of the containing directory.
+        dir: u64,
+        /// The name; empty for the root.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+}
+
+impl Inode {
+    /// Returns the kind of the node.
+    ///
+    /// # Errors
+    /// `Damaged` if the mode has none.
+    pub fn kind(&self) -> Result<Kind> {
+        Kind::from_mode(self.mode).ok_or_else(|| damaged("the type of a file"))
+    }
+
+    /// Returns the attributes as the contract has them.
+    ///
+    /// # Errors
+    /// `Damaged` if the mode has no kind.
+    pub fn attributes(&self) -> Result<Attributes> {
+        let kind = self.kind()?;
+        Ok(Attributes {
+            node: NodeId(self.number),
+            kind,
+            permissions: self.mode & 0o7777,
+            uid: self.uid,
+            gid: self.gid,
+            nlink: self.links,
+            rdev: 0,
+            size_bytes: self.size_bytes,
+            blocks: self.size_bytes.div_ceil(512),
+            modified: self.modified.into(),
+            changed: self.changed.into(),
+        })
+    }
+}
+
+impl Entry {
+    /// Encodes the entry for a table or the key-value store.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("an entry has no value that postcard refuses")
+    }
+
+    /// Decodes an entry.
+    ///
+    /// # Errors
+    /// `Damaged` if the bytes are no entry.
+    pub fn decode(bytes: &[u8]) -> Result<Entry> {
+        match postcard::take_from_bytes(bytes) {
+            Ok((entry, [])) => Ok(entry),
+            _ => Err(damaged("an entry")),
+        }
+    }
+
+    /// Returns the number of the inode that this entry is, or refers to.
+    pub fn inode_number(&self) -> u64 {
+        match self {
+            Entry::Inode(inode) => inode.number,
+            Entry::Dir { inode } | Entry::Link { inode, .. } => *inode,
+        }
+    }
+
+    /// Returns the kind of the node.
+    ///
+    /// # Errors
+    /// `Damaged` if the mode has none.
+    pub fn kind(&self) -> Result<Kind> {
+        match self {
+            Entry::Inode(inode) => inode.kind(),
+            Entry::Dir { .. } => Ok(Kind::Dir),
+            Entry::Link { type_bits, .. } => {
+                Kind::from_mode(*type_bits).ok_or_else(|| damaged("the type of a link"))
+            }
+        }
+    }
+}
+
+/// Returns the error for bytes that do not have their format.
+pub(crate) fn damaged(part: &'static str) -> Error {
+    let source = Some(format!("{part} does not have its format").into());
+    Error { source, ..Error::new(ErrorKind::Damaged, "read the name space", "") }
+}

@@ -1,0 +1,100 @@
+//! The interface of a name space for its frontends: the master image in this process, a primary
+//! server on another node, or the private name space of a batch.
+
+use std::sync::RwLock;
+
+use quell_threads::{read_lock, write_lock};
+use quell_vfs::{Kind, NewEntry, Rename, Result, Time};
+
+use crate::change::InodeChange;
+use crate::entries::Entries;
+use crate::entry::Inode;
+use crate::names::{Found, Names, NewNode, Place, Removed};
+
+/// The operations of a name space, as [`Names`] describes them. All methods may be called by
+/// several threads at the same time; each is atomic.
+pub trait NameSpace: Send + Sync {
+    /// See [`Names::lookup`].
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>>;
+    /// See [`Names::inode`].
+    fn inode(&self, place: &Place) -> Result<Inode>;
+    /// See [`Names::parent`].
+    fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)>;
+    /// See [`Names::list`]. `visit` must not call the name space.
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()>;
+    /// See [`Names::create`].
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found>;
+    /// See [`Names::link`].
+    fn link(&self, place: &Place, dir: u64, name: &[u8], now: Time) -> Result<Found>;
+    /// See [`Names::remove`].
+    fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed>;
+    /// See [`Names::remove_dir`].
+    fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed>;
+    /// See [`Names::rename`].
+    fn rename(
+        &self,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        mode: Rename,
+        now: Time,
+    ) -> Result<Option<Removed>>;
+    /// See [`Names::change`].
+    fn change(&self, place: &Place, change: &InodeChange, now: Time) -> Result<Inode>;
+    /// Waits until all changes that have returned survive a power failure.
+    ///
+    /// # Errors
+    /// Those of fsync(2); then each later change fails.
+    fn sync(&self) -> Result<()>;
+}
+
+impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+        read_lock(self).lookup(dir, name)
+    }
+
+    fn inode(&self, place: &Place) -> Result<Inode> {
+        read_lock(self).inode(place)
+    }
+
+    fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
+        read_lock(self).parent(dir)
+    }
+
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
+        read_lock(self).list(dir, after, visit)
+    }
+
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+        write_lock(self).create(dir, name, node, new, now)
+    }
+
+    fn link(&self, place: &Place, dir: u64, name: &[u8], now: Time) -> Result<Found> {
+        write_lock(self).link(place, dir, name, now)
+    }
+
+    fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        write_lock(self).remove(dir, name, now)
+    }
+
+    fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        write_lock(self).remove_dir(dir, name, now)
+    }
+
+    fn rename(
+        &self,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        mode: Rename,
+        now: Time,
+    ) -> Result<Option<Removed>> {
+        write_lock(self).rename(from, to, mode, now)
+    }
+
+    fn change(&self, place: &Place, change: &InodeChange, now: Time) -> Result<Inode> {
+        write_lock(self).change(place, change, now)
+    }
+
+    fn sync(&self) -> Result<()> {
+        write_lock(self).0.sync()
+    }
+}

@@ -1,0 +1,609 @@
+//! The rules of a name space: look-ups, creations, removals, renames and links, as POSIX defines
+//! them. They read entries and compute the changes; [`Entries`] stores them.
+//!
+//! The primary server applies these rules to the master image, a private name space applies them to
+//! its own changes over a snapshot (BatchFS, section II-C: the private server reuses the logic of
+//! the primary server).
+
+use quell_vfs::{Error, ErrorKind, Kind, NAME_BYTES_MAX, NewEntry, Rename, Result, Time, check_name, errno};
+
+use crate::change::InodeChange;
+use crate::entries::{Entries, KeyChange};
+use crate::entry::{Content, Entry, Inode, LINKED, ROOT, Timestamp, damaged};
+use crate::key::Key;
+
+/// The largest number of names of a file.
+const LINKS_MAX: u32 = 65_000;
+/// The largest number of directories between the root and an entry.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// The place where the inode of a node is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In the directory with this inode number itself.
+    Dir(u64),
+    /// At this name of a directory: a node with one name, other than a directory.
+    Name {
+        /// The inode number of the directory.
+        dir: u64,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// Among the inodes of files that have several names, or that were renamed.
+    Linked(u64),
+}
+
+impl Place {
+    fn key(&self) -> Key {
+        match self {
+            Place::Dir(dir) => Key::of_dir(*dir),
+            Place::Name { dir, name } => Key::of_name(*dir, name),
+            Place::Linked(inode) => Key::of_linked(*inode),
+        }
+    }
+}
+
+/// A node that was found or created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The place of its inode.
+    pub place: Place,
+    /// The inode.
+    pub inode: Inode,
+}
+
+/// A node with one name less.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removed {
+    /// The inode after the removal. `links` is 0 if no name is left.
+    pub inode: Inode,
+    /// The place of the inode if it has names left.
+    pub place: Option<Place>,
+}
+
+/// The kind and the content of a new node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NewNode {
+    /// An empty regular file.
+    File,
+    /// An empty directory.
+    Dir,
+    /// A symbolic link to this target.
+    Symlink(Vec<u8>),
+}
+
+/// A name space with the rules of POSIX, over entries that are stored elsewhere.
+#[derive(Debug)]
+pub struct Names<E>(pub E);
+
+impl<E: Entries> Names<E> {
+    /// Returns the root directory of a new name space, which `apply` must store first.
+    pub fn new_root(new: NewEntry, now: Time) -> KeyChange {
+        let content = Content::Parent { dir: ROOT, name: Vec::new() };
+        let inode = Inode { links: 2, ..new_inode(ROOT, Kind::Dir, new, content, now) };
+        (Key::of_dir(ROOT), Some(Entry::Inode(inode)))
+    }
+
+    /// Returns the node of a name, or `None` if there is no such name.
+    ///
+    /// # Errors
+    /// `NotADirectory` if `dir` is none (any more); `NameTooLong`.
+    pub fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
+        }
+        if check_name(name).is_err() {
+            return Ok(None);
+        }
+        match self.0.get(&Key::of_name(dir, name))? {
+            Some(entry) => self.found(dir, name, entry).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the inode of a place. It may be another node than before, if another client has
+    /// removed or renamed the name of the place: then the inode has another number, and the node,
+    /// if it still exists, is in the place [`Place::Linked`].
+    ///
+    /// # Errors
+    /// `Stale` if there is none.
+    pub fn inode(&self, place: &Place) -> Result<Inode> {
+        match self.0.get(&place.key())? {
+            Some(Entry::Inode(inode)) => Ok(inode),
+            _ => Err(Error::new(ErrorKind::Stale, "read the attributes of", "")),
+        }
+    }
+
+    /// Returns the directory that contains a directory, and its name there.
+    ///
+    /// # Errors
+    /// `Stale` if the directory was removed.
+    pub fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
+        match self.inode(&Place::Dir(dir))?.content {
+            Content::Parent { dir, name } => Ok((dir, name)),
+            _ => Err(damaged("a directory")),
+        }
+    }
+
+    /// Passes the names of a directory after `after` to `visit`, in their order, with their inode
+    /// numbers and kinds, until it returns false.
+    ///
+    /// # Errors
+    /// Those of the stored entries.
+    pub fn list(
+        &self,
+        dir: u64,
+        after: &[u8],
+        visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool,
+    ) -> Result<()> {
+        let mut failure = None;
+        self.0.list(dir, after, &mut |name, entry| match entry.kind() {
+            Ok(kind) => visit(name, entry.inode_number(), kind),
+            Err(error) => {
+                failure = Some(error);
+                false
+            }
+        })?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Creates a node.
+    ///
+    /// # Errors
+    /// `Exists`; `NotFound` if the directory was removed; those of `apply`.
+    pub fn create(
+        &mut self,
+        dir: u64,
+        name: &[u8],
+        node: NewNode,
+        new: NewEntry,
+        now: Time,
+    ) -> Result<Found> {
+        check_name(name)?;
+        let mut parent = self.dir(dir, name)?;
+        let key = Key::of_name(dir, name);
+        if self.0.get(&key)?.is_some() {
+            return Err(Error::new(ErrorKind::Exists, "create", name));
+        }
+        let new = inherit(new, &parent, matches!(node, NewNode::Dir));
+        let number = self.0.new_inode()?;
+        let (inode, place) = match node {
+            NewNode::File => (new_inode(number, Kind::File, new, Content::Empty, now), None),
+            NewNode::Dir => {
+                let content = Content::Parent { dir, name: name.to_vec() };
+                (new_inode(number, Kind::Dir, new, content, now), Some(Place::Dir(number)))
+            }
+            NewNode::Symlink(target) => {
+                let size_bytes = target.len() as u64;
+                let inode = new_inode(number, Kind::Symlink, new, Content::Target(target), now);
+                (Inode { size_bytes, mode: Kind::Symlink.mode_bits() | 0o777, ..inode }, None)
+            }
+        };
+        let mut changes = Vec::with_capacity(3);
+        match &place {
+            Some(place) => {
+                parent.links += 1;
+                changes.push((key, Some(Entry::Dir { inode: number })));
+                changes.push((place.key(), Some(Entry::Inode(inode.clone()))));
+            }
+            None => changes.push((key, Some(Entry::Inode(inode.clone())))),
+        }
+        changes.push(touched(dir, parent, now));
+        self.0.apply(changes)?;
+        let place = place.unwrap_or_else(|| Place::Name { dir, name: name.to_vec() });
+        Ok(Found { place, inode })
+    }
+
+    /// Gives a file another name, and returns it at its new place.
+    ///
+    /// # Errors
+    /// `Exists`; `Os(EPERM)` for a directory; `Os(EMLINK)` for a file with 65,000 names; `Stale` if
+    /// the file was removed.
+    pub fn link(&mut self, place: &Place, dir: u64, name: &[u8], now: Time) -> Result<Found> {
+        check_name(name)?;
+        let mut inode = self.inode(place)?;
+        if inode.kind()? == Kind::Dir {
+            return Err(Error::new(ErrorKind::Os(errno::EPERM), "link", name));
+        }
+        if inode.links >= LINKS_MAX {
+            return Err(Error::new(ErrorKind::Os(errno::EMLINK), "link", name));
+        }
+        let parent = self.dir(dir, name)?;
+        let key = Key::of_name(dir, name);
+        if self.0.get(&key)?.is_some() {
+            return Err(Error::new(ErrorKind::Exists, "link", name));
+        }
+        inode.links += 1;
+        inode.changed = now.into();
+        let link = Entry::Link { inode: inode.number, type_bits: inode.kind()?.mode_bits() };
+        let new_place = Place::Linked(inode.number);
+        let mut changes = vec![(key, Some(link.clone())), touched(dir, parent, now)];
+        if let Place::Name { .. } = place {
+            changes.push((place.key(), Some(link)));
+        }
+        changes.push((new_place.key(), Some(Entry::Inode(inode.clone()))));
+        self.0.apply(changes)?;
+        Ok(Found { place: new_place, inode })
+    }
+
+    /// Removes a name that is not of a directory.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsADirectory`.
+    pub fn remove(&mut self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        let entry = self.existing(dir, name, "remove")?;
+        if let Entry::Dir { .. } = entry {
+            return Err(Error::new(ErrorKind::IsADirectory, "remove", name));
+        }
+        let parent = self.dir(dir, name)?;
+        let (removed, mut changes) = self.without_name(dir, name, entry, now)?;
+        changes.push(touched(dir, parent, now));
+        self.0.apply(changes)?;
+        Ok(removed)
+    }
+
+    /// Removes an empty directory, and returns its inode.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotADirectory`, `NotEmpty`.
+    pub fn remove_dir(&mut self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        let Entry::Dir { inode } = self.existing(dir, name, "remove")? else {
+            return Err(Error::new(ErrorKind::NotADirectory, "remove", name));
+        };
+        self.check_empty(inode, name)?;
+        let mut parent = self.dir(dir, name)?;
+        parent.links = parent.links.saturating_sub(1);
+        let mut gone = self.inode(&Place::Dir(inode))?;
+        (gone.links, gone.changed) = (0, now.into());
+        let changes =
+            vec![(Key::of_name(dir, name), None), (Key::of_dir(inode), None), touched(dir, parent, now)];
+        self.0.apply(changes)?;
+        Ok(Removed { inode: gone, place: None })
+    }
+
+    /// Renames an entry, and returns the node whose name it has replaced.
+    ///
+    /// # Errors
+    /// As for [`Writable::rename`](quell_vfs::Writable::rename).
+    pub fn rename(
+        &mut self,
+        (from_dir, from): (u64, &[u8]),
+        (to_dir, to): (u64, &[u8]),
+        mode: Rename,
+        now: Time,
+    ) -> Result<Option<Removed>> {
+        check_name(to)?;
+        let moved = self.existing(from_dir, from, "rename")?;
+        let mut old_parent = self.dir(from_dir, from)?;
+        let mut new_parent = self.dir(to_dir, to)?;
+        let target = self.0.get(&Key::of_name(to_dir, to))?;
+        match (&target, mode) {
+            (Some(_), Rename::Keep) => return Err(Error::new(ErrorKind::Exists, "rename", to)),
+            (None, Rename::Exchange) => return Err(Error::new(ErrorKind::NotFound, "rename", to)),
+            _ => {}
+        }
+        if target.as_ref().is_some_and(|target| target.inode_number() == moved.inode_number()) {
+            return Ok(None);
+        }
+        if let Entry::Dir { inode } = moved {
+            self.check_not_below(inode, to_dir, to)?;
+        }
+        let mut changes = Vec::with_capacity(6);
+        let mut replaced = None;
+        let mut back = None;
+        match target {
+            Some(target) if mode == Rename::Exchange => {
+                if let Entry::Dir { inode } = target {
+                    self.check_not_below(inode, from_dir, from)?;
+                }
+                back = Some(target);
+            }
+            Some(target) => {
+                let (gone, removal) = self.replaced(&moved, (to_dir, to), target, now)?;
+                if gone.inode.kind()? == Kind::Dir {
+                    new_parent.links = new_parent.links.saturating_sub(1);
+                }
+                changes.extend(removal);
+                replaced = Some(gone);
+            }
+            None => {}
+        }
+        let dirs = |entry: Option<&Entry>| u32::from(matches!(entry, Some(Entry::Dir { .. })));
+        let (leave, come) = (dirs(Some(&moved)), dirs(back.as_ref()));
+        if from_dir != to_dir {
+            old_parent.links = (old_parent.links + come).saturating_sub(leave);
+            new_parent.links = (new_parent.links + leave).saturating_sub(come);
+        }
+        changes.extend(self.moved_to(moved, (to_dir, to), now)?);
+        match back {
+            Some(back) => changes.extend(self.moved_to(back, (from_dir, from), now)?),
+            None => changes.push((Key::of_name(from_dir, from), None)),
+        }
+        if from_dir != to_dir {
+            changes.push(touched(from_dir, old_parent, now));
+        }
+        changes.push(touched(to_dir, new_parent, now));
+        self.0.apply(changes)?;
+        Ok(replaced)
+    }
+
+    /// Changes the inode of a place, and returns the changed one.
+    ///
+    /// # Errors
+    /// `Stale` if the node was removed; those of [`InodeChange::apply`].
+    pub fn change(&mut self, place: &Place, change: &InodeChange, now: Time) -> Result<Inode> {
+        let mut inode = self.inode(place)?;
+        change.apply(&mut inode, now)?;
+        self.0.apply(vec![(place.key(), Some(Entry::Inode(inode.clone())))])?;
+        Ok(inode)
+    }
+
+    fn found(&self, dir: u64, name: &[u8], entry: Entry) -> Result<Found> {
+        let place = match entry {
+            Entry::Inode(inode) => {
+                return Ok(Found { place: Place::Name { dir, name: name.to_vec() }, inode });
+            }
+            Entry::Dir { inode } => Place::Dir(inode),
+            Entry::Link { inode, .. } => Place::Linked(inode),
+        };
+        let inode = self.inode(&place)?;
+        Ok(Found { place, inode })
+    }
+
+    /// Returns the inode of a directory in which an entry is changed. Errors: `NotFound` if it was
+    /// removed.
+    fn dir(&self, dir: u64, name: &[u8]) -> Result<Inode> {
+        match self.0.get(&Key::of_dir(dir))? {
+            Some(Entry::Inode(inode)) if dir != LINKED => Ok(inode),
+            _ => Err(Error::new(ErrorKind::NotFound, "find the directory of", name)),
+        }
+    }
+
+    fn existing(&self, dir: u64, name: &[u8], operation: &'static str) -> Result<Entry> {
+        check_name(name)?;
+        let entry = self.0.get(&Key::of_name(dir, name))?;
+        entry.ok_or_else(|| Error::new(ErrorKind::NotFound, operation, name))
+    }
+
+    fn check_empty(&self, dir: u64, name: &[u8]) -> Result<()> {
+        let mut is_empty = true;
+        self.0.list(dir, b"", &mut |_, _| {
+            is_empty = false;
+            false
+        })?;
+        match is_empty {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::NotEmpty, "remove", name)),
+        }
+    }
+
+    /// Checks that a directory is neither `dir` nor above it.
+    fn check_not_below(&self, moved: u64, mut dir: u64, name: &[u8]) -> Result<()> {
+        for _ in 0..DEPTH_MAX {
+            if dir == moved {
+                return Err(Error::new(ErrorKind::InvalidInput, "move a directory below itself as", name));
+            }
+            if dir == ROOT {
+                return Ok(());
+            }
+            dir = self.parent(dir)?.0;
+        }
+        Err(damaged("the path of a directory"))
+    }
+
+    /// Returns the changes that remove a name of a node other than a directory.
+    fn without_name(
+        &self,
+        dir: u64,
+        name: &[u8],
+        entry: Entry,
+        now: Time,
+    ) -> Result<(Removed, Vec<KeyChange>)> {
+        let Found { place, mut inode } = self.found(dir, name, entry)?;
+        inode.links = inode.links.saturating_sub(1);
+        inode.changed = now.into();
+        let mut changes = vec![(Key::of_name(dir, name), None)];
+        let mut left = None;
+        if let Place::Linked(_) = place {
+            // The inode stays in its place when one name is left, so that no search for that name
+            // is needed.
+            let rest = (inode.links > 0).then(|| Entry::Inode(inode.clone()));
+            left = rest.is_some().then(|| place.clone());
+            changes.push((place.key(), rest));
+        }
+        Ok((Removed { inode, place: left }, changes))
+    }
+
+    /// Returns the changes that remove the entry that a rename replaces.
+    fn replaced(
+        &self,
+        moved: &Entry,
+        (dir, name): (u64, &[u8]),
+        target: Entry,
+        now: Time,
+    ) -> Result<(Removed, Vec<KeyChange>)> {
+        match (moved, &target) {
+            (Entry::Dir { .. }, Entry::Dir { inode }) => {
+                self.check_empty(*inode, name)?;
+                let mut gone = self.inode(&Place::Dir(*inode))?;
+                (gone.links, gone.changed) = (0, now.into());
+                Ok((Removed { inode: gone, place: None }, vec![(Key::of_dir(*inode), None)]))
+            }
+            (Entry::Dir { .. }, _) => Err(Error::new(ErrorKind::NotADirectory, "rename", name)),
+            (_, Entry::Dir { .. }) => Err(Error::new(ErrorKind::IsADirectory, "rename", name)),
+            _ => {
+                let (removed, mut changes) = self.without_name(dir, name, target, now)?;
+                changes.remove(0); // the name itself gets its new entry
+                Ok((removed, changes))
+            }
+        }
+    }
+
+    /// Returns the changes that store a moved entry at its new name.
+    fn moved_to(&self, entry: Entry, (dir, name): (u64, &[u8]), now: Time) -> Result<Vec<KeyChange>> {
+        let changed = Timestamp::from(now);
+        let mut changes = Vec::with_capacity(2);
+        let entry = match entry {
+            Entry::Inode(inode) if E::IS_SHARED => {
+                let link = Entry::Link { inode: inode.number, type_bits: inode.kind()?.mode_bits() };
+                let inode = Inode { changed, ..inode };
+                changes.push((Key::of_linked(inode.number), Some(Entry::Inode(inode))));
+                link
+            }
+            Entry::Inode(inode) => Entry::Inode(Inode { changed, ..inode }),
+            Entry::Dir { inode: number } => {
+                let inode = self.inode(&Place::Dir(number))?;
+                let content = Content::Parent { dir, name: name.to_vec() };
+                let inode = Inode { changed, content, ..inode };
+                changes.push((Key::of_dir(number), Some(Entry::Inode(inode))));
+                entry
+            }
+            Entry::Link { inode: number, .. } => {
+                let inode = Inode { changed, ..self.inode(&Place::Linked(number))? };
+                changes.push((Key::of_linked(number), Some(Entry::Inode(inode))));
+                entry
+            }
+        };
+        changes.push((Key::of_name(dir, name), Some(entry)));
+        Ok(changes)
+    }
+}
+
+/// Returns the attributes of a new entry, of which its directory determines some.
+fn inherit(new: NewEntry, parent: &Inode, is_dir: bool) -> NewEntry {
+    const SET_GROUP_ID: u32 = 0o2000;
+    if parent.mode & SET_GROUP_ID == 0 {
+        return new;
+    }
+    let bit = if is_dir { SET_GROUP_ID } else { 0 };
+    NewEntry { permissions: new.permissions | bit, gid: parent.gid, ..new }
+}
+
+fn new_inode(number: u64, kind: Kind, new: NewEntry, content: Content, now: Time) -> Inode {
+    Inode {
+        number,
+        mode: kind.mode_bits() | new.permissions & 0o7777,
+        uid: new.uid,
+        gid: new.gid,
+        links: if kind == Kind::Dir { 2 } else { 1 },
+        size_bytes: 0,
+        modified: now.into(),
+        changed: now.into(),
+        content,
+        xattrs: Vec::new(),
+    }
+}
+
+/// Returns the change that stores a directory whose names have changed.
+fn touched(dir: u64, inode: Inode, now: Time) -> KeyChange {
+    let inode = Inode { modified: now.into(), changed: now.into(), ..inode };
+    (Key::of_dir(dir), Some(Entry::Inode(inode)))
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_vfs::ErrorKind;
+
+    use super::*;
+    use crate::change::XattrChange;
+    use crate::memory::MemoryEntries;
+
+    const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 1, gid: 2 };
+    const NOW: Time = Time { seconds: 5, nanoseconds: 6 };
+
+    fn names() -> Names<MemoryEntries> {
+        MemoryEntries::new(NEW, NOW)
+    }
+
+    fn make_dir(names: &mut Names<MemoryEntries>, dir: u64, name: &[u8]) -> u64 {
+        names.create(dir, name, NewNode::Dir, NEW, NOW).unwrap().inode.number
+    }
+
+    fn links(names: &Names<MemoryEntries>, dir: u64) -> u32 {
+        names.inode(&Place::Dir(dir)).unwrap().links
+    }
+
+    #[test]
+    fn directories_count_their_subdirectories() {
+        let mut names = names();
+        let (a, b) = (make_dir(&mut names, ROOT, b"a"), make_dir(&mut names, ROOT, b"b"));
+        let sub = make_dir(&mut names, a, b"sub");
+        let file = names.create(b, b"file", NewNode::File, NEW, NOW).unwrap();
+        assert_eq!([ROOT, a, b, sub].map(|dir| links(&names, dir)), [4, 3, 2, 2]);
+        names.rename((a, b"sub"), (b, b"sub"), Rename::Keep, NOW).unwrap();
+        assert_eq!([ROOT, a, b, sub].map(|dir| links(&names, dir)), [4, 2, 3, 2]);
+        assert_eq!(names.parent(sub).unwrap(), (b, b"sub".to_vec()));
+        // A directory and a file exchange their names, in one directory and between two.
+        names.rename((b, b"sub"), (b, b"file"), Rename::Exchange, NOW).unwrap();
+        assert_eq!(links(&names, b), 3);
+        names.create(a, b"file", NewNode::File, NEW, NOW).unwrap();
+        names.rename((a, b"file"), (b, b"file"), Rename::Exchange, NOW).unwrap();
+        assert_eq!([ROOT, a, b, sub].map(|dir| links(&names, dir)), [4, 3, 2, 2]);
+        assert_eq!(names.inode(&Place::Linked(file.inode.number)).unwrap().number, file.inode.number);
+        // An empty directory replaces another one.
+        names.rename((ROOT, b"b"), (a, b"other"), Rename::Replace, NOW).unwrap();
+        assert_eq!([ROOT, a].map(|dir| links(&names, dir)), [3, 4]);
+        let empty = make_dir(&mut names, ROOT, b"empty");
+        let replaced = names.rename((a, b"file"), (ROOT, b"empty"), Rename::Replace, NOW).unwrap();
+        assert_eq!(replaced.unwrap().inode.number, empty);
+        assert_eq!([ROOT, a].map(|dir| links(&names, dir)), [4, 3]);
+        names.remove_dir(ROOT, b"empty", NOW).unwrap();
+        assert_eq!(links(&names, ROOT), 2 + 1);
+    }
+
+    #[test]
+    fn a_directory_is_not_moved_below_itself() {
+        let mut names = names();
+        let a = make_dir(&mut names, ROOT, b"a");
+        let b = make_dir(&mut names, a, b"b");
+        for mode in [Rename::Keep, Rename::Replace] {
+            let refused = names.rename((ROOT, b"a"), (b, b"c"), mode, NOW).unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::InvalidInput);
+        }
+        make_dir(&mut names, b, b"c");
+        for (from, to) in [((ROOT, &b"a"[..]), (b, &b"c"[..])), ((b, b"c"), (ROOT, b"a"))] {
+            let refused = names.rename(from, to, Rename::Exchange, NOW).unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::InvalidInput);
+        }
+        assert_eq!(names.parent(b).unwrap(), (a, b"b".to_vec()));
+    }
+
+    #[test]
+    fn a_file_with_several_names_has_one_inode() {
+        let mut names = names();
+        let file = names.create(ROOT, b"one", NewNode::File, NEW, NOW).unwrap();
+        let linked = names.link(&file.place, ROOT, b"two", NOW).unwrap();
+        assert_eq!((linked.inode.links, linked.inode.number), (2, file.inode.number));
+        let change = InodeChange { permissions: Some(0o600), ..InodeChange::default() };
+        names.change(&linked.place, &change, NOW).unwrap();
+        for name in [&b"one"[..], b"two"] {
+            let found = names.lookup(ROOT, name).unwrap().unwrap();
+            assert_eq!((found.inode.mode & 0o7777, found.place), (0o600, linked.place.clone()));
+        }
+        // A rename of one name to another of the same file has no effect.
+        assert_eq!(names.rename((ROOT, b"one"), (ROOT, b"two"), Rename::Replace, NOW).unwrap(), None);
+        assert!(names.lookup(ROOT, b"one").unwrap().is_some());
+        let removed = names.remove(ROOT, b"one", NOW).unwrap();
+        assert_eq!((removed.inode.links, removed.place), (1, Some(linked.place.clone())));
+        let removed = names.remove(ROOT, b"two", NOW).unwrap();
+        assert_eq!((removed.inode.links, removed.place), (0, None));
+        assert_eq!(names.inode(&linked.place).unwrap_err().kind, ErrorKind::Stale);
+    }
+
+    #[test]
+    fn an_entry_is_decoded_as_it_was_encoded_and_nothing_else_is() {
+        let mut names = names();
+        let file = names.create(ROOT, b"file", NewNode::File, NEW, NOW).unwrap();
+        let set = XattrChange::Set(b"user.a".to_vec(), b"b".to_vec(), quell_vfs::SetXattr::Any);
+        let content = Some((Content::Inline(b"bytes".to_vec()), 5));
+        let change = InodeChange { content, xattr: Some(set), ..InodeChange::default() };
+        let inode = names.change(&file.place, &change, NOW).unwrap();
+        let entry = Entry::Inode(inode);
+        let bytes = entry.encode();
+        assert_eq!(Entry::decode(&bytes).unwrap(), entry);
+        for length in 0..bytes.len() {
+            assert!(Entry::decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+        assert!(Entry::decode(&[&bytes[..], &[0]].concat()).is_err());
+    }
+}
