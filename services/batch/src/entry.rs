@@ -84,6 +84,17 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
+/// A data file of the store. Only the clients of its batch write to it. Another one copies it first,
+/// so that the batch of a snapshot reads the bytes of the snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DataFile {
+    /// The number of the batch whose clients write to the file; 0 is the synchronous mode.
+    pub batch: u64,
+    /// Distinguishes the data files of one batch and inode. It is 0, unless two clients have begun
+    /// the file at the same time, or one has ended before the inode referred to it.
+    pub version: u32,
+}
+
 /// The content of an inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
@@ -91,11 +102,8 @@ pub enum Content {
     Empty,
     /// The first bytes of a file, at most [`INLINE_BYTES_MAX`]; zeros follow up to its size.
     Inline(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// A file of the store, which the batch `batch` has written; 0 is the primary server.
-    File {
-        /// The number of the batch.
-        batch: u64,
-    },
+    /// A data file of the store.
+    File(DataFile),
     /// The target of a symbolic link.
     Target(#[serde(with = "serde_bytes")] Vec<u8>),
     /// The directory that contains this directory, and the name there.

@@ -15,10 +15,10 @@ mod memory;
 mod name_space;
 mod names;
 
-pub use change::{InodeChange, XattrChange};
+pub use change::{DataChange, FileSize, InodeChange, XattrChange};
 pub use entries::{Entries, KeyChange};
-pub use entry::{Content, Entry, INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr};
+pub use entry::{Content, DataFile, Entry, INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr};
 pub use key::{Key, split};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
-pub use names::{Found, Names, NewNode, Place, Removed};
+pub use names::{Found, Names, NewNode, Place, Removed, Renamed};

@@ -9,15 +9,15 @@ use quell_vfs::{Kind, NewEntry, Rename, Result, Time};
 use crate::change::InodeChange;
 use crate::entries::Entries;
 use crate::entry::Inode;
-use crate::names::{Found, Names, NewNode, Place, Removed};
+use crate::names::{Found, Names, NewNode, Place, Removed, Renamed};
 
 /// The operations of a name space, as [`Names`] describes them. All methods may be called by
 /// several threads at the same time; each is atomic.
 pub trait NameSpace: Send + Sync {
     /// See [`Names::lookup`].
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>>;
-    /// See [`Names::inode`].
-    fn inode(&self, place: &Place) -> Result<Inode>;
+    /// See [`Names::find`].
+    fn find(&self, number: u64, place: &Place) -> Result<Found>;
     /// See [`Names::parent`].
     fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)>;
     /// See [`Names::list`]. `visit` must not call the name space.
@@ -25,21 +25,15 @@ pub trait NameSpace: Send + Sync {
     /// See [`Names::create`].
     fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found>;
     /// See [`Names::link`].
-    fn link(&self, place: &Place, dir: u64, name: &[u8], now: Time) -> Result<Found>;
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found>;
     /// See [`Names::remove`].
     fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed>;
     /// See [`Names::remove_dir`].
     fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed>;
     /// See [`Names::rename`].
-    fn rename(
-        &self,
-        from: (u64, &[u8]),
-        to: (u64, &[u8]),
-        mode: Rename,
-        now: Time,
-    ) -> Result<Option<Removed>>;
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), mode: Rename, now: Time) -> Result<Renamed>;
     /// See [`Names::change`].
-    fn change(&self, place: &Place, change: &InodeChange, now: Time) -> Result<Inode>;
+    fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode>;
     /// Waits until all changes that have returned survive a power failure.
     ///
     /// # Errors
@@ -52,8 +46,8 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
         read_lock(self).lookup(dir, name)
     }
 
-    fn inode(&self, place: &Place) -> Result<Inode> {
-        read_lock(self).inode(place)
+    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+        read_lock(self).find(number, place)
     }
 
     fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
@@ -68,8 +62,8 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
         write_lock(self).create(dir, name, node, new, now)
     }
 
-    fn link(&self, place: &Place, dir: u64, name: &[u8], now: Time) -> Result<Found> {
-        write_lock(self).link(place, dir, name, now)
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+        write_lock(self).link(node, dir, name, now)
     }
 
     fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
@@ -80,18 +74,12 @@ impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
         write_lock(self).remove_dir(dir, name, now)
     }
 
-    fn rename(
-        &self,
-        from: (u64, &[u8]),
-        to: (u64, &[u8]),
-        mode: Rename,
-        now: Time,
-    ) -> Result<Option<Removed>> {
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), mode: Rename, now: Time) -> Result<Renamed> {
         write_lock(self).rename(from, to, mode, now)
     }
 
-    fn change(&self, place: &Place, change: &InodeChange, now: Time) -> Result<Inode> {
-        write_lock(self).change(place, change, now)
+    fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
+        write_lock(self).change(node, change, now)
     }
 
     fn sync(&self) -> Result<()> {

@@ -61,6 +61,17 @@ pub struct Removed {
     pub place: Option<Place>,
 }
 
+/// The nodes that a rename has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renamed {
+    /// The inode number of the node that has the new name.
+    pub moved: u64,
+    /// The inode number of the node that has the old name, if the two have exchanged their names.
+    pub exchanged: Option<u64>,
+    /// The node whose name was replaced.
+    pub replaced: Option<Removed>,
+}
+
 /// The kind and the content of a new node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewNode {
@@ -101,9 +112,28 @@ impl<E: Entries> Names<E> {
         }
     }
 
-    /// Returns the inode of a place. It may be another node than before, if another client has
-    /// removed or renamed the name of the place: then the inode has another number, and the node,
-    /// if it still exists, is in the place [`Place::Linked`].
+    /// Returns a node and its place. `place` is where it was before; another client may have renamed
+    /// it, or given it another name, since.
+    ///
+    /// # Errors
+    /// `Stale` if the node was removed.
+    pub fn find(&self, number: u64, place: &Place) -> Result<Found> {
+        let place = match place {
+            Place::Name { .. } => match self.0.get(&place.key())? {
+                Some(Entry::Inode(inode)) if inode.number == number => {
+                    return Ok(Found { place: place.clone(), inode });
+                }
+                _ => Place::Linked(number),
+            },
+            Place::Dir(_) => Place::Dir(number),
+            Place::Linked(_) => Place::Linked(number),
+        };
+        let inode = self.inode(&place)?;
+        Ok(Found { place, inode })
+    }
+
+    /// Returns the inode of a place. After a change by another client it may be another node than
+    /// before.
     ///
     /// # Errors
     /// `Stale` if there is none.
@@ -194,14 +224,21 @@ impl<E: Entries> Names<E> {
         Ok(Found { place, inode })
     }
 
-    /// Gives a file another name, and returns it at its new place.
+    /// Gives the file `number` another name, and returns it at its new place. `place` is as for
+    /// [`find`](Self::find).
     ///
     /// # Errors
     /// `Exists`; `Os(EPERM)` for a directory; `Os(EMLINK)` for a file with 65,000 names; `Stale` if
     /// the file was removed.
-    pub fn link(&mut self, place: &Place, dir: u64, name: &[u8], now: Time) -> Result<Found> {
+    pub fn link(
+        &mut self,
+        (number, place): (u64, &Place),
+        dir: u64,
+        name: &[u8],
+        now: Time,
+    ) -> Result<Found> {
         check_name(name)?;
-        let mut inode = self.inode(place)?;
+        let Found { place, mut inode } = self.find(number, place)?;
         if inode.kind()? == Kind::Dir {
             return Err(Error::new(ErrorKind::Os(errno::EPERM), "link", name));
         }
@@ -261,7 +298,7 @@ impl<E: Entries> Names<E> {
         Ok(Removed { inode: gone, place: None })
     }
 
-    /// Renames an entry, and returns the node whose name it has replaced.
+    /// Renames an entry.
     ///
     /// # Errors
     /// As for [`Writable::rename`](quell_vfs::Writable::rename).
@@ -271,7 +308,7 @@ impl<E: Entries> Names<E> {
         (to_dir, to): (u64, &[u8]),
         mode: Rename,
         now: Time,
-    ) -> Result<Option<Removed>> {
+    ) -> Result<Renamed> {
         check_name(to)?;
         let moved = self.existing(from_dir, from, "rename")?;
         let mut old_parent = self.dir(from_dir, from)?;
@@ -283,7 +320,7 @@ impl<E: Entries> Names<E> {
             _ => {}
         }
         if target.as_ref().is_some_and(|target| target.inode_number() == moved.inode_number()) {
-            return Ok(None);
+            return Ok(Renamed { moved: moved.inode_number(), exchanged: None, replaced: None });
         }
         if let Entry::Dir { inode } = moved {
             self.check_not_below(inode, to_dir, to)?;
@@ -314,6 +351,7 @@ impl<E: Entries> Names<E> {
             old_parent.links = (old_parent.links + come).saturating_sub(leave);
             new_parent.links = (new_parent.links + leave).saturating_sub(come);
         }
+        let (number, exchanged) = (moved.inode_number(), back.as_ref().map(Entry::inode_number));
         changes.extend(self.moved_to(moved, (to_dir, to), now)?);
         match back {
             Some(back) => changes.extend(self.moved_to(back, (from_dir, from), now)?),
@@ -324,15 +362,21 @@ impl<E: Entries> Names<E> {
         }
         changes.push(touched(to_dir, new_parent, now));
         self.0.apply(changes)?;
-        Ok(replaced)
+        Ok(Renamed { moved: number, exchanged, replaced })
     }
 
-    /// Changes the inode of a place, and returns the changed one.
+    /// Changes the inode `number`, and returns the changed one. `place` is as for
+    /// [`find`](Self::find).
     ///
     /// # Errors
     /// `Stale` if the node was removed; those of [`InodeChange::apply`].
-    pub fn change(&mut self, place: &Place, change: &InodeChange, now: Time) -> Result<Inode> {
-        let mut inode = self.inode(place)?;
+    pub fn change(
+        &mut self,
+        (number, place): (u64, &Place),
+        change: &InodeChange,
+        now: Time,
+    ) -> Result<Inode> {
+        let Found { place, mut inode } = self.find(number, place)?;
         change.apply(&mut inode, now)?;
         self.0.apply(vec![(place.key(), Some(Entry::Inode(inode.clone())))])?;
         Ok(inode)
@@ -505,7 +549,7 @@ mod tests {
     use quell_vfs::ErrorKind;
 
     use super::*;
-    use crate::change::XattrChange;
+    use crate::change::{DataChange, XattrChange};
     use crate::memory::MemoryEntries;
 
     const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 1, gid: 2 };
@@ -545,7 +589,7 @@ mod tests {
         assert_eq!([ROOT, a].map(|dir| links(&names, dir)), [3, 4]);
         let empty = make_dir(&mut names, ROOT, b"empty");
         let replaced = names.rename((a, b"file"), (ROOT, b"empty"), Rename::Replace, NOW).unwrap();
-        assert_eq!(replaced.unwrap().inode.number, empty);
+        assert_eq!(replaced.replaced.unwrap().inode.number, empty);
         assert_eq!([ROOT, a].map(|dir| links(&names, dir)), [4, 3]);
         names.remove_dir(ROOT, b"empty", NOW).unwrap();
         assert_eq!(links(&names, ROOT), 2 + 1);
@@ -572,16 +616,19 @@ mod tests {
     fn a_file_with_several_names_has_one_inode() {
         let mut names = names();
         let file = names.create(ROOT, b"one", NewNode::File, NEW, NOW).unwrap();
-        let linked = names.link(&file.place, ROOT, b"two", NOW).unwrap();
+        let number = file.inode.number;
+        let linked = names.link((number, &file.place), ROOT, b"two", NOW).unwrap();
         assert_eq!((linked.inode.links, linked.inode.number), (2, file.inode.number));
         let change = InodeChange { permissions: Some(0o600), ..InodeChange::default() };
-        names.change(&linked.place, &change, NOW).unwrap();
+        // The place of the file before the link is enough to find it.
+        names.change((number, &file.place), &change, NOW).unwrap();
         for name in [&b"one"[..], b"two"] {
             let found = names.lookup(ROOT, name).unwrap().unwrap();
             assert_eq!((found.inode.mode & 0o7777, found.place), (0o600, linked.place.clone()));
         }
         // A rename of one name to another of the same file has no effect.
-        assert_eq!(names.rename((ROOT, b"one"), (ROOT, b"two"), Rename::Replace, NOW).unwrap(), None);
+        let renamed = names.rename((ROOT, b"one"), (ROOT, b"two"), Rename::Replace, NOW).unwrap();
+        assert_eq!(renamed, Renamed { moved: number, exchanged: None, replaced: None });
         assert!(names.lookup(ROOT, b"one").unwrap().is_some());
         let removed = names.remove(ROOT, b"one", NOW).unwrap();
         assert_eq!((removed.inode.links, removed.place), (1, Some(linked.place.clone())));
@@ -595,9 +642,9 @@ mod tests {
         let mut names = names();
         let file = names.create(ROOT, b"file", NewNode::File, NEW, NOW).unwrap();
         let set = XattrChange::Set(b"user.a".to_vec(), b"b".to_vec(), quell_vfs::SetXattr::Any);
-        let content = Some((Content::Inline(b"bytes".to_vec()), 5));
-        let change = InodeChange { content, xattr: Some(set), ..InodeChange::default() };
-        let inode = names.change(&file.place, &change, NOW).unwrap();
+        let data = DataChange::Inline { writes: Vec::new(), size_bytes: None, append: b"bytes".to_vec() };
+        let change = InodeChange { data: Some(data), xattr: Some(set), ..InodeChange::default() };
+        let inode = names.change((file.inode.number, &file.place), &change, NOW).unwrap();
         let entry = Entry::Inode(inode);
         let bytes = entry.encode();
         assert_eq!(Entry::decode(&bytes).unwrap(), entry);
