@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-blob-library install-preload install-ompi fuzz clean help build
+.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-blob-library install-java install-preload install-ompi fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -9,7 +9,9 @@ CARGO_TARGET_DIR ?= target
 quell := $(CARGO_TARGET_DIR)/dist/quell
 libquell := $(CARGO_TARGET_DIR)/dist/libquell
 libquellblob := $(CARGO_TARGET_DIR)/dist/libquellblob
-scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run)
+scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run frontends/java/build)
+# The native library of Java finds libquellblob.so relative to itself.
+build_java = frontends/java/build "$(dir $(libquellblob))" "$(DESTDIR)$(PREFIX)/share/quell/java" '$$ORIGIN/../../../lib'
 # Duration of `make fuzz` for each decoder, in seconds.
 FUZZ_SECONDS ?= 60
 
@@ -49,10 +51,11 @@ build: ## compile the program and the library as they are installed (Cargo.toml:
 	cargo build --profile dist --package quell-blob-capi
 	cargo build --profile dist --package quell-preload
 
-install: ## install the binary, man pages, completions, and the libraries with their headers and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
+install: ## install the binary, man pages, completions, and the libraries with their headers, Python package and (with a JDK) Java package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
 	@test -x $(quell) -a -x $(quell)d && test -e $(libquell).so -a -e $(libquell)_preload.so -a -e $(libquellblob).so || { echo "install: there is no $(quell), or a library is missing beside it; run 'make build' first" >&2; exit 3; }
 	@$(MAKE) --no-print-directory install-program install-library install-blob-library install-preload
+	@$(build_java) || { test $$? = 3 && echo "install: installed without the Java package of blobs; 'make install-java' installs it later"; }
 	@echo "installed in $(DESTDIR)$(PREFIX)"
 
 install-program:
@@ -97,6 +100,9 @@ install-blob-library:
 	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/share/quell/python/quell" frontends/python/quell/*.py
 	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/share/quell/python/quell/blob" frontends/python/quell/blob/*.py
 	ln -sf ../../../../lib/libquellblob.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquellblob.so"
+
+install-java: ## compile and install the Java package of blobs under PREFIX; needs a JDK (Debian: default-jdk-headless), and libquellblob.so of `make build`
+	@$(build_java)
 
 install-ompi: ## compile and install the MPI-IO components for the Open MPI of MPICC (default mpicc) under PREFIX, after `make install`
 	@test -z "$(DESTDIR)" || { echo "install-ompi: the components contain the path of the library; run it without DESTDIR" >&2; exit 2; }

@@ -25,7 +25,7 @@ pub fn libraries(program: &str) -> Option<PathBuf> {
 }
 
 /// Returns the first example of a language in the guide.
-fn example(language: &str) -> String {
+pub fn example(language: &str) -> String {
     let guide = std::fs::read_to_string(checkout().join("docs/guides/blobs.md")).unwrap();
     let example = guide.split(&format!("```{language}\n")).nth(1).and_then(|rest| rest.split("```").next());
     example.expect("the guide has an example").to_string()
@@ -54,7 +54,7 @@ impl Stage {
     }
 
     /// Starts a server of a store, and waits until it serves.
-    fn blob_server(&self, store: &Path) -> Running {
+    pub fn blob_server(&self, store: &Path) -> Running {
         let mut command = self.quell();
         let server = self.start(command.args(words(&[&"blob", &"serve", &store, &"--json"])));
         assert!(eventually(|| server.out().ends_with('\n')), "{}", server.err());

@@ -15,6 +15,7 @@ mod trees;
 mod blob;
 mod blob_files;
 mod blob_histories;
+mod blob_java;
 mod blob_keys;
 mod blob_languages;
 mod blob_rados;
