@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use quell_blob::{Operation, OperationResult, SIZE_BYTES_MAX, Store};
+use quell_mount_state::Extents;
 use quell_threads::lock;
 use quell_vfs::{Attributes, Error, ErrorKind, Result, Time};
 
-use crate::extents::Extents;
 use crate::failure::failed;
 
 /// The largest size of the writes of a file that are committed together, in bytes.

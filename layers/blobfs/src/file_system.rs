@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_blob::{Operation, SIZE_BYTES_MAX, Store};
+use quell_mount_state::Cursors;
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{
     Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
@@ -15,7 +16,7 @@ use crate::attributes::{Owner, ns, of_new, stored};
 use crate::changes::Renaming;
 use crate::failure::failed;
 use crate::file::{BlobFile, without_set_id};
-use crate::listing::{Cursors, read_page};
+use crate::listing::{Entry, position, read_page};
 use crate::names::{Names, join, parent};
 use crate::nodes::{Node, NodeState, Nodes};
 use crate::shared::Shared;
@@ -28,7 +29,7 @@ const TARGET_BYTES_MAX: u64 = 4095;
 /// The blobs of a store whose names begin with a prefix, as files.
 pub struct BlobFs {
     shared: Arc<Shared>,
-    cursors: Cursors,
+    cursors: Cursors<Entry>,
     /// The number of blobs without an entry that listings have found.
     hidden: AtomicU64,
     /// The number of the last file that has lost its name.
@@ -204,7 +205,7 @@ impl FileSystem for BlobFs {
         after: Cursor,
         visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let mut position = None;
+        let mut next_position = None;
         loop {
             // The visitor may call this file system, so it is called without the lock.
             let (page, numbers) = {
@@ -212,9 +213,9 @@ impl FileSystem for BlobFs {
                 let Some(path) = self.dir(dir)? else { return Ok(()) };
                 let below = self.shared.names.below(&path)?;
                 let state = self.shared.store.snapshot().map_err(|cause| failed(cause, "list", &path))?;
-                let start = match position {
-                    Some(position) => position,
-                    None => self.cursors.position(dir, after, &state, &below)?,
+                let start = match next_position {
+                    Some(start) => start,
+                    None => position(&self.cursors, (dir, after), &state, &below)?,
                 };
                 let page = read_page(&state, &below, &start)?;
                 let nodes = lock(&self.shared.nodes);
@@ -224,14 +225,14 @@ impl FileSystem for BlobFs {
             };
             self.hidden.fetch_add(page.hidden, Ordering::Relaxed);
             for (entry, node) in page.entries.iter().zip(numbers) {
-                let next = self.cursors.after(dir, entry);
+                let next = self.cursors.after(dir, &entry.name, entry.clone());
                 let (name, kind) = (&entry.name[..], entry.kind);
                 if !visit(DirEntry { name, next, node, kind, attributes: None }) {
                     return Ok(());
                 }
             }
             match page.next {
-                Some(next) => position = Some(next),
+                Some(next) => next_position = Some(next),
                 None => return Ok(()),
             }
         }

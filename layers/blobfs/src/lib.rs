@@ -8,7 +8,6 @@
 //! | module | content |
 //! |---|---|
 //! | `names` | the names of blobs that are files and directories: pure functions |
-//! | `extents` | data that is not yet in the store: pure functions |
 //! | `attributes` | the attributes of files and blobs, converted |
 //! | `failure` | the errors of stores as those of the contract |
 //! | `shared` | the parts of a mount that its open files use as well |
@@ -25,7 +24,6 @@
 mod attributes;
 mod changes;
 mod content;
-mod extents;
 mod failure;
 mod file;
 mod file_system;

@@ -1,14 +1,9 @@
 //! The entries of a directory, in the order of the names of their blobs. The blobs below a
 //! subdirectory are skipped: one of them makes an entry.
 
-use std::hash::{BuildHasher, RandomState};
-use std::num::NonZeroUsize;
-use std::sync::Mutex;
-
-use lru::LruCache;
 use quell_blob::{BlobStat, Snapshot};
-use quell_threads::lock;
-use quell_vfs::{Cursor, Error, ErrorKind, Kind, NodeId, Result};
+use quell_mount_state::Cursors;
+use quell_vfs::{Cursor, Kind, NodeId, Result};
 
 use crate::attributes::kind_of;
 use crate::failure::failed;
@@ -16,8 +11,6 @@ use crate::names::{Shown, after_all, shown};
 
 /// The number of blobs that are requested at a time.
 const PAGE_BLOBS: usize = 512;
-/// The number of cursors whose names are kept. Another cursor is found by listing the directory.
-const CURSORS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 15).expect("a positive number");
 
 /// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,61 +76,38 @@ fn file(name: &[u8], stat: &BlobStat) -> Entry {
     Entry { name: name.to_vec(), kind: kind_of(stat) }
 }
 
-/// The cursors of listings. A cursor is a hash of the name of its entry.
-pub(crate) struct Cursors {
-    hasher: RandomState,
-    entries: Mutex<LruCache<(NodeId, Cursor), Entry>>,
-}
-
-impl Cursors {
-    pub(crate) fn new() -> Cursors {
-        Cursors { hasher: RandomState::new(), entries: Mutex::new(LruCache::new(CURSORS_MAX)) }
+/// Returns the position of a cursor. `state` and `below` describe the directory.
+///
+/// # Errors
+///
+/// `Stale` if the entry is not kept any more and was removed.
+pub(crate) fn position(
+    cursors: &Cursors<Entry>,
+    (dir, cursor): (NodeId, Cursor),
+    state: &Snapshot,
+    below: &[u8],
+) -> Result<Position> {
+    if cursor == Cursor::START {
+        return Ok(Position::new());
     }
-
-    fn cursor_of(&self, name: &[u8]) -> Cursor {
-        Cursor((self.hasher.hash_one(name) >> 1).clamp(1, Cursor::MAX.0))
-    }
-
-    /// Returns the cursor after an entry of a directory, and keeps the entry.
-    pub(crate) fn after(&self, dir: NodeId, entry: &Entry) -> Cursor {
-        let cursor = self.cursor_of(&entry.name);
-        lock(&self.entries).put((dir, cursor), entry.clone());
-        cursor
-    }
-
-    /// Returns the position of a cursor. `state` and `below` describe the directory.
-    ///
-    /// # Errors
-    ///
-    /// `Stale` if the entry is not kept any more and was removed.
-    pub(crate) fn position(
-        &self,
-        dir: NodeId,
-        cursor: Cursor,
-        state: &Snapshot,
-        below: &[u8],
-    ) -> Result<Position> {
-        if cursor == Cursor::START {
-            return Ok(Position::new());
-        }
-        if let Some(entry) = lock(&self.entries).get(&(dir, cursor)) {
-            return Ok(after(below, entry));
-        }
+    let entry = cursors.entry(dir, cursor, |matches| {
         let mut next = Some(Position::new());
         while let Some(start) = next {
             let page = read_page(state, below, &start)?;
-            if let Some(entry) = page.entries.iter().find(|entry| self.cursor_of(&entry.name) == cursor) {
-                return Ok(after(below, entry));
+            if let Some(entry) = page.entries.into_iter().find(|entry| matches(&entry.name)) {
+                return Ok(Some(entry));
             }
             next = page.next;
         }
-        Err(Error::new(ErrorKind::Stale, "continue the list of", below))
-    }
+        Ok(None)
+    })?;
+    Ok(after(below, &entry))
 }
 
 #[cfg(test)]
 mod tests {
     use quell_blob::{Operation, Store};
+    use quell_vfs::ErrorKind;
 
     use super::*;
 
@@ -147,15 +117,20 @@ mod tests {
         let store = Store::open(&format!("dir:{}", directory.path().join("store").display())).unwrap();
         let create = |number| Operation::Create { name: format!("d/{number:04}").into(), may_exist: false };
         store.commit((0..2000).map(create).collect()).unwrap();
-        let (state, cursors) = (store.snapshot().unwrap(), Cursors::new());
-        let position = |name: &[u8]| cursors.position(NodeId(1), cursors.cursor_of(name), &state, b"d/");
+        let state = store.snapshot().unwrap();
+        let entry = |name: &[u8]| Entry { name: name.to_vec(), kind: Kind::File };
+        // The cursors of another directory, which are the same.
+        let cursors = Cursors::new();
+        let position = |name: &[u8]| {
+            let cursor = cursors.after(NodeId(2), name, entry(name));
+            position(&cursors, (NodeId(1), cursor), &state, b"d/")
+        };
         for name in ["0000", "0511", "0512", "1999"] {
             assert_eq!(position(name.as_bytes()).unwrap(), [b"d/", name.as_bytes()].concat());
         }
         assert_eq!(position(b"removed").unwrap_err().kind, ErrorKind::Stale);
         // The entry of a cursor that is kept may have been removed.
-        let entry = Entry { name: b"removed".to_vec(), kind: Kind::File };
-        cursors.after(NodeId(1), &entry);
+        cursors.after(NodeId(1), b"removed", entry(b"removed"));
         assert_eq!(position(b"removed").unwrap(), b"d/removed");
     }
 }

@@ -71,7 +71,7 @@ pub enum FileSize {
     /// This size.
     Exactly(u64),
     /// The present size, or this one if it is larger.
-    AtLeast(u64),
+    GrownTo(u64),
     /// The present size and this number of bytes.
     LongerBy(u64),
 }
@@ -157,7 +157,7 @@ impl FileSize {
     fn of(self, present: u64) -> Result<u64> {
         let size_bytes = match self {
             FileSize::Exactly(size_bytes) => Some(size_bytes),
-            FileSize::AtLeast(size_bytes) => Some(size_bytes.max(present)),
+            FileSize::GrownTo(size_bytes) => Some(size_bytes.max(present)),
             FileSize::LongerBy(bytes) => present.checked_add(bytes),
         };
         let size_bytes = size_bytes.filter(|size_bytes| *size_bytes <= SIZE_BYTES_MAX);
@@ -309,7 +309,7 @@ mod tests {
         let replace = |expected: &[u8]| DataChange::Replace {
             expected: Content::Inline(expected.to_vec()),
             new: Content::File(FILE),
-            size: FileSize::AtLeast(3),
+            size: FileSize::GrownTo(3),
         };
         assert_eq!(change(&mut inode, replace(b"other")), Err(ErrorKind::Conflict));
         assert_eq!(
@@ -325,7 +325,7 @@ mod tests {
             Err(ErrorKind::Conflict)
         );
         for (size, expected) in
-            [(FileSize::LongerBy(7), 12), (FileSize::AtLeast(9), 12), (FileSize::Exactly(2), 2)]
+            [(FileSize::LongerBy(7), 12), (FileSize::GrownTo(9), 12), (FileSize::Exactly(2), 2)]
         {
             change(&mut inode, DataChange::File(FILE, size)).unwrap();
             assert_eq!(inode.size_bytes, expected);

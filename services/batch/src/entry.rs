@@ -84,7 +84,7 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
-/// A data file of the store. Only the clients of its batch write to it. Another one copies it first,
+/// A data file of the store. Only the clients of its batch write to it. Others copy it first,
 /// so that the batch of a snapshot reads the bytes of the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DataFile {

@@ -14,6 +14,8 @@ use crate::names::{Found, Names, NewNode, Place, Removed, Renamed};
 /// The operations of a name space, as [`Names`] describes them. All methods may be called by
 /// several threads at the same time; each is atomic.
 pub trait NameSpace: Send + Sync {
+    /// Returns whether several clients may use the name space at the same time.
+    fn is_shared(&self) -> bool;
     /// See [`Names::lookup`].
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>>;
     /// See [`Names::find`].
@@ -42,6 +44,10 @@ pub trait NameSpace: Send + Sync {
 }
 
 impl<E: Entries + Send + Sync> NameSpace for RwLock<Names<E>> {
+    fn is_shared(&self) -> bool {
+        E::IS_SHARED
+    }
+
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
         read_lock(self).lookup(dir, name)
     }

@@ -112,8 +112,8 @@ impl<E: Entries> Names<E> {
         }
     }
 
-    /// Returns a node and its place. `place` is where it was before; another client may have renamed
-    /// it, or given it another name, since.
+    /// Returns a node and its place. `place` is where it was before; another client may have
+    /// renamed it, or given it another name, since.
     ///
     /// # Errors
     /// `Stale` if the node was removed.

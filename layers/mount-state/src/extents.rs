@@ -1,17 +1,17 @@
-//! Data that was written to a file and is not yet in the store. The functions have no I/O.
+//! Data that was written to a file and is not yet stored. The functions have no I/O.
 
 use std::collections::BTreeMap;
 
 /// Bytes at offsets of a file. No two extents overlap or touch.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Extents {
+pub struct Extents {
     by_start: BTreeMap<u64, Vec<u8>>,
     bytes: usize,
 }
 
 impl Extents {
     /// Adds bytes, which replace earlier ones. `offset + data.len()` is at most 2^63 - 1.
-    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
         if data.is_empty() {
             return;
         }
@@ -53,14 +53,14 @@ impl Extents {
     }
 
     /// Adds all extents of `later`, which replace earlier bytes.
-    pub(crate) fn add(&mut self, later: &Extents) {
+    pub fn add(&mut self, later: &Extents) {
         for (start, data) in &later.by_start {
             self.write(*start, data);
         }
     }
 
     /// Copies the bytes of a range into `into`, where there are any.
-    pub(crate) fn copy_to(&self, offset: u64, into: &mut [u8]) {
+    pub fn copy_to(&self, offset: u64, into: &mut [u8]) {
         let end = offset.saturating_add(into.len() as u64);
         let before = self.by_start.range(..offset).next_back();
         for (start, data) in before.into_iter().chain(self.by_start.range(offset..end)) {
@@ -73,7 +73,7 @@ impl Extents {
     }
 
     /// Returns the parts of the extents in a range.
-    pub(crate) fn part(&self, offset: u64, length: usize) -> Extents {
+    pub fn part(&self, offset: u64, length: usize) -> Extents {
         let end = offset.saturating_add(length as u64);
         let mut part = Extents::default();
         let before = self.by_start.range(..offset).next_back();
@@ -87,32 +87,33 @@ impl Extents {
     }
 
     /// Returns whether the extents have all bytes of a range.
-    pub(crate) fn covers(&self, offset: u64, length: usize) -> bool {
+    pub fn covers(&self, offset: u64, length: usize) -> bool {
         let found = self.by_start.range(..=offset).next_back();
         found.is_some_and(|(start, data)| start + data.len() as u64 >= offset.saturating_add(length as u64))
     }
 
     /// Returns the position after the last byte, or 0.
-    pub(crate) fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.by_start.last_key_value().map_or(0, |(start, data)| start + data.len() as u64)
     }
 
     /// Returns the number of bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Returns the number of extents.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.by_start.len()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Returns whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
         self.by_start.is_empty()
     }
 
     /// Returns the extents, in ascending order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.by_start.iter().map(|(start, data)| (*start, &data[..]))
     }
 }
