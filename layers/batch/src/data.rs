@@ -1,0 +1,154 @@
+//! The data files of a store: `BATCH/XX/INODE` in its data directory, where XX are the last two
+//! hexadecimal digits of the inode number. Files of the same batch and inode have different
+//! versions: the name of a version other than 0 is `INODE.VERSION`.
+//!
+//! If a process ends between the creation of a data file and the change of its inode, or between
+//! the removal of a file and that of its data file, the data file remains without an inode.
+
+use std::sync::{Arc, OnceLock};
+
+use quell_batch_service::DataFile;
+use quell_posix::{OpenFile, WritableDir, WritableFile};
+use quell_vfs::{Error, ErrorKind, Result, Space};
+
+const FILE_PERMISSIONS: u32 = 0o600;
+const DIR_PERMISSIONS: u32 = 0o700;
+/// The number of data files of one inode that a creation passes over.
+const VERSIONS_MAX: u32 = 1000;
+const DIRS: usize = 256;
+
+/// The data directory of a store, and the batch whose files this mount writes.
+pub(crate) struct Data {
+    dir: Arc<dyn WritableDir>,
+    batch: u64,
+    /// The directories of the batch, opened when they are needed.
+    dirs: [OnceLock<Arc<dyn WritableDir>>; DIRS],
+}
+
+/// An open data file.
+pub(crate) enum Handle {
+    /// A file of the batch of this mount.
+    Own(Box<dyn WritableFile>),
+    /// A file of another batch, which is only read.
+    Foreign(Box<dyn OpenFile>),
+}
+
+impl Handle {
+    pub(crate) fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        match self {
+            Handle::Own(file) => file.read_at(into, offset),
+            Handle::Foreign(file) => file.read_at(into, offset),
+        }
+    }
+
+    /// Returns the file for writing. `None` if it belongs to another batch.
+    pub(crate) fn own(&self) -> Option<&dyn WritableFile> {
+        match self {
+            Handle::Own(file) => Some(&**file),
+            Handle::Foreign(_) => None,
+        }
+    }
+}
+
+impl Data {
+    pub(crate) fn new(dir: Arc<dyn WritableDir>, batch: u64) -> Data {
+        Data { dir, batch, dirs: [const { OnceLock::new() }; DIRS] }
+    }
+
+    /// Returns whether a data file belongs to the batch of this mount.
+    pub(crate) fn is_own(&self, file: DataFile) -> bool {
+        file.batch == self.batch
+    }
+
+    /// Returns the directory of the batch for an inode, and creates it if it does not exist.
+    fn own_dir(&self, inode: u64) -> Result<&Arc<dyn WritableDir>> {
+        let cell = &self.dirs[inode as usize % DIRS];
+        if let Some(dir) = cell.get() {
+            return Ok(dir);
+        }
+        let batch = made(&*self.dir, batch_name(self.batch).as_bytes())?;
+        let dir = made(&*batch, dir_name(inode).as_bytes())?;
+        Ok(cell.get_or_init(|| dir))
+    }
+
+    /// Creates a data file of an inode.
+    pub(crate) fn create(&self, inode: u64) -> Result<(DataFile, Box<dyn WritableFile>)> {
+        let dir = self.own_dir(inode)?;
+        for version in 0..VERSIONS_MAX {
+            let file = DataFile { batch: self.batch, version };
+            match dir.create_file(file_name(inode, file).as_bytes(), FILE_PERMISSIONS) {
+                Err(error) if error.kind == ErrorKind::Exists => {}
+                created => return Ok((file, created?)),
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, "create the data file of", inode.to_string()))
+    }
+
+    /// Opens a data file of an inode. Errors: `Stale` if it does not exist.
+    pub(crate) fn open(&self, inode: u64, file: DataFile) -> Result<Handle> {
+        let opened = match self.is_own(file) {
+            true => {
+                let name = file_name(inode, file);
+                self.own_dir(inode)?.open_writable_file(name.as_bytes()).map(Handle::Own)
+            }
+            false => self.open_foreign(inode, file).map(Handle::Foreign),
+        };
+        opened.map_err(|error| match error.kind {
+            ErrorKind::NotFound => Error { kind: ErrorKind::Stale, ..error },
+            _ => error,
+        })
+    }
+
+    fn open_foreign(&self, inode: u64, file: DataFile) -> Result<Box<dyn OpenFile>> {
+        let batch = self.dir.enter(batch_name(file.batch).as_bytes())?;
+        let dir = batch.enter(dir_name(inode).as_bytes())?;
+        dir.open_file(file_name(inode, file).as_bytes())
+    }
+
+    /// Removes a data file of an inode, if it belongs to the batch of this mount. Others may be
+    /// part of a snapshot.
+    pub(crate) fn remove(&self, inode: u64, file: DataFile) -> Result<()> {
+        match self.is_own(file) {
+            true => self.own_dir(inode)?.remove(file_name(inode, file).as_bytes()),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes the name of a new data file of an inode survive a power failure.
+    pub(crate) fn sync_name(&self, inode: u64) -> Result<()> {
+        self.own_dir(inode)?.sync()?;
+        self.dir.open_writable_dir(batch_name(self.batch).as_bytes())?.sync()?;
+        self.dir.sync()
+    }
+
+    pub(crate) fn space(&self) -> Result<Space> {
+        self.dir.space()
+    }
+}
+
+fn batch_name(batch: u64) -> String {
+    batch.to_string()
+}
+
+fn dir_name(inode: u64) -> String {
+    format!("{:02x}", inode as usize % DIRS)
+}
+
+fn file_name(inode: u64, file: DataFile) -> String {
+    match file.version {
+        0 => format!("{inode:x}"),
+        version => format!("{inode:x}.{version}"),
+    }
+}
+
+/// Opens a directory, and creates it if it does not exist.
+fn made(dir: &dyn WritableDir, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+    match dir.open_writable_dir(name) {
+        Err(error) if error.kind == ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    match dir.make_dir(name, DIR_PERMISSIONS) {
+        Err(error) if error.kind != ErrorKind::Exists => Err(error),
+        _ => dir.open_writable_dir(name),
+    }
+}

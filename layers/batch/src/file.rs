@@ -1,0 +1,121 @@
+//! An open file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quell_batch_service::InodeChange;
+use quell_threads::{read_lock, write_lock};
+use quell_vfs::{Attributes, Error, ErrorKind, File, ReadAt, Result, WritableFile, errno};
+
+use crate::nodes::Node;
+use crate::shared::Shared;
+
+/// An open file. All open files of a node have the same content.
+pub(crate) struct BatchFile {
+    shared: Arc<Shared>,
+    node: Arc<Node>,
+    is_closed: AtomicBool,
+    /// The number of failed syncs of the data file that this open file has returned, or that were
+    /// before it.
+    reported: AtomicU64,
+}
+
+impl BatchFile {
+    /// Returns an open file of a node. It owns one use of the node, and its state counts it.
+    pub(crate) fn new(shared: Arc<Shared>, node: Arc<Node>, sync_failures: u64) -> BatchFile {
+        let (is_closed, reported) = (AtomicBool::new(false), AtomicU64::new(sync_failures));
+        BatchFile { shared, node, is_closed, reported }
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match self.is_closed.load(Ordering::Acquire) {
+            true => Err(Error::new(ErrorKind::Os(errno::EBADF), "use", "a closed file")),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the error of a failed sync, which may have been that of another open file, once.
+    fn check_synced(&self, failures: u64) -> Result<()> {
+        match self.reported.swap(failures, Ordering::AcqRel) == failures {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Os(errno::EIO), "write", "the data file")),
+        }
+    }
+}
+
+impl ReadAt for BatchFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.check_open()?;
+        self.shared.read(&self.node, into, offset)
+    }
+}
+
+impl File for BatchFile {
+    fn attributes(&self) -> Result<Attributes> {
+        self.check_open()?;
+        self.shared.attributes(&self.node)
+    }
+}
+
+impl WritableFile for BatchFile {
+    fn close(&self) -> Result<()> {
+        if self.is_closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let sent = {
+            let mut state = write_lock(&self.node.file);
+            let sent = self.shared.send(&self.node, &mut state);
+            let synced = self.check_synced(state.sync_failures);
+            state.closed();
+            sent.and(synced)
+        };
+        sent.and(self.shared.release(self.node.number, 1))
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.check_open()?;
+        self.shared.write(&self.node, from, offset)
+    }
+
+    fn append(&self, from: &[u8]) -> Result<u64> {
+        self.check_open()?;
+        self.shared.append(&self.node, from)
+    }
+
+    fn publish(&self) -> Result<()> {
+        self.check_open()?;
+        let mut state = write_lock(&self.node.file);
+        self.shared.send(&self.node, &mut state)?;
+        self.check_synced(state.sync_failures)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.check_open()?;
+        let mut state = write_lock(&self.node.file);
+        let before = state.sync_failures;
+        let synced = self.shared.sync(&self.node, &mut state);
+        let earlier = self.check_synced(state.sync_failures);
+        match state.sync_failures == before {
+            true => synced.and(earlier),
+            false => synced,
+        }
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        self.check_open()?;
+        if !read_lock(&self.node.file).has_set_id() {
+            return Ok(());
+        }
+        let mut state = write_lock(&self.node.file);
+        let change = InodeChange { drops_set_id: true, ..InodeChange::default() };
+        let inode = self.shared.change(&self.node, &change)?;
+        self.shared.note_and_keep_writes(&self.node, &mut state, inode)
+    }
+}
+
+impl Drop for BatchFile {
+    fn drop(&mut self) {
+        // A frontend has called `close` before, and gets its errors.
+        let _ = self.close();
+    }
+}

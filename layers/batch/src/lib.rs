@@ -1,0 +1,29 @@
+//! Batch layer: a name space of a store for batches, and the data files of the store, as a file
+//! system of the contract (BatchFS).
+//!
+//! The name space is the master image, which several mounts share, or the private one of a batch.
+//! The bytes of a small file are in its inode. A file that becomes larger than
+//! [`INLINE_BYTES_MAX`](quell_batch_service::INLINE_BYTES_MAX) gets a data file, and keeps it.
+//!
+//! | module | content |
+//! |---|---|
+//! | `data` | the data files of the store |
+//! | `nodes` | the nodes that callers have references to or have open |
+//! | `state` | the known inode and the buffered writes of a file: no I/O |
+//! | `shared` | the parts of a mount that its open files use as well |
+//! | `content` | reads, writes, appends and truncations of a file |
+//! | `file` | an open file |
+//! | `file_system` | the file system of the contract |
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod content;
+mod data;
+mod file;
+mod file_system;
+mod nodes;
+mod shared;
+mod state;
+
+pub use file_system::BatchFs;
