@@ -164,6 +164,18 @@ impl Entry {
         }
     }
 
+    /// Returns the inode number of an encoded entry, without decoding the rest.
+    ///
+    /// # Errors
+    /// `Damaged` if the bytes have none.
+    pub(crate) fn encoded_inode_number(bytes: &[u8]) -> Result<u64> {
+        // All kinds of entries begin with it, after the number of the kind.
+        match postcard::take_from_bytes::<(u32, u64)>(bytes) {
+            Ok(((_, number), _)) => Ok(number),
+            Err(_) => Err(damaged("an entry")),
+        }
+    }
+
     /// Returns the number of the inode that this entry is, or refers to.
     pub fn inode_number(&self) -> u64 {
         match self {

@@ -7,18 +7,39 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod batch;
+mod certificate;
 mod change;
 mod entries;
 mod entry;
+mod files;
+mod image;
 mod key;
 mod memory;
+mod memtable;
+mod merge;
 mod name_space;
 mod names;
+mod primary;
+mod private;
+mod submit;
+mod table;
+mod table_dir;
+mod table_set;
+mod verify;
 
+pub use batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason};
+pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
 pub use change::{DataChange, FileSize, InodeChange, XattrChange};
 pub use entries::{Entries, KeyChange};
 pub use entry::{Content, DataFile, Entry, INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr};
+pub use files::TableFiles;
+pub use image::{Image, TableRef};
 pub use key::{Key, split};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
 pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
+pub use primary::{NewBatch, Primary};
+pub use private::{MEMORY_BYTES, PrivateEntries};
+pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
+pub use table_dir::TableDir;

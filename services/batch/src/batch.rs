@@ -1,0 +1,103 @@
+//! The record of a batch, which the primary server keeps and the verification trusts.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::image::TableRef;
+
+/// The user whose operations a batch has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchCaller {
+    /// The user.
+    pub uid: u32,
+    /// The group of new files.
+    pub gid: u32,
+    /// The supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// A batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchRecord {
+    /// The number of the batch, which no other batch of the store has.
+    pub number: u64,
+    /// The name that the user has given it.
+    pub name: String,
+    /// The user whose permissions its operations have.
+    pub caller: BatchCaller,
+    /// The inode numbers of its new entries.
+    pub inodes: Range<u64>,
+    /// The snapshot of the image that it began with: its tables, the newest first.
+    pub snapshot: Vec<TableRef>,
+    /// The directory that it may change, with everything below it.
+    pub subtree: u64,
+    /// Whether all of its operations are committed, or none.
+    pub is_atomic: bool,
+    /// Its state.
+    pub state: BatchState,
+}
+
+/// The state of a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BatchState {
+    /// It changes its private name space.
+    Open,
+    /// Its changes are part of the image, except for conflicts.
+    Committed {
+        /// The number of new files, directories and links that were committed.
+        entries: u64,
+        /// The operations that were not committed.
+        conflicts: Vec<Conflict>,
+    },
+    /// Its changes were discarded.
+    Aborted,
+}
+
+/// An operation of a batch that was not committed as it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The directory of the name.
+    pub dir: u64,
+    /// The name.
+    #[serde(with = "serde_bytes")]
+    pub name: Vec<u8>,
+    /// The reason.
+    pub reason: ConflictReason,
+    /// The directory and the name under which the new entry was committed instead.
+    pub kept_as: Option<(u64, Vec<u8>)>,
+}
+
+/// The reason for which an operation of a batch was not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ConflictReason {
+    /// The name was created since the snapshot.
+    Exists,
+    /// The entry was removed, renamed or replaced since the snapshot.
+    Changed,
+    /// The same attribute or the content was changed since the snapshot.
+    AttributeChanged,
+    /// The directory was removed since the snapshot.
+    DirectoryRemoved,
+    /// The directory got new entries since the snapshot, so it was not removed.
+    NotEmpty,
+    /// The user may not change the directory (any more).
+    Denied,
+    /// The directory would be below itself.
+    Cycle,
+}
+
+impl ConflictReason {
+    /// Returns the reason as the end of a sentence about a name.
+    pub fn text(self) -> &'static str {
+        match self {
+            ConflictReason::Exists => "was created by others meanwhile",
+            ConflictReason::Changed => "was removed, renamed or replaced by others meanwhile",
+            ConflictReason::AttributeChanged => "was changed by others meanwhile",
+            ConflictReason::DirectoryRemoved => "is in a directory that others have removed meanwhile",
+            ConflictReason::NotEmpty => "got new entries meanwhile and was not removed",
+            ConflictReason::Denied => "is in a directory that you may not change",
+            ConflictReason::Cycle => "would be below itself, because others have moved a directory",
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The primary server of a store: the master image, and the batches over it.
+
+use std::ops::Range;
+use std::sync::{Arc, RwLock};
+
+use quell_kv::KeyValue;
+use quell_threads::{read_lock, write_lock};
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::batch::{BatchCaller, BatchRecord, BatchState};
+use crate::certificate::Certificate;
+use crate::files::TableFiles;
+use crate::image::Image;
+use crate::name_space::NameSpace;
+use crate::names::{Names, Place};
+use crate::private::{MEMORY_BYTES, PrivateEntries};
+use crate::table::Table;
+use crate::verify::{Submission, verify};
+
+/// The number of inode numbers of a batch.
+const INODES_OF_BATCH: u64 = 1 << 32;
+/// A verification that others overtake is repeated this many times; then others wait for it.
+const REPETITIONS: usize = 3;
+
+/// The primary server of a store.
+#[derive(Debug)]
+pub struct Primary {
+    image: Arc<RwLock<Names<Image>>>,
+}
+
+/// A batch to begin.
+#[derive(Debug, Clone)]
+pub struct NewBatch {
+    /// The name that the user gives it.
+    pub name: String,
+    /// The user.
+    pub caller: BatchCaller,
+    /// The directory that it may change, with everything below it.
+    pub subtree: u64,
+    /// Whether all of its operations are to be committed, or none.
+    pub is_atomic: bool,
+}
+
+impl Primary {
+    /// Opens the image of a store.
+    ///
+    /// # Errors
+    /// As for [`Image::open`].
+    pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
+        Ok(Primary { image: Arc::new(RwLock::new(Names(Image::open(store, files)?))) })
+    }
+
+    /// Returns the master image, for synchronous operations.
+    pub fn name_space(&self) -> Arc<dyn NameSpace> {
+        self.image.clone()
+    }
+
+    /// Begins a batch on a snapshot of the image.
+    ///
+    /// # Errors
+    /// `Busy` if another open batch changes the subtree, a part of it, or a tree that contains it;
+    /// `Stale` if the subtree does not exist; those of files and commits.
+    pub fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
+        let mut names = write_lock(&self.image);
+        names.inode(&Place::Dir(new.subtree))?;
+        for other in names.0.batches::<BatchRecord>()? {
+            let overlaps = || -> Result<bool> {
+                Ok(is_within(&names, new.subtree, other.subtree)?
+                    || is_within(&names, other.subtree, new.subtree)?)
+            };
+            if other.state == BatchState::Open && overlaps()? {
+                let reason = format!(
+                    "batch {} ({}) is open and changes a part of this tree",
+                    other.number, other.name
+                );
+                return Err(Error {
+                    source: Some(reason.into()),
+                    ..Error::new(ErrorKind::Busy, "begin a batch", "")
+                });
+            }
+        }
+        let (snapshot, _) = names.0.snapshot()?;
+        let NewBatch { name, caller, subtree, is_atomic } = new;
+        let record = |number, inodes: Range<u64>| BatchRecord {
+            number,
+            name,
+            caller,
+            inodes,
+            snapshot,
+            subtree,
+            is_atomic,
+            state: BatchState::Open,
+        };
+        names.0.add_batch(INODES_OF_BATCH, record)
+    }
+
+    /// Returns the private name space of a batch, whose tables are in `files`. There is one process
+    /// with it at a time.
+    ///
+    /// # Errors
+    /// Those of the tables of the snapshot.
+    pub fn private(&self, record: &BatchRecord, files: Arc<dyn TableFiles>) -> Result<Names<PrivateEntries>> {
+        let names = read_lock(&self.image);
+        let snapshot = names.0.open_tables(&record.snapshot)?;
+        let cache = names.0.cache().clone();
+        Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, MEMORY_BYTES)))
+    }
+
+    /// Verifies a batch and adds its changes to the image.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such batch; `InvalidInput` if it is refused, or not open any more;
+    /// `Busy` for an atomic batch with conflicts, which stays open; those of files and commits.
+    pub fn commit(
+        &self,
+        number: u64,
+        certificate: &Certificate,
+        files: &dyn TableFiles,
+    ) -> Result<BatchRecord> {
+        let record = self.open_batch(number)?;
+        let (snapshot, cache) = {
+            let names = read_lock(&self.image);
+            (names.0.open_tables(&record.snapshot)?, names.0.cache().clone())
+        };
+        let open = |stated: &crate::certificate::CertifiedTable| -> Result<Arc<Table>> {
+            let file = files.open(stated.number)?;
+            Ok(Arc::new(Table::open(file, Some(stated.checksum), cache.clone())?))
+        };
+        let tables = certificate.tables.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let submission_on = |image: &mut Image| {
+            let submission = Submission {
+                record: &record,
+                certificate,
+                tables: tables.clone(),
+                snapshot: &snapshot,
+                current: image.snapshot()?.1,
+                change: image.last_change(),
+                store: image.store_number(),
+                files: image.files().clone(),
+            };
+            Ok::<_, Error>(submission)
+        };
+        for _ in 0..REPETITIONS {
+            // The verification needs no lock: the tables of the image never change.
+            let submission = submission_on(&mut write_lock(&self.image).0)?;
+            let verdict = verify(submission)?;
+            let mut names = write_lock(&self.image);
+            if !names.0.is_changed_since(verdict.change, verdict.dirs.iter().copied()) {
+                return add(&mut names.0, record, verdict);
+            }
+        }
+        let mut names = write_lock(&self.image);
+        let submission = submission_on(&mut names.0)?;
+        let verdict = verify(submission)?;
+        add(&mut names.0, record, verdict)
+    }
+
+    /// Discards the changes of a batch.
+    ///
+    /// # Errors
+    /// As for [`commit`](Self::commit).
+    pub fn abort(&self, number: u64) -> Result<BatchRecord> {
+        let record = BatchRecord { state: BatchState::Aborted, ..self.open_batch(number)? };
+        write_lock(&self.image).0.put_batch(number, &record)?;
+        Ok(record)
+    }
+
+    /// Returns the records of all batches, in the order of their beginnings.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn batches(&self) -> Result<Vec<BatchRecord>> {
+        read_lock(&self.image).0.batches()
+    }
+
+    /// Returns the random number of the store.
+    pub fn store_number(&self) -> u128 {
+        read_lock(&self.image).0.store_number()
+    }
+
+    fn open_batch(&self, number: u64) -> Result<BatchRecord> {
+        let found: Option<BatchRecord> = read_lock(&self.image).0.batch(number)?;
+        let Some(record) = found else {
+            return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
+        };
+        match record.state {
+            BatchState::Open => Ok(record),
+            BatchState::Committed { .. } => Err(ended("it is committed already")),
+            BatchState::Aborted => Err(ended("it was aborted")),
+        }
+    }
+}
+
+fn add(image: &mut Image, record: BatchRecord, verdict: crate::verify::Verdict) -> Result<BatchRecord> {
+    if record.is_atomic && !verdict.conflicts.is_empty() {
+        let reason =
+            format!("the batch has {} conflicts, and is to be committed as a whole", verdict.conflicts.len());
+        return Err(Error {
+            source: Some(reason.into()),
+            ..Error::new(ErrorKind::Busy, "commit a batch", "")
+        });
+    }
+    let state = BatchState::Committed { entries: verdict.entries, conflicts: verdict.conflicts };
+    let number = record.number;
+    // The snapshot is not needed any more.
+    let record = BatchRecord { state, snapshot: Vec::new(), ..record };
+    image.add(verdict.addition, number, &record)?;
+    Ok(record)
+}
+
+/// Returns whether a directory is `above`, or below it.
+fn is_within(names: &Names<Image>, mut dir: u64, above: u64) -> Result<bool> {
+    loop {
+        if dir == above {
+            return Ok(true);
+        }
+        if dir == crate::entry::ROOT {
+            return Ok(false);
+        }
+        match names.parent(dir) {
+            Ok((parent, _)) => dir = parent,
+            Err(error) if error.kind == ErrorKind::Stale => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn ended(reason: &'static str) -> Error {
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::InvalidInput, "commit a batch", "") }
+}

@@ -1,0 +1,168 @@
+//! The private name space of a batch: the changes of a job over a snapshot of the master image.
+//!
+//! Changes are kept in memory up to a limit, and then in sorted tables in the directory of the
+//! batch. No server is asked: inode numbers come from a range that belongs to the batch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::entries::{Entries, KeyChange};
+use crate::entry::Entry;
+use crate::files::TableFiles;
+use crate::key::{Key, split};
+use crate::memtable::MemTable;
+use crate::merge::{InMemory, Merge, Source, list_merged};
+use crate::table::{BlockCache, Table, TableWriter};
+use crate::table_set::TableSet;
+
+/// The memory for changes that are not in a table yet, in bytes.
+pub const MEMORY_BYTES: usize = 64 << 20;
+
+/// The private entries of a batch.
+pub struct PrivateEntries {
+    snapshot: TableSet,
+    /// The tables of this batch.
+    own: TableSet,
+    memory: MemTable,
+    memory_bytes_max: usize,
+    /// The inode numbers of this batch.
+    inodes: Range<u64>,
+    next_inode: u64,
+    files: Arc<dyn TableFiles>,
+    cache: Arc<BlockCache>,
+}
+
+impl std::fmt::Debug for PrivateEntries {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("PrivateEntries");
+        shown.field("inodes", &self.inodes).field("next_inode", &self.next_inode);
+        shown.field("own_tables", &self.own.len()).finish_non_exhaustive()
+    }
+}
+
+impl PrivateEntries {
+    /// Returns a name space that is equal to a snapshot. New entries get inode numbers of `inodes`.
+    pub(crate) fn new(
+        snapshot: TableSet,
+        inodes: Range<u64>,
+        files: Arc<dyn TableFiles>,
+        cache: Arc<BlockCache>,
+        memory_bytes_max: usize,
+    ) -> PrivateEntries {
+        PrivateEntries {
+            snapshot,
+            own: TableSet::default(),
+            memory: MemTable::default(),
+            memory_bytes_max,
+            next_inode: inodes.start,
+            inodes,
+            files,
+            cache,
+        }
+    }
+
+    /// Passes the changes of the batch to `visit`, in the order of their keys. An empty value is a
+    /// removal.
+    ///
+    /// # Errors
+    /// Those of the tables and of `visit`.
+    pub(crate) fn changes(&self, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
+        let memory: Box<dyn Source> = Box::new(InMemory(self.memory.entries()));
+        let sources = std::iter::once(memory).chain(self.own.sources()).collect();
+        let mut merge = Merge::new(sources)?;
+        while let Some((key, value)) = merge.next()? {
+            visit(key, value)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the entry that the snapshot has.
+    pub(crate) fn in_snapshot(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.is_own_dir(key) {
+            true => Ok(None),
+            false => Ok(self.snapshot.get(key)?.filter(|value| !value.is_empty())),
+        }
+    }
+
+    /// Returns whether a key is in a directory that the batch has created.
+    pub(crate) fn is_own_dir(&self, key: &[u8]) -> bool {
+        split(key).is_some_and(|(dir, _)| self.inodes.contains(&dir))
+    }
+
+    /// Writes the changes in memory as a table.
+    fn spill(&mut self) -> Result<()> {
+        let number = self.own.len() as u64;
+        let file = self.files.create(number)?;
+        let for_reading = file.try_clone().map_err(|cause| Error::from_io(cause, "duplicate", ""))?;
+        let mut writer = TableWriter::new(file);
+        for (key, value) in self.memory.entries() {
+            writer.add(key, value)?;
+        }
+        let summary = writer.finish(false)?;
+        let table = Table::open(for_reading, Some(summary.checksum), self.cache.clone())?;
+        self.own.add(Arc::new(table));
+        self.memory.clear();
+        Ok(())
+    }
+}
+
+impl Entries for PrivateEntries {
+    const IS_SHARED: bool = false;
+
+    fn get(&self, key: &Key) -> Result<Option<Entry>> {
+        let key = key.as_bytes();
+        let decode = |value: &[u8]| match value {
+            [] => Ok(None),
+            value => Entry::decode(value).map(Some),
+        };
+        if let Some(value) = self.memory.get(key) {
+            return decode(value);
+        }
+        if let Some(value) = self.own.get(key)? {
+            return decode(&value);
+        }
+        self.in_snapshot(key)?.map_or(Ok(None), |value| decode(&value))
+    }
+
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()> {
+        let start = Key::of_name(dir, after);
+        let start = start.as_bytes();
+        let memory = self.memory.dir_after(dir, start);
+        let memory: Box<dyn Source> = Box::new(InMemory(memory));
+        let mut sources = vec![memory];
+        sources.extend(self.own.sources_after(start));
+        if !self.inodes.contains(&dir) {
+            sources.extend(self.snapshot.sources_after(start));
+        }
+        list_merged(Merge::new(sources)?, dir, visit)
+    }
+
+    fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
+        let encoded: Vec<_> = changes
+            .iter()
+            .map(|(key, entry)| (key, entry.as_ref().map_or(Vec::new(), Entry::encode)))
+            .collect();
+        let fits = encoded.iter().all(|(key, value)| self.memory.has_space(key.as_bytes(), value));
+        if !fits || self.memory.memory_bytes() > self.memory_bytes_max {
+            self.spill()?;
+        }
+        for (key, value) in encoded {
+            self.memory.put(key.as_bytes(), &value);
+        }
+        Ok(())
+    }
+
+    fn new_inode(&mut self) -> Result<u64> {
+        if !self.inodes.contains(&self.next_inode) {
+            return Err(Error::new(ErrorKind::NoSpace, "create more files in one batch than", ""));
+        }
+        self.next_inode += 1;
+        Ok(self.next_inode - 1)
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

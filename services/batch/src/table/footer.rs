@@ -1,0 +1,104 @@
+//! The parts of a table that describe its blocks.
+
+use quell_vfs::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::entry::damaged;
+
+/// The first bytes of a table, with the version of the format.
+pub(super) const HEADER: [u8; 16] = *b"QUELL TABLE 1\0\0\0";
+/// The length of the last part of a table.
+pub(super) const TRAILER_BYTES: u64 = 32;
+/// The largest footer, in bytes.
+const FOOTER_BYTES_MAX: u64 = 64 << 20;
+/// The last bytes of a table.
+const TRAILER_MAGIC: [u8; 8] = *b"TABLEEND";
+
+/// The description of a table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Footer {
+    /// The number of entries, including removals.
+    pub(super) entries: u64,
+    /// The first key; empty if there are no entries.
+    #[serde(with = "serde_bytes")]
+    pub(super) first_key: Vec<u8>,
+    /// The number of bytes of the filter, which follows the blocks.
+    pub(super) filter_bytes: u64,
+    /// The XXH3 checksum of the filter.
+    pub(super) filter_checksum: u64,
+    /// The blocks, one after the other behind the header.
+    pub(super) blocks: Vec<BlockInfo>,
+}
+
+/// The description of a block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BlockInfo {
+    /// The last key.
+    #[serde(with = "serde_bytes")]
+    pub(super) last_key: Vec<u8>,
+    /// The bytes in the file.
+    pub(super) stored_bytes: u32,
+    /// The bytes before compression.
+    pub(super) raw_bytes: u32,
+    /// The XXH3 checksum of the bytes in the file.
+    pub(super) checksum: u64,
+}
+
+impl Footer {
+    /// Returns the footer and the trailer.
+    pub(super) fn encode(&self) -> (Vec<u8>, u64) {
+        let mut bytes = postcard::to_stdvec(self).expect("a footer has no value that postcard refuses");
+        let (length, checksum) = (bytes.len() as u64, xxh3_64(&bytes));
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(&checksum.to_le_bytes());
+        bytes.extend_from_slice(&self.entries.to_le_bytes());
+        bytes.extend_from_slice(&TRAILER_MAGIC);
+        (bytes, checksum)
+    }
+
+    /// Returns the length and the checksum of the footer from a trailer.
+    ///
+    /// # Errors
+    /// `Damaged` if it is no trailer of a table with `file_bytes`.
+    pub(super) fn length(trailer: &[u8; TRAILER_BYTES as usize], file_bytes: u64) -> Result<(usize, u64)> {
+        let number = |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("8 bytes"));
+        let (length, checksum) = (number(0), number(8));
+        let room = file_bytes.saturating_sub(TRAILER_BYTES + HEADER.len() as u64);
+        if trailer[24..] != TRAILER_MAGIC || length > room || length > FOOTER_BYTES_MAX {
+            return Err(damaged("the end of a table"));
+        }
+        Ok((length as usize, checksum))
+    }
+
+    /// Decodes a footer, and checks that its parts fill a file of `file_bytes`.
+    ///
+    /// # Errors
+    /// `Damaged` if not.
+    pub(super) fn decode(bytes: &[u8], checksum: u64, file_bytes: u64) -> Result<Footer> {
+        let broken = || damaged("the footer of a table");
+        if xxh3_64(bytes) != checksum {
+            let source = Some("the footer of a table does not have its checksum".into());
+            return Err(Error { source, ..Error::new(ErrorKind::Damaged, "read the name space", "") });
+        }
+        let footer = match postcard::take_from_bytes::<Footer>(bytes) {
+            Ok((footer, [])) => footer,
+            _ => return Err(broken()),
+        };
+        let mut end = HEADER.len() as u64;
+        for block in &footer.blocks {
+            let is_bounded = block.raw_bytes as usize <= super::block::BLOCK_BYTES_MAX;
+            if !is_bounded || block.stored_bytes > block.raw_bytes {
+                return Err(broken());
+            }
+            end += u64::from(block.stored_bytes);
+        }
+        let parts = [footer.filter_bytes, bytes.len() as u64, TRAILER_BYTES];
+        let end = parts.iter().try_fold(end, |end, part| end.checked_add(*part));
+        let ascends = footer.blocks.windows(2).all(|pair| pair[0].last_key < pair[1].last_key);
+        match end == Some(file_bytes) && ascends {
+            true => Ok(footer),
+            false => Err(broken()),
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Sorted tables: immutable files with the entries of a part of a name space, in the order of their
+//! keys (docs/formats/batch.md, "Tables").
+
+mod block;
+mod cache;
+mod filter;
+mod footer;
+mod reader;
+mod writer;
+
+pub use cache::BlockCache;
+pub use reader::{Table, TableEntries};
+pub use writer::{TableSummary, TableWriter};

@@ -1,0 +1,74 @@
+//! A directory with tables.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use quell_vfs::{Error, Result};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, fsync, openat, unlinkat};
+use rustix::io::Errno;
+
+use crate::files::TableFiles;
+
+/// The end of the names of tables.
+const SUFFIX: &str = ".table";
+
+/// The tables in a directory: files that are named by their numbers in hexadecimal.
+#[derive(Debug)]
+pub struct TableDir(OwnedFd);
+
+impl TableDir {
+    /// Returns the tables in an open directory.
+    pub fn new(dir: OwnedFd) -> TableDir {
+        TableDir(dir)
+    }
+
+    fn open_with(&self, number: u64, flags: OFlags) -> Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(&self.0, name_of(number), flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => Ok(File::from(file)),
+            Err(error) => Err(failed(error, "open", &name_of(number))),
+        }
+    }
+}
+
+impl TableFiles for TableDir {
+    fn create(&self, number: u64) -> Result<File> {
+        // A process that was killed may have left a file, which others may have open.
+        self.remove(number)?;
+        self.open_with(number, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+    }
+
+    fn open(&self, number: u64) -> Result<File> {
+        self.open_with(number, OFlags::RDONLY)
+    }
+
+    fn remove(&self, number: u64) -> Result<()> {
+        match unlinkat(&self.0, name_of(number), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(failed(error, "remove", &name_of(number))),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<u64>> {
+        let fail = |error| failed(error, "list", "the tables");
+        let mut numbers = Vec::new();
+        for entry in Dir::read_from(&self.0).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let number = entry.file_name().to_str().ok().and_then(|name| name.strip_suffix(SUFFIX));
+            numbers.extend(number.and_then(|digits| u64::from_str_radix(digits, 16).ok()));
+        }
+        Ok(numbers)
+    }
+
+    fn sync(&self) -> Result<()> {
+        fsync(&self.0).map_err(|error| failed(error, "synchronize", "the tables"))
+    }
+}
+
+fn name_of(number: u64) -> String {
+    format!("{number:016x}{SUFFIX}")
+}
+
+fn failed(error: Errno, operation: &'static str, subject: &str) -> Error {
+    Error::from_io(error.into(), operation, subject)
+}

@@ -1,0 +1,69 @@
+//! Several tables as one, of which newer ones supersede older ones.
+
+use std::sync::Arc;
+
+use quell_vfs::Result;
+
+use crate::entry::Entry;
+use crate::key::Key;
+use crate::merge::{Merge, Source, list_merged};
+use crate::table::Table;
+
+/// Tables, the newest first.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TableSet(Vec<Arc<Table>>);
+
+impl TableSet {
+    /// Returns the set of `tables`, the newest first.
+    pub(crate) fn new(tables: Vec<Arc<Table>>) -> TableSet {
+        TableSet(tables)
+    }
+
+    /// Adds a table that is newer than all others.
+    pub(crate) fn add(&mut self, table: Arc<Table>) {
+        self.0.insert(0, table);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the value of a key; an empty value is a removal. `None` if no table has one.
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        for table in &self.0 {
+            if let Some(value) = table.get(key)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the entry of a key, or `None` if there is none.
+    pub(crate) fn entry(&self, key: &Key) -> Result<Option<Entry>> {
+        match self.get(key.as_bytes())?.as_deref() {
+            None | Some([]) => Ok(None),
+            Some(value) => Entry::decode(value).map(Some),
+        }
+    }
+
+    /// Passes the names of a directory after `after` to `visit`, until it returns false.
+    pub(crate) fn list(
+        &self,
+        dir: u64,
+        after: &[u8],
+        visit: &mut dyn FnMut(&[u8], Entry) -> bool,
+    ) -> Result<()> {
+        let start = Key::of_name(dir, after);
+        list_merged(Merge::new(self.sources_after(start.as_bytes()).collect())?, dir, visit)
+    }
+
+    /// Returns the entries after a key, the newest table first, for a merge.
+    pub(crate) fn sources_after<'a>(&self, key: &[u8]) -> impl Iterator<Item = Box<dyn Source + 'a>> {
+        self.0.iter().map(|table| Box::new(table.entries_after(key)) as Box<dyn Source>)
+    }
+
+    /// Returns all entries, the newest table first, for a merge.
+    pub(crate) fn sources<'a>(&self) -> impl Iterator<Item = Box<dyn Source + 'a>> {
+        self.0.iter().map(|table| Box::new(table.entries()) as Box<dyn Source>)
+    }
+}

@@ -1,0 +1,98 @@
+//! The entries of the image after the changes of one inode of the snapshot.
+
+use quell_vfs::Result;
+
+use super::pass::Pass;
+use super::refusal::refused;
+use super::state::{Current, Facts, Name, RemovedName};
+use crate::entry::{Content, Entry, Inode};
+use crate::key::Key;
+
+impl Pass<'_> {
+    /// Applies the changes of a file, whose inode is merged already. If its changes of names are
+    /// refused, they are left out.
+    pub(super) fn apply_file(
+        &mut self,
+        number: u64,
+        facts: Facts,
+        current: Current,
+        mut inode: Inode,
+        is_refused: bool,
+    ) -> Result<()> {
+        let Facts { mut removed, mut added, .. } = facts;
+        if is_refused {
+            (removed, added) = (Vec::new(), Vec::new());
+        }
+        let links = u64::from(current.inode.links) + added.len() as u64;
+        let links = links.checked_sub(removed.len() as u64).and_then(|links| u32::try_from(links).ok());
+        inode.links = links.ok_or_else(|| refused("a file has a wrong number of names"))?;
+        let link = Entry::Link { inode: number, type_bits: inode.kind()?.mode_bits() };
+        for (dir, name) in &added {
+            self.patch.insert(Key::of_name(*dir, name), Some(link.clone()));
+        }
+        for RemovedName { dir, name, is_replaced } in &removed {
+            if !is_replaced {
+                self.patch.insert(Key::of_name(*dir, name), None);
+            }
+        }
+        let is_removed =
+            |(dir, name): &Name| removed.iter().any(|removed| (removed.dir, &removed.name) == (*dir, name));
+        match current.embedded_at {
+            Some(place) if added.is_empty() && is_removed(&place) => {}
+            Some((dir, name)) if added.is_empty() => {
+                self.patch.insert(Key::of_name(dir, &name), Some(Entry::Inode(inode)));
+            }
+            Some(place) => {
+                if !is_removed(&place) {
+                    self.patch.insert(Key::of_name(place.0, &place.1), Some(link));
+                }
+                self.patch.insert(Key::of_linked(number), Some(Entry::Inode(inode)));
+            }
+            None => {
+                let rest = (inode.links > 0).then_some(Entry::Inode(inode));
+                self.patch.insert(Key::of_linked(number), rest);
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies the changes of a directory. Returns its number, its old and its new name if it is
+    /// moved.
+    pub(super) fn apply_dir(
+        &mut self,
+        number: u64,
+        facts: Facts,
+        mut inode: Inode,
+        is_refused: bool,
+    ) -> Result<Option<(u64, Name, Name)>> {
+        let key = Key::of_dir(number);
+        let [removed] = &facts.removed[..] else {
+            self.patch.insert(key, Some(Entry::Inode(inode)));
+            return Ok(None);
+        };
+        if is_refused {
+            if !facts.is_removed {
+                self.patch.insert(key, Some(Entry::Inode(inode)));
+            }
+            return Ok(None);
+        }
+        let from = (removed.dir, removed.name.clone());
+        if !removed.is_replaced {
+            self.patch.insert(Key::of_name(from.0, &from.1), None);
+        }
+        *self.subdirs.entry(from.0).or_default() -= 1;
+        let Some((dir, name)) = facts.added.first().cloned() else {
+            self.patch.insert(key, None);
+            return Ok(None);
+        };
+        inode.content = Content::Parent { dir, name: name.clone() };
+        self.patch.insert(key, Some(Entry::Inode(inode)));
+        self.patch.insert(Key::of_name(dir, &name), Some(Entry::Dir { inode: number }));
+        // The links of a new directory are those that the batch states.
+        match self.new_dirs.get_mut(&dir) {
+            Some(new) => new.add_subdir(),
+            None => *self.subdirs.entry(dir).or_default() += 1,
+        }
+        Ok(Some((number, from, (dir, name))))
+    }
+}

@@ -1,0 +1,121 @@
+//! The verification of a batch by a trusted process (BatchFS, section II-F).
+//!
+//! The tables of the batch are read once, in the order of their keys:
+//!
+//! - An entry in a directory that the batch has created is checked by itself, and copied
+//!   ([`new_entries`]). The inode number of the directory belongs to the batch, so nothing else can
+//!   be in it.
+//! - An entry in a directory of the snapshot is compared with the snapshot and with the current
+//!   image ([`existing`]).
+//! - The changes of inodes of the snapshot are collected, since the names of one inode may be in
+//!   several directories, and merged at the end ([`resolve`]).
+//!
+//! A statement of the certificate that is not true, or a change that no sequence of operations
+//! makes, refuses the whole batch. A change that is in conflict with a change of others since the
+//! snapshot is left out, and listed.
+
+mod apply;
+mod existing;
+mod merge_inode;
+mod new_entries;
+mod output;
+mod pass;
+mod permissions;
+mod refusal;
+mod resolve;
+mod state;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use quell_vfs::{NAME_BYTES_MAX, Result};
+
+use crate::certificate::snapshot_hash;
+use crate::entry::LINKED;
+use crate::key::split;
+use output::Output;
+use pass::Pass;
+use refusal::refused;
+use state::Numbers;
+
+pub(crate) use pass::{Submission, Verdict};
+
+/// Verifies a batch, and writes its entries as tables of the image.
+///
+/// # Errors
+/// `InvalidInput` if the batch is refused; `Damaged`; the errors of files.
+pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
+    let Submission { record, certificate, .. } = &submission;
+    let is_for_this = certificate.store == submission.store
+        && certificate.batch == record.number
+        && certificate.snapshot == snapshot_hash(record);
+    if !is_for_this {
+        return Err(refused("the certificate is of another batch"));
+    }
+    let tables_match = certificate.tables.len() == submission.tables.len()
+        && certificate
+            .tables
+            .iter()
+            .zip(&submission.tables)
+            .all(|(stated, found)| stated.entries == found.len() && stated.checksum == found.checksum());
+    if !tables_match {
+        return Err(refused("the tables are not those of the certificate"));
+    }
+    let mut pass = Pass {
+        numbers: Numbers::new(record.inodes.clone(), certificate.inodes_used)?,
+        out: Output::new(submission.files.clone(), record.number),
+        new_dirs: HashMap::new(),
+        linked: HashMap::new(),
+        groups: HashSet::new(),
+        inherited_groups: HashSet::new(),
+        facts: BTreeMap::new(),
+        dir: None,
+        dirs: Vec::new(),
+        certified: 0,
+        subdirs: HashMap::new(),
+        patch: BTreeMap::new(),
+        conflicts: Vec::new(),
+        entries: 0,
+        submission,
+    };
+    let verdict = pass.read_tables().and_then(|()| pass.resolve()).and_then(|()| pass.finish());
+    if verdict.is_err() {
+        pass.out.discard()?;
+    }
+    verdict
+}
+
+impl Pass<'_> {
+    fn read_tables(&mut self) -> Result<()> {
+        let mut last_key = Vec::new();
+        for table in self.submission.tables.clone() {
+            let mut entries = table.entries();
+            while let Some(read) = entries.next(|key, value| {
+                if key <= &*last_key {
+                    return Err(refused("the keys of the tables do not ascend"));
+                }
+                last_key.clear();
+                last_key.extend_from_slice(key);
+                self.read_entry(key, value)
+            })? {
+                read?;
+            }
+        }
+        self.end_existing_dir()?;
+        match self.certified == self.submission.certificate.dirs.len() {
+            true => Ok(()),
+            false => Err(refused("the certificate has a directory without changes")),
+        }
+    }
+
+    fn read_entry(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let (dir, name) = split(key).ok_or_else(|| refused("a key is too short"))?;
+        let is_name = name.len() <= NAME_BYTES_MAX && quell_vfs::check_name(name).is_ok();
+        if !is_name && !name.is_empty() && dir != LINKED {
+            return Err(refused("a name is not permitted"));
+        }
+        match self.numbers.contains(dir) {
+            true => self.new_dir_entry(dir, name, key, value),
+            false => self.existing_dir_entry(dir, name, key, value),
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The changes of inodes of the snapshot, merged with those that others have made since.
+
+use std::collections::{BTreeMap, HashMap};
+
+use quell_vfs::{Kind, Result};
+
+use super::merge_inode::merge;
+use super::pass::{DEPTH_MAX, Pass, Verdict};
+use super::refusal::refused;
+use super::state::{Current, Facts, Name, RemovedName};
+use crate::batch::ConflictReason;
+use crate::entry::{Content, Entry, Inode, ROOT};
+use crate::image::Addition;
+use crate::key::Key;
+
+/// An inode of the snapshot that a batch changes.
+#[derive(Debug)]
+struct Changed {
+    before: Inode,
+    current: Option<Current>,
+    facts: Facts,
+    /// The first name that cannot be changed, and the reason. Then no name of the inode is changed.
+    refusal: Option<(Name, ConflictReason)>,
+}
+
+/// The inodes of the snapshot that remove and that get each name.
+#[derive(Debug, Default)]
+struct Names {
+    removed_by: HashMap<Key, u64>,
+    added_by: HashMap<Key, u64>,
+}
+
+impl Pass<'_> {
+    /// Merges the changes of all inodes of the snapshot into the patch.
+    pub(super) fn resolve(&mut self) -> Result<()> {
+        let mut inodes = BTreeMap::new();
+        let mut names = Names::default();
+        for (number, mut facts) in std::mem::take(&mut self.facts) {
+            let before = self.before(number, &mut facts)?;
+            check_shape(&before, &facts)?;
+            for RemovedName { dir, name, .. } in &facts.removed {
+                names.removed_by.insert(Key::of_name(*dir, name), number);
+            }
+            for (dir, name) in &facts.added {
+                names.added_by.insert(Key::of_name(*dir, name), number);
+            }
+            let current = self.current(number, &before, &facts)?;
+            inodes.insert(number, Changed { before, current, facts, refusal: None });
+        }
+        for (number, changed) in &mut inodes {
+            changed.refusal = self.first_refusal(*number, changed, &names)?;
+        }
+        self.refuse_dependent(&mut inodes, &names)?;
+        for changed in inodes.values() {
+            self.list_refusal(changed)?;
+        }
+        let mut moved = Vec::new();
+        for (number, changed) in inodes {
+            let Some(current) = changed.current else { continue };
+            let is_refused = changed.refusal.is_some();
+            if is_refused {
+                self.restore_names(&changed.facts)?;
+            }
+            let inode = self.merged(&changed.before, &changed.facts, &current)?;
+            match changed.before.kind()? {
+                Kind::Dir => moved.extend(self.apply_dir(number, changed.facts, inode, is_refused)?),
+                _ => self.apply_file(number, changed.facts, current, inode, is_refused)?,
+            }
+        }
+        for (number, from, to) in moved {
+            self.check_moved(number, from, to)?;
+        }
+        self.count_subdirs()
+    }
+
+    /// Ends the verification.
+    pub(super) fn finish(&mut self) -> Result<Verdict> {
+        self.check_new_tree()?;
+        // Few changes are stored with the image itself, others in a table that is newer than those
+        // of the batch.
+        const CHANGES_MAX: usize = 4096;
+        let mut changes = Vec::new();
+        if self.patch.len() <= CHANGES_MAX {
+            changes.extend(std::mem::take(&mut self.patch));
+        } else {
+            self.out.end_table()?;
+            for (key, entry) in std::mem::take(&mut self.patch) {
+                let value = entry.map_or(Vec::new(), |entry| entry.encode());
+                self.out.add(key.as_bytes(), &value)?;
+            }
+        }
+        let tables = self.out.finish()?;
+        Ok(Verdict {
+            addition: Addition { tables, changes },
+            entries: self.entries,
+            conflicts: std::mem::take(&mut self.conflicts),
+            dirs: std::mem::take(&mut self.dirs),
+            change: self.submission.change,
+        })
+    }
+
+    /// Returns an inode as the snapshot has it.
+    fn before(&self, number: u64, facts: &mut Facts) -> Result<Inode> {
+        if let Some(before) = facts.before.take() {
+            return Ok(before);
+        }
+        let snapshot = self.submission.snapshot;
+        let get = |key: &Key| -> Result<Option<Entry>> {
+            let value = snapshot.get(key.as_bytes())?.filter(|value| !value.is_empty());
+            value.map(|value| Entry::decode(&value)).transpose()
+        };
+        let first = facts.removed.first();
+        let found = first.map(|removed| get(&Key::of_name(removed.dir, &removed.name))).transpose()?;
+        let found = match found.flatten() {
+            Some(Entry::Dir { inode }) => get(&Key::of_dir(inode))?,
+            Some(Entry::Inode(inode)) => Some(Entry::Inode(inode)),
+            _ => get(&Key::of_linked(number))?,
+        };
+        match found {
+            Some(Entry::Inode(inode)) if inode.number == number => Ok(inode),
+            _ => Err(refused("a name refers to an inode that is neither new nor in the snapshot")),
+        }
+    }
+
+    /// Returns an inode as the current image has it. `None` if it was removed.
+    fn current(&self, number: u64, before: &Inode, facts: &Facts) -> Result<Option<Current>> {
+        let image = self.submission.current.clone();
+        if before.kind()? == Kind::Dir {
+            return Ok(match image.entry(&Key::of_dir(number))? {
+                Some(Entry::Inode(inode)) => Some(Current { inode, embedded_at: None }),
+                _ => None,
+            });
+        }
+        let removed = facts.removed.iter().map(|removed| (removed.dir, removed.name.clone()));
+        for (dir, name) in facts.embedded_at.iter().cloned().chain(removed) {
+            if let Some(Entry::Inode(inode)) = image.entry(&Key::of_name(dir, &name))?
+                && inode.number == number
+            {
+                return Ok(Some(Current { inode, embedded_at: Some((dir, name)) }));
+            }
+        }
+        Ok(match image.entry(&Key::of_linked(number))? {
+            Some(Entry::Inode(inode)) => Some(Current { inode, embedded_at: None }),
+            _ => None,
+        })
+    }
+
+    /// Returns the first name of an inode that cannot be changed, and the reason.
+    fn first_refusal(
+        &self,
+        number: u64,
+        changed: &Changed,
+        names: &Names,
+    ) -> Result<Option<(Name, ConflictReason)>> {
+        let Facts { removed, added, .. } = &changed.facts;
+        let Some(current) = &changed.current else {
+            // An entry that was to be replaced may be gone.
+            let not_replaced = removed.iter().find(|removed| !removed.is_replaced);
+            let name = not_replaced.map(|removed| (removed.dir, removed.name.clone()));
+            let name = name.or(added.first().cloned()).or(changed.facts.embedded_at.clone());
+            return Ok(name.map(|name| (name, ConflictReason::Changed)));
+        };
+        for RemovedName { dir, name, .. } in removed {
+            if let Some(reason) = self.refusal_of_removal(number, (*dir, name), &current.inode)? {
+                return Ok(Some(((*dir, name.clone()), reason)));
+            }
+        }
+        for (dir, name) in added {
+            if let Some(reason) = self.refusal_of_addition((*dir, name), names)? {
+                return Ok(Some(((*dir, name.clone()), reason)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn refusal_of_removal(
+        &self,
+        number: u64,
+        (dir, name): (u64, &[u8]),
+        inode: &Inode,
+    ) -> Result<Option<ConflictReason>> {
+        let current = &self.submission.current;
+        let found = current.entry(&Key::of_name(dir, name))?;
+        if found.is_none_or(|entry| entry.inode_number() != number) {
+            return Ok(Some(ConflictReason::Changed));
+        }
+        let Some(Entry::Inode(parent)) = current.entry(&Key::of_dir(dir))? else {
+            return Ok(Some(ConflictReason::DirectoryRemoved));
+        };
+        let is_permitted =
+            self.submission.record.caller.may_remove(&parent, inode) && self.path_state(dir)?.0;
+        Ok((!is_permitted).then_some(ConflictReason::Denied))
+    }
+
+    fn refusal_of_addition(
+        &self,
+        (dir, name): (u64, &[u8]),
+        names: &Names,
+    ) -> Result<Option<ConflictReason>> {
+        if self.numbers.contains(dir) {
+            return Ok(None);
+        }
+        let current = &self.submission.current;
+        let Some(Entry::Inode(parent)) = current.entry(&Key::of_dir(dir))? else {
+            return Ok(Some(ConflictReason::DirectoryRemoved));
+        };
+        if !self.submission.record.caller.may_change_names(&parent) || !self.path_state(dir)?.0 {
+            return Ok(Some(ConflictReason::Denied));
+        }
+        let key = Key::of_name(dir, name);
+        let found = current.entry(&key)?.map(|entry| entry.inode_number());
+        let is_free = found.is_none() || found == names.removed_by.get(&key).copied();
+        Ok((!is_free).then_some(ConflictReason::Exists))
+    }
+
+    /// Refuses the changes that depend on refused ones: of two inodes of which one gets the name of
+    /// the other one, both are renamed or none; and a directory is removed if it becomes empty.
+    fn refuse_dependent(&self, inodes: &mut BTreeMap<u64, Changed>, names: &Names) -> Result<()> {
+        loop {
+            let mut refused = BTreeMap::new();
+            let is_refused = |number: &u64| {
+                inodes
+                    .get(number)
+                    .is_some_and(|changed| changed.refusal.is_some() && changed.current.is_some())
+            };
+            for (number, changed) in inodes.iter().filter(|(_, changed)| changed.refusal.is_none()) {
+                let Facts { removed, added, is_removed, .. } = &changed.facts;
+                let taken = |name: &&Name| {
+                    names.removed_by.get(&Key::of_name(name.0, &name.1)).is_some_and(is_refused)
+                };
+                if let Some(name) = added.iter().find(taken) {
+                    refused.insert(*number, (name.clone(), ConflictReason::Exists));
+                }
+                let lost = |removed: &&RemovedName| {
+                    let other = names.added_by.get(&Key::of_name(removed.dir, &removed.name));
+                    other.is_some_and(|other| {
+                        inodes.get(other).is_some_and(|changed| changed.refusal.is_some())
+                    })
+                };
+                if let Some(removed) = removed.iter().find(lost) {
+                    let name = (removed.dir, removed.name.clone());
+                    refused.insert(*number, (name, ConflictReason::Changed));
+                }
+                let first = removed.first();
+                if let (Some(removed), true) = (first, *is_removed && changed.before.kind()? == Kind::Dir)
+                    && !self.becomes_empty(*number, inodes, names)?
+                {
+                    let name = (removed.dir, removed.name.clone());
+                    refused.insert(*number, (name, ConflictReason::NotEmpty));
+                }
+            }
+            if refused.is_empty() {
+                return Ok(());
+            }
+            for (number, refusal) in refused {
+                inodes.get_mut(&number).expect("it was listed above").refusal = Some(refusal);
+            }
+        }
+    }
+
+    /// Returns whether the batch removes all names that a directory has in the current image.
+    fn becomes_empty(&self, dir: u64, inodes: &BTreeMap<u64, Changed>, names: &Names) -> Result<bool> {
+        let mut becomes_empty = true;
+        self.submission.current.list(dir, b"", &mut |name, _| {
+            let remover =
+                names.removed_by.get(&Key::of_name(dir, name)).and_then(|number| inodes.get(number));
+            becomes_empty = remover.is_some_and(|changed| changed.refusal.is_none());
+            becomes_empty
+        })?;
+        Ok(becomes_empty)
+    }
+
+    fn list_refusal(&mut self, changed: &Changed) -> Result<()> {
+        match &changed.refusal {
+            Some(((dir, name), reason)) => self.conflict(*dir, name, *reason, None),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives new entries other names if they have replaced names that are not removed.
+    fn restore_names(&mut self, facts: &Facts) -> Result<()> {
+        for RemovedName { dir, name, is_replaced } in &facts.removed {
+            let key = Key::of_name(*dir, name);
+            if *is_replaced && let Some(Some(entry)) = self.patch.remove(&key) {
+                if let Entry::Dir { .. } = entry {
+                    *self.subdirs.entry(*dir).or_default() -= 1;
+                }
+                self.keep_as_other_name(*dir, name, entry, ConflictReason::Exists)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the current inode with the changes of the batch. A change that is in conflict, or
+    /// that the caller may not make, is left out and listed.
+    fn merged(&mut self, before: &Inode, facts: &Facts, current: &Current) -> Result<Inode> {
+        let Some(after) = &facts.after else { return Ok(current.inode.clone()) };
+        self.check_limits_of_change(before, after)?;
+        let mut after = after.clone();
+        if let (Content::Parent { dir, name }, Content::Parent { .. }) = (&after.content, &before.content) {
+            // The place of a directory changes with its name.
+            let place = (*dir, name.clone());
+            if after.content != before.content && facts.added != [place] {
+                return Err(refused("a directory does not state its place"));
+            }
+            after.content = before.content.clone();
+        }
+        let after = &after;
+        let merged = match self.submission.record.caller.may_change(before, after) {
+            true => merge(before, &current.inode, after),
+            false => Err(ConflictReason::Denied),
+        };
+        match merged {
+            Ok(merged) => Ok(merged),
+            Err(reason) => {
+                let removed = facts.removed.first().map(|removed| (removed.dir, removed.name.clone()));
+                let place = match &before.content {
+                    Content::Parent { dir, name } => Some((*dir, name.clone())),
+                    _ => removed.or(current.embedded_at.clone()).or(facts.added.first().cloned()),
+                };
+                let (dir, name) = place.unwrap_or((crate::entry::LINKED, before.number.to_string().into()));
+                self.conflict(dir, &name, reason, None)?;
+                let modified = current.inode.modified.max(after.modified);
+                Ok(Inode { modified, ..current.inode.clone() })
+            }
+        }
+    }
+
+    fn check_limits_of_change(&self, before: &Inode, after: &Inode) -> Result<()> {
+        if before.kind()? != after.kind()? || before.number != after.number {
+            return Err(refused("a node has become another one"));
+        }
+        match before.content == after.content {
+            // A data file of an earlier batch.
+            true => self.check_limits(&Inode { content: self.checked_content(after)?, ..after.clone() }),
+            false => self.check_limits(after),
+        }
+    }
+
+    /// Returns a content that every batch may state, for an inode whose content is unchanged.
+    fn checked_content(&self, inode: &Inode) -> Result<Content> {
+        Ok(match inode.content {
+            Content::File(_) => Content::Empty,
+            _ => inode.content.clone(),
+        })
+    }
+
+    /// Undoes the move of a directory that would be below itself.
+    fn check_moved(&mut self, number: u64, from: Name, to: Name) -> Result<()> {
+        let mut next = to.0;
+        for _ in 0..DEPTH_MAX {
+            if next == number {
+                break;
+            }
+            if next == ROOT {
+                return Ok(());
+            }
+            match self.dir_inode(next)?.content {
+                Content::Parent { dir, .. } => next = dir,
+                _ => return Err(refused("a directory has no directory above")),
+            }
+        }
+        self.patch.remove(&Key::of_name(from.0, &from.1));
+        self.patch.remove(&Key::of_name(to.0, &to.1));
+        if let Some(Some(Entry::Inode(inode))) = self.patch.get_mut(&Key::of_dir(number)) {
+            inode.content = Content::Parent { dir: from.0, name: from.1.clone() };
+        }
+        *self.subdirs.entry(from.0).or_default() += 1;
+        *self.subdirs.entry(to.0).or_default() -= 1;
+        self.conflict(from.0, &from.1, ConflictReason::Cycle, None)
+    }
+
+    /// Sets the number of links of the directories of the image whose subdirectories have changed.
+    fn count_subdirs(&mut self) -> Result<()> {
+        for (dir, difference) in std::mem::take(&mut self.subdirs) {
+            let key = Key::of_dir(dir);
+            if difference == 0 || matches!(self.patch.get(&key), Some(None)) || self.numbers_of_new(dir) {
+                continue;
+            }
+            let mut inode = self.dir_inode(dir)?;
+            let links = i64::from(inode.links) + difference;
+            inode.links =
+                u32::try_from(links).map_err(|_| refused("a directory has too many subdirectories"))?;
+            self.patch.insert(key, Some(Entry::Inode(inode)));
+        }
+        Ok(())
+    }
+
+    /// Returns whether the links of a directory are those that the batch has stated.
+    fn numbers_of_new(&self, dir: u64) -> bool {
+        self.new_dirs.contains_key(&dir)
+    }
+}
+
+/// Checks that the changes of an inode are those of a sequence of operations.
+fn check_shape(before: &Inode, facts: &Facts) -> Result<()> {
+    if before.kind()? != Kind::Dir {
+        return Ok(());
+    }
+    let is_shape_of_dir = match (facts.removed.len(), facts.added.len()) {
+        (0, 0) => !facts.is_removed,
+        (1, 0) => facts.is_removed && facts.after.is_none(),
+        (1, 1) => !facts.is_removed && facts.after.is_some(),
+        _ => false,
+    };
+    match is_shape_of_dir {
+        true => Ok(()),
+        false => Err(refused("a directory is moved or removed in part")),
+    }
+}

@@ -1,0 +1,121 @@
+//! What a verification has found so far.
+
+use std::ops::Range;
+
+use quell_vfs::Result;
+
+use super::refusal::refused;
+use crate::batch::ConflictReason;
+use crate::certificate::PreImage;
+use crate::entry::Inode;
+
+/// The directory of the snapshot whose entries are being read.
+pub(super) struct ExistingDir {
+    pub(super) dir: u64,
+    pub(super) pre_image: PreImage,
+    /// The reason for which names in it cannot be changed.
+    pub(super) refusal: Option<ConflictReason>,
+}
+
+/// The inode numbers of a batch, and which of them were found.
+pub(super) struct Numbers {
+    range: Range<u64>,
+    used: u64,
+    found: Vec<u64>,
+}
+
+impl Numbers {
+    /// Returns the first `used` numbers of `range`. The last number of the range is for the
+    /// directory of entries in conflict.
+    pub(super) fn new(range: Range<u64>, used: u64) -> Result<Numbers> {
+        if used >= range.end - range.start {
+            return Err(refused("the batch has used more inode numbers than it has"));
+        }
+        // The memory is bounded by the range, of which the record has checked the length.
+        let found = vec![0; used.div_ceil(64) as usize];
+        Ok(Numbers { range, used, found })
+    }
+
+    /// Returns whether a number belongs to the batch.
+    pub(super) fn contains(&self, number: u64) -> bool {
+        self.range.contains(&number)
+    }
+
+    /// Notes that an inode with this number was found.
+    pub(super) fn take(&mut self, number: u64) -> Result<()> {
+        let index = number.wrapping_sub(self.range.start);
+        if index >= self.used {
+            return Err(refused("an inode number is not one that the batch states to have used"));
+        }
+        let (word, bit) = (&mut self.found[(index / 64) as usize], 1 << (index % 64));
+        if *word & bit != 0 {
+            return Err(refused("two new inodes have one number"));
+        }
+        *word |= bit;
+        Ok(())
+    }
+
+    /// Returns whether the last one of the numbers that the batch states was found.
+    pub(super) fn is_last_found(&self) -> bool {
+        match self.used.checked_sub(1) {
+            Some(last) => self.found[(last / 64) as usize] & 1 << (last % 64) != 0,
+            None => true,
+        }
+    }
+}
+
+/// A directory that the batch has created.
+#[derive(Debug, Default)]
+pub(super) struct NewDir {
+    /// Its inode, as its own entry states it: the directory above, the hash of the name there, and
+    /// the number of links.
+    pub(super) stated: Option<(u64, u64, u32)>,
+    /// The directory and the hash of the name where it was found.
+    pub(super) named: Option<(u64, u64)>,
+    /// The number of its subdirectories.
+    pub(super) subdirs: u32,
+}
+
+impl NewDir {
+    /// Notes a directory of the snapshot that the batch has moved here.
+    pub(super) fn add_subdir(&mut self) {
+        self.subdirs += 1;
+    }
+}
+
+/// The changes of an inode of the snapshot.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// The inode in the snapshot.
+    pub(super) before: Option<Inode>,
+    /// The inode as the batch leaves it, if it has changed.
+    pub(super) after: Option<Inode>,
+    /// The name in the snapshot at which the inode was embedded, if the batch has not removed it.
+    pub(super) embedded_at: Option<Name>,
+    /// Whether the batch has removed the inode of a directory or of a linked file.
+    pub(super) is_removed: bool,
+    /// The names that the batch has removed.
+    pub(super) removed: Vec<RemovedName>,
+    /// The names that the batch has added.
+    pub(super) added: Vec<Name>,
+}
+
+/// A directory and a name in it.
+pub(super) type Name = (u64, Vec<u8>);
+
+/// A name that the batch has removed.
+#[derive(Debug, Clone)]
+pub(super) struct RemovedName {
+    pub(super) dir: u64,
+    pub(super) name: Vec<u8>,
+    /// Whether the batch has given the name to another inode.
+    pub(super) is_replaced: bool,
+}
+
+/// The inode of the current image that a batch changes.
+#[derive(Debug)]
+pub(super) struct Current {
+    pub(super) inode: Inode,
+    /// The name at which it is embedded.
+    pub(super) embedded_at: Option<Name>,
+}

@@ -1,0 +1,99 @@
+//! Batches from their beginning to their commit, on real files.
+
+mod stores;
+
+use quell_batch_service::{ConflictReason, NameSpace, NewNode, ROOT};
+use quell_vfs::{ErrorKind, Rename};
+
+use stores::{FILE, Fixture, LATER, NOW, make_dir, make_file, tree, write};
+
+#[test]
+fn a_batch_becomes_visible_as_a_whole() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let home = make_dir(&*master, ROOT, "home");
+    make_file(&*master, home, "old");
+    let batch = fixture.begin();
+    let names = &batch.names;
+    let out = make_dir(names, home, "out");
+    for number in 0..1000 {
+        let dir = make_dir(names, out, &format!("d{number}"));
+        let file = make_file(names, dir, "file");
+        write(names, &file, format!("content {number}").as_bytes());
+    }
+    names.rename((out, b"d7"), (home, b"moved"), Rename::Keep, LATER).unwrap();
+    let place = make_file(names, out, "one");
+    names.link((place.inode.number, &place.place), home, b"two", LATER).unwrap();
+    names.remove(home, b"old", LATER).unwrap();
+    let expected = tree(names);
+    assert_eq!(tree(&*master), ["/ 755 3", "/home/ 755 2", "/home/old 644 1 "]);
+    assert_eq!(fixture.conflicts(&batch), []);
+    assert_eq!(tree(&*master), expected);
+    // Synchronous operations go on in the directories of the batch.
+    make_file(&*master, out, "later");
+    master.rename((out, b"d9"), (ROOT, b"d9"), Rename::Keep, LATER).unwrap();
+    assert_eq!(tree(&*master).len(), expected.len() + 1);
+}
+
+#[test]
+fn open_batches_do_not_overlap() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let (a, b) = (make_dir(&*master, ROOT, "a"), make_dir(&*master, ROOT, "b"));
+    let below = make_dir(&*master, a, "below");
+    let batch = fixture.begin_as(1000, a, false).unwrap();
+    for subtree in [ROOT, a, below] {
+        assert_eq!(fixture.begin_as(1000, subtree, false).err().unwrap().kind, ErrorKind::Busy);
+    }
+    let other = fixture.begin_as(1000, b, false).unwrap();
+    // A batch changes its subtree only.
+    make_file(&other.names, a, "outside");
+    assert_eq!(fixture.commit(&other).unwrap_err().kind, ErrorKind::InvalidInput);
+    fixture.primary.abort(other.record.number).unwrap();
+    fixture.commit(&batch).unwrap();
+    fixture.begin().names.create(ROOT, b"f", NewNode::File, FILE, NOW).unwrap();
+}
+
+#[test]
+fn an_atomic_batch_with_a_conflict_stays_open() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let batch = fixture.begin_as(1000, ROOT, true).unwrap();
+    make_file(&batch.names, ROOT, "same");
+    make_file(&batch.names, ROOT, "other");
+    make_file(&*master, ROOT, "same");
+    assert_eq!(fixture.commit(&batch).unwrap_err().kind, ErrorKind::Busy);
+    assert_eq!(tree(&*master), ["/ 755 2", "/same 644 1 "]);
+    master.remove(ROOT, b"same", LATER).unwrap();
+    fixture.commit(&batch).unwrap();
+    assert_eq!(tree(&*master), ["/ 755 2", "/other 644 1 ", "/same 644 1 "]);
+    // A batch is committed once.
+    assert_eq!(fixture.commit(&batch).unwrap_err().kind, ErrorKind::InvalidInput);
+}
+
+#[test]
+fn entries_in_conflict_are_kept_under_other_names() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let gone = make_dir(&*master, ROOT, "gone");
+    let batch = fixture.begin();
+    let dir = make_dir(&batch.names, ROOT, "same");
+    make_file(&batch.names, dir, "inside");
+    make_file(&batch.names, gone, "orphan");
+    make_file(&*master, ROOT, "same");
+    master.remove_dir(ROOT, b"gone", LATER).unwrap();
+    let conflicts = fixture.conflicts(&batch);
+    let reasons: Vec<_> =
+        conflicts.iter().map(|conflict| (conflict.name.as_slice(), conflict.reason)).collect();
+    let expected = [(&b"same"[..], ConflictReason::Exists), (b"orphan", ConflictReason::DirectoryRemoved)];
+    assert_eq!(reasons, expected);
+    let expected = [
+        "/ 755 4",
+        "/quell-conflicts-1/ 700 2",
+        "/quell-conflicts-1/orphan.quell-conflict-1-2 644 1 ",
+        "/same 644 1 ",
+        "/same.quell-conflict-1-1/ 755 2",
+        "/same.quell-conflict-1-1/inside 644 1 ",
+    ];
+    assert_eq!(tree(&*master), expected);
+}

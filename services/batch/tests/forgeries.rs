@@ -1,0 +1,268 @@
+//! Batches whose tables or certificates no sequence of operations of their users makes are refused.
+
+mod stores;
+
+use std::sync::Arc;
+
+use quell_batch_service::{
+    BlockCache, Certificate, CertifiedTable, Content, DataFile, Entry, Inode, Key, NameSpace, ROOT, Table,
+    TableFiles, TableWriter, Timestamp, Xattr, split,
+};
+use quell_testkit::Random;
+use quell_vfs::{ErrorKind, Rename};
+
+use stores::{Fixture, LATER, NOW, Open, make_dir, make_file, tree, write};
+
+/// A key and a value of a table.
+type Pair = (Vec<u8>, Vec<u8>);
+
+/// A store and a batch that has used most kinds of operations.
+fn submitted() -> (Fixture, Open, Certificate) {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let d = make_dir(&*master, ROOT, "d");
+    make_file(&*master, d, "old");
+    make_file(&*master, d, "gone");
+    let batch = fixture.begin();
+    let names = &batch.names;
+    let new = make_dir(names, d, "new");
+    let below = make_dir(names, new, "below");
+    write(names, &make_file(names, below, "file"), b"content");
+    let linked = make_file(names, new, "one");
+    names.link((linked.inode.number, &linked.place), below, b"two", LATER).unwrap();
+    names.rename((d, b"old"), (d, b"renamed"), Rename::Keep, LATER).unwrap();
+    names.remove(d, b"gone", LATER).unwrap();
+    names
+        .create(new, b"link", quell_batch_service::NewNode::Symlink(b"x".to_vec()), stores::FILE, NOW)
+        .unwrap();
+    let certificate = fixture.certificate(&batch);
+    (fixture, batch, certificate)
+}
+
+fn pairs(batch: &Open, certificate: &Certificate) -> Vec<Pair> {
+    let [table] = &certificate.tables[..] else { panic!("one table") };
+    let file = batch.files.open(table.number).unwrap();
+    let table = Arc::new(Table::open(file, None, Arc::new(BlockCache::default())).unwrap());
+    let mut entries = table.entries();
+    let mut pairs = Vec::new();
+    while let Some(pair) = entries.next(|key, value| (key.to_vec(), value.to_vec())).unwrap() {
+        pairs.push(pair);
+    }
+    pairs
+}
+
+/// Writes other entries as the table of a certificate.
+fn with_pairs(batch: &Open, certificate: &Certificate, pairs: &[Pair]) -> Certificate {
+    const NUMBER: u64 = 1 << 33;
+    let mut writer = TableWriter::new(batch.files.create(NUMBER).unwrap());
+    for (key, value) in pairs {
+        writer.add(key, value).unwrap();
+    }
+    let summary = writer.finish(false).unwrap();
+    let table = CertifiedTable { number: NUMBER, entries: summary.entries, checksum: summary.checksum };
+    Certificate { tables: vec![table], ..certificate.clone() }
+}
+
+/// Changes the inode of a name of the batch.
+fn edit(pairs: &mut [Pair], name: &str, change: impl Fn(&mut Inode)) {
+    let (_, value) = find(pairs, name);
+    let Entry::Inode(mut inode) = Entry::decode(value).unwrap() else { panic!("{name} is an inode") };
+    change(&mut inode);
+    *value = Entry::Inode(inode).encode();
+}
+
+fn find<'a>(pairs: &'a mut [Pair], name: &str) -> &'a mut Pair {
+    pairs.iter_mut().find(|(key, _)| split(key).unwrap().1 == name.as_bytes()).expect("the name")
+}
+
+/// Changes the inode of a directory of the batch.
+fn edit_dir(pairs: &mut [Pair], name: &str, change: impl Fn(&mut Inode)) {
+    let number = Entry::decode(&find(pairs, name).1).unwrap().inode_number();
+    let key = Key::of_dir(number);
+    let (_, value) = pairs.iter_mut().find(|(found, _)| found == key.as_bytes()).unwrap();
+    let Entry::Inode(mut inode) = Entry::decode(value).unwrap() else { panic!("{name} is a directory") };
+    change(&mut inode);
+    *value = Entry::Inode(inode).encode();
+}
+
+type Forgery = (&'static str, fn(&mut Vec<Pair>));
+
+const FORGERIES: &[Forgery] = &[
+    ("the file of another user", |pairs| edit(pairs, "file", |inode| inode.uid = 0)),
+    ("the group of others", |pairs| edit(pairs, "file", |inode| inode.gid = 5)),
+    ("the directory of another user", |pairs| edit_dir(pairs, "below", |inode| inode.uid = 0)),
+    ("the link of another user", |pairs| edit(pairs, "link", |inode| inode.uid = 0)),
+    ("an inode number of others", |pairs| edit(pairs, "file", |inode| inode.number = 1 << 40)),
+    ("an inode number of the snapshot", |pairs| edit(pairs, "file", |inode| inode.number = ROOT)),
+    ("an inode number that was not used", |pairs| edit(pairs, "file", |inode| inode.number += 1000)),
+    ("one inode number twice", |pairs| {
+        let number = Entry::decode(&find(pairs, "link").1).unwrap().inode_number();
+        edit(pairs, "file", |inode| inode.number = number);
+    }),
+    ("too many names", |pairs| edit(pairs, "file", |inode| inode.links = 2)),
+    ("no type", |pairs| edit(pairs, "file", |inode| inode.mode &= 0o7777)),
+    ("a directory without an inode of its own", |pairs| edit(pairs, "file", |inode| inode.mode = 0o40755)),
+    ("a device", |pairs| edit(pairs, "file", |inode| inode.mode = 0o20644)),
+    ("the data of another batch", |pairs| {
+        edit(pairs, "file", |inode| inode.content = Content::File(DataFile { batch: 77, version: 0 }));
+    }),
+    ("a target of a file", |pairs| {
+        edit(pairs, "file", |inode| inode.content = Content::Target(b"content".to_vec()));
+    }),
+    ("a content that is too long", |pairs| {
+        edit(pairs, "file", |inode| {
+            inode.content = Content::Inline(vec![0; 65_537]);
+            inode.size_bytes = 65_537;
+        });
+    }),
+    ("a content beyond the size", |pairs| edit(pairs, "file", |inode| inode.size_bytes = 1)),
+    ("a size beyond the largest", |pairs| edit(pairs, "file", |inode| inode.size_bytes = 1 << 63)),
+    ("a time that is none", |pairs| {
+        edit(pairs, "file", |inode| inode.modified = Timestamp(0, 1_000_000_000))
+    }),
+    ("an attribute of the system", |pairs| {
+        edit(pairs, "file", |inode| {
+            inode.xattrs = vec![Xattr { name: b"security.capability".to_vec(), value: Vec::new() }];
+        });
+    }),
+    ("attributes that do not ascend", |pairs| {
+        edit(pairs, "file", |inode| {
+            let xattr = Xattr { name: b"user.a".to_vec(), value: Vec::new() };
+            inode.xattrs = vec![xattr.clone(), xattr];
+        });
+    }),
+    ("a directory below itself", |pairs| {
+        let number = Entry::decode(&find(pairs, "below").1).unwrap().inode_number();
+        edit_dir(pairs, "new", |inode| {
+            inode.content = Content::Parent { dir: number, name: b"new".to_vec() };
+        });
+    }),
+    ("a directory with another name", |pairs| {
+        edit_dir(pairs, "below", |inode| {
+            let Content::Parent { dir, .. } = inode.content else { panic!("a directory") };
+            inode.content = Content::Parent { dir, name: b"other".to_vec() };
+        });
+    }),
+    ("a directory without a name", |pairs| pairs.retain(|(key, _)| split(key).unwrap().1 != b"below")),
+    ("a directory with a wrong number of links", |pairs| edit_dir(pairs, "new", |inode| inode.links = 2)),
+    ("a directory without an inode", |pairs| {
+        let number = Entry::decode(&find(pairs, "below").1).unwrap().inode_number();
+        pairs.retain(|(key, _)| key != Key::of_dir(number).as_bytes());
+    }),
+    ("a name of a path", |pairs| {
+        let (mut key, value) = find(pairs, "file").clone();
+        key.extend_from_slice(b"/x");
+        pairs.push((key, value));
+        pairs.sort();
+    }),
+    ("a name of two periods", |pairs| {
+        let (key, _) = find(pairs, "file");
+        key.truncate(8);
+        key.extend_from_slice(b"..");
+        pairs.sort();
+    }),
+    ("a removal in a new directory", |pairs| find(pairs, "file").1.clear()),
+    ("a linked file without one of its names", |pairs| {
+        pairs.retain(|(key, _)| split(key).unwrap().1 != b"two");
+    }),
+    ("a linked file without an inode", |pairs| {
+        pairs.retain(|(key, _)| split(key).unwrap().0 != 1);
+    }),
+    ("a change that the certificate does not state", |pairs| {
+        pairs.retain(|(key, _)| split(key).unwrap().1 != b"gone");
+    }),
+    ("an entry of a directory that does not exist", |pairs| {
+        let (_, value) = find(pairs, "file").clone();
+        pairs.push((Key::of_name(1 << 50, b"x").as_bytes().to_vec(), value));
+        pairs.sort();
+    }),
+    ("bytes that are no entry", |pairs| find(pairs, "file").1.push(0)),
+    ("a new name of a file that does not exist", |pairs| edit(pairs, "renamed", |inode| inode.number += 100)),
+    ("a file of the snapshot with another type", |pairs| {
+        edit(pairs, "renamed", |inode| inode.mode = 0o120_777)
+    }),
+];
+
+#[test]
+fn forged_tables_are_refused() {
+    let (fixture, batch, certificate) = submitted();
+    let before = tree(&*fixture.master());
+    let honest = pairs(&batch, &certificate);
+    for (name, forge) in FORGERIES {
+        let mut pairs = honest.clone();
+        forge(&mut pairs);
+        assert!(pairs != honest, "{name}: nothing is forged");
+        let forged = with_pairs(&batch, &certificate, &pairs);
+        let refused = fixture.primary.commit(batch.record.number, &forged, &*batch.files);
+        let error = refused.err().unwrap_or_else(|| panic!("{name} was accepted"));
+        assert!(matches!(error.kind, ErrorKind::InvalidInput | ErrorKind::Damaged), "{name}: {error}");
+    }
+    assert_eq!(tree(&*fixture.master()), before);
+    // What was not forged is accepted.
+    let again = with_pairs(&batch, &certificate, &honest);
+    fixture.primary.commit(batch.record.number, &again, &*batch.files).unwrap();
+}
+
+#[test]
+fn no_mutation_of_a_certificate_is_accepted() {
+    const MUTATIONS: usize = 100_000;
+    let (fixture, batch, certificate) = submitted();
+    let honest = certificate.encode();
+    let mut random = Random::new(11);
+    let (mut decoded, mut undecoded) = (0, 0);
+    for mutation in 0..MUTATIONS {
+        let mut bytes = honest.clone();
+        match mutation % 10 {
+            0 => bytes.truncate(random.below(honest.len())),
+            1 => {
+                let length = 1 + random.below(20);
+                bytes.extend(random.bytes(length));
+            }
+            _ => {
+                for _ in 0..1 + random.below(3) {
+                    let at = random.below(bytes.len());
+                    bytes[at] ^= 1 << random.below(8);
+                }
+            }
+        }
+        // Every user can compute the checksum, so most mutations get theirs.
+        const CHECKSUM: std::ops::Range<usize> = 16..24;
+        if mutation % 3 != 0 && bytes.len() > CHECKSUM.end {
+            let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[CHECKSUM.end..]);
+            bytes[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
+        }
+        if bytes == honest {
+            continue;
+        }
+        match Certificate::decode(&bytes) {
+            Err(_) => undecoded += 1,
+            Ok(mutated) => {
+                decoded += 1;
+                assert_ne!(mutated, certificate, "two encodings of one certificate");
+                let refused = fixture.primary.commit(batch.record.number, &mutated, &*batch.files);
+                assert!(refused.is_err(), "mutation {mutation}: {mutated:?}");
+            }
+        }
+    }
+    assert!(decoded > MUTATIONS / 20 && undecoded > MUTATIONS / 20, "{decoded} decoded, {undecoded} not");
+    fixture.primary.commit(batch.record.number, &certificate, &*batch.files).unwrap();
+}
+
+#[test]
+fn a_certificate_is_valid_for_its_own_batch_only() {
+    let (fixture, batch, certificate) = submitted();
+    // Another store, with the same operations.
+    let (other, other_batch, _) = submitted();
+    let stolen = Certificate { store: 8, ..certificate.clone() };
+    for certificate in [&stolen, &Certificate { batch: 2, ..certificate.clone() }] {
+        let refused = other.primary.commit(other_batch.record.number, certificate, &*batch.files);
+        assert_eq!(refused.unwrap_err().kind, ErrorKind::InvalidInput);
+    }
+    fixture.primary.commit(batch.record.number, &certificate, &*batch.files).unwrap();
+    let replayed = fixture.primary.commit(batch.record.number, &certificate, &*batch.files);
+    assert_eq!(replayed.unwrap_err().kind, ErrorKind::InvalidInput);
+    // A later batch of the same store.
+    let later = fixture.begin();
+    let replayed = fixture.primary.commit(later.record.number, &certificate, &*batch.files);
+    assert_eq!(replayed.unwrap_err().kind, ErrorKind::InvalidInput);
+}

@@ -1,0 +1,137 @@
+//! Stores in memory and in temporary directories.
+
+// Each test program uses a part of this file.
+#![allow(dead_code)]
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, RwLock};
+
+use quell_batch_service::{
+    BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Found, Image,
+    InodeChange, NameSpace, Names, NewBatch, NewNode, Place, Primary, PrivateEntries, ROOT, TableDir,
+};
+use quell_kv::MemoryStore;
+use quell_vfs::{Kind, NewEntry, Time};
+
+pub const NOW: Time = Time { seconds: 100, nanoseconds: 0 };
+pub const LATER: Time = Time { seconds: 200, nanoseconds: 0 };
+pub const USER: u32 = 1000;
+pub const NEW: NewEntry = NewEntry { permissions: 0o755, uid: USER, gid: USER };
+pub const FILE: NewEntry = NewEntry { permissions: 0o644, uid: USER, gid: USER };
+
+/// A store in memory and a temporary directory, with its primary server.
+pub struct Fixture {
+    pub primary: Primary,
+    pub directory: tempfile::TempDir,
+}
+
+/// A batch that is open.
+pub struct Open {
+    pub record: BatchRecord,
+    pub names: RwLock<Names<PrivateEntries>>,
+    pub files: Arc<TableDir>,
+}
+
+impl Fixture {
+    pub fn new() -> Fixture {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(MemoryStore::new());
+        Image::create(&*store, 7, NEW, NOW).unwrap();
+        let files = Arc::new(tables(&directory.path().join("image")));
+        Fixture { primary: Primary::open(store, files).unwrap(), directory }
+    }
+
+    pub fn master(&self) -> Arc<dyn NameSpace> {
+        self.primary.name_space()
+    }
+
+    pub fn begin(&self) -> Open {
+        self.begin_as(USER, ROOT, false).unwrap()
+    }
+
+    pub fn begin_as(&self, uid: u32, subtree: u64, is_atomic: bool) -> quell_vfs::Result<Open> {
+        let caller = BatchCaller { uid, gid: uid, groups: Vec::new() };
+        let record = self.primary.begin(NewBatch { name: "job".into(), caller, subtree, is_atomic })?;
+        let files = Arc::new(tables(&self.directory.path().join(format!("batch-{}", record.number))));
+        let names = self.primary.private(&record, files.clone())?;
+        Ok(Open { record, names: RwLock::new(names), files })
+    }
+
+    pub fn commit(&self, batch: &Open) -> quell_vfs::Result<BatchRecord> {
+        self.primary.commit(batch.record.number, &self.certificate(batch), &*batch.files)
+    }
+
+    pub fn certificate(&self, batch: &Open) -> Certificate {
+        let names = batch.names.read().unwrap();
+        names.0.submit(self.primary.store_number(), &batch.record, &*batch.files).unwrap()
+    }
+
+    pub fn conflicts(&self, batch: &Open) -> Vec<Conflict> {
+        match self.commit(batch).unwrap().state {
+            BatchState::Committed { conflicts, .. } => conflicts,
+            state => panic!("{state:?}"),
+        }
+    }
+}
+
+pub fn tables(path: &Path) -> TableDir {
+    std::fs::create_dir_all(path).unwrap();
+    TableDir::new(OwnedFd::from(File::open(path).unwrap()))
+}
+
+pub fn make_dir(names: &dyn NameSpace, dir: u64, name: &str) -> u64 {
+    names.create(dir, name.as_bytes(), NewNode::Dir, NEW, NOW).unwrap().inode.number
+}
+
+pub fn make_file(names: &dyn NameSpace, dir: u64, name: &str) -> Found {
+    names.create(dir, name.as_bytes(), NewNode::File, FILE, NOW).unwrap()
+}
+
+pub fn write(names: &dyn NameSpace, file: &Found, bytes: &[u8]) {
+    names.change((file.inode.number, &file.place), &content(bytes), LATER).unwrap();
+}
+
+/// Returns the tree as sorted lines: path, kind, permissions, links, content.
+pub fn tree(names: &dyn NameSpace) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut dirs = vec![(ROOT, String::new())];
+    while let Some((dir, path)) = dirs.pop() {
+        let inode = names.find(dir, &Place::Dir(dir)).unwrap().inode;
+        lines.push(format!("{path}/ {:o} {}", inode.mode & 0o7777, inode.links));
+        let mut found = Vec::new();
+        names
+            .list(dir, b"", &mut |name, _, _| {
+                found.push(name.to_vec());
+                true
+            })
+            .unwrap();
+        for name in found {
+            let node = names.lookup(dir, &name).unwrap().unwrap();
+            let path = format!("{path}/{}", String::from_utf8(name.clone()).unwrap());
+            if node.inode.kind().unwrap() == Kind::Dir {
+                assert_eq!(names.parent(node.inode.number).unwrap(), (dir, name), "{path}");
+                dirs.push((node.inode.number, path));
+                continue;
+            }
+            let mode = node.inode.mode & 0o7777;
+            let content = match &node.inode.content {
+                Content::Inline(bytes) => String::from_utf8(bytes.clone()).unwrap(),
+                Content::Empty => String::new(),
+                other => format!("{other:?}"),
+            };
+            lines.push(format!("{path} {mode:o} {} {content}", node.inode.links));
+        }
+    }
+    lines.sort();
+    lines
+}
+
+/// Returns the change to a content.
+pub fn content(bytes: &[u8]) -> InodeChange {
+    let writes = vec![(0, bytes.to_vec())];
+    let size_bytes = Some(bytes.len() as u64);
+    let data = Some(DataChange::Inline { writes, size_bytes, append: Vec::new() });
+    InodeChange { data, ..InodeChange::default() }
+}
