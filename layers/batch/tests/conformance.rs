@@ -1,56 +1,22 @@
 //! Runs the conformance suite and random histories on name spaces in memory.
 
-use std::sync::{Arc, RwLock};
+mod mounts;
 
-use quell_batch::BatchFs;
-use quell_batch_service::{Entries, Entry, Key, KeyChange, MemoryEntries, NameSpace, Names};
+use std::sync::Arc;
+
+use quell_batch_service::NameSpace;
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::{FileSystem, NewEntry, Result, Time};
+use quell_vfs::FileSystem;
 
-const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
-
-/// The entries of a name space that has one client.
-struct Private(MemoryEntries);
-
-impl Entries for Private {
-    const IS_SHARED: bool = false;
-
-    fn get(&self, key: &Key) -> Result<Option<Entry>> {
-        self.0.get(key)
-    }
-
-    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()> {
-        self.0.list(dir, after, visit)
-    }
-
-    fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
-        self.0.apply(changes)
-    }
-
-    fn new_inode(&mut self) -> Result<u64> {
-        self.0.new_inode()
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        self.0.sync()
-    }
-}
-
-fn shared() -> Arc<dyn NameSpace> {
-    Arc::new(RwLock::new(MemoryEntries::new(NEW, Time::default())))
-}
-
-fn private() -> Arc<dyn NameSpace> {
-    Arc::new(RwLock::new(Names(Private(MemoryEntries::new(NEW, Time::default()).0))))
-}
+use mounts::{NEW, mount, private, shared};
 
 /// Runs `check` on mounts of name spaces that `new` returns.
 fn with(new: fn() -> Arc<dyn NameSpace>, mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
     let make = |count: usize| {
         let (names, store) = (new(), MemoryStore::new());
-        let mount = |_| -> Arc<dyn FileSystem> { Arc::new(BatchFs::new(names.clone(), store.root(), 0)) };
+        let mount = |_| -> Arc<dyn FileSystem> { Arc::new(mount(&names, &store, 0)) };
         Mounts { mounts: (0..count).map(mount).collect(), keep: None }
     };
     check(&WritableImplementation {
