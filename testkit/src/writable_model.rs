@@ -63,8 +63,8 @@ struct Entry {
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Sorted by name; each entry with its cursor in the listing.
     children: BTreeMap<Vec<u8>, (Cursor, NodeId)>,
-    /// The directory and name; `None` if the node was removed.
-    place: Option<(NodeId, Vec<u8>)>,
+    /// The directories and names: several if the node has hard links, none if it was removed.
+    places: Vec<(NodeId, Vec<u8>)>,
     references: u64,
     open: u64,
     locks: LockTable,
@@ -145,7 +145,7 @@ impl Table {
     }
 
     fn parent(&self, node: NodeId) -> Option<NodeId> {
-        self.nodes[&node].place.as_ref().map(|(dir, _)| *dir)
+        self.nodes[&node].places.last().map(|(dir, _)| *dir)
     }
 
     fn now(&mut self) -> Time {
@@ -163,7 +163,7 @@ impl Table {
     fn attributes(&self, node: NodeId) -> Result<Attributes> {
         let entry = self.entry(node)?;
         let is_dir = |(_, child): &&(Cursor, NodeId)| self.is_dir(*child);
-        let named = u32::from(entry.place.is_some());
+        let named = entry.places.len() as u32;
         let (size_bytes, blocks, nlink) = match entry.attributes.kind {
             Kind::Dir => (4096, 8, named * 2 + entry.children.values().filter(is_dir).count() as u32),
             Kind::Symlink => (entry.target.len() as u64, 0, named),
@@ -196,7 +196,7 @@ impl Table {
             target,
             xattrs,
             children,
-            place,
+            places: place.into_iter().collect(),
             references: 0,
             open: 0,
             locks: LockTable::default(),
@@ -209,7 +209,7 @@ impl Table {
     fn make(&mut self, kind: Kind, dir: NodeId, name: &[u8], mut new: NewEntry) -> Result<NodeId> {
         check_name(name)?;
         let above = self.dir(dir)?;
-        if above.place.is_none() {
+        if above.places.is_empty() {
             return refused(ErrorKind::NotFound, "make in a removed directory", name);
         }
         if above.children.contains_key(name) {
@@ -231,24 +231,28 @@ impl Table {
         let cursor = Cursor(self.next_cursor);
         self.next_cursor += 1;
         let children = &mut self.nodes.get_mut(&dir).expect("its caller looked").children;
-        match node {
-            Some(node) => {
-                children.insert(name.to_vec(), (cursor, node));
-                self.nodes.get_mut(&node).expect("its caller looked").place = Some((dir, name.to_vec()));
-            }
-            None => drop(children.remove(name)),
+        let before = match node {
+            Some(node) => children.insert(name.to_vec(), (cursor, node)),
+            None => children.remove(name),
+        };
+        let place = (dir, name.to_vec());
+        if let Some((_, before)) = before {
+            self.nodes.get_mut(&before).expect("it had a name").places.retain(|at| *at != place);
+        }
+        if let Some(node) = node {
+            self.nodes.get_mut(&node).expect("its caller looked").places.push(place);
         }
     }
 
+    /// Records that a node has lost a name.
     fn take_name(&mut self, node: NodeId) {
         let now = self.now();
-        let entry = self.nodes.get_mut(&node).expect("its caller looked");
-        (entry.place, entry.attributes.changed) = (None, now);
+        self.nodes.get_mut(&node).expect("its caller looked").attributes.changed = now;
         self.drop_if_unused(node);
     }
 
     fn drop_if_unused(&mut self, node: NodeId) {
-        let used = |entry: &Entry| entry.place.is_some() || entry.references > 0 || entry.open > 0;
+        let used = |entry: &Entry| !entry.places.is_empty() || entry.references > 0 || entry.open > 0;
         if self.nodes.get(&node).is_some_and(|entry| !used(entry)) {
             self.nodes.remove(&node);
         }
@@ -335,7 +339,7 @@ impl FileSystem for WritableModel {
         let table = self.lock();
         let (mut parts, mut at) = (Vec::new(), node);
         while at != ROOT {
-            let Some((dir, name)) = &table.entry(at)?.place else {
+            let Some((dir, name)) = &table.entry(at)?.places.last() else {
                 return refused(ErrorKind::NotFound, "path of a removed node", b"");
             };
             parts.push(name.clone());
@@ -441,6 +445,25 @@ impl Writable for WritableModel {
         let mut table = self.lock_in_time(context)?;
         let node = table.make(Kind::Symlink, dir, name, NewEntry { permissions: 0o777, ..new })?;
         table.entry_mut(node)?.target = target.to_vec();
+        Ok(NodeRef::counted(self, table.attributes(node)?))
+    }
+
+    fn link(&self, context: &Context<'_>, node: NodeId, dir: NodeId, name: &[u8]) -> Result<NodeRef<'_>> {
+        let mut table = self.lock_in_time(context)?;
+        check_name(name)?;
+        if table.child(dir, name)?.is_some() {
+            return refused(ErrorKind::Exists, "link", name);
+        }
+        if table.entry(node)?.attributes.kind == Kind::Dir {
+            return refused(ErrorKind::Os(errno::EPERM), "link", name);
+        }
+        if table.entry(node)?.places.is_empty() || table.dir(dir)?.places.is_empty() {
+            return refused(ErrorKind::NotFound, "link", name);
+        }
+        table.put(dir, name, Some(node));
+        let now = table.now();
+        let entry = table.entry_mut(node)?;
+        (entry.attributes.changed, entry.references) = (now, entry.references + 1);
         Ok(NodeRef::counted(self, table.attributes(node)?))
     }
 

@@ -278,6 +278,7 @@ fn is_kept_by_writer(promise: &str, fault: Fault) -> bool {
         gid: 100,
         owners: true,
         rename_kinds: true,
+        hard_links: true,
         locks: false,
         xattrs: false,
     };

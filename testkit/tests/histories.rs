@@ -357,6 +357,7 @@ fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritableImplementation<'_>) ->
         gid: 100,
         owners: true,
         rename_kinds: true,
+        hard_links: false,
         locks: true,
         xattrs: true,
     })

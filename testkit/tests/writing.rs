@@ -24,6 +24,7 @@ fn the_writable_model_conforms() {
         gid: 100,
         owners: true,
         rename_kinds: true,
+        hard_links: true,
         locks: true,
         xattrs: true,
     });

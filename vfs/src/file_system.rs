@@ -160,6 +160,13 @@ pub trait Writable: FileSystem {
         new: NewEntry,
     ) -> Result<NodeRef<'_>>;
 
+    /// Gives a node other than a directory another name, and returns one more reference to it.
+    /// Errors: `Unsupported` if a node has only one name; `Exists`; `NotFound` if the node has no
+    /// name any more; `Os(EPERM)` for a directory; `Os(EMLINK)` if the node has too many names.
+    fn link(&self, _context: &Context<'_>, _node: NodeId, _dir: NodeId, name: &[u8]) -> Result<NodeRef<'_>> {
+        Err(Error::new(ErrorKind::Unsupported, "link", name))
+    }
+
     /// Removes an entry that is not a directory. Errors: `NotFound`, `IsADirectory`.
     fn remove(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()>;
 

@@ -78,7 +78,7 @@ counters! {
     /// Requests for which the served file system returned an error. A missing name or extended
     /// attribute is not an error.
     errors;
-    /// Files, directories and symbolic links created.
+    /// Files, directories, symbolic links and hard links created.
     made,
     /// Names removed, including those of directories.
     removed,

@@ -55,8 +55,8 @@
 //!   it; this is a rule of the kernel.
 //! - An append goes to the end of the file as known to the file system, not to the kernel. An
 //!   append of more than 1 MiB arrives in pieces, between which another node may append.
-//! - The kernel applies the caller's umask and checks access. Extended attributes cannot be set and
-//!   hard links cannot be created.
+//! - The kernel applies the caller's umask and checks access. A file system without extended
+//!   attributes or hard links refuses them with EOPNOTSUPP and EPERM.
 //! - [`LockKeeper`] states where locks (flock(2), fcntl(2)) are kept. In the file system, a request
 //!   that waits takes a thread of its own, and ends within 100 ms after a signal.
 //! - If another node creates a file between the kernel's lookup and the create request, the server

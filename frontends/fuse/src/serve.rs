@@ -15,7 +15,7 @@ use fuser::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use quell_vfs::{Change, Context, Kind, LockMode, NAME_BYTES_MAX, OpenMode};
+use quell_vfs::{Change, Context, Error, ErrorKind, Kind, LockMode, NAME_BYTES_MAX, OpenMode, errno};
 
 use crate::convert::{
     PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_mode, process_for, rename_rule, syncs,
@@ -204,10 +204,19 @@ impl Filesystem for Frontend {
         }
     }
 
-    /// Refuses the request. The contract has no hard links: a file of a log mount is a directory in
-    /// the store, and directories cannot be hard-linked.
-    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
-        reply.error(Errno::EPERM); // as link(2) documents it for file systems without hard links
+    fn link(&self, request: &Request, ino: INodeNo, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let entered = self.enter_for("link", dir, request);
+        let (context, name) = (entered.context(), name.as_bytes());
+        let linked = self.tree().and_then(|tree| tree.link(&context, node(ino), node(dir), name));
+        // As link(2) documents it for file systems without hard links.
+        let linked = linked.map_err(|error| match error.kind {
+            ErrorKind::Unsupported => Error { kind: ErrorKind::Os(errno::EPERM), ..error },
+            _ => error,
+        });
+        match self.counted(&self.counters.made, linked) {
+            Ok(found) => self.reply_entry(found, reply),
+            Err(number) => reply.error(number),
+        }
     }
 
     fn unlink(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {

@@ -53,6 +53,7 @@ fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
         gid: rustix::process::getegid().as_raw(),
         owners: rustix::process::geteuid().is_root(),
         rename_kinds: true,
+        hard_links: true,
         locks: false,
         xattrs: true,
     });

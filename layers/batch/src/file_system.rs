@@ -344,6 +344,25 @@ impl Writable for BatchFs {
         Ok(NodeRef::counted(self, attributes))
     }
 
+    fn link(&self, _: &Context<'_>, id: NodeId, dir: NodeId, name: &[u8]) -> Result<NodeRef<'_>> {
+        let (node, dir) = (self.node(id)?, self.dir(dir)?);
+        {
+            let _names = write_lock(&self.shared.names);
+            let removed = || Error::new(ErrorKind::NotFound, "link", name);
+            let place = node.place().map_err(|_| removed())?;
+            self.shared.name_space.link((node.number, &place), dir, name, now())?;
+            node.set_place(Place::Name { dir, name: name.to_vec() });
+            lock(&self.shared.nodes).hold_again(id)?;
+        }
+        match self.shared.attributes(&node) {
+            Ok(attributes) => Ok(NodeRef::counted(self, attributes)),
+            Err(error) => {
+                self.shared.release(node.number, 1)?;
+                Err(error)
+            }
+        }
+    }
+
     fn remove(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
         let dir = self.dir(dir)?;
         self.change_names(|names| {

@@ -29,6 +29,7 @@ fn with(new: fn() -> Arc<dyn NameSpace>, mounts_max: usize, check: impl Fn(&Writ
         gid: NEW.gid,
         owners: true,
         rename_kinds: true,
+        hard_links: true,
         locks: false,
         xattrs: true,
     });

@@ -31,6 +31,7 @@ fn with_prefix(prefix: &str, check: impl Fn(&WritableImplementation<'_>)) {
         gid: OWNER.gid,
         owners: true,
         rename_kinds: true,
+        hard_links: false,
         locks: false,
         xattrs: false,
     });

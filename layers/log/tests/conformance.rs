@@ -60,6 +60,7 @@ fn in_memory(
         gid: MEMORY.1,
         owners: true,
         rename_kinds: true,
+        hard_links: false,
         locks: true,
         xattrs: false,
     });
@@ -100,6 +101,7 @@ fn promises_are_kept_on_a_real_file_system() {
         gid: own().1,
         owners: own().0 == 0,
         rename_kinds: true,
+        hard_links: false,
         locks: true,
         xattrs: false,
     });

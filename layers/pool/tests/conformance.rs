@@ -41,6 +41,7 @@ fn on_pools_with(
         gid: 1000,
         owners: true,
         rename_kinds: true,
+        hard_links: false,
         locks: false,
         xattrs: true,
     });

@@ -9,6 +9,7 @@ mod create;
 mod deadlines;
 mod directories;
 mod handles;
+mod hard_links;
 mod holes;
 mod listing;
 mod locks;
@@ -32,7 +33,7 @@ pub use mount::{Mounts, WritableImplementation};
 
 type Promise = fn(&WritableImplementation<'_>);
 
-const PROMISES: [(&str, Promise); 24] = [
+const PROMISES: [(&str, Promise); 25] = [
     ("create", create::check),
     ("bytes", bytes::check),
     ("holes", holes::check),
@@ -45,6 +46,7 @@ const PROMISES: [(&str, Promise); 24] = [
     ("directories", directories::check),
     ("symlinks", symlinks::check),
     ("rename", rename::check),
+    ("hard links", hard_links::check),
     ("open and removed", open_and_removed::check),
     ("attributes", attributes::check),
     ("extended attributes", xattrs::check),

@@ -307,6 +307,14 @@ impl Writable for Through {
         self.created_entry(dir, name)
     }
 
+    fn link(&self, _: &Context<'_>, node: NodeId, dir: NodeId, name: &[u8]) -> Result<NodeRef<'_>> {
+        check_name(name)?;
+        let (from, dir_fd) = (fd_path(&*self.fd(node)?), self.fd(dir)?);
+        rustix::fs::linkat(CWD, from, &*dir_fd, OsStr::from_bytes(name), AtFlags::SYMLINK_FOLLOW)
+            .map_err(failed("link", name))?;
+        self.created_entry(dir, name)
+    }
+
     fn remove(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
         rustix::fs::unlinkat(&*self.fd(dir)?, OsStr::from_bytes(name), AtFlags::empty())
             .map_err(failed("remove", name))

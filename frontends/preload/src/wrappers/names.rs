@@ -1,7 +1,7 @@
 //! Functions that create, remove and rename names.
 
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
-use quell_vfs::{Context, Kind, NewEntry, OpenMode, Rename};
+use quell_vfs::{Context, ErrorKind, Kind, NewEntry, OpenMode, Rename};
 
 use crate::descriptors::{self, Description};
 use crate::errno::{self, Errno, Outcome};
@@ -333,7 +333,25 @@ wrap! {
     }
 }
 
-/// Refuses a hard link if one of its names is virtual: files of log stores have one name.
+/// Gives a file another name. Errors: EPERM if its files have one name only, as in log stores.
+fn link_entry(from: &Entry, to: &Entry) -> Outcome<c_int> {
+    let linked = from.node()?;
+    require_missing(to)?;
+    if from.dir.number != to.dir.number {
+        return Err(Errno(libc::EXDEV));
+    }
+    if to.must_be_dir || to.ends_with_dot {
+        return Err(Errno(libc::ENOENT));
+    }
+    // A file that was not published yet would not be found by its new name in another process.
+    publish_named(from)?;
+    match to.writable()?.link(&context(), linked.node(), to.parent.node(), to.name()) {
+        Err(error) if error.kind == ErrorKind::Unsupported => Err(Errno(libc::EPERM)),
+        linked => Ok(linked.map(|_| 0)?),
+    }
+}
+
+/// Creates a hard link between two paths of which at least one may be virtual.
 ///
 /// # Safety
 ///
@@ -346,11 +364,7 @@ unsafe fn link_paths(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let ends = unsafe { (find(from_fd, from, last_link), find(to_fd, to, LastLink::Keep)) };
-    with_two_paths(ends, (from_fd, from), (to_fd, to), next, |from, to| {
-        from.node()?;
-        require_missing(to)?;
-        Err(Errno(libc::EPERM))
-    })
+    with_two_paths(ends, (from_fd, from), (to_fd, to), next, link_entry)
 }
 
 wrap! {

@@ -43,6 +43,9 @@ pub struct WritableImplementation<'a> {
     pub owners: bool,
     /// Whether `Rename::Keep` and `Rename::Exchange` work; otherwise they return `Unsupported`.
     pub rename_kinds: bool,
+    /// Whether a node other than a directory can have several names; otherwise linking one returns
+    /// `Unsupported`.
+    pub hard_links: bool,
     /// Whether files have locks; otherwise they answer ENOLCK.
     pub locks: bool,
     /// Whether files and directories have `user.` attributes; otherwise setting one returns
