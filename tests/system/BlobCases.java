@@ -164,7 +164,8 @@ public final class BlobCases {
     }
 
     private static void namesAreBytes(Store store) throws IOException {
-        // A valid character of each length; bytes that are not UTF-8, also at the end and beside a pair.
+        // A valid character of each length; bytes that are not UTF-8, also at the end and beside a
+        // pair.
         List<String> names = List.of(
                 "a", "\0", "\u00e9\u20ac\ud83d\ude00", "\udcff", "a\udcffb\udc80", "\ud83d\ude00\udcc3", "\udce2\udc82");
         for (String name : names) {
@@ -508,7 +509,8 @@ public final class BlobCases {
     }
 
     private static void forgottenObjectsAreClosed(String directory) throws Exception {
-        // The directory can be opened again when the store, and everything that it has begun, is closed.
+        // The directory can be opened again when the store, and everything that it has begun, is
+        // closed.
         forget(directory);
         for (int attempt = 1; ; attempt++) {
             System.gc();

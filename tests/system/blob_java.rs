@@ -8,8 +8,9 @@ use rustix::process::Signal;
 use crate::blob_languages::{example, libraries};
 use crate::stage::{Ended, Stage, checkout, has, words};
 
-/// Options of the virtual machine: it examines all calls between Java and the native library, accepts
-/// this library without a warning since Java 24, needs little memory, and leaves no file in /tmp.
+/// Options of the virtual machine: it examines all calls between Java and the native library,
+/// accepts this library without a warning since Java 24, needs little memory, and leaves no file in
+/// /tmp.
 const OPTIONS: [&str; 5] =
     ["-Xcheck:jni", "--enable-native-access=ALL-UNNAMED", "-Xmx256m", "-XX:+UseSerialGC", "-XX:-UsePerfData"];
 

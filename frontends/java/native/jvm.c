@@ -183,7 +183,8 @@ JNIEnv *callback_environment(void) {
     JNIEnv *env = NULL;
     if ((*vm)->GetEnv(vm, (void **)&env, VERSION) == JNI_OK)
         return env;
-    /* The virtual machine does not wait for a daemon when it exits, and then stops it at its next call. */
+    /* The virtual machine does not wait for a daemon when it exits, and then stops it at its next
+     * call. */
     JavaVMAttachArgs arguments = {VERSION, (char *)"quell blob callbacks", NULL};
     if ((*vm)->AttachCurrentThreadAsDaemon(vm, (void **)&env, &arguments) != JNI_OK) {
         fputs("quell: the virtual machine accepts no thread; a result is not passed to Java\n", stderr);

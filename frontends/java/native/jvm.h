@@ -51,8 +51,9 @@ void throw_out_of_memory(JNIEnv *env, const char *message);
  * error of this thread is pending. */
 int64_t check(JNIEnv *env, int64_t answer);
 
-/* Returns the environment of a thread of the library, which is attached to the virtual machine until
- * it ends. Returns NULL with a message if the virtual machine has ended or has no memory. */
+/* Returns the environment of a thread of the library, which is attached to the virtual machine
+ * until it ends. Prints a message and returns NULL if the virtual machine has ended or has no
+ * memory. */
 JNIEnv *callback_environment(void);
 
 /* Passes the result of an operation, or the pending exception, to a global reference to a Pending,

@@ -90,8 +90,8 @@ struct submitted_read {
     struct bytes into;
 };
 
-/* The number of local references of a callback: a thread of the library never returns to Java, which
- * would delete them. */
+/* The number of local references of a callback: a thread of the library never returns to Java,
+ * which would delete them. */
 #define LOCAL_REFERENCES 16
 
 static void was_committed(void *context, int status, const quell_blob_result *result) {

@@ -19,7 +19,9 @@ public class BlobException extends IOException {
         PERMISSION_DENIED,
         /** ENAMETOOLONG: a name has more than 1,024 bytes. */
         NAME_TOO_LONG,
-        /** EINVAL: an argument is invalid, or a limit is exceeded; also {@link OverflowException}. */
+        /**
+         * EINVAL: an argument is invalid, or a limit is exceeded; also {@link OverflowException}.
+         */
         INVALID_INPUT,
         /** EEXIST: there is a blob of this name. */
         EXISTS,
@@ -37,7 +39,9 @@ public class BlobException extends IOException {
         CONFLICT,
         /** ESTALE: {@link SnapshotTooOldException}. */
         STALE,
-        /** EIO: the disk fails, or data does not have its checksum. A commit may have taken effect. */
+        /**
+         * EIO: the disk fails, or data does not have its checksum. A commit may have taken effect.
+         */
         DAMAGED,
         /** EOPNOTSUPP: the store has no such operation. */
         UNSUPPORTED,

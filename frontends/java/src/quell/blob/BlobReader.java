@@ -134,8 +134,8 @@ public abstract sealed class BlobReader implements AutoCloseable permits Store, 
     }
 
     /**
-     * Lists blobs whose names begin with a text and are after another one, in the order of the bytes
-     * of their names.
+     * Lists blobs whose names begin with a text and are after another one, in the order of the
+     * bytes of their names.
      *
      * @param prefix the beginning of the names
      * @param after the last name of the previous list, or an empty text

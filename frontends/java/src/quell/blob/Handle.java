@@ -21,7 +21,9 @@ final class Handle {
     private int users;
     private boolean isClosed;
 
-    /** {@code title} is used in messages. When {@code owner} is collected, the pointer is closed. */
+    /**
+     * {@code title} is used in messages. When {@code owner} is collected, the pointer is closed.
+     */
     static Handle of(Object owner, long pointer, String title, Closer closer) {
         Handle handle = new Handle(pointer, title, closer);
         CLEANER.register(owner, handle::forget);
@@ -59,7 +61,9 @@ final class Handle {
         return isClosed;
     }
 
-    /** Refuses further users and waits for the present ones. Returns false if it is closed already. */
+    /**
+     * Refuses further users and waits for the present ones. Returns false if it is closed already.
+     */
     private synchronized boolean end() {
         if (isClosed) {
             return false;

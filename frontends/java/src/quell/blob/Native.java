@@ -104,7 +104,9 @@ final class Native {
     /** Returns the size in bytes, and the time in nanoseconds. */
     static native long[] stat(int kind, long handle, byte[] name) throws BlobException;
 
-    /** Returns for each name its length (int), size (long), time (long), and bytes, little endian. */
+    /**
+     * Returns for each name its length (int), size (long), time (long), and bytes, little endian.
+     */
     static native byte[] list(int kind, long handle, byte[] prefix, byte[] after, long limit) throws BlobException;
 
     static native long version(int kind, long handle) throws BlobException;

@@ -4,8 +4,8 @@ package quell.blob;
  * Options for opening a store.
  *
  * @param inFlightMax the largest number of submitted operations in flight, at least 1
- * @param mustExist whether {@link Store#open} fails with NOT_FOUND if there is no store; otherwise it
- *     creates one
+ * @param mustExist whether {@link Store#open} fails with NOT_FOUND if there is no store; otherwise
+ *     it creates one
  */
 public record Options(int inFlightMax, boolean mustExist) {
     /** 1,000 operations in flight; a store that does not exist is created. */

@@ -23,8 +23,8 @@ public final class Snapshot extends BlobReader {
     }
 
     /**
-     * Returns the first position from an offset on at which a blob has data. The bytes before it are
-     * zeros.
+     * Returns the first position from an offset on at which a blob has data. The bytes before it
+     * are zeros.
      *
      * @param name the name of the blob
      * @param offset the position from which to search
@@ -43,7 +43,9 @@ public final class Snapshot extends BlobReader {
         }
     }
 
-    /** Ends the snapshot, after which the store can remove the state. Waits for calls in progress. */
+    /**
+     * Ends the snapshot, after which the store can remove the state. Waits for calls in progress.
+     */
     @Override
     public void close() {
         closeHandle();

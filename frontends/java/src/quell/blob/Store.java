@@ -9,8 +9,9 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 
 /**
- * A store of blobs. A method that changes one blob is a transaction of its own, and never conflicts.
- * A method that ends with Async returns before it has a result: see {@link Transaction#commitAsync}.
+ * A store of blobs. A method that changes one blob is a transaction of its own, and never
+ * conflicts. A method that ends with Async returns before it has a result: see {@link
+ * Transaction#commitAsync}.
  */
 public final class Store extends BlobReader {
     private Store(long pointer) {
@@ -33,13 +34,14 @@ public final class Store extends BlobReader {
      *
      * @param location {@code dir:PATH}, the path of a directory, {@code unix:PATH}, {@code
      *     quell://HOST:PORT?key=FILE}, or {@code rados://POOL/NAMESPACE?key=FILE} for the present
-     *     server of a store in RADOS; the last two with {@code &encrypt} for an encrypted connection
+     *     server of a store in RADOS; the last two with {@code &encrypt} for an encrypted
+     *     connection
      * @param options the number of operations in flight, and whether the store must exist
      * @return the store
      * @throws BlobException BUSY if another process has the store open and is no server;
-     *     UNAVAILABLE if no server answers; NOT_FOUND if the store must exist and does not; PERMISSION_DENIED
-     *     if others have access to the directory; EXISTS if it has other files; DAMAGED if the
-     *     store does not have its format
+     *     UNAVAILABLE if no server answers; NOT_FOUND if the store must exist and does not;
+     *     PERMISSION_DENIED if others have access to the directory; EXISTS if it has other files;
+     *     DAMAGED if the store does not have its format
      */
     public static Store open(String location, Options options) throws BlobException {
         if (location.indexOf('\0') >= 0) {
@@ -103,8 +105,8 @@ public final class Store extends BlobReader {
      *
      * @param name the name of the blob
      * @param to the other name
-     * @throws BlobException NOT_FOUND if there is no blob of this name; EXISTS if there is one of the
-     *     other name
+     * @throws BlobException NOT_FOUND if there is no blob of this name; EXISTS if there is one of
+     *     the other name
      */
     public void rename(String name, String to) throws BlobException {
         byte[] encoded = Names.encode(name), target = Names.encode(to);
@@ -115,7 +117,8 @@ public final class Store extends BlobReader {
      * Writes bytes of a blob.
      *
      * @param name the name of the blob
-     * @param offset the position of the first byte; a blob that ends before it is extended with zeros
+     * @param offset the position of the first byte; a blob that ends before it is extended with
+     *     zeros
      * @param data the bytes, at most 64 MiB
      * @throws BlobException NOT_FOUND if there is no blob of this name
      */
@@ -127,7 +130,8 @@ public final class Store extends BlobReader {
      * Writes the remaining bytes of a buffer, whose position is then its limit.
      *
      * @param name the name of the blob
-     * @param offset the position of the first byte; a blob that ends before it is extended with zeros
+     * @param offset the position of the first byte; a blob that ends before it is extended with
+     *     zeros
      * @param data the bytes, at most 64 MiB; those of a direct buffer are used in place
      * @throws BlobException NOT_FOUND if there is no blob of this name
      */
@@ -156,8 +160,8 @@ public final class Store extends BlobReader {
     }
 
     /**
-     * Writes the remaining bytes of a buffer at the end of a blob. The position of the buffer is then
-     * its limit.
+     * Writes the remaining bytes of a buffer at the end of a blob. The position of the buffer is
+     * then its limit.
      *
      * @param name the name of the blob
      * @param data the bytes, at most 64 MiB; those of a direct buffer are used in place
@@ -197,8 +201,8 @@ public final class Store extends BlobReader {
      * @param transform the operation on the numbers
      * @throws DifferentException if a compare-and-set found another number
      * @throws OverflowException if a checked result is outside the range of the type
-     * @throws BlobException NOT_FOUND if there is no blob of this name; INVALID_INPUT if the transform is
-     *     not defined
+     * @throws BlobException NOT_FOUND if there is no blob of this name; INVALID_INPUT if the
+     *     transform is not defined
      */
     public void transform(String name, long offset, Transform transform) throws BlobException {
         apply(name, offset, transform, false);
@@ -298,18 +302,18 @@ public final class Store extends BlobReader {
     }
 
     /**
-     * Begins a transaction, runs a body with it, and commits it. After a conflict, and if the state is
-     * no longer kept, all of this is repeated after a delay. After another exception of the body, the
-     * transaction is not committed. A body that returns the transaction gives the caller its {@link
-     * Transaction#committed}.
+     * Begins a transaction, runs a body with it, and commits it. After a conflict, and if the state
+     * is no longer kept, all of this is repeated after a delay. After another exception of the
+     * body, the transaction is not committed. A body that returns the transaction gives the caller
+     * its {@link Transaction#committed}.
      *
      * @param retries the number of attempts and their delays
      * @param body the reads and operations, which may run several times
      * @param <T> the type of the result
      * @param <E> the type of other exceptions of {@code body}
      * @return the result of the last run of {@code body}
-     * @throws IOException the error of the last attempt, or {@link java.io.InterruptedIOException} if
-     *     the thread is interrupted between two attempts
+     * @throws IOException the error of the last attempt, or {@link java.io.InterruptedIOException}
+     *     if the thread is interrupted between two attempts
      * @throws E that of {@code body}
      */
     public <T, E extends Exception> T transact(Retries retries, TransactionBody<T, E> body) throws IOException, E {
@@ -435,8 +439,8 @@ public final class Store extends BlobReader {
     }
 
     /**
-     * Waits until all submitted operations have results, and the functions that their futures run have
-     * returned.
+     * Waits until all submitted operations have results, and the functions that their futures run
+     * have returned.
      *
      * @throws BlobException OTHER (EDEADLK) in such a function
      */
@@ -446,8 +450,8 @@ public final class Store extends BlobReader {
 
     /**
      * Waits as {@link #drain}, and for calls in progress, and closes the store. Its directory or
-     * connection stays open until its transactions and snapshots are closed as well. Further calls do
-     * nothing.
+     * connection stays open until its transactions and snapshots are closed as well. Further calls
+     * do nothing.
      *
      * @throws BlobException OTHER (EDEADLK) in a function that a future of the store runs; then the
      *     store stays open

@@ -10,9 +10,9 @@ import java.util.concurrent.CompletableFuture;
  * commit, all at once. The methods that add an operation return its index, and copy the data. A
  * transaction that is closed without a commit changes nothing.
  *
- * <p>A transaction reads the latest state at its beginning and its own changes. Its commit fails with
- * {@link ConflictException} if another transaction has changed a part that this one has read. A
- * transaction of {@link Store#batch} cannot read and never conflicts.
+ * <p>A transaction reads the latest state at its beginning and its own changes. Its commit fails
+ * with {@link ConflictException} if another transaction has changed a part that this one has read.
+ * A transaction of {@link Store#batch} cannot read and never conflicts.
  */
 public final class Transaction extends BlobReader {
     private final Store store;
@@ -97,8 +97,8 @@ public final class Transaction extends BlobReader {
     }
 
     /**
-     * Adds a change of the name of a blob, whose content is not copied. The commit fails with EXISTS
-     * if the other name is in use.
+     * Adds a change of the name of a blob, whose content is not copied. The commit fails with
+     * EXISTS if the other name is in use.
      *
      * @param name the name of the blob
      * @param to the other name
@@ -114,7 +114,8 @@ public final class Transaction extends BlobReader {
      * Adds a write. The commit fails with NOT_FOUND if there is no blob of this name.
      *
      * @param name the name of the blob
-     * @param offset the position of the first byte; a blob that ends before it is extended with zeros
+     * @param offset the position of the first byte; a blob that ends before it is extended with
+     *     zeros
      * @param data the bytes, at most 64 MiB
      * @return the index of the operation
      * @throws BlobException if the operation is not valid
@@ -127,7 +128,8 @@ public final class Transaction extends BlobReader {
      * Adds a write of the remaining bytes of a buffer, whose position is then its limit.
      *
      * @param name the name of the blob
-     * @param offset the position of the first byte; a blob that ends before it is extended with zeros
+     * @param offset the position of the first byte; a blob that ends before it is extended with
+     *     zeros
      * @param data the bytes, at most 64 MiB; those of a direct buffer are used in place
      * @return the index of the operation
      * @throws BlobException if the operation is not valid
@@ -194,8 +196,8 @@ public final class Transaction extends BlobReader {
     }
 
     /**
-     * Adds a transform, which is applied to the numbers at the commit, so that transforms of several
-     * transactions do not conflict.
+     * Adds a transform, which is applied to the numbers at the commit, so that transforms of
+     * several transactions do not conflict.
      *
      * @param name the name of the blob
      * @param offset the position of the first number
@@ -208,7 +210,8 @@ public final class Transaction extends BlobReader {
     }
 
     /**
-     * Adds a transform as {@link #transform}. {@link Committed#before} returns the numbers before it.
+     * Adds a transform as {@link #transform}. {@link Committed#before} returns the numbers before
+     * it.
      *
      * @param name the name of the blob
      * @param offset the position of the first number
@@ -238,8 +241,8 @@ public final class Transaction extends BlobReader {
     }
 
     /**
-     * Commits the transaction, and closes it, also after an error. When the call returns, all readers
-     * see the changes, and they survive a power failure.
+     * Commits the transaction, and closes it, also after an error. When the call returns, all
+     * readers see the changes, and they survive a power failure.
      *
      * @return the results of the operations
      * @throws ConflictException if others have changed data that this transaction has read
@@ -261,9 +264,9 @@ public final class Transaction extends BlobReader {
 
     /**
      * Commits the transaction without waiting for the result, and closes it. The call waits while
-     * the largest number of operations is in flight ({@link Options#inFlightMax}), unless a function
-     * that a future of the store runs calls it. Without a server, data of 32 KiB and more is written
-     * before the call returns.
+     * the largest number of operations is in flight ({@link Options#inFlightMax}), unless a
+     * function that a future of the store runs calls it. Without a server, data of 32 KiB and more
+     * is written before the call returns.
      *
      * @return the results of the operations, or the exception that {@link #commit} would throw. To
      *     cancel the future does not end the commit
@@ -315,7 +318,10 @@ public final class Transaction extends BlobReader {
         return result;
     }
 
-    /** Ends the transaction. One that was not committed changes nothing. Waits for calls in progress. */
+    /**
+     * Ends the transaction. One that was not committed changes nothing. Waits for calls in
+     * progress.
+     */
     @Override
     public void close() {
         closeHandle();

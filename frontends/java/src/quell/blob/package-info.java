@@ -14,8 +14,8 @@
  * <p>{@code docs/semantics.md} of Quell states the guarantees, and {@code quell_blob.h} the limits:
  * a name has 1 to 1,024 bytes; a blob has at most 2<sup>63</sup> - 1 bytes; a transaction has at
  * most 16,384 operations and 16,384 reads, 64 MiB of data for one operation, and 1 MiB of numbers
- * for one transform. Through a server, a transaction has at most 257 MiB of data. Offsets, sizes and
- * lengths are in bytes.
+ * for one transform. Through a server, a transaction has at most 257 MiB of data. Offsets, sizes
+ * and lengths are in bytes.
  *
  * <p><b>Names</b> are bytes, and strings are encoded as UTF-8. In the name of a list or of a
  * conflict, each byte that is not part of valid UTF-8 is a character from U+DC80 to U+DCFF, as in
