@@ -71,7 +71,7 @@ pub fn run(implementation: &WritableImplementation<'_>, shape: Shape, seed: u64)
     // One additional mount, if possible, which only reads at the end.
     let Mounts { mounts, keep } = (implementation.make)((shape.mounts + 1).min(implementation.mounts_max));
     let model: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
-    let operations = generate(seed, shape, implementation.rename_kinds, implementation.xattrs);
+    let operations = generate(seed, shape, implementation);
     let mut history = History {
         seed,
         operations: &operations,

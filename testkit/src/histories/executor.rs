@@ -342,6 +342,14 @@ impl Executor {
                     })
                 })?;
             }
+            Operation::Link { from, to } => {
+                let name = file_name(to.name);
+                self.with_file(*from, |node| {
+                    self.with_dir(to.dir, |dir| {
+                        self.verbs().link(&Context::OWN, node, dir, name.as_bytes()).map(drop)
+                    })
+                })?;
+            }
             Operation::Remove { path } => {
                 let name = file_name(path.name);
                 self.with_dir(path.dir, |dir| self.verbs().remove(&Context::OWN, dir, name.as_bytes()))?;

@@ -7,6 +7,7 @@ use quell_vfs::{Rename, SetXattr};
 
 use super::shape::Shape;
 use crate::Random;
+use crate::conformance::writing::WritableImplementation;
 
 pub(super) const SLOTS: usize = 6;
 pub(super) const DIRECTORIES: [&str; 3] = ["", "sub", "sub2"];
@@ -131,6 +132,11 @@ pub(super) enum Operation {
         to: Path,
         how: Rename,
     },
+    /// Gives a file another name.
+    Link {
+        from: Path,
+        to: Path,
+    },
     Remove {
         path: Path,
     },
@@ -193,6 +199,7 @@ impl fmt::Display for Operation {
             Operation::Xattr { path, name, value: None } => write!(f, "remove attribute {name} of {path}"),
             Operation::Xattrs { path } => write!(f, "read the attributes of {path}"),
             Operation::Rename { from, to, how } => write!(f, "rename {from} to {to} ({how:?})"),
+            Operation::Link { from, to } => write!(f, "link {from} as {to}"),
             Operation::Remove { path } => write!(f, "remove {path}"),
             Operation::MakeDir { dir } => write!(f, "make directory {}", DIRECTORIES[*dir]),
             Operation::RemoveDir { dir } => write!(f, "remove directory {}", DIRECTORIES[*dir]),
@@ -278,11 +285,19 @@ struct Generator {
     rows: [(u64, u64); SLOTS],
     /// Whether files have extended attributes.
     xattrs: bool,
+    /// Whether files can have several names.
+    hard_links: bool,
 }
 
-/// Generates the history of a seed.
-pub(super) fn generate(seed: u64, shape: Shape, rename_kinds: bool, xattrs: bool) -> Vec<Operation> {
-    let mut generator = Generator { shape, random: Random::new(seed), rows: [(0, 0); SLOTS], xattrs };
+/// Generates the history of a seed, with the operations that the implementation supports.
+pub(super) fn generate(
+    seed: u64,
+    shape: Shape,
+    implementation: &WritableImplementation<'_>,
+) -> Vec<Operation> {
+    let WritableImplementation { rename_kinds, xattrs, hard_links, .. } = *implementation;
+    let (random, rows) = (Random::new(seed), [(0, 0); SLOTS]);
+    let mut generator = Generator { shape, random, rows, xattrs, hard_links };
     let mut operations = vec![Operation::MakeDir { dir: 1 }];
     generator.open_some(&mut operations);
     for _ in 0..shape.operations {
@@ -376,6 +391,9 @@ impl Generator {
         let process = self.random.below(self.shape.processes as usize) as u32;
         if self.shape.mounts > 1 && self.random.one_in(15) {
             return Operation::Turn { closing: self.random.below(1 << SLOTS) as u64 };
+        }
+        if self.hard_links && self.random.one_in(25) {
+            return Operation::Link { from: path, to: self.path() };
         }
         match self.random.below(if self.xattrs { 118 } else { 110 }) {
             0..18 => Operation::Write { slot, offset: self.offset(), count: self.count() },
