@@ -9,9 +9,9 @@ use std::sync::Arc;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::extent_cache::{ExtentCache, GroupId};
+use crate::extent_writer::ExtentWriter;
 use crate::format::extent::{
-    BLOCK_BYTES, EXTENT_BYTES_MAX, GROUP_BYTES, PIECE_BYTES, PIECES_MAX, check_blocks, encode_piece,
-    stored_range,
+    BLOCK_BYTES, EXTENT_BYTES_MAX, GROUP_BYTES, PIECE_BYTES, PIECES_MAX, check_blocks, stored_range,
 };
 use crate::format::names;
 use crate::objects::{Objects, PendingRead, PendingWrite, Write, failure, is_refusal};
@@ -19,8 +19,10 @@ use crate::objects::{Objects, PendingRead, PendingWrite, Write, failure, is_refu
 /// The largest read that is taken from memory and kept there, in bytes. A larger one would remove
 /// many smaller ones from memory.
 const CACHED_READ_BYTES_MAX: usize = 1 << 20;
-/// The largest number of pieces of an extent in flight.
+/// The largest number of pieces in flight of an extent that is written at once.
 const PIECES_IN_FLIGHT: usize = 8;
+/// The largest number of pieces in flight of an extent whose data is passed in parts.
+const PARTS_IN_FLIGHT: usize = 2;
 /// The largest number of extents whose removal is in flight.
 const REMOVALS_IN_FLIGHT: usize = 32;
 
@@ -79,38 +81,23 @@ impl ObjectExtents {
             let reason = format!("an extent of {} bytes; the limit is {EXTENT_BYTES_MAX}", data.len());
             return Err(failure(ErrorKind::InvalidInput, "write", &self.name, reason));
         }
-        let pieces: Vec<&[u8]> = data.chunks(PIECE_BYTES).collect();
-        let mut in_flight = VecDeque::new();
-        for (piece, data) in (0..).zip(&pieces).skip(1) {
-            if in_flight.len() == PIECES_IN_FLIGHT {
-                self.finish(in_flight.pop_front())?;
-            }
-            in_flight.push_back(self.start(number, piece, data));
-        }
-        while !in_flight.is_empty() {
-            self.finish(in_flight.pop_front())?;
-        }
-        // The first piece is the last to be written: if it exists, the extent is complete.
-        self.finish(Some(self.start(number, 0, pieces.first().copied().unwrap_or_default())))
+        let mut writer = ExtentWriter { in_flight_max: PIECES_IN_FLIGHT, ..self.begin(number) };
+        let (whole, rest) = data.split_at(data.len() / PIECE_BYTES * PIECE_BYTES);
+        writer.append(whole)?;
+        writer.finish_with(rest)
     }
 
-    fn start(&self, number: u64, piece: u32, data: &[u8]) -> StartedPiece {
-        let (object, bytes) = (self.piece_name(number, piece), encode_piece(number, piece, data));
-        let pending = self.objects.start_write(&object, &Write::new().write_full(&bytes));
-        StartedPiece { object, bytes, pending }
-    }
-
-    /// Waits for a write. A write with an unknown result is repeated once: it writes the same
-    /// bytes.
-    fn finish(&self, started: Option<StartedPiece>) -> Result<()> {
-        let Some(StartedPiece { object, bytes, pending }) = started else {
-            return Ok(());
-        };
-        match pending.wait() {
-            Err(error) if !is_refusal(&error) => {
-                self.objects.write(&object, &Write::new().write_full(&bytes))
-            }
-            result => result,
+    /// Begins to write an extent whose data is passed in parts.
+    pub fn begin(&self, number: u64) -> ExtentWriter {
+        ExtentWriter {
+            objects: Arc::clone(&self.objects),
+            name: self.name.clone(),
+            number,
+            next: 0,
+            data: Vec::new(),
+            first: None,
+            in_flight: VecDeque::new(),
+            in_flight_max: PARTS_IN_FLIGHT,
         }
     }
 
@@ -271,12 +258,6 @@ impl ObjectExtents {
         }
         Ok(())
     }
-}
-
-struct StartedPiece {
-    object: String,
-    bytes: Vec<u8>,
-    pending: Box<dyn PendingWrite>,
 }
 
 /// The source of the data of a part of a read.

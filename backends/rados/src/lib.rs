@@ -16,6 +16,7 @@
 #![warn(missing_docs)]
 
 mod extent_cache;
+mod extent_writer;
 mod extents;
 mod failure;
 mod fields;
@@ -29,6 +30,7 @@ mod objects;
 mod pool;
 mod store;
 
+pub use extent_writer::ExtentWriter;
 pub use extents::ObjectExtents;
 pub use failure::Replaced;
 pub use format::log::Record;

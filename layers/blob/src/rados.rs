@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use quell_blob_service::{CheckedStore, ExtentId, Extents, OpenStore, Options, Problem};
+use quell_blob_service::{CheckedStore, ExtentId, ExtentWriter, Extents, OpenStore, Options, Problem};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_rados::{LogOptions, ObjectExtents, Objects, Pool, PoolOptions, RadosStore};
 use quell_threads::lock;
@@ -206,6 +206,10 @@ impl Extents for RadosExtents {
         self.0.write(id.0, data)
     }
 
+    fn begin(&self, id: ExtentId) -> Option<Box<dyn ExtentWriter>> {
+        Some(Box::new(PartsWriter(self.0.begin(id.0))))
+    }
+
     fn read(&self, id: ExtentId, offset: u64, into: &mut [u8]) -> Result<()> {
         self.0.read(id.0, offset, into)
     }
@@ -224,6 +228,18 @@ impl Extents for RadosExtents {
     }
 }
 
+struct PartsWriter(quell_rados::ExtentWriter);
+
+impl ExtentWriter for PartsWriter {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.0.append(data)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.0.finish()
+    }
+}
+
 impl fmt::Debug for RadosTables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RadosTables").field("store", &self.store).finish_non_exhaustive()
@@ -232,9 +248,16 @@ impl fmt::Debug for RadosTables {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+    use std::sync::mpsc::channel;
+
     use super::*;
+    use quell_blob_service::{ClientId, Permissions, SessionLimits, Sessions};
     use quell_rados::MemoryObjects;
-    use quell_wire::blob::{Operation, Transaction, Transform};
+    use quell_wire::blob::{
+        DATA_BYTES_MAX, Operation, Reply, Request, Transaction, TransferId, Transform, WrittenExtent,
+    };
+    use quell_wire::{decode, encode};
 
     fn open(objects: Arc<dyn Objects>) -> Result<OpenStore> {
         super::open(objects, NAME, Box::new(|_| ())).map(|opened| opened.store)
@@ -274,6 +297,63 @@ mod tests {
         let mut found = vec![0; large.len()];
         assert_eq!(second.snapshot().read(b"large", 0, &mut found).expect("read"), large.len());
         assert!(found == large);
+    }
+
+    #[test]
+    fn extents_of_a_client_that_was_killed_are_removed_and_no_others() {
+        let objects = Arc::new(MemoryObjects::new());
+        let extents = || objects.names().iter().filter(|name| name.contains(".extent.")).count();
+        let data: Vec<u8> = (0..11_000_000_u32).map(|number| (number / 5) as u8).collect();
+        let first = open(objects.clone()).expect("opened");
+        let server = (first.clone(), Arc::new(Sessions::new(first, SessionLimits::default())));
+        // The writer starts pieces of 4 MiB when they are complete, and the first one last.
+        send_extent(&server, 1, &data);
+        assert_eq!(extents(), 1);
+        let create = Operation::Create { name: b"a".to_vec(), may_exist: true };
+        let append = Operation::Append { name: b"a".to_vec(), data: Vec::new() };
+        let transaction = Transaction { operations: vec![create, append], ..Transaction::default() };
+        let length_bytes = data.len() as u64;
+        let written = WrittenExtent { operation: 1, upload: TransferId(1), length_bytes };
+        let reply = call(&server, &Request::CommitWritten { transaction, extents: vec![written] });
+        assert!(matches!(reply, Reply::Committed(_)), "{reply:?}");
+        assert_eq!(extents(), 3);
+        // The server finds out that a client has ended.
+        send_extent(&server, 2, &data);
+        assert_eq!(extents(), 4);
+        server.1.end(ClientId(1));
+        server.0.collect().expect("collected");
+        assert_eq!(extents(), 3);
+        // Another server replaces this one before it finds out.
+        send_extent(&server, 3, &data);
+        assert_eq!(extents(), 4);
+        let second = open(objects.clone()).expect("taken over");
+        assert_eq!(second.remove_orphans().expect("removed"), 1);
+        assert_eq!(extents(), 3);
+        let mut found = vec![0; data.len()];
+        assert_eq!(second.snapshot().read(b"a", 0, &mut found).expect("read"), data.len());
+        assert!(found == data);
+        drop((server, second));
+        let mut problems = Vec::new();
+        check(objects, NAME, false, &mut |problem| problems.push(problem)).expect("checked");
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    fn send_extent(server: &(OpenStore, Arc<Sessions>), upload: u64, data: &[u8]) {
+        for (index, part) in data.chunks(DATA_BYTES_MAX).enumerate() {
+            let offset = (index * DATA_BYTES_MAX) as u64;
+            let request = Request::WriteExtent { upload: TransferId(upload), offset, data: part.to_vec() };
+            assert_eq!(call(server, &request), Reply::Done);
+        }
+    }
+
+    fn call((store, sessions): &(OpenStore, Arc<Sessions>), request: &Request) -> Reply {
+        static ALL: LazyLock<Arc<Permissions>> = LazyLock::new(|| Arc::new(Permissions::all()));
+        let (sender, receiver) = channel();
+        let replied = Box::new(move |reply| sender.send(reply).expect("a receiver"));
+        if sessions.execute(ClientId(1), &ALL, &encode(request), 4096, replied) {
+            store.commit_pending();
+        }
+        decode(&receiver.recv().expect("a reply")).expect("a reply")
     }
 
     #[test]

@@ -30,15 +30,19 @@ impl Counters {
 
     /// Counts the begin of a request; `None` if it could not be decoded.
     pub(crate) fn begin(&self, request: Option<&Request>, now_ns: u64) -> CountedRequest {
-        let operations = match request {
-            Some(Request::Commit(transaction)) => &transaction.operations[..],
-            _ => &[],
+        let (operations, extents) = match request {
+            Some(Request::Commit(transaction)) => (&transaction.operations[..], &[][..]),
+            Some(Request::CommitWritten { transaction, extents }) => {
+                (&transaction.operations[..], &extents[..])
+            }
+            _ => (&[][..], &[][..]),
         };
+        let extent_bytes = extents.iter().map(|extent| extent.length_bytes);
         lock(&self.counted).in_flight += 1;
         CountedRequest {
             kind: request.map_or(RequestKind::Other, Request::kind),
             operations: operations.len() as u64,
-            written_bytes: operations.iter().map(data_bytes).sum(),
+            written_bytes: operations.iter().map(data_bytes).chain(extent_bytes).fold(0, u64::saturating_add),
             begun_ns: now_ns,
         }
     }

@@ -11,7 +11,9 @@ use quell_wire::Failure;
 use quell_wire::blob::{JointId, Refusal, StoreCounters, Transaction, Version};
 
 use crate::apply::Environment;
+use crate::content::NewExtent;
 use crate::epoch::{EPOCH_MAX, first_of, is_almost_used_up};
+use crate::extent_upload::ExtentUpload;
 use crate::extents::{ExtentId, Extents};
 use crate::garbage::{Garbage, REMOVED_IN_A_STEP, remove_uncommitted};
 use crate::joint::{
@@ -135,9 +137,28 @@ impl Engine {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Checks the limits of a transaction, and writes its large data.
-    pub(crate) fn prepare(&self, transaction: Transaction) -> std::result::Result<Prepared, Refusal> {
-        let prepared = Prepared::new(transaction, &*self.extents, &|| ExtentId(self.new_number()))?;
+    /// Begins an extent whose data is sent in parts. It is passed to
+    /// [`prepare`](Engine::prepare) or to [`abandon`](Engine::abandon).
+    pub(crate) fn begin_extent(&self) -> ExtentUpload {
+        // Clients that abandon extents may never commit.
+        self.remove_some();
+        ExtentUpload::begin(&*self.extents, ExtentId(self.new_number()))
+    }
+
+    /// Lets a later step remove an extent that no transaction refers to. Does not block.
+    pub(crate) fn abandon(&self, extent: NewExtent) {
+        self.garbage.add_uncommitted(extent);
+    }
+
+    /// Checks the limits of a transaction, and writes its large data. `written` are extents that
+    /// exist, with the positions of their operations, ascending.
+    pub(crate) fn prepare(
+        &self,
+        transaction: Transaction,
+        written: Vec<(u32, NewExtent)>,
+    ) -> std::result::Result<Prepared, Refusal> {
+        let new_extent = || ExtentId(self.new_number());
+        let prepared = Prepared::new(transaction, written, &*self.extents, &new_extent)?;
         for extent in prepared.operations.iter().filter_map(|operation| operation.extent) {
             self.written_extents.fetch_add(1, Ordering::Relaxed);
             self.written_extent_bytes.fetch_add(extent.length_bytes, Ordering::Relaxed);
@@ -167,7 +188,7 @@ impl Engine {
         let Some(record) = record else { return Ok(Step::Joint(step(false)).alone()) };
         // They were compared before, and are locked since.
         let transaction = Transaction { snapshot: None, reads: Vec::new(), ..record.preparation.transaction };
-        Ok(Prepared { step: Step::Joint(step(true)), ..self.prepare(transaction)? })
+        Ok(Prepared { step: Step::Joint(step(true)), ..self.prepare(transaction, Vec::new())? })
     }
 
     /// Returns the outcome of a joint transaction, if it is known.

@@ -10,7 +10,7 @@ use quell_vfs::Result;
 use quell_wire::blob::Version;
 
 use crate::apply::is_stale_entry;
-use crate::content::remove_deleted;
+use crate::content::{NewExtent, remove_deleted};
 use crate::epoch::first_of;
 use crate::extents::{ExtentId, Extents};
 use crate::keys::{self, ContentId};
@@ -81,6 +81,15 @@ impl Garbage {
                 waiting.truncated.push_back(name.to_vec());
             }
         }
+    }
+
+    /// Adds an extent that no commit refers to, or will. If the store is opened again before its
+    /// removal, the opening removes it.
+    pub(crate) fn add_uncommitted(&self, extent: NewExtent) {
+        let mut waiting = lock(&self.waiting);
+        // No state needs it.
+        waiting.extents.push_front((Version(0), extent.id, extent.length_bytes));
+        waiting.extent_bytes += extent.length_bytes;
     }
 
     /// If the extents that are kept for states from `oldest` on have more than `bytes_max` bytes,

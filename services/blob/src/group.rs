@@ -53,7 +53,9 @@ impl Group {
             Request::Read { name, .. } | Request::Stat { name, .. } | Request::NextData { name, .. } => {
                 self.check_name(name)
             }
-            Request::Commit(transaction) => self.check_transaction(transaction),
+            Request::Commit(transaction) | Request::CommitWritten { transaction, .. } => {
+                self.check_transaction(transaction)
+            }
             Request::Joint(JointRequest::Prepare(preparation)) => {
                 self.check_transaction(&preparation.transaction)
             }

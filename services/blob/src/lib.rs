@@ -15,6 +15,7 @@ mod content;
 mod counters;
 mod engine;
 mod epoch;
+mod extent_upload;
 mod extents;
 mod garbage;
 mod group;
@@ -30,11 +31,14 @@ mod session;
 mod snapshot;
 mod store;
 mod tables;
+mod transfers;
 mod transform;
 mod versions;
 
 pub use check::{CheckedStore, Problem, ProblemKind, check};
-pub use extents::{EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentDir, ExtentId, Extents, MemoryExtents};
+pub use extents::{
+    EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentDir, ExtentId, ExtentWriter, Extents, MemoryExtents,
+};
 pub use group::Group;
 pub use options::{Clock, Options};
 pub use permissions::Permissions;

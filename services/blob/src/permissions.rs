@@ -53,6 +53,8 @@ impl Permissions {
             | Request::Upload { .. }
             | Request::Discard(_)
             | Request::Fetch { .. } => Ok(()),
+            // It needs space of the storage.
+            Request::WriteExtent { .. } => grants.check_any_write().map_err(|error| failed(&error)),
             Request::Joint(request) => grants.check_joint(request),
             Request::Read { state, name, .. }
             | Request::Stat { state, name }
@@ -64,7 +66,9 @@ impl Permissions {
                 grants.check_draft(state)?;
                 grants.check_list(prefix).map_err(|error| failed(&error))
             }
-            Request::Commit(transaction) => grants.check_transaction(transaction),
+            Request::Commit(transaction) | Request::CommitWritten { transaction, .. } => {
+                grants.check_transaction(transaction)
+            }
             Request::CommitUploaded(_) => Err(failed(&denied("the transaction is not known"))),
             Request::Collect | Request::Counters => {
                 Err(failed(&denied("the key has no right to administer the store")))
@@ -99,6 +103,14 @@ impl Grants<'_> {
         match self.has(right, name) {
             true => Ok(()),
             false => Err(denied(format!("the key has no right to {right} {}", name.escape_ascii()))),
+        }
+    }
+
+    /// Checks that there is a right to write any names.
+    fn check_any_write(&self) -> Result<()> {
+        match self.0.iter().any(|grant| grant.right == Right::Write) {
+            true => Ok(()),
+            false => Err(denied("the key has no right to write")),
         }
     }
 

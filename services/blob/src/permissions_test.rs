@@ -41,12 +41,14 @@ enum Needs {
     Nothing,
     Read,
     Write,
+    /// The right to write some names, whatever they are.
+    AnyWrite,
     /// Either of them.
     ReadOrWrite,
     ReadAndWrite,
     Admin,
 }
-use Needs::{Admin, Nothing, ReadAndWrite, ReadOrWrite, Write};
+use Needs::{Admin, AnyWrite, Nothing, ReadAndWrite, ReadOrWrite, Write};
 
 /// Returns operations with the rights that they need, at least one of each kind.
 fn operations() -> Vec<(Operation, Needs)> {
@@ -95,6 +97,7 @@ fn requests() -> Vec<(Request, Needs)> {
         (names("a"), Admin),
         (names(""), Admin),
         (Request::Upload { upload: TransferId(1), offset: 0, data: vec![1] }, Nothing),
+        (Request::WriteExtent { upload: TransferId(1), offset: 0, data: vec![1] }, AnyWrite),
         (Request::Discard(TransferId(1)), Nothing),
         (commit(vec![], vec![]), Nothing),
         (commit(vec![read(Part::Existence)], vec![]), ReadOrWrite),
@@ -128,6 +131,8 @@ fn requests() -> Vec<(Request, Needs)> {
         let preparation = Preparation { id, begun, coordinator: 0, participants, transaction };
         requests.push((Request::Joint(JointRequest::Prepare(preparation)), needs));
         requests.push((commit(vec![], vec![operation.clone()]), needs));
+        let transaction = Transaction { operations: vec![operation.clone()], ..Transaction::default() };
+        requests.push((Request::CommitWritten { transaction, extents: vec![] }, needs));
         // A read that applies it first.
         let state = state(vec![operation]);
         requests.push((Request::Stat { state, name: name() }, ReadAndWrite));
@@ -163,6 +168,8 @@ fn kinds(request: &Request) -> Vec<&'static str> {
             return operations.chain(["commit"]).collect();
         }
         Request::CommitUploaded(_) => "commit uploaded",
+        Request::WriteExtent { .. } => "write an extent",
+        Request::CommitWritten { .. } => "commit written",
         Request::Fetch { .. } => "fetch",
         Request::Collect => "collect",
         Request::Counters => "counters",
@@ -178,7 +185,7 @@ fn kinds(request: &Request) -> Vec<&'static str> {
     };
     vec![kind]
 }
-const KINDS: usize = 30;
+const KINDS: usize = 32;
 
 fn is_denied(reply: &Reply) -> bool {
     match reply {
@@ -196,18 +203,18 @@ fn each_request_needs_its_rights() {
     let keys = [
         ("none", key(&[], None), &[Nothing][..]),
         ("read", key(&[read], None), &[Nothing, Needs::Read, ReadOrWrite]),
-        ("write", key(&[write], None), &[Nothing, Write, ReadOrWrite]),
+        ("write", key(&[write], None), &[Nothing, Write, AnyWrite, ReadOrWrite]),
         (
             "read and write",
             key(&[write, (Right::Read, "b"), read], Some(1001)),
-            &[Nothing, Needs::Read, Write, ReadOrWrite, ReadAndWrite],
+            &[Nothing, Needs::Read, Write, AnyWrite, ReadOrWrite, ReadAndWrite],
         ),
-        ("other blobs", key(&[(Right::Read, "a/c"), (Right::Write, "a/b/")], None), &[Nothing]),
+        ("other blobs", key(&[(Right::Read, "a/c"), (Right::Write, "a/b/")], None), &[Nothing, AnyWrite]),
         ("expired", key(&[read, write], Some(1000)), &[]),
         (
             "administrator",
             Permissions::of_key(&admin).unwrap(),
-            &[Nothing, Needs::Read, Write, ReadOrWrite, ReadAndWrite, Admin],
+            &[Nothing, Needs::Read, Write, AnyWrite, ReadOrWrite, ReadAndWrite, Admin],
         ),
     ];
     let mut found = BTreeSet::new();

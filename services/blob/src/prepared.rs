@@ -42,39 +42,70 @@ impl Step {
 }
 
 impl Prepared {
-    /// Checks the limits of a transaction, and writes its large data.
+    /// Checks the limits of a transaction, and writes its large data. `written` are extents that
+    /// exist, with the positions of their operations, ascending. If the call fails, they are
+    /// removed.
     pub(crate) fn new(
         transaction: Transaction,
+        written: Vec<(u32, NewExtent)>,
         extents: &dyn Extents,
         new_extent: &dyn Fn() -> ExtentId,
     ) -> std::result::Result<Prepared, Refusal> {
         let Transaction { id, is_repeated, snapshot, reads, operations } = transaction;
-        if operations.len() > OPERATIONS_MAX || reads.len() > READS_MAX {
-            return Err(invalid("it has more than 16,384 operations or reads; divide it").into());
-        }
-        if snapshot.is_none() && !reads.is_empty() {
-            return Err(invalid("it has reads, but not the version of the state that was read").into());
-        }
         let mut prepared = Prepared { id, is_repeated, snapshot, reads, ..Prepared::default() };
-        for operation in operations {
-            match prepare_operation(operation, extents, new_extent) {
-                Ok(operation) => prepared.operations.push(operation),
-                Err(error) => {
-                    prepared.discard(extents);
-                    return Err(error.into());
-                }
+        match prepared.add(operations, &written, extents, new_extent) {
+            Ok(()) => Ok(prepared),
+            Err(error) => {
+                prepared.discard(extents);
+                written.iter().for_each(|(_, extent)| discard(extents, *extent));
+                Err(error.into())
             }
         }
-        Ok(prepared)
+    }
+
+    fn add(
+        &mut self,
+        operations: Vec<Operation>,
+        written: &[(u32, NewExtent)],
+        extents: &dyn Extents,
+        new_extent: &dyn Fn() -> ExtentId,
+    ) -> Result<()> {
+        if operations.len() > OPERATIONS_MAX || self.reads.len() > READS_MAX {
+            return Err(invalid("it has more than 16,384 operations or reads; divide it"));
+        }
+        if self.snapshot.is_none() && !self.reads.is_empty() {
+            return Err(invalid("it has reads, but not the version of the state that was read"));
+        }
+        let mut written = written.iter().copied().peekable();
+        for (position, operation) in (0..).zip(operations) {
+            let operation = match (written.next_if(|(of, _)| *of == position), &operation) {
+                (None, _) => prepare_operation(operation, extents, new_extent)?,
+                (Some((_, extent)), Operation::Write { data, .. } | Operation::Append { data, .. })
+                    if data.is_empty() =>
+                {
+                    PreparedOperation { operation, extent: Some(extent) }
+                }
+                (Some(_), _) => return Err(invalid("an operation with an extent has other data")),
+            };
+            self.operations.push(operation);
+        }
+        match written.next() {
+            Some(_) => Err(invalid("an extent belongs to no operation")),
+            None => Ok(()),
+        }
     }
 
     /// Removes the extents, because the transaction is not committed. If this fails, the next
     /// opening of the store removes them.
     pub(crate) fn discard(&self, extents: &dyn Extents) {
         for extent in self.operations.iter().filter_map(|operation| operation.extent) {
-            let _ = extents.remove(extent.id);
+            discard(extents, extent);
         }
     }
+}
+
+fn discard(extents: &dyn Extents, extent: NewExtent) {
+    let _ = extents.remove(extent.id);
 }
 
 fn prepare_operation(

@@ -24,6 +24,7 @@ use crate::permissions::Permissions;
 use crate::queue::CommitResult;
 use crate::snapshot::Snapshot;
 use crate::store::OpenStore;
+use crate::transfers::{ClientTransfers, Transfers, busy, invalid};
 
 /// The number of a client, which identifies its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,10 +37,10 @@ pub struct SessionLimits {
     pub snapshots_max: usize,
     /// Snapshots of all clients.
     pub snapshots_total_max: usize,
-    /// Bytes of the uploads and long replies of one client. At least the size of the largest
-    /// upload.
+    /// Bytes of the uploads, uncommitted extents and long replies of one client. At least the size
+    /// of the largest upload.
     pub kept_bytes_max: u64,
-    /// Bytes of the uploads and long replies of all clients.
+    /// Bytes of the uploads, uncommitted extents and long replies of all clients.
     pub kept_bytes_total_max: u64,
 }
 
@@ -68,7 +69,7 @@ pub struct Sessions {
     /// larger after each opening, so that a client cannot use a number of an earlier server.
     last_number: AtomicU64,
     snapshots: AtomicUsize,
-    kept_bytes: AtomicU64,
+    transfers: Transfers,
     counters: Counters,
 }
 
@@ -76,30 +77,13 @@ pub struct Sessions {
 struct Session {
     permissions: Arc<Permissions>,
     snapshots: Mutex<HashMap<SnapshotId, Arc<Snapshot>>>,
-    kept: Mutex<Kept>,
-}
-
-#[derive(Default)]
-struct Kept {
-    uploads: HashMap<TransferId, Vec<u8>>,
-    replies: HashMap<TransferId, Arc<Vec<u8>>>,
-    bytes: u64,
+    transfers: Mutex<ClientTransfers>,
 }
 
 impl fmt::Debug for Sessions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sessions").field("store", &self.store).finish_non_exhaustive()
     }
-}
-
-fn invalid(reason: &'static str) -> Reply {
-    let error = Error::new(ErrorKind::InvalidInput, "execute", "request");
-    Reply::Failed(Failure::new(&Error { source: Some(reason.into()), ..error }))
-}
-
-fn busy(reason: &'static str) -> Reply {
-    let error = Error::new(ErrorKind::Busy, "execute", "request");
-    Reply::Failed(Failure::new(&Error { source: Some(reason.into()), ..error }))
 }
 
 fn reply_of(result: CommitResult) -> Reply {
@@ -115,12 +99,12 @@ impl Sessions {
         Sessions {
             last_number: AtomicU64::new(store.version().0),
             counters: Counters::new(store.monotonic_ns()),
+            transfers: Transfers::new(store.clone(), limits.kept_bytes_max, limits.kept_bytes_total_max),
             store,
             limits,
             group: None,
             clients: Mutex::default(),
             snapshots: AtomicUsize::new(0),
-            kept_bytes: AtomicU64::new(0),
         }
     }
 
@@ -169,6 +153,19 @@ impl Sessions {
                 self.store.submit(transaction, move |result| replied(reply_of(result)));
                 true
             }
+            (Ok(Request::CommitWritten { transaction, extents }), _) => {
+                match self.transfers.take_extents(&session.transfers, &extents) {
+                    Ok(written) => {
+                        let done = move |result| replied(reply_of(result));
+                        self.store.submit_written(transaction, written, done);
+                        true
+                    }
+                    Err(reply) => {
+                        replied(reply);
+                        false
+                    }
+                }
+            }
             (Ok(Request::Joint(JointRequest::Compare(number))), _) => {
                 replied(self.compare(&session, number));
                 false
@@ -201,7 +198,7 @@ impl Sessions {
         let create = || Session {
             permissions: permissions.clone(),
             snapshots: Mutex::default(),
-            kept: Mutex::default(),
+            transfers: Mutex::default(),
         };
         let mut clients = lock(&self.clients);
         let session = clients.entry(client).or_insert_with(|| Arc::new(create()));
@@ -226,8 +223,7 @@ impl Sessions {
     fn free(&self, session: &Session) {
         let snapshots = std::mem::take(&mut *lock(&session.snapshots));
         self.snapshots.fetch_sub(snapshots.len(), Ordering::Relaxed);
-        let kept = std::mem::take(&mut *lock(&session.kept));
-        self.kept_bytes.fetch_sub(kept.bytes, Ordering::Relaxed);
+        self.transfers.end(&session.transfers);
     }
 
     /// Returns the number of snapshots of all clients.
@@ -235,9 +231,9 @@ impl Sessions {
         self.snapshots.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of uploads and long replies of all clients.
+    /// Returns the bytes of uploads, uncommitted extents and long replies of all clients.
     pub fn kept_bytes(&self) -> u64 {
-        self.kept_bytes.load(Ordering::Relaxed)
+        self.transfers.bytes()
     }
 
     fn read_counters(&self) -> StoreCounters {
@@ -260,40 +256,12 @@ impl Sessions {
             return encoded;
         }
         let (number, length_bytes) = (TransferId(self.number()), encoded.len() as u64);
-        let mut kept = lock(&session.kept);
-        if !self.keep(&mut kept, length_bytes) {
-            return encode(&busy(
-                "the long replies of the clients need too much memory; fetch or discard some",
-            ));
+        match self.transfers.keep_reply(&session.transfers, number, encoded) {
+            true => encode(&Reply::Long { reply: number, length_bytes }),
+            false => {
+                encode(&busy("the long replies of the clients need too much memory; fetch or discard some"))
+            }
         }
-        kept.replies.insert(number, Arc::new(encoded));
-        encode(&Reply::Long { reply: number, length_bytes })
-    }
-
-    /// Adds bytes to those that are kept for a client. Returns false, and adds nothing, if a limit
-    /// would be exceeded.
-    fn keep(&self, kept: &mut Kept, bytes: u64) -> bool {
-        if kept.bytes + bytes > self.limits.kept_bytes_max {
-            return false;
-        }
-        if self.kept_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.limits.kept_bytes_total_max {
-            self.kept_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return false;
-        }
-        kept.bytes += bytes;
-        true
-    }
-
-    fn forget(&self, kept: &mut Kept, bytes: usize) {
-        kept.bytes -= bytes as u64;
-        self.kept_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-    }
-
-    fn take_upload(&self, session: &Session, upload: TransferId) -> Option<Vec<u8>> {
-        let mut kept = lock(&session.kept);
-        let bytes = kept.uploads.remove(&upload)?;
-        self.forget(&mut kept, bytes.len());
-        Some(bytes)
     }
 
     /// Returns a request with the operations that it refers to in the place of an upload.
@@ -301,7 +269,7 @@ impl Sessions {
         let failed = |error| Reply::Failed(Failure::new(&error));
         match &mut request {
             Request::CommitUploaded(upload) => {
-                let bytes = self.take_upload(session, *upload).ok_or(Reply::Unknown)?;
+                let bytes = self.transfers.take_upload(&session.transfers, *upload).ok_or(Reply::Unknown)?;
                 Ok(Request::Commit(decode(&bytes).map_err(failed)?))
             }
             Request::Read { state, .. }
@@ -309,9 +277,9 @@ impl Sessions {
             | Request::List { state, .. }
             | Request::NextData { state, .. } => {
                 if let Draft::Uploaded(upload) = state.draft {
-                    let kept = lock(&session.kept);
-                    let bytes = kept.uploads.get(&upload).ok_or(Reply::Unknown)?;
-                    state.draft = decode(bytes).map_err(failed)?;
+                    let transfers = lock(&session.transfers);
+                    state.draft =
+                        decode(transfers.uploaded(upload).ok_or(Reply::Unknown)?).map_err(failed)?;
                     if matches!(state.draft, Draft::Uploaded(_)) {
                         return Err(invalid("an upload refers to an upload"));
                     }
@@ -319,46 +287,6 @@ impl Sessions {
                 Ok(request)
             }
             _ => Ok(request),
-        }
-    }
-
-    fn upload(&self, session: &Session, upload: TransferId, offset: u64, data: &[u8]) -> Reply {
-        if data.len() > DATA_BYTES_MAX {
-            return invalid("a part of an upload has more than 1 MiB");
-        }
-        if offset == 0 {
-            self.take_upload(session, upload);
-        }
-        let mut kept = lock(&session.kept);
-        let length = match kept.uploads.get(&upload) {
-            Some(bytes) => bytes.len(),
-            None if offset == 0 => 0,
-            None => return Reply::Unknown,
-        };
-        if length as u64 != offset || length + data.len() > UPLOAD_BYTES_MAX {
-            return invalid("a part of an upload is not the next one, or the upload is too long");
-        }
-        if !self.keep(&mut kept, data.len() as u64) {
-            return busy("the uploads of the clients need too much memory; repeat the request later");
-        }
-        kept.uploads.entry(upload).or_default().extend_from_slice(data);
-        Reply::Done
-    }
-
-    fn discard(&self, session: &Session, number: TransferId) -> Reply {
-        self.take_upload(session, number);
-        let mut kept = lock(&session.kept);
-        if let Some(bytes) = kept.replies.remove(&number) {
-            self.forget(&mut kept, bytes.len());
-        }
-        Reply::Done
-    }
-
-    fn fetch(session: &Session, reply: TransferId, offset: u64) -> Reply {
-        let Some(bytes) = lock(&session.kept).replies.get(&reply).cloned() else { return Reply::Unknown };
-        match usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)) {
-            Some(rest) => Reply::Data(rest[..rest.len().min(DATA_BYTES_MAX)].to_vec()),
-            None => invalid("a part of a reply begins after its end"),
         }
     }
 
@@ -393,6 +321,7 @@ impl Sessions {
 
     /// Executes a request that commits nothing.
     fn read(&self, session: &Session, request: Request) -> Reply {
+        let of_client = &session.transfers;
         let reply = match request {
             Request::Hello { protocol } => self.hello(protocol),
             Request::Begin => Ok(self.begin(session)),
@@ -419,17 +348,23 @@ impl Sessions {
                 let count_max = (count_max as usize).min(NAMES_MAX);
                 self.at(session, state, &mut |state| list(state, &prefix, &after, count_max))
             }
-            Request::Upload { upload, offset, data } => Ok(self.upload(session, upload, offset, &data)),
-            Request::Discard(number) => Ok(self.discard(session, number)),
-            Request::Fetch { reply, offset } => Ok(Sessions::fetch(session, reply, offset)),
+            Request::Upload { upload, offset, data } => {
+                Ok(self.transfers.upload(of_client, upload, offset, &data))
+            }
+            Request::WriteExtent { upload, offset, data } => {
+                Ok(self.transfers.write_extent(of_client, upload, offset, &data))
+            }
+            Request::Discard(number) => Ok(self.transfers.discard(of_client, number)),
+            Request::Fetch { reply, offset } => Ok(Transfers::fetch(of_client, reply, offset)),
             Request::NextData { state, name, offset } => {
                 self.at(session, state, &mut |state| Ok(Reply::Position(state.next_data(&name, offset)?)))
             }
             Request::Collect => self.store.collect().map(|()| Reply::Done),
             Request::Counters => Ok(Reply::Counters(Box::new(self.read_counters()))),
-            Request::Commit(_) | Request::CommitUploaded(_) | Request::Joint(_) => {
-                Ok(invalid("a commit is not a read"))
-            }
+            Request::Commit(_)
+            | Request::CommitUploaded(_)
+            | Request::CommitWritten { .. }
+            | Request::Joint(_) => Ok(invalid("a commit is not a read")),
         };
         reply.unwrap_or_else(|error| match Locked::of(&error) {
             Some(refusal) => Reply::Refused(refusal.clone()),

@@ -6,11 +6,11 @@ use quell_kv::MemoryStore;
 use quell_testkit::Random;
 use quell_wire::blob::{
     Access, CellType, Grant, KeyDescription, MESSAGE_BYTES_MAX, Operation, OperationResult, Overflow, Part,
-    Read, Right, Transaction, TransactionId, Transform, TransformKind, Version,
+    Read, Refusal, Right, Transaction, TransactionId, Transform, TransformKind, Version, WrittenExtent,
 };
 
 use super::*;
-use crate::extents::MemoryExtents;
+use crate::extents::{ExtentId, Extents, MemoryExtents};
 use crate::options::{Clock, Options};
 
 struct NoClock;
@@ -24,10 +24,25 @@ impl Clock for NoClock {
 const CLIENT: ClientId = ClientId(5);
 
 fn sessions(limits: SessionLimits) -> Arc<Sessions> {
+    sessions_with(Arc::default(), limits)
+}
+
+fn sessions_with(extents: Arc<MemoryExtents>, limits: SessionLimits) -> Arc<Sessions> {
     let tables = Arc::new(MemoryStore::new());
-    let store =
-        OpenStore::open(tables, Arc::new(MemoryExtents::default()), Arc::new(NoClock), Options::default());
+    let store = OpenStore::open(tables, extents, Arc::new(NoClock), Options::default());
     Arc::new(Sessions::new(store.unwrap(), limits))
+}
+
+fn sessions_and_extents() -> (Arc<Sessions>, Arc<MemoryExtents>) {
+    let extents = Arc::<MemoryExtents>::default();
+    (sessions_with(extents.clone(), SessionLimits::default()), extents)
+}
+
+/// Returns the number of the extents.
+fn numbers(extents: &MemoryExtents) -> usize {
+    let mut count = 0;
+    extents.list(ExtentId(0), &mut |_| count += 1).unwrap();
+    count
 }
 
 /// Executes a request of a client with all permissions.
@@ -101,6 +116,76 @@ fn a_client_reads_snapshots_and_its_own_changes() {
     assert_eq!(call(&sessions, &Request::End(snapshot)), Reply::Done);
     assert_eq!(read(&sessions, state(Some(snapshot), vec![])), Reply::Unknown);
     assert_eq!(sessions.snapshots(), 0);
+}
+
+fn write_extent(upload: u64, offset: usize, data: &[u8]) -> Request {
+    Request::WriteExtent { upload: TransferId(upload), offset: offset as u64, data: data.to_vec() }
+}
+
+/// Returns the commit of a write of an extent to the blob `a`.
+fn commit_written(upload: u64, operation: u32, length_bytes: usize, data: &[u8]) -> Request {
+    let transaction = Transaction { operations: write(b"a", data), ..Transaction::default() };
+    let (upload, length_bytes) = (TransferId(upload), length_bytes as u64);
+    Request::CommitWritten { transaction, extents: vec![WrittenExtent { operation, upload, length_bytes }] }
+}
+
+#[test]
+fn the_data_of_an_operation_is_written_before_its_transaction() {
+    let (sessions, extents) = sessions_and_extents();
+    let data: Vec<u8> = (0..1_500_001_u32).map(|number| (number / 7) as u8).collect();
+    let send = |upload| {
+        for (index, part) in data.chunks(DATA_BYTES_MAX).enumerate() {
+            let request = write_extent(upload, index * DATA_BYTES_MAX, part);
+            assert_eq!(call(&sessions, &request), Reply::Done);
+            // A part that is sent again is not added twice.
+            assert!(index == 0 || is_failed(&call(&sessions, &request), ErrorKind::InvalidInput));
+        }
+    };
+    send(1);
+    assert_eq!(sessions.kept_bytes(), data.len() as u64);
+    assert!(matches!(call(&sessions, &commit_written(1, 1, data.len(), b"")), Reply::Committed(_)));
+    assert_eq!(sessions.kept_bytes(), 0);
+    let mut found = vec![0; data.len()];
+    assert_eq!(sessions.store.snapshot().read(b"a", 0, &mut found).unwrap(), data.len());
+    assert!(found == data);
+    assert_eq!(call(&sessions, &commit_written(1, 1, data.len(), b"")), Reply::Unknown);
+    // Another length, another operation, an operation with data, and none.
+    for (operation, length_bytes, inline) in
+        [(1, data.len() - 1, &b""[..]), (0, data.len(), b""), (1, data.len(), b"x"), (2, data.len(), b"")]
+    {
+        send(2);
+        let reply = call(&sessions, &commit_written(2, operation, length_bytes, inline));
+        let is_refused = match &reply {
+            Reply::Refused(Refusal::Failed { failure, .. }) => failure.kind() == ErrorKind::InvalidInput,
+            other => is_failed(other, ErrorKind::InvalidInput),
+        };
+        assert!(is_refused, "{reply:?}");
+        assert_eq!(sessions.kept_bytes(), 0);
+    }
+    sessions.store.collect().unwrap();
+    assert_eq!(numbers(&extents), 1);
+}
+
+#[test]
+fn an_extent_of_a_client_that_has_ended_is_removed() {
+    let (sessions, extents) = sessions_and_extents();
+    let part = vec![1; 40_000];
+    for upload in 0..3 {
+        assert_eq!(call(&sessions, &write_extent(upload, 0, &part)), Reply::Done);
+    }
+    assert_eq!(call(&sessions, &Request::Discard(TransferId(0))), Reply::Done);
+    // It begins anew.
+    assert_eq!(call(&sessions, &write_extent(1, 0, &part)), Reply::Done);
+    assert_eq!(sessions.kept_bytes(), 80_000);
+    sessions.end(CLIENT);
+    assert_eq!(sessions.kept_bytes(), 0);
+    assert_eq!(call(&sessions, &write_extent(1, 40_000, &part)), Reply::Unknown);
+    assert_eq!(call(&sessions, &commit_written(2, 1, 40_000, b"")), Reply::Unknown);
+    sessions.store.collect().unwrap();
+    assert_eq!(numbers(&extents), 0);
+    // Small data is not an extent.
+    assert_eq!(call(&sessions, &write_extent(1, 0, b"x")), Reply::Done);
+    assert!(is_failed(&call(&sessions, &commit_written(1, 1, 1, b"")), ErrorKind::InvalidInput));
 }
 
 #[test]

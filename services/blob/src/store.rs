@@ -8,7 +8,9 @@ use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{JointId, Outcome, Preparation, StoreCounters, Transaction, Version};
 
 use crate::apply::PreparedOperation;
+use crate::content::NewExtent;
 use crate::engine::Engine;
+use crate::extent_upload::ExtentUpload;
 use crate::extents::Extents;
 use crate::joint::JointStep;
 use crate::options::{Clock, Options};
@@ -58,7 +60,7 @@ impl OpenStore {
     /// the store entirely or not at all after the store is opened again, and all later commits fail
     /// until then.
     pub fn commit(&self, transaction: Transaction) -> CommitResult {
-        let prepared = self.0.prepare(transaction)?;
+        let prepared = self.0.prepare(transaction, Vec::new())?;
         let waiter = Arc::new(Waiter::default());
         let receiver = Receiver::Thread(waiter.clone());
         let mut leads = self.0.queue.add(PendingTransaction { prepared, receiver });
@@ -84,10 +86,36 @@ impl OpenStore {
     /// in [`commit_pending`](OpenStore::commit_pending), passes the result to `done`, which must
     /// not block. Data of 32 KiB and more is written before the call returns.
     pub fn submit(&self, transaction: Transaction, done: impl FnOnce(CommitResult) + Send + 'static) {
-        match self.0.prepare(transaction) {
+        self.submit_written(transaction, Vec::new(), done);
+    }
+
+    /// Does the same for a transaction with extents that were written before, with the positions of
+    /// their operations, ascending.
+    pub(crate) fn submit_written(
+        &self,
+        transaction: Transaction,
+        written: Vec<(u32, NewExtent)>,
+        done: impl FnOnce(CommitResult) + Send + 'static,
+    ) {
+        match self.0.prepare(transaction, written) {
             Ok(prepared) => self.add(prepared, done),
             Err(refusal) => done(Err(refusal)),
         }
+    }
+
+    /// Begins an extent whose data is sent in parts.
+    pub(crate) fn begin_extent(&self) -> ExtentUpload {
+        self.0.begin_extent()
+    }
+
+    /// Ends an extent, after which a transaction can refer to it.
+    pub(crate) fn finish_extent(&self, upload: ExtentUpload) -> Result<()> {
+        upload.finish(&*self.0.extents)
+    }
+
+    /// Lets a later step remove an extent that no transaction refers to. Does not block.
+    pub(crate) fn abandon_extent(&self, extent: NewExtent) {
+        self.0.abandon(extent);
     }
 
     /// Adds a step of a joint transaction to the transactions that wait for their commit. `step`

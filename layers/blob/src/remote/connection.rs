@@ -8,13 +8,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use quell_blob_service::CommitResult;
+use quell_blob_service::{CommitResult, EXTENT_BYTES_MAX, EXTENT_BYTES_MIN};
 use quell_threads::lock;
 use quell_transport::peer::was_not_executed;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     DATA_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, Refusal, Reply, Request, Transaction, TransferId,
-    UPLOAD_BYTES_MAX, Version,
+    UPLOAD_BYTES_MAX, Version, WrittenExtent,
 };
 use quell_wire::{decode, encode};
 
@@ -184,11 +184,23 @@ impl Connection {
                 self.error(ErrorKind::InvalidInput, "the transaction has more than 257 MiB; divide it")
             );
         }
+        let request = |upload, offset, data| Request::Upload { upload, offset, data };
+        self.send_parts(bytes, deadline, request)
+    }
+
+    /// Sends bytes in parts, each with a request that `request_of` returns for the number of the
+    /// upload, the position and the bytes.
+    pub(super) fn send_parts(
+        &self,
+        bytes: &[u8],
+        deadline: Instant,
+        request_of: impl Fn(TransferId, u64, Vec<u8>) -> Request,
+    ) -> Result<TransferId> {
         let upload = TransferId(self.number());
         let mut offset = 0;
         while offset < bytes.len() {
             let part = &bytes[offset..bytes.len().min(offset + DATA_BYTES_MAX)];
-            let request = encode(&Request::Upload { upload, offset: offset as u64, data: part.to_vec() });
+            let request = encode(&request_of(upload, offset as u64, part.to_vec()));
             let receiver = self.begin(request, SHORT_REPLY_BYTES, deadline);
             let reply = receiver.recv().map_err(|_| self.error(ErrorKind::Unavailable, "it is closed"))?;
             let reply = reply.and_then(|reply| decode(&reply));
@@ -212,20 +224,75 @@ impl Connection {
 
     /// Sends a commit. Data that is too large for a message is uploaded first.
     pub(super) fn send(self: &Arc<Self>, mut commit: SentCommit) {
-        let request = Request::Commit(std::mem::take(&mut commit.transaction));
-        let mut encoded = encode(&request);
-        let Request::Commit(transaction) = request else { unreachable!("it was created above") };
-        let reply_bytes_max = reply_bytes(&transaction);
-        commit.transaction = transaction;
-        if encoded.len() > MESSAGE_BYTES_MAX {
-            match self.upload(&encode(&commit.transaction), commit.deadline) {
-                Ok(upload) => encoded = encode(&Request::CommitUploaded(upload)),
-                Err(error) => return (commit.done)(Err(error.into())),
-            }
-        }
         let (connection, deadline) = (self.clone(), commit.deadline);
+        let encoded = match self.encode_commit(&mut commit.transaction, deadline) {
+            Ok(encoded) => encoded,
+            Err(error) => return (commit.done)(Err(error.into())),
+        };
+        let reply_bytes_max = reply_bytes(&commit.transaction);
         let done = Box::new(move |result| connection.take_result(commit, result));
         self.link.request(encoded, reply_bytes_max, deadline, done);
+    }
+
+    /// Returns the request for a commit, after data that is too large for a message was sent.
+    fn encode_commit(&self, transaction: &mut Transaction, deadline: Instant) -> Result<Vec<u8>> {
+        let data_bytes: usize = transaction.operations.iter().map(|operation| data_of(operation).len()).sum();
+        if data_bytes > DATA_BYTES_MAX
+            && let Some(request) = self.send_extents(transaction, deadline)?
+        {
+            return Ok(request);
+        }
+        let request = Request::Commit(std::mem::take(transaction));
+        let encoded = encode(&request);
+        if let Request::Commit(commit) = request {
+            *transaction = commit;
+        }
+        match encoded.len() > MESSAGE_BYTES_MAX {
+            true => Ok(encode(&Request::CommitUploaded(self.upload(&encode(transaction), deadline)?))),
+            false => Ok(encoded),
+        }
+    }
+
+    /// Sends the data of large operations of a transaction, which the server writes as extents, and
+    /// returns the request for the commit. `None` if the rest is too large for a message.
+    fn send_extents(&self, transaction: &Transaction, deadline: Instant) -> Result<Option<Vec<u8>>> {
+        let is_extent = |data: &[u8]| (EXTENT_BYTES_MIN..=EXTENT_BYTES_MAX).contains(&data.len());
+        let mut rest =
+            Transaction { reads: transaction.reads.clone(), operations: Vec::new(), ..*transaction };
+        let mut extents = Vec::new();
+        for (position, operation) in (0..).zip(&transaction.operations) {
+            match is_extent(data_of(operation)) {
+                true => {
+                    rest.operations.push(without_data(operation));
+                    extents.push((position, data_of(operation)));
+                }
+                false => rest.operations.push(operation.clone()),
+            }
+        }
+        // The numbers of the uploads are not known yet: each needs at most 10 bytes more.
+        let written = |(operation, data): &(u32, &[u8]), upload| WrittenExtent {
+            operation: *operation,
+            upload,
+            length_bytes: data.len() as u64,
+        };
+        let numbered = extents.iter().map(|extent| written(extent, TransferId(u64::MAX))).collect();
+        let mut request = Request::CommitWritten { transaction: rest, extents: numbered };
+        if encode(&request).len() > MESSAGE_BYTES_MAX {
+            return Ok(None);
+        }
+        let Request::CommitWritten { extents: numbered, .. } = &mut request else { return Ok(None) };
+        for (position, extent) in extents.iter().enumerate() {
+            let part = |upload, offset, data| Request::WriteExtent { upload, offset, data };
+            match self.send_parts(extent.1, deadline, part) {
+                Ok(upload) => numbered[position].upload = upload,
+                Err(error) => {
+                    let sent = numbered[..position].iter().map(|extent| Request::Discard(extent.upload));
+                    sent.for_each(|discard| self.forget(&discard));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Some(encode(&request)))
     }
 
     /// Takes the result of a commit, on a thread that must not block.
@@ -319,6 +386,25 @@ fn repeat(connection: &Weak<Connection>, receiver: &Receiver<Unfinished>) {
 /// Returns whether the same request can succeed when it is repeated.
 pub(super) fn is_transient(error: &Error) -> bool {
     matches!(error.kind, ErrorKind::Unavailable | ErrorKind::Busy)
+}
+
+/// Returns the data of a write or an append; empty for other operations.
+fn data_of(operation: &Operation) -> &[u8] {
+    match operation {
+        Operation::Write { data, .. } | Operation::Append { data, .. } => data,
+        _ => &[],
+    }
+}
+
+/// Returns a write or an append without its data.
+fn without_data(operation: &Operation) -> Operation {
+    match operation {
+        Operation::Write { name, offset, .. } => {
+            Operation::Write { name: name.clone(), offset: *offset, data: Vec::new() }
+        }
+        Operation::Append { name, .. } => Operation::Append { name: name.clone(), data: Vec::new() },
+        other => other.clone(),
+    }
 }
 
 /// Returns the largest usual reply to a commit. A longer one is fetched.

@@ -36,6 +36,17 @@ pub enum Draft {
     Uploaded(TransferId),
 }
 
+/// The data of an operation that was sent before the transaction, by [`Request::WriteExtent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenExtent {
+    /// The position of the operation in the transaction: a write or an append without data.
+    pub operation: u32,
+    /// The number with which the data was sent.
+    pub upload: TransferId,
+    /// The length of the data, in bytes.
+    pub length_bytes: u64,
+}
+
 /// The state that a read concerns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadState {
@@ -132,6 +143,27 @@ pub enum Request {
     Counters,
     /// Concerns joint transactions, or snapshots of several groups. The reply is `Joint` or `Done`.
     Joint(JointRequest),
+    /// Sends a part of the data of an operation, which the server writes as an extent before the
+    /// transaction is committed. Parts are sent in order, and the first one, at 0, begins anew. The
+    /// reply is `Done`.
+    WriteExtent {
+        /// The upload. Its number is that of no other upload of the client.
+        upload: TransferId,
+        /// The position of the part.
+        offset: u64,
+        /// At most [`DATA_BYTES_MAX`] bytes.
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+    },
+    /// Commits a transaction, the data of some of whose operations was sent before, and ends these
+    /// uploads. The replies are those of `Commit`.
+    CommitWritten {
+        /// The transaction.
+        transaction: Transaction,
+        /// The data, ascending by the positions of the operations.
+        #[serde(deserialize_with = "at_most::<OPERATIONS_MAX, _, _>")]
+        extents: Vec<WrittenExtent>,
+    },
 }
 
 impl Request {
@@ -141,9 +173,14 @@ impl Request {
             Request::Read { .. } | Request::NextData { .. } => RequestKind::Read,
             Request::Stat { .. } => RequestKind::Stat,
             Request::List { .. } => RequestKind::List,
-            Request::Commit(_) | Request::CommitUploaded(_) => RequestKind::Commit,
+            Request::Commit(_) | Request::CommitUploaded(_) | Request::CommitWritten { .. } => {
+                RequestKind::Commit
+            }
             Request::Begin | Request::End(_) => RequestKind::Snapshot,
-            Request::Upload { .. } | Request::Discard(_) | Request::Fetch { .. } => RequestKind::Transfer,
+            Request::Upload { .. }
+            | Request::WriteExtent { .. }
+            | Request::Discard(_)
+            | Request::Fetch { .. } => RequestKind::Transfer,
             Request::Hello { .. } | Request::Collect | Request::Counters | Request::Joint(_) => {
                 RequestKind::Other
             }
@@ -244,6 +281,7 @@ mod tests {
             operations: operations(),
             ..Transaction::default()
         };
+        let written = WrittenExtent { operation: 1, upload: TransferId(2), length_bytes: 1 << 26 };
         [
             Request::Hello { protocol: PROTOCOL },
             Request::Begin,
@@ -254,8 +292,10 @@ mod tests {
             Request::List { state: latest, prefix: b"a".to_vec(), after: b"ab".to_vec(), count_max: 10 },
             Request::Upload { upload: TransferId(1), offset: 0, data: vec![7; 100] },
             Request::Discard(TransferId(1)),
-            Request::Commit(transaction),
+            Request::Commit(transaction.clone()),
             Request::CommitUploaded(TransferId(1)),
+            Request::WriteExtent { upload: TransferId(2), offset: 1 << 20, data: vec![8; 100] },
+            Request::CommitWritten { transaction, extents: vec![written] },
             Request::Fetch { reply: TransferId(2), offset: 1 << 20 },
             Request::Collect,
             Request::Counters,

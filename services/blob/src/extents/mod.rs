@@ -16,6 +16,23 @@ pub const EXTENT_BYTES_MIN: usize = 32 << 10;
 /// The largest length of an extent, in bytes.
 pub const EXTENT_BYTES_MAX: usize = 64 << 20;
 
+/// An extent that is being written. Its memory does not grow with the extent. If the value is
+/// dropped before the end, [`Extents::remove`] removes the part that was written.
+pub trait ExtentWriter: Send {
+    /// Appends data. An extent has at most [`EXTENT_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// Those of [`Extents::write`]. No data is appended after an error.
+    fn append(&mut self, data: &[u8]) -> Result<()>;
+
+    /// Ends the extent. When the call returns, the data survives all failures that a commit of the
+    /// store survives.
+    ///
+    /// # Errors
+    /// Those of [`Extents::write`].
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
 /// Storage of extents. Any number of threads may use it.
 pub trait Extents: Send + Sync {
     /// Writes an extent of at most [`EXTENT_BYTES_MAX`] bytes, with a number that no other extent
@@ -25,6 +42,12 @@ pub trait Extents: Send + Sync {
     /// # Errors
     /// `NoSpace`, and the errors of write(2). The extent may exist.
     fn write(&self, id: ExtentId, data: &[u8]) -> Result<()>;
+
+    /// Begins to write an extent whose data is passed in parts, if these extents support it. The
+    /// number is that of no other extent.
+    fn begin(&self, _id: ExtentId) -> Option<Box<dyn ExtentWriter>> {
+        None
+    }
 
     /// Reads a part of an extent, exactly as many bytes as `into` has.
     ///
