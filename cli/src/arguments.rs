@@ -9,11 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{stop_condition, users};
 
+mod batch;
 mod blob;
 mod log;
 mod pool;
 mod top;
 
+pub use batch::{
+    BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchInitArgs, BatchStatusArgs,
+};
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,
     BlobGetArgs, BlobKeyArgs, BlobLsArgs, BlobMetricsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs,
@@ -71,6 +75,8 @@ pub enum Command {
     Pool(PoolCommand),
     #[command(subcommand)]
     Blob(BlobCommand),
+    #[command(subcommand)]
+    Batch(BatchCommand),
     #[command(subcommand)]
     Mpi(MpiCommand),
     Verify(VerifyArgs),
@@ -606,6 +612,7 @@ pub enum OnChangeArg {
                       quell mount --log STORE[,STORE...] [OPTIONS] MOUNTPOINT\n       \
                       quell mount --pool NAME [OPTIONS] MOUNTPOINT\n       \
                       quell mount --blob STORE [--blob-prefix PREFIX] [OPTIONS] MOUNTPOINT\n       \
+                      quell mount --batch STORE [--mode MODE] [OPTIONS] MOUNTPOINT\n       \
                       quell mount --config FILE [OPTIONS]",
     after_help = "\
 Example:
@@ -623,6 +630,8 @@ Example:
   quell mount --pool scratch ~/scratch
   # the blobs of a store whose names begin with run7/, as files
   quell mount --blob ~/results --blob-prefix run7 ~/run7
+  # a name space of one's own, which is published by: quell umount ~/out
+  quell mount --batch /shared/results --mode batch ~/out
   # the disk image of virtual machines, as /run/disks/debian.raw
   quell mount --image /srv/debian.raw /run/disks -b debian.boot
 
@@ -640,10 +649,10 @@ BYTES may end with K, M or G."
 pub struct MountArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
     /// exist); with --image the disk image.
-    #[arg(required_unless_present_any = ["log", "config", "pool", "blob"])]
+    #[arg(required_unless_present_any = ["log", "config", "pool", "blob", "batch"])]
     pub file: Option<PathBuf>,
     /// An existing directory.
-    #[arg(required_unless_present_any = ["log", "config", "pool", "blob"])]
+    #[arg(required_unless_present_any = ["log", "config", "pool", "blob", "batch"])]
     pub mountpoint: Option<PathBuf>,
     /// Mount these stores as a file system in which many processes may write one file.
     #[arg(long, value_name = "STORE", value_delimiter = ',', conflicts_with_all = FOR_VIEWS)]
@@ -660,6 +669,20 @@ pub struct MountArgs {
     /// of the file. PREFIX has at most 511 bytes.
     #[arg(long, value_name = "PREFIX", requires = "blob")]
     pub blob_prefix: Option<String>,
+    /// Mount the files of STORE, which `quell batch init` has created.
+    #[arg(long, value_name = "STORE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init", "pool", "blob"])]
+    pub batch: Option<PathBuf>,
+    /// With `sync`, each change is one of the store at once, and one mount at a time can be made;
+    /// with `batch`, all changes are published when the mount is removed [default: sync].
+    #[arg(long, value_name = "MODE", value_enum, requires = "batch")]
+    pub mode: Option<BatchModeArg>,
+    /// The name of the batch in `quell batch status` [default: the name of the host and the number
+    /// of the process].
+    #[arg(long, value_name = "NAME", requires = "batch")]
+    pub batch_name: Option<String>,
+    /// Publish the batch only if no change of others is in conflict with it.
+    #[arg(long, requires = "batch")]
+    pub atomic: bool,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
     #[arg(long, conflicts_with_all = FOR_VIEWS)]
@@ -683,6 +706,15 @@ pub struct MountArgs {
     /// do).
     #[arg(long)]
     pub allow_other: bool,
+}
+
+/// The effect of changes in a mount of a store for batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BatchModeArg {
+    /// Each change is one of the store at once.
+    Sync,
+    /// All changes are published when the mount is removed.
+    Batch,
 }
 
 /// Names of the options that apply to views of trees and disks, and not to stores.

@@ -1,5 +1,6 @@
 //! The commands, one module for each.
 
+pub mod batch;
 pub mod blob;
 mod blob_backup;
 mod blob_bench;

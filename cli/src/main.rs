@@ -62,6 +62,7 @@ fn main() -> ExitCode {
         Command::Umount(args) => commands::umount::run(args, quiet),
         Command::Log(command) => commands::log::run(command, quiet),
         Command::Pool(command) => commands::pool::run(command, quiet),
+        Command::Batch(command) => commands::batch::run(command, quiet),
         Command::Blob(command) => commands::blob::run(command, quiet),
         Command::Mpi(command) => commands::mpi::run(command, quiet),
         Command::Verify(args) => commands::verify::run(args, quiet),

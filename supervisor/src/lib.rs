@@ -9,6 +9,7 @@
 #![warn(missing_docs)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod batch_plan;
 mod blob_plan;
 mod console;
 mod disk_plan;
@@ -34,6 +35,7 @@ mod trust;
 mod view;
 mod working_directory;
 
+pub use batch_plan::batch_plan;
 pub use blob_plan::blob_plan;
 pub use console::{Console, ProgressTask};
 pub use disk_plan::{check_disk_image, disk_plan};
@@ -57,10 +59,10 @@ pub use pools::{
 };
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
-    BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LocksMode, LogPlan, Plan, PlanSource,
-    PoolPlan, RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LocksMode,
+    LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
-pub use protocol::report::{BlobReport, HolderReport, LogReport, PoolReport, TreeReport};
+pub use protocol::report::{BatchReport, BlobReport, HolderReport, LogReport, PoolReport, TreeReport};
 pub use record::output_copy::OutputCopy;
 pub use record::stop::StopCondition;
 pub use record::wait::{RecordingEnd, wait_for_recording};

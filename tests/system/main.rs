@@ -12,6 +12,7 @@ mod stage;
 mod testbed;
 mod trees;
 
+mod batch;
 mod blob;
 mod blob_files;
 mod blob_histories;

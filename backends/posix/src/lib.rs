@@ -15,8 +15,10 @@ mod credentials;
 mod dir;
 mod lock_support;
 mod posix;
+mod private_dir;
 mod span;
 
 pub use credentials::{Acting, assume, assumed, has_root_power};
 pub use dir::{Dir, LockedRange, OFFSET_MAX, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
 pub use posix::{PosixDir, move_descriptors, moved};
+pub use private_dir::open_private_dir;

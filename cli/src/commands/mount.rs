@@ -1,15 +1,15 @@
-//! `quell mount`: mounts a view, a log mount, a pool, or blobs, at a mount point; a background
-//! process serves it.
+//! `quell mount`: mounts a view, a log mount, a pool, blobs, or a store for batches, at a mount
+//! point; a background process serves it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use quell_supervisor::{
-    BootPlan, Plan, PlanSource, PoolPlan, TreePlan, blob_plan, disk_plan, find_pool, log_plan, mount,
-    mount_target,
+    BatchMode, BootPlan, Plan, PlanSource, PoolPlan, TreePlan, batch_plan, blob_plan, disk_plan, find_pool,
+    log_plan, mount, mount_target,
 };
 
-use crate::arguments::MountArgs;
+use crate::arguments::{BatchModeArg, MountArgs};
 use crate::commands::umount::unmount;
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
@@ -28,6 +28,9 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     if let Some(store) = &args.blob {
         return mount_blobs(store, &args, quiet);
+    }
+    if let Some(store) = &args.batch {
+        return mount_batch(store, &args, quiet);
     }
     match (&args.file, &args.mountpoint) {
         (Some(mountpoint), None) if !args.log.is_empty() => {
@@ -112,6 +115,34 @@ fn mount_blobs(store: &str, args: &MountArgs, quiet: bool) -> Result<ExitCode, F
     let plan = blob_plan(store, prefix, target.mountpoint().unwrap_or(mountpoint))?;
     mount(&plans::plan(target, PlanSource::Blob(plan), &args.cover, quiet))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Mounts a store for batches.
+fn mount_batch(store: &Path, args: &MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let (Some(mountpoint), None) = (&args.file, &args.mountpoint) else {
+        return Err(Failure::wrong_input("name one mount point: quell mount --batch STORE MOUNTPOINT"));
+    };
+    let mode = match args.mode {
+        Some(BatchModeArg::Batch) => {
+            let own_name = || format!("{}-{}", host_name(), std::process::id());
+            BatchMode::Batch {
+                name: args.batch_name.clone().unwrap_or_else(own_name),
+                is_atomic: args.atomic,
+            }
+        }
+        _ if args.atomic || args.batch_name.is_some() => {
+            return Err(Failure::wrong_input("--atomic and --batch-name can be used only with --mode batch"));
+        }
+        _ => BatchMode::Synchronous,
+    };
+    let target = mount_target(mountpoint, args.allow_other)?;
+    let plan = batch_plan(store, mode, target.mountpoint().unwrap_or(mountpoint))?;
+    mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Mounts stores at their mount points: all of them, or none.

@@ -63,6 +63,13 @@ fn print(report: &HolderReport) {
         outln!("  prefix              {}", blob.prefix);
         print_counters(&blob.counters);
     }
+    if let Some(batch) = &report.batch {
+        outln!("{} (store {}, process {})", shown(&batch.path), shown(&batch.store), report.pid);
+        if let Some(number) = batch.batch {
+            outln!("  batch               {number}");
+        }
+        print_counters(&batch.counters);
+    }
     for tree in &report.trees {
         outln!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
         outln!("  reason for view     {}", tree.reason);
@@ -122,6 +129,14 @@ fn prometheus(reports: &[HolderReport]) -> String {
             let (path, store) = (escape(shown(&blob.path)), escape(blob.store.clone()));
             let labels = format!("path=\"{path}\",store=\"{store}\",view=\"blob\",pid=\"{}\"", report.pid);
             for (name, value) in &blob.counters {
+                let samples = samples.entry(format!("quell_{name}_total")).or_default();
+                samples.push(format!("{{{labels}}} {value}"));
+            }
+        }
+        if let Some(batch) = &report.batch {
+            let (path, store) = (escape(shown(&batch.path)), escape(shown(&batch.store)));
+            let labels = format!("path=\"{path}\",store=\"{store}\",view=\"batch\",pid=\"{}\"", report.pid);
+            for (name, value) in &batch.counters {
                 let samples = samples.entry(format!("quell_{name}_total")).or_default();
                 samples.push(format!("{{{labels}}} {value}"));
             }

@@ -14,6 +14,7 @@
 //! | `content` | reads, writes, appends and truncations of a file |
 //! | `file` | an open file |
 //! | `file_system` | the file system of the contract |
+//! | `store` | the directory of a store, and the batches of this process |
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -25,5 +26,7 @@ mod file_system;
 mod nodes;
 mod shared;
 mod state;
+mod store;
 
 pub use file_system::BatchFs;
+pub use store::{BatchStore, OpenBatch};

@@ -1,17 +1,16 @@
 //! The directory of a store: its files, and their owner and permissions. docs/formats/blob.md draws
 //! them.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_blob_service::{CheckedStore, ExtentDir, OpenStore, Options, Problem};
 use quell_kv::{Batch, DiskOptions, DiskStore, Durability, KeyRange, KeyValue, Value};
-use quell_posix::{Dir, PosixDir, WritableDir};
+use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat};
-use rustix::process::geteuid;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::embedded::SystemClock;
 use crate::remote::Remote;
@@ -151,35 +150,8 @@ impl KeyValue for DirectoryTables {
     }
 }
 
-/// Opens a directory that only this user has access to. It is created if `may_create` is set and it
-/// does not exist.
 fn open_private(path: &Path, may_create: bool) -> Result<OwnedFd> {
-    if may_create {
-        match mkdirat(CWD, path, Mode::RWXU) {
-            Err(error) if error != rustix::io::Errno::EXIST => return Err(failed(error, path)),
-            _ => {}
-        }
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = openat(CWD, path, flags, Mode::empty()).map_err(|error| failed(error, path))?;
-    let found = fstat(opened.as_fd()).map_err(|error| failed(error, path))?;
-    let refuse = |reason: String| {
-        let source = Some(reason.into());
-        Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "open the store", subject(path)) })
-    };
-    if found.st_uid != geteuid().as_raw() {
-        return refuse(format!(
-            "it belongs to user {}, and not to user {}",
-            found.st_uid,
-            geteuid().as_raw()
-        ));
-    }
-    if found.st_mode & 0o077 != 0 {
-        return refuse(
-            "other users have access to it; a store needs a directory of its own: chmod 700 DIR".into(),
-        );
-    }
-    Ok(opened)
+    open_private_dir(path, may_create, "open the store")
 }
 
 /// The use of a directory, which its file `format` states.
@@ -237,10 +209,6 @@ fn create_format(dir: &PosixDir, content: &[u8]) -> Result<()> {
 
 fn subject(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
-}
-
-fn failed(error: rustix::io::Errno, path: &Path) -> Error {
-    failed_io(error.into(), path)
 }
 
 fn failed_io(error: std::io::Error, path: &Path) -> Error {

@@ -285,6 +285,7 @@ impl Service for ServedDisk<'_> {
             log: None,
             pool: None,
             blob: None,
+            batch: None,
             messages: self.context.message_log(),
         }
         .to_json()

@@ -11,7 +11,7 @@ use crate::holder::messages::Messages;
 use crate::holder::process_trees::ProcessTrees;
 use crate::holder::served::hold;
 use crate::holder::tree_view::TreeView;
-use crate::holder::{blob, pool};
+use crate::holder::{batch, blob, pool};
 use crate::protocol::plan::{PlanSource, Target};
 use crate::protocol::transfer::{self, Received};
 
@@ -33,6 +33,7 @@ pub fn run_holder(console: Arc<dyn Console>, quiet: bool) -> Result<(), Failure>
         PlanSource::Log(plan) => hold(log::create(&context, plan), lock, &context),
         PlanSource::Pool(plan) => hold(pool::create(&context, plan), lock, &context),
         PlanSource::Blob(plan) => hold(blob::create(&context, plan), lock, &context),
+        PlanSource::Batch(plan) => hold(batch::create(&context, plan), lock, &context),
     }
 }
 

@@ -187,6 +187,7 @@ impl Service for ServedTrees<'_> {
             log: None,
             pool: None,
             blob: None,
+            batch: None,
             messages: self.context.message_log(),
         }
         .to_json()

@@ -75,6 +75,8 @@ pub enum PlanSource {
     Pool(PoolPlan),
     /// The blobs of a store, as files.
     Blob(BlobPlan),
+    /// The files of a store for batches.
+    Batch(BatchPlan),
 }
 
 /// Indexed trees.
@@ -166,6 +168,30 @@ pub struct BlobPlan {
     pub store: String,
     /// The prefix of the names of the blobs.
     pub prefix: String,
+}
+
+/// A mount of a store for batches.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BatchPlan {
+    /// The path of the store, without symbolic links.
+    pub store: PathBuf,
+    /// The effect of the changes.
+    pub mode: BatchMode,
+}
+
+/// The effect of the changes in a mount of a store for batches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchMode {
+    /// Each change is one of the store itself.
+    Synchronous,
+    /// The changes are those of a batch, which is committed when the mount ends.
+    Batch {
+        /// The name of the batch.
+        name: String,
+        /// Whether the batch is committed as a whole or not at all.
+        is_atomic: bool,
+    },
 }
 
 /// Where the locks (flock(2), fcntl(2)) of a log mount are kept.
@@ -365,7 +391,7 @@ impl Plan {
         match &self.source {
             PlanSource::Trees(trees) => trees.boot.recording(),
             PlanSource::Disk(disk) => disk.boot.recording(),
-            PlanSource::Log(_) | PlanSource::Pool(_) | PlanSource::Blob(_) => None,
+            PlanSource::Log(_) | PlanSource::Pool(_) | PlanSource::Blob(_) | PlanSource::Batch(_) => None,
         }
     }
 }

@@ -27,6 +27,9 @@ pub struct HolderReport {
     /// The mount of blobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<BlobReport>,
+    /// The mount of a store for batches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchReport>,
     /// The path of the message log of a mount's process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages: Option<PathBuf>,
@@ -75,6 +78,19 @@ pub struct BlobReport {
     pub store: String,
     /// The prefix of the names of the blobs.
     pub prefix: String,
+    /// The mount point.
+    pub path: PathBuf,
+    /// The counters of the mount, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The report of a mount of a store for batches.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BatchReport {
+    /// The path of the store.
+    pub store: PathBuf,
+    /// The number of the batch; absent in the synchronous mode.
+    pub batch: Option<u64>,
     /// The mount point.
     pub path: PathBuf,
     /// The counters of the mount, by name.

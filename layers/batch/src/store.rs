@@ -1,0 +1,371 @@
+//! A store for batches in a directory of the shared file system: its files, and the batches of this
+//! process. docs/formats/batch.md draws the files.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use quell_batch_service::{
+    BatchCaller, BatchRecord, Certificate, Image, Names, NewBatch, Primary, PrivateEntries, TableDir,
+    TableFiles,
+};
+use quell_kv::{DiskOptions, DiskStore, Durability};
+use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
+use quell_threads::read_lock;
+use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
+use rustix::fs::{Mode, OFlags, openat, syncfs};
+
+use crate::file_system::BatchFs;
+use crate::shared::now;
+
+/// The content of the file `format`.
+const FORMAT: &[u8] = b"QUELLBATCH1\n";
+/// The directories of a store.
+const KEYS: &str = "keys";
+const TABLES: &str = "tables";
+const DATA: &str = "data";
+const BATCHES: &str = "batches";
+/// The file with the certificate of a batch, in its directory.
+const CERTIFICATE: &[u8] = b"certificate";
+/// The largest certificate that is read, in bytes.
+const CERTIFICATE_BYTES_MAX: usize = 64 << 20;
+/// The time between two attempts to open a store that another process has open.
+const RETRY: Duration = Duration::from_millis(20);
+/// The memory for blocks of the key-value store, in bytes.
+const CACHE_BYTES: u64 = 16 << 20;
+
+/// An open store. One process at a time has it open.
+#[derive(Debug)]
+pub struct BatchStore {
+    dir: StoreDir,
+    primary: Primary,
+}
+
+/// The directory of a store.
+#[derive(Debug)]
+struct StoreDir {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+/// The private name space of a batch. The store is not open meanwhile, so other processes can use
+/// it.
+pub struct OpenBatch {
+    dir: StoreDir,
+    store_number: u128,
+    record: BatchRecord,
+    names: Arc<RwLock<Names<PrivateEntries>>>,
+    tables: Arc<TableDir>,
+    fs: Arc<BatchFs>,
+}
+
+impl std::fmt::Debug for OpenBatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenBatch").field("store", &self.dir.path).field("record", &self.record).finish()
+    }
+}
+
+impl BatchStore {
+    /// Creates a store in a directory that does not exist or is empty. Its root directory belongs
+    /// to the user of this process.
+    ///
+    /// # Errors
+    /// `Exists` if the directory has files; `PermissionDenied` if other users have access to it;
+    /// those of files.
+    pub fn create(path: &Path) -> Result<()> {
+        const OPERATION: &str = "create the store";
+        let dir = StoreDir { path: path.to_owned(), fd: open_private_dir(path, true, OPERATION)? };
+        let files = dir.files()?;
+        if let Some(other) = files.names()?.first() {
+            let reason = format!("the directory has other files: {}", other.escape_ascii());
+            return Err(Error {
+                source: Some(reason.into()),
+                ..Error::new(ErrorKind::Exists, OPERATION, dir.subject())
+            });
+        }
+        for name in [TABLES, DATA, BATCHES] {
+            files.make_dir(name.as_bytes(), 0o700)?;
+        }
+        let keys = dir.open_keys()?;
+        let owner = rustix::process::geteuid().as_raw();
+        let root = NewEntry { permissions: 0o755, uid: owner, gid: rustix::process::getegid().as_raw() };
+        Image::create(&keys, random_number(), root, now())?;
+        keys.close()?;
+        // The file `format` marks the store as complete.
+        let format = files.create_file(b"format.new", 0o600)?;
+        format.write_at(FORMAT, 0)?;
+        format.sync()?;
+        files.rename(b"format.new", &files, b"format", Rename::Replace)?;
+        WritableDir::sync(&files)
+    }
+
+    /// Opens a store. While another process has it open, this waits, at most for `wait`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no store; `Busy` if another process has it open; `PermissionDenied`
+    /// if it belongs to another user; `Damaged`; those of files.
+    pub fn open(path: &Path, wait: Duration) -> Result<BatchStore> {
+        let fd = open_private_dir(path, false, "open the store")?;
+        BatchStore::open_dir(StoreDir { path: path.to_owned(), fd }, wait)
+    }
+
+    fn open_dir(dir: StoreDir, wait: Duration) -> Result<BatchStore> {
+        dir.check_format()?;
+        let end = Instant::now() + wait;
+        let keys = loop {
+            match dir.open_keys() {
+                Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
+                    std::thread::sleep(RETRY)
+                }
+                opened => break opened?,
+            }
+        };
+        let tables = Arc::new(TableDir::new(dir.open_dir(TABLES)?));
+        let primary = Primary::open(Arc::new(keys), tables)?;
+        Ok(BatchStore { dir, primary })
+    }
+
+    /// Returns the primary server, which has the master image.
+    pub fn primary(&self) -> &Primary {
+        &self.primary
+    }
+
+    /// Returns the path of a directory of the master image, which begins with a slash unless it is
+    /// the root directory, whose path is empty.
+    ///
+    /// # Errors
+    /// `Stale` if the directory was removed.
+    pub fn path_of(&self, dir: u64) -> Result<Vec<u8>> {
+        let names = self.primary.name_space();
+        let (mut path, mut dir) = (Vec::new(), dir);
+        while dir != quell_batch_service::ROOT {
+            let (above, name) = names.parent(dir)?;
+            path.splice(0..0, [b"/", &name[..]].concat());
+            dir = above;
+        }
+        Ok(path)
+    }
+
+    /// Returns the master image as a file system. It must not be used after the store is dropped.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub fn file_system(&self) -> Result<BatchFs> {
+        Ok(BatchFs::new(self.primary.name_space(), self.dir.data()?, 0))
+    }
+
+    /// Begins a batch of the user of this process on the whole store, and closes the store.
+    ///
+    /// # Errors
+    /// `Busy` if another batch is open; those of files.
+    pub fn begin(self, name: &str, is_atomic: bool) -> Result<OpenBatch> {
+        let new = NewBatch {
+            name: name.to_owned(),
+            caller: caller()?,
+            subtree: quell_batch_service::ROOT,
+            is_atomic,
+        };
+        let record = self.primary.begin(new)?;
+        let batches = PosixDir::of_descriptor(self.dir.open_dir(BATCHES)?);
+        batches.make_dir(record.number.to_string().as_bytes(), 0o700)?;
+        let tables = Arc::new(TableDir::new(self.dir.open_dir(&format!("{BATCHES}/{}", record.number))?));
+        let names = Arc::new(RwLock::new(self.primary.private(&record, tables.clone())?));
+        let fs = Arc::new(BatchFs::new(names.clone(), self.dir.data()?, record.number));
+        let store_number = self.primary.store_number();
+        Ok(OpenBatch { dir: self.dir, store_number, record, names, tables, fs })
+    }
+
+    /// Publishes a batch whose process has ended after it had written the certificate.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no certificate: then the changes of the batch are lost, and it can be
+    /// aborted; as for [`Primary::commit`].
+    pub fn commit(&self, number: u64) -> Result<BatchRecord> {
+        let batch = self.dir.batch(number)?;
+        let file = batch.files.open_file(CERTIFICATE).map_err(|error| match error.kind {
+            ErrorKind::NotFound => {
+                let source = "its process has ended before it had written its changes; abort it";
+                Error {
+                    source: Some(source.into()),
+                    ..Error::new(ErrorKind::NotFound, "commit batch", number.to_string())
+                }
+            }
+            _ => error,
+        })?;
+        let mut bytes = vec![0; CERTIFICATE_BYTES_MAX + 1];
+        let length = file.read_at(&mut bytes, 0)?;
+        let certificate = Certificate::decode(&bytes[..length])?;
+        let record = self.primary.commit(number, &certificate, &batch.tables)?;
+        self.dir.remove_batch(number)?;
+        Ok(record)
+    }
+
+    /// Discards a batch that no process uses any more.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if the batch is not open; those of files.
+    pub fn abort(&self, number: u64) -> Result<BatchRecord> {
+        let record = self.primary.abort(number)?;
+        self.dir.remove_batch(number)?;
+        Ok(record)
+    }
+}
+
+impl OpenBatch {
+    /// Returns the private name space as a file system.
+    pub fn file_system(&self) -> Arc<BatchFs> {
+        self.fs.clone()
+    }
+
+    /// Returns the record of the batch as it was at its beginning.
+    pub fn record(&self) -> &BatchRecord {
+        &self.record
+    }
+
+    /// Publishes the changes of the batch. While another process has the store open, this waits, at
+    /// most for `wait`. After an error it can be repeated. The file system is not used afterwards.
+    ///
+    /// # Errors
+    /// As for [`Primary::commit`] and [`BatchStore::open`].
+    pub fn commit(&self, wait: Duration) -> Result<BatchRecord> {
+        self.fs.end()?;
+        let certificate = read_lock(&self.names).0.submit(self.store_number, &self.record, &*self.tables)?;
+        self.dir.sync_data(self.record.number)?;
+        // From here on another process can commit the batch if this one ends.
+        let files = self.dir.batch(self.record.number)?.files;
+        remove_if_present(&files, CERTIFICATE)?;
+        let file = files.create_file(CERTIFICATE, 0o600)?;
+        file.write_at(&certificate.encode(), 0)?;
+        file.sync()?;
+        WritableDir::sync(&files)?;
+        self.open_store(wait)?.commit(self.record.number)
+    }
+
+    /// Discards the changes of the batch.
+    ///
+    /// # Errors
+    /// As for [`BatchStore::open`].
+    pub fn abort(&self, wait: Duration) -> Result<BatchRecord> {
+        self.open_store(wait)?.abort(self.record.number)
+    }
+
+    fn open_store(&self, wait: Duration) -> Result<BatchStore> {
+        let dir = StoreDir { path: self.dir.path.clone(), fd: self.dir.open_dir(".")? };
+        BatchStore::open_dir(dir, wait)
+    }
+}
+
+impl StoreDir {
+    fn subject(&self) -> &[u8] {
+        self.path.as_os_str().as_bytes()
+    }
+
+    /// Returns the directory itself, with the operations on its files.
+    fn files(&self) -> Result<PosixDir> {
+        Ok(PosixDir::of_descriptor(self.open_dir(".")?))
+    }
+
+    fn data(&self) -> Result<Arc<dyn WritableDir>> {
+        Ok(Arc::new(PosixDir::of_descriptor(self.open_dir(DATA)?)))
+    }
+
+    fn open_dir(&self, name: &str) -> Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(&self.fd, name, flags, Mode::empty())
+            .map_err(|error| Error::from_io(error.into(), "open the store", self.subject()))
+    }
+
+    fn open_keys(&self) -> Result<DiskStore> {
+        let options =
+            DiskOptions { cache_bytes: CACHE_BYTES, durability: Durability::Process, ..Default::default() };
+        // All names are looked up from the descriptor, so the path may change meanwhile.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(KEYS);
+        DiskStore::open(&path, &options).map_err(|error| match error.kind {
+            ErrorKind::Busy => {
+                let source = Some("another process has it open".into());
+                Error { source, ..Error::new(ErrorKind::Busy, "open the store", self.subject()) }
+            }
+            _ => Error { subject: self.subject().to_vec(), ..error },
+        })
+    }
+
+    fn check_format(&self) -> Result<()> {
+        let refuse = |kind, reason: &str| {
+            let source = Some(reason.to_owned().into());
+            Err(Error { source, ..Error::new(kind, "open the store", self.subject()) })
+        };
+        let file = match self.files()?.open_file(b"format") {
+            Ok(file) => file,
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                return refuse(
+                    ErrorKind::NotFound,
+                    "there is no store for batches in this directory; create one: quell batch init DIR",
+                );
+            }
+            Err(error) => return Err(error),
+        };
+        let mut content = [0; FORMAT.len() + 1];
+        let length = file.read_at(&mut content, 0)?;
+        match &content[..length] == FORMAT {
+            true => Ok(()),
+            false => refuse(ErrorKind::Damaged, "its file `format` is not that of a store of this version"),
+        }
+    }
+
+    /// Makes the data files of a batch survive a power failure, if it has any.
+    fn sync_data(&self, number: u64) -> Result<()> {
+        match self.open_dir(&format!("{DATA}/{number}")) {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            opened => syncfs(opened?)
+                .map_err(|error| Error::from_io(error.into(), "synchronize the data of", self.subject())),
+        }
+    }
+
+    /// Returns the directory of a batch.
+    fn batch(&self, number: u64) -> Result<BatchDir> {
+        let open = || self.open_dir(&format!("{BATCHES}/{number}"));
+        Ok(BatchDir { files: PosixDir::of_descriptor(open()?), tables: TableDir::new(open()?) })
+    }
+
+    /// Removes the files that a batch has written for itself.
+    fn remove_batch(&self, number: u64) -> Result<()> {
+        let batch = match self.batch(number) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        batch.tables.list()?.into_iter().try_for_each(|table| batch.tables.remove(table))?;
+        remove_if_present(&batch.files, CERTIFICATE)?;
+        let batches = PosixDir::of_descriptor(self.open_dir(BATCHES)?);
+        batches.remove_dir(number.to_string().as_bytes())
+    }
+}
+
+/// The directory of a batch, with the operations on its tables and on its other files.
+struct BatchDir {
+    files: PosixDir,
+    tables: TableDir,
+}
+
+fn remove_if_present(dir: &PosixDir, name: &[u8]) -> Result<()> {
+    match dir.remove(name) {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Returns the user of this process.
+fn caller() -> Result<BatchCaller> {
+    let failed =
+        |error: rustix::io::Errno| Error::from_io(error.into(), "find the groups of", "this process");
+    let groups = rustix::process::getgroups().map_err(failed)?.iter().map(|gid| gid.as_raw()).collect();
+    let uid = rustix::process::geteuid().as_raw();
+    Ok(BatchCaller { uid, gid: rustix::process::getegid().as_raw(), groups })
+}
+
+fn random_number() -> u128 {
+    use std::hash::{BuildHasher, RandomState};
+    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
+    half() << 64 | half()
+}

@@ -1,0 +1,20 @@
+//! The plan of a mount of a store for batches.
+
+use std::path::Path;
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::protocol::plan::{BatchMode, BatchPlan};
+
+/// Resolves the path of a store, and returns the plan. `mountpoint` has no symbolic links.
+pub fn batch_plan(store: &Path, mode: BatchMode, mountpoint: &Path) -> Result<BatchPlan, Failure> {
+    let found = store.canonicalize().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(store))))?;
+    // The mount would hide the files of the store.
+    if found.starts_with(mountpoint) {
+        return Err(Failure::wrong_input(format!(
+            "the store {} is in its mount point: name another directory",
+            shown(store)
+        )));
+    }
+    Ok(BatchPlan { store: found, mode })
+}

@@ -1,0 +1,148 @@
+//! `quell batch` and `quell mount --batch`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, chmod};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::stage::{Mounted, Stage, has, is_root, send, words};
+
+/// Returns whether this user can mount.
+fn can_mount() -> bool {
+    let can = is_root() || has("fusermount3");
+    if !can {
+        println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
+    }
+    can
+}
+
+impl Stage {
+    /// Creates a store for batches.
+    fn batch_store(&self) -> PathBuf {
+        let store = self.path("batches");
+        let created = self.run(self.quell().args(words(&[&"batch", &"init", &store]))).expect(0);
+        assert_eq!((created.text().as_str(), created.err.as_str()), ("", ""), "success prints nothing");
+        store
+    }
+
+    /// Mounts a store for batches at the directory `name`.
+    fn mount_batch(&self, store: &Path, options: &[&str], name: &str) -> Mounted<'_> {
+        let point = self.dir(name);
+        let mut command = self.quell();
+        command.args(words(&[&"mount", &"--batch", &store])).args(options).arg(&point);
+        let mounted = self.run(&mut command).expect(0);
+        assert_eq!((mounted.text().as_str(), mounted.err.as_str()), ("", ""), "success prints nothing");
+        Mounted::at(self, point)
+    }
+
+    /// Returns the batches of a store, as `quell batch status --json` prints them.
+    fn batches(&self, store: &Path) -> Vec<Value> {
+        let printed = self.run(self.quell().args(words(&[&"batch", &"status", &store, &"--json"]))).expect(0);
+        let value: Value = serde_json::from_str(&printed.text()).expect("JSON");
+        value["batches"].as_array().expect("a list").clone()
+    }
+}
+
+#[test]
+fn a_batch_is_published_when_its_mount_is_removed() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let script = r#"
+        set -e; cd "$1"
+        mkdir -p a/b/c; echo text > a/b/c/file; mv a/b/c a/moved; rmdir a/b
+        ln -s moved/file a/link; ln a/moved/file a/hard; chmod 640 a/hard
+        mkdir many; for i in $(seq 500); do : > many/$i; done
+        seq 50000 > large; rm many/7
+        cat a/link; stat -c '%a %h' a/moved/file
+    "#;
+    let batch = stage.mount_batch(&store, &["--mode", "batch", "--batch-name", "first"], "job");
+    let done = stage.run(stage.command("sh").args(words(&[&"-c", &script, &"sh", &batch.point]))).expect(0);
+    assert_eq!(done.text(), "text\n640 2\n");
+    // Others see nothing of it yet, and can use the store meanwhile.
+    let others = stage.mount_batch(&store, &[], "others");
+    assert_eq!(fs::read_dir(&others.point).unwrap().count(), 0);
+    fs::write(others.point.join("own"), "of others").unwrap();
+    others.umount();
+    batch.umount();
+    let batches = stage.batches(&store);
+    assert_eq!(batches[0]["state"], "committed", "{batches:?}");
+    assert_eq!((&batches[0]["name"], &batches[0]["conflicts"]), (&"first".into(), &0.into()));
+    let after = stage.mount_batch(&store, &[], "after");
+    assert_eq!(fs::read_dir(after.point.join("many")).unwrap().count(), 499);
+    assert_eq!(fs::read_to_string(after.point.join("a/link")).unwrap(), "text\n");
+    assert_eq!(fs::read_to_string(after.point.join("own")).unwrap(), "of others");
+    assert_eq!(fs::read_to_string(after.point.join("large")).unwrap().lines().count(), 50_000);
+    // Another process cannot open the store meanwhile: the commands say so.
+    let refused = stage.run(stage.quell().args(words(&[&"mount", &"--batch", &store, &stage.dir("second")])));
+    refused.expect(3).says("another process has it open");
+    after.umount();
+}
+
+#[test]
+fn changes_in_conflict_are_listed_and_kept() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let batch = stage.mount_batch(&store, &["--mode", "batch"], "job");
+    fs::write(batch.point.join("same"), "of the batch").unwrap();
+    let others = stage.mount_batch(&store, &[], "others");
+    fs::write(others.point.join("same"), "of others").unwrap();
+    others.umount();
+    batch.umount();
+    let listed = stage.run(stage.quell().args(words(&[&"batch", &"conflicts", &store, &"1"]))).expect(1);
+    let expected = "/same was created by others meanwhile; kept as /same.quell-conflict-1-1\n";
+    assert_eq!(listed.text(), expected);
+    let after = stage.mount_batch(&store, &[], "after");
+    assert_eq!(fs::read_to_string(after.point.join("same")).unwrap(), "of others");
+    assert_eq!(fs::read_to_string(after.point.join("same.quell-conflict-1-1")).unwrap(), "of the batch");
+    after.umount();
+}
+
+#[test]
+fn a_batch_whose_process_was_killed_is_aborted() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let batch = stage.mount_batch(&store, &["--mode", "batch"], "job");
+    fs::write(batch.point.join("lost"), "text").unwrap();
+    send(stage.holder(), Signal::KILL);
+    let point = batch.point.clone();
+    drop(batch);
+    assert_eq!(stage.batches(&store)[0]["state"], "open", "{}", point.display());
+    let command = |name: &str| stage.run(stage.quell().args(words(&[&"batch", &name, &store, &"1"])));
+    command("commit").expect(2).says("before it had written its changes");
+    command("abort").expect(0);
+    assert_eq!(stage.batches(&store)[0]["state"], "aborted");
+    command("abort").expect(2);
+    // Nothing of it is visible, and the next batch can begin.
+    let next = stage.mount_batch(&store, &["--mode", "batch"], "next");
+    assert_eq!(fs::read_dir(&next.point).unwrap().count(), 0);
+    next.umount();
+    assert_eq!(stage.batches(&store)[1]["state"], "committed");
+}
+
+#[test]
+fn a_store_is_refused_if_it_is_none() {
+    let stage = Stage::new();
+    let status = |store: &Path| stage.run(stage.quell().args(words(&[&"batch", &"status", &store])));
+    let private = stage.dir("private");
+    chmod(&private, Mode::RWXU).unwrap();
+    let refused = status(&private);
+    assert!(refused.err.contains("there is no store for batches in this directory"), "{}", refused.err);
+    let store = stage.batch_store();
+    assert!(stage.batches(&store).is_empty());
+    let again = stage.run(stage.quell().args(words(&[&"batch", &"init", &store])));
+    assert!(again.err.contains("the directory has other files"), "{}", again.err);
+    // A store to which others have access.
+    chmod(&store, Mode::from_raw_mode(0o750)).unwrap();
+    assert!(status(&store).err.contains("other users have access to it"));
+}
