@@ -669,7 +669,8 @@ pub struct MountArgs {
     /// of the file. PREFIX has at most 511 bytes.
     #[arg(long, value_name = "PREFIX", requires = "blob")]
     pub blob_prefix: Option<String>,
-    /// Mount the files of STORE, which `quell batch init` has created.
+    /// Mount the files of STORE, which `quell batch init` has created, or of a directory in it:
+    /// STORE/PATH.
     #[arg(long, value_name = "STORE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init", "pool", "blob"])]
     pub batch: Option<PathBuf>,
     /// With `sync`, each change is one of the store at once, and one mount at a time can be made;

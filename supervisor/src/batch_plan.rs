@@ -2,12 +2,16 @@
 
 use std::path::Path;
 
+use quell_batch::split_path;
+
 use crate::display::shown;
 use crate::failure::Failure;
 use crate::protocol::plan::{BatchMode, BatchPlan};
 
-/// Resolves the path of a store, and returns the plan. `mountpoint` has no symbolic links.
+/// Resolves the path of a store, which a path of a directory in it may follow, and returns the
+/// plan. `mountpoint` has no symbolic links.
 pub fn batch_plan(store: &Path, mode: BatchMode, mountpoint: &Path) -> Result<BatchPlan, Failure> {
+    let (store, subtree) = split_path(store);
     let found = store.canonicalize().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(store))))?;
     // The mount would hide the files of the store.
     if found.starts_with(mountpoint) {
@@ -16,5 +20,5 @@ pub fn batch_plan(store: &Path, mode: BatchMode, mountpoint: &Path) -> Result<Ba
             shown(store)
         )));
     }
-    Ok(BatchPlan { store: found, mode })
+    Ok(BatchPlan { store: found, subtree: subtree.to_owned(), mode })
 }

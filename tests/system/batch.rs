@@ -84,6 +84,44 @@ fn a_batch_is_published_when_its_mount_is_removed() {
 }
 
 #[test]
+fn batches_of_different_directories_are_open_at_the_same_time() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let all = stage.mount_batch(&store, &[], "all");
+    fs::create_dir_all(all.point.join("runs/one")).unwrap();
+    fs::create_dir(all.point.join("runs/two")).unwrap();
+    all.umount();
+    let options = ["--mode", "batch"];
+    let one = stage.mount_batch(&store.join("runs/one"), &options, "job-one");
+    let two = stage.mount_batch(&store.join("runs/two"), &options, "job-two");
+    let overlapping = stage.dir("overlapping");
+    for path in [store.clone(), store.join("runs"), store.join("runs/one")] {
+        let mut command = stage.quell();
+        command.args(words(&[&"mount", &"--batch", &path])).args(options).arg(&overlapping);
+        stage.run(&mut command).expect(3).says("changes a part of this tree");
+    }
+    for (mounted, name) in [(&one, "of-one"), (&two, "of-two")] {
+        fs::create_dir_all(mounted.point.join("a/b")).unwrap();
+        fs::rename(mounted.point.join("a"), mounted.point.join("moved")).unwrap();
+        fs::write(mounted.point.join("moved/b").join(name), name).unwrap();
+    }
+    two.umount();
+    one.umount();
+    let after = stage.mount_batch(&store.join("runs"), &[], "after");
+    for (dir, name) in [("one", "of-one"), ("two", "of-two")] {
+        assert_eq!(fs::read_to_string(after.point.join(dir).join("moved/b").join(name)).unwrap(), name);
+    }
+    after.umount();
+    let missing = stage.dir("missing");
+    let refused =
+        stage.run(stage.quell().args(words(&[&"mount", &"--batch", &store.join("no/such"), &missing])));
+    refused.expect(2).says("no/such");
+}
+
+#[test]
 fn changes_in_conflict_are_listed_and_kept() {
     if !can_mount() {
         return;

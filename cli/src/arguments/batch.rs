@@ -6,11 +6,11 @@ use clap::{Args, Subcommand};
 
 use super::log::JsonArg;
 
-/// Create many files without the metadata server: the operations of a job in a name space of its
-/// own, which is verified and published at once.
+/// Run the operations of a job in a private name space, then verify and publish all of them at
+/// once.
 ///
-/// STORE is a directory on the shared file system, which has the names and the data. One user has
-/// access to it.
+/// STORE is a directory on the shared file system, with the names and the data. Only its owner can
+/// use it.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example:
@@ -52,8 +52,8 @@ pub struct BatchStatusArgs {
     pub output: JsonArg,
 }
 
-/// List the operations of a batch that were not committed as they were, with the reasons and the
-/// names under which new entries were kept. The exit code is 1 if there are any.
+/// List the changes of a batch that were in conflict with changes of others, with the reasons and
+/// the names under which new entries were kept. The exit code is 1 if there are any.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -14,6 +14,7 @@
 //! | `content` | reads, writes, appends and truncations of a file |
 //! | `file` | an open file |
 //! | `file_system` | the file system of the contract |
+//! | `subtree` | a directory of a name space as the root of another one |
 //! | `store` | the directory of a store, and the batches of this process |
 
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ mod nodes;
 mod shared;
 mod state;
 mod store;
+mod subtree;
 
 pub use file_system::BatchFs;
-pub use store::{BatchStore, OpenBatch};
+pub use store::{BatchStore, OpenBatch, split_path};

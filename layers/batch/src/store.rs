@@ -8,17 +8,18 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, Certificate, Image, Names, NewBatch, Primary, PrivateEntries, TableDir,
-    TableFiles,
+    BatchCaller, BatchRecord, Certificate, Image, MEMORY_BYTES, NameSpace, Names, NewBatch, Primary,
+    PrivateEntries, ROOT, TableDir, TableFiles,
 };
 use quell_kv::{DiskOptions, DiskStore, Durability};
 use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
 use quell_threads::read_lock;
-use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
+use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result};
 use rustix::fs::{Mode, OFlags, openat, syncfs};
 
 use crate::file_system::BatchFs;
 use crate::shared::now;
+use crate::subtree::Subtree;
 
 /// The content of the file `format`.
 const FORMAT: &[u8] = b"QUELLBATCH1\n";
@@ -140,7 +141,7 @@ impl BatchStore {
     pub fn path_of(&self, dir: u64) -> Result<Vec<u8>> {
         let names = self.primary.name_space();
         let (mut path, mut dir) = (Vec::new(), dir);
-        while dir != quell_batch_service::ROOT {
+        while dir != ROOT {
             let (above, name) = names.parent(dir)?;
             path.splice(0..0, [b"/", &name[..]].concat());
             dir = above;
@@ -148,33 +149,48 @@ impl BatchStore {
         Ok(path)
     }
 
-    /// Returns the master image as a file system. It must not be used after the store is dropped.
+    /// Returns the tree below the directory at `path` of the master image as a file system. It must
+    /// not be used after the store is dropped.
     ///
     /// # Errors
-    /// Those of files.
-    pub fn file_system(&self) -> Result<BatchFs> {
-        Ok(BatchFs::new(self.primary.name_space(), self.dir.data()?, 0))
+    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    pub fn file_system(&self, path: &[u8]) -> Result<BatchFs> {
+        let top = self.dir_at(path)?;
+        Ok(BatchFs::new(tree_below(self.primary.name_space(), top), self.dir.data()?, 0))
     }
 
-    /// Begins a batch of the user of this process on the whole store, and closes the store.
+    /// Begins a batch of the user of this process in the tree below the directory at `path`, and
+    /// closes the store.
     ///
     /// # Errors
-    /// `Busy` if another batch is open; those of files.
-    pub fn begin(self, name: &str, is_atomic: bool) -> Result<OpenBatch> {
-        let new = NewBatch {
-            name: name.to_owned(),
-            caller: caller()?,
-            subtree: quell_batch_service::ROOT,
-            is_atomic,
-        };
+    /// `Busy` if another open batch changes a part of this tree, or a tree that contains it;
+    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    pub fn begin(self, path: &[u8], name: &str, is_atomic: bool) -> Result<OpenBatch> {
+        let subtree = self.dir_at(path)?;
+        let new = NewBatch { name: name.to_owned(), caller: caller()?, subtree, is_atomic };
         let record = self.primary.begin(new)?;
         let batches = PosixDir::of_descriptor(self.dir.open_dir(BATCHES)?);
         batches.make_dir(record.number.to_string().as_bytes(), 0o700)?;
         let tables = Arc::new(TableDir::new(self.dir.open_dir(&format!("{BATCHES}/{}", record.number))?));
-        let names = Arc::new(RwLock::new(self.primary.private(&record, tables.clone())?));
-        let fs = Arc::new(BatchFs::new(names.clone(), self.dir.data()?, record.number));
+        let names = Arc::new(RwLock::new(self.primary.private(&record, tables.clone(), MEMORY_BYTES)?));
+        let fs = Arc::new(BatchFs::new(tree_below(names.clone(), subtree), self.dir.data()?, record.number));
         let store_number = self.primary.store_number();
         Ok(OpenBatch { dir: self.dir, store_number, record, names, tables, fs })
+    }
+
+    /// Returns the inode number of the directory at a path of the master image.
+    fn dir_at(&self, path: &[u8]) -> Result<u64> {
+        let names = self.primary.name_space();
+        let mut dir = ROOT;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            let failed = |kind| Error::new(kind, "find the directory in the store", path);
+            let found = names.lookup(dir, name)?.ok_or_else(|| failed(ErrorKind::NotFound))?;
+            if found.inode.kind()? != Kind::Dir {
+                return Err(failed(ErrorKind::NotADirectory));
+            }
+            dir = found.inode.number;
+        }
+        Ok(dir)
     }
 
     /// Publishes a batch whose process has ended after it had written the certificate.
@@ -352,6 +368,26 @@ fn remove_if_present(dir: &PosixDir, name: &[u8]) -> Result<()> {
     match dir.remove(name) {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
         removed => removed,
+    }
+}
+
+/// Divides a path into that of a store and that of a directory in its name space: the store is the
+/// last directory on the path that is one. Without a store, the whole path is returned.
+pub fn split_path(path: &Path) -> (&Path, &Path) {
+    for above in path.ancestors() {
+        let is_store = std::fs::symlink_metadata(above.join("format")).is_ok_and(|found| found.is_file());
+        if is_store && let Ok(below) = path.strip_prefix(above) {
+            return (above, below);
+        }
+    }
+    (path, Path::new(""))
+}
+
+/// Returns the tree below a directory of a name space.
+fn tree_below(whole: Arc<dyn NameSpace>, top: u64) -> Arc<dyn NameSpace> {
+    match top {
+        ROOT => whole,
+        top => Arc::new(Subtree::new(whole, top)),
     }
 }
 

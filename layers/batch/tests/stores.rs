@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchState, Image, NameSpace, Names, NewBatch, Primary, PrivateEntries, ROOT,
-    TableDir,
+    BatchCaller, BatchRecord, BatchState, Image, MEMORY_BYTES, NameSpace, Names, NewBatch, Primary,
+    PrivateEntries, ROOT, TableDir,
 };
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
@@ -46,7 +46,7 @@ impl Store {
         let new = NewBatch { name: "job".into(), caller, subtree: ROOT, is_atomic: true };
         let record = self.primary.begin(new).unwrap();
         let tables = Arc::new(tables(&self.directory, &record.number.to_string()));
-        let names = self.primary.private(&record, tables.clone()).unwrap();
+        let names = self.primary.private(&record, tables.clone(), MEMORY_BYTES).unwrap();
         Batch { record, names: Arc::new(RwLock::new(names)), tables }
     }
 

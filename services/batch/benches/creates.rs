@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use quell_batch_service::{
-    BatchCaller, BatchState, Entries, Image, Names, NewBatch, NewNode, Primary, ROOT, TableDir,
+    BatchCaller, BatchState, Entries, Image, MEMORY_BYTES, Names, NewBatch, NewNode, Primary, ROOT, TableDir,
 };
 use quell_kv::{DiskOptions, DiskStore};
 use quell_vfs::{NewEntry, Time};
@@ -33,7 +33,7 @@ fn main() {
     let new = NewBatch { name: "bench".into(), caller, subtree: ROOT, is_atomic: false };
     let record = step("begin", 1, || primary.begin(new.clone()).expect("a batch"));
     let own = Arc::new(tables(&at("batch")));
-    let mut names = primary.private(&record, own.clone()).expect("a private name space");
+    let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
     let dir = names.create(ROOT, b"dir", NewNode::Dir, NEW, now()).expect("a directory").inode.number;
     step("create", files, || create(&mut names, dir, files));
     let certificate = step("write tables and certificate", files, || {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::image::TableRef;
+use crate::table_ref::TableRef;
 
 /// The user whose operations a batch has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The master image of a store: immutable tables, and the changes since the last of them in the
 //! key-value store (decision 38).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
@@ -10,13 +10,16 @@ use quell_vfs::{Error, ErrorKind, NewEntry, Result, Time};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::batch::{BatchRecord, BatchState};
+use crate::compaction::{merge, tables_to_merge};
 use crate::entries::{Entries, KeyChange};
 use crate::entry::{Entry, FIRST_INODE, damaged};
 use crate::files::TableFiles;
 use crate::key::{Key, split};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
-use crate::table::{BlockCache, Table, TableSummary, TableWriter};
+use crate::table::{BlockCache, Table, TableWriter};
+use crate::table_ref::{TableRef, batch_of_table};
 use crate::table_set::TableSet;
 
 /// The key of the description of the image in the key-value store.
@@ -35,26 +38,6 @@ const ENTRIES_BYTES_MAX: usize = 12 << 20;
 const INODES_RESERVED: u64 = 1 << 20;
 /// The number of entries of a list that are read from the key-value store at a time.
 const PAGE_ENTRIES: usize = 1024;
-
-/// A table of the image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TableRef {
-    /// The number of its file.
-    pub number: u64,
-    /// The size of the file, in bytes.
-    pub bytes: u64,
-    /// The number of entries, including removals.
-    pub entries: u64,
-    /// The checksum of its footer.
-    pub checksum: u64,
-}
-
-impl TableRef {
-    pub(crate) fn new(number: u64, summary: &TableSummary) -> TableRef {
-        let TableSummary { bytes, entries, checksum, .. } = *summary;
-        TableRef { number, bytes, entries, checksum }
-    }
-}
 
 /// The description of the image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -270,6 +253,7 @@ impl Image {
     /// # Errors
     /// Those of files and commits. Then the image is as before.
     pub(crate) fn add<R: Serialize>(&mut self, addition: Addition, number: u64, record: &R) -> Result<()> {
+        self.compact()?;
         // Entries of the key-value store are newer than all tables, so they become a table first.
         self.flush()?;
         let mut tables = self.tables.clone();
@@ -324,6 +308,53 @@ impl Image {
         Ok(())
     }
 
+    /// Merges tables if there are many, and removes the files of tables that neither the image nor
+    /// the snapshot of an open batch has.
+    ///
+    /// # Errors
+    /// Those of files and commits. Then the image is as before.
+    pub(crate) fn compact(&mut self) -> Result<()> {
+        let count = tables_to_merge(&self.description.tables);
+        if count == 0 {
+            return Ok(());
+        }
+        let is_oldest = count == self.description.tables.len();
+        let sources = self.tables.newest(count).sources().collect();
+        let written = merge(sources, is_oldest, &mut || {
+            let number = self.reserve_tables(1)?;
+            Ok((number, TableWriter::new(self.files.create(number)?)))
+        })?;
+        self.files.sync()?;
+        let mut tables = self.tables.without_newest(count);
+        for table in written.iter().rev() {
+            tables.add(open_table(&*self.files, &self.cache, table)?);
+        }
+        let mut description = self.description.clone();
+        description.tables.splice(..count, written);
+        self.store_description(description, Commit::new())?;
+        // The new list must survive a power failure before the old tables are removed.
+        self.store.sync()?;
+        self.tables = tables;
+        self.remove_unused_tables()
+    }
+
+    fn remove_unused_tables(&self) -> Result<()> {
+        let batches: Vec<BatchRecord> = self.batches()?;
+        let open = || batches.iter().filter(|batch| batch.state == BatchState::Open);
+        let snapshots = open().flat_map(|batch| &batch.snapshot);
+        let used: HashSet<u64> =
+            self.description.tables.iter().chain(snapshots).map(|table| table.number).collect();
+        // The verification of an open batch may be writing tables.
+        let being_written: HashSet<u64> = open().map(|batch| batch.number).collect();
+        for number in self.files.list()? {
+            let is_written = batch_of_table(number).is_some_and(|batch| being_written.contains(&batch));
+            if !used.contains(&number) && !is_written {
+                self.files.remove(number)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Commits a new description together with other changes.
     fn store_description(&mut self, description: Description, mut commit: Commit) -> Result<()> {
         commit.put(IMAGE_KEY, &encode(&description));
@@ -365,6 +396,7 @@ impl Entries for Image {
 
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
         if self.entries >= ENTRIES_MAX || self.entries_bytes >= ENTRIES_BYTES_MAX {
+            self.compact()?;
             self.flush()?;
         }
         let dirs: Vec<u64> = changes.iter().filter_map(|(key, _)| dir_of(key)).collect();

@@ -13,7 +13,7 @@ use crate::files::TableFiles;
 use crate::image::Image;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
-use crate::private::{MEMORY_BYTES, PrivateEntries};
+use crate::private::PrivateEntries;
 use crate::table::Table;
 use crate::verify::{Submission, verify};
 
@@ -95,15 +95,21 @@ impl Primary {
     }
 
     /// Returns the private name space of a batch, whose tables are in `files`. There is one process
-    /// with it at a time.
+    /// with it at a time. It keeps changes of about `memory_bytes` in memory, normally
+    /// [`MEMORY_BYTES`](crate::MEMORY_BYTES).
     ///
     /// # Errors
     /// Those of the tables of the snapshot.
-    pub fn private(&self, record: &BatchRecord, files: Arc<dyn TableFiles>) -> Result<Names<PrivateEntries>> {
+    pub fn private(
+        &self,
+        record: &BatchRecord,
+        files: Arc<dyn TableFiles>,
+        memory_bytes: usize,
+    ) -> Result<Names<PrivateEntries>> {
         let names = read_lock(&self.image);
         let snapshot = names.0.open_tables(&record.snapshot)?;
         let cache = names.0.cache().clone();
-        Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, MEMORY_BYTES)))
+        Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, memory_bytes)))
     }
 
     /// Verifies a batch and adds its changes to the image.

@@ -24,6 +24,16 @@ impl TableSet {
         self.0.insert(0, table);
     }
 
+    /// Returns the set of the newest `count` tables.
+    pub(crate) fn newest(&self, count: usize) -> TableSet {
+        TableSet(self.0[..count].to_vec())
+    }
+
+    /// Returns the set of all tables but the newest `count`.
+    pub(crate) fn without_newest(&self, count: usize) -> TableSet {
+        TableSet(self.0[count..].to_vec())
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -97,3 +97,29 @@ fn entries_in_conflict_are_kept_under_other_names() {
     ];
     assert_eq!(tree(&*master), expected);
 }
+
+#[test]
+fn tables_are_merged_and_removed_when_no_snapshot_has_them() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let tables = || std::fs::read_dir(fixture.directory.path().join("image")).unwrap().count();
+    let old = fixture.begin_as(1000, make_dir(&*master, ROOT, "old"), false).unwrap();
+    let dir = make_dir(&*master, ROOT, "dir");
+    let mut most = 0;
+    for number in 0..60 {
+        let batch = fixture.begin_as(1000, dir, false).unwrap();
+        make_file(&batch.names, dir, &format!("file{number}"));
+        if number % 3 == 2 {
+            batch.names.remove(dir, format!("file{}", number - 1).as_bytes(), LATER).unwrap();
+        }
+        assert_eq!(fixture.conflicts(&batch), []);
+        most = most.max(tables());
+    }
+    assert!(most < 30, "{most} tables");
+    let expected = tree(&*master);
+    assert_eq!(expected.len(), 3 + 40);
+    // The snapshot of the batch that is open all the time still has its tables.
+    make_file(&old.names, old.record.subtree, "late");
+    assert_eq!(fixture.conflicts(&old), []);
+    assert_eq!(tree(&*master).len(), expected.len() + 1);
+}

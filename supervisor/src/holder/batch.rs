@@ -1,6 +1,7 @@
 //! A mount of a store for batches.
 
 use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +32,14 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
     };
     WritableMount::create(context, path, &options, || {
         let store = BatchStore::open(&plan.store, OPEN_WAIT)?;
+        let subtree = plan.subtree.as_os_str().as_bytes();
         let content: Arc<dyn Content> = match &plan.mode {
             BatchMode::Synchronous => {
-                let fs = Arc::new(store.file_system()?);
+                let fs = Arc::new(store.file_system(subtree)?);
                 Arc::new(Synchronous { fs, store, plan: plan.clone() })
             }
             BatchMode::Batch { name, is_atomic } => {
-                Arc::new(Batch { batch: store.begin(name, *is_atomic)?, plan: plan.clone() })
+                Arc::new(Batch { batch: store.begin(subtree, name, *is_atomic)?, plan: plan.clone() })
             }
         };
         Ok(content)

@@ -175,6 +175,8 @@ pub struct BlobPlan {
 pub struct BatchPlan {
     /// The path of the store, without symbolic links.
     pub store: PathBuf,
+    /// The path of the directory of the store that is mounted; empty for all of it.
+    pub subtree: PathBuf,
     /// The effect of the changes.
     pub mode: BatchMode,
 }

@@ -56,25 +56,25 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Applies the changes of a directory. Returns its number, its old and its new name if it is
-    /// moved.
+    /// Applies the changes of a directory.
     pub(super) fn apply_dir(
         &mut self,
         number: u64,
         facts: Facts,
         mut inode: Inode,
         is_refused: bool,
-    ) -> Result<Option<(u64, Name, Name)>> {
+    ) -> Result<()> {
         let key = Key::of_dir(number);
         let [removed] = &facts.removed[..] else {
             self.patch.insert(key, Some(Entry::Inode(inode)));
-            return Ok(None);
+            return Ok(());
         };
         if is_refused {
+            self.uncount_refused(&facts);
             if !facts.is_removed {
                 self.patch.insert(key, Some(Entry::Inode(inode)));
             }
-            return Ok(None);
+            return Ok(());
         }
         let from = (removed.dir, removed.name.clone());
         if !removed.is_replaced {
@@ -83,16 +83,22 @@ impl Pass<'_> {
         *self.subdirs.entry(from.0).or_default() -= 1;
         let Some((dir, name)) = facts.added.first().cloned() else {
             self.patch.insert(key, None);
-            return Ok(None);
+            return Ok(());
         };
         inode.content = Content::Parent { dir, name: name.clone() };
         self.patch.insert(key, Some(Entry::Inode(inode)));
         self.patch.insert(Key::of_name(dir, &name), Some(Entry::Dir { inode: number }));
-        // The links of a new directory are those that the batch states.
-        match self.new_dirs.get_mut(&dir) {
-            Some(new) => new.add_subdir(),
-            None => *self.subdirs.entry(dir).or_default() += 1,
+        // The links of a new directory count the directory already.
+        if !self.numbers.contains(dir) {
+            *self.subdirs.entry(dir).or_default() += 1;
         }
-        Ok(Some((number, from, (dir, name))))
+        Ok(())
+    }
+
+    /// Corrects the links of a new directory into which a directory of the snapshot is not moved.
+    pub(super) fn uncount_refused(&mut self, facts: &Facts) {
+        if let Some((dir, _)) = facts.added.first().filter(|(dir, _)| self.numbers.contains(*dir)) {
+            *self.subdirs.entry(*dir).or_default() -= 1;
+        }
     }
 }

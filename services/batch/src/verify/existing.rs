@@ -86,6 +86,9 @@ impl Pass<'_> {
     pub(super) fn existing_inode_named(&mut self, dir: u64, name: &[u8], entry: &Entry) -> Result<()> {
         let facts = self.facts.entry(entry.inode_number()).or_default();
         facts.added.push((dir, name.to_vec()));
+        if let (Entry::Dir { .. }, Some(new)) = (entry, self.new_dirs.get_mut(&dir)) {
+            new.subdirs += 1;
+        }
         match entry {
             Entry::Inode(inode) => self.inode_after(inode.clone()),
             _ => Ok(()),

@@ -29,6 +29,10 @@ impl Pass<'_> {
                 return Err(refused("a new directory has no inode"));
             }
             self.new_name(dir, name, &entry)?;
+            if !self.numbers.contains(entry.inode_number()) {
+                // The name of an inode of the snapshot is committed with its other changes.
+                return Ok(());
+            }
             self.entries += 1;
         }
         self.out.add(key, value)

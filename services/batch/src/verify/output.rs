@@ -5,15 +5,11 @@ use std::sync::Arc;
 use quell_vfs::Result;
 
 use crate::files::TableFiles;
-use crate::image::TableRef;
 use crate::table::TableWriter;
+use crate::table_ref::{TableRef, first_table_of_batch};
 
 /// A table is ended when it has this many bytes.
 const TABLE_BYTES: u64 = 64 << 20;
-/// The numbers of the tables of a batch begin with the number of the batch times this number, above
-/// those of all other tables.
-const TABLES_OF_BATCH: u64 = 1 << 20;
-const FIRST_OF_BATCHES: u64 = 1 << 40;
 
 /// Writes entries to tables of the image.
 pub(super) struct Output {
@@ -26,13 +22,7 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn new(files: Arc<dyn TableFiles>, batch: u64) -> Output {
-        Output {
-            files,
-            batch,
-            next: FIRST_OF_BATCHES + batch * TABLES_OF_BATCH,
-            writer: None,
-            tables: Vec::new(),
-        }
+        Output { files, batch, next: first_table_of_batch(batch), writer: None, tables: Vec::new() }
     }
 
     /// Adds an entry. Its key must be greater than the last one.
@@ -61,7 +51,7 @@ impl Output {
 
     /// Removes what was written.
     pub(super) fn discard(self) -> Result<()> {
-        let first = FIRST_OF_BATCHES + self.batch * TABLES_OF_BATCH;
+        let first = first_table_of_batch(self.batch);
         (first..self.next).try_for_each(|number| self.files.remove(number))
     }
 

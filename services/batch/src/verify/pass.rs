@@ -136,11 +136,13 @@ impl Pass<'_> {
         if let Some(Some(Entry::Inode(inode))) = self.patch.get(&key) {
             return Ok(inode.clone());
         }
-        for table in &self.submission.tables {
-            if let Some(value) = table.get(key.as_bytes())?
-                && let Entry::Inode(inode) = Entry::decode(&value)?
-            {
-                return Ok(inode);
+        if self.numbers.contains(dir) {
+            for table in &self.submission.tables {
+                if let Some(value) = table.get(key.as_bytes())?
+                    && let Entry::Inode(inode) = Entry::decode(&value)?
+                {
+                    return Ok(inode);
+                }
             }
         }
         match self.submission.current.entry(&key)? {

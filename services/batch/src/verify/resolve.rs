@@ -54,21 +54,22 @@ impl Pass<'_> {
         for changed in inodes.values() {
             self.list_refusal(changed)?;
         }
-        let mut moved = Vec::new();
         for (number, changed) in inodes {
-            let Some(current) = changed.current else { continue };
+            let Some(current) = changed.current else {
+                if changed.before.kind()? == Kind::Dir {
+                    self.uncount_refused(&changed.facts);
+                }
+                continue;
+            };
             let is_refused = changed.refusal.is_some();
             if is_refused {
                 self.restore_names(&changed.facts)?;
             }
             let inode = self.merged(&changed.before, &changed.facts, &current)?;
             match changed.before.kind()? {
-                Kind::Dir => moved.extend(self.apply_dir(number, changed.facts, inode, is_refused)?),
+                Kind::Dir => self.apply_dir(number, changed.facts, inode, is_refused)?,
                 _ => self.apply_file(number, changed.facts, current, inode, is_refused)?,
             }
-        }
-        for (number, from, to) in moved {
-            self.check_moved(number, from, to)?;
         }
         self.count_subdirs()
     }
@@ -250,7 +251,10 @@ impl Pass<'_> {
                 }
             }
             if refused.is_empty() {
-                return Ok(());
+                match self.dir_below_itself(inodes)? {
+                    Some((number, name)) => refused.insert(number, (name, ConflictReason::Cycle)),
+                    None => return Ok(()),
+                };
             }
             for (number, refusal) in refused {
                 inodes.get_mut(&number).expect("it was listed above").refusal = Some(refusal);
@@ -345,36 +349,52 @@ impl Pass<'_> {
         })
     }
 
-    /// Undoes the move of a directory that would be below itself.
-    fn check_moved(&mut self, number: u64, from: Name, to: Name) -> Result<()> {
-        let mut next = to.0;
-        for _ in 0..DEPTH_MAX {
-            if next == number {
-                break;
+    /// Returns a moved directory that would be below itself, and its old name.
+    fn dir_below_itself(&self, inodes: &BTreeMap<u64, Changed>) -> Result<Option<(u64, Name)>> {
+        let moves = |changed: &Changed| changed.refusal.is_none() && !changed.facts.added.is_empty();
+        for (number, changed) in inodes {
+            if changed.before.kind()? != Kind::Dir || !moves(changed) {
+                continue;
             }
-            if next == ROOT {
-                return Ok(());
-            }
-            match self.dir_inode(next)?.content {
-                Content::Parent { dir, .. } => next = dir,
-                _ => return Err(refused("a directory has no directory above")),
+            let [RemovedName { dir, name, .. }] = &changed.facts.removed[..] else { continue };
+            let mut at = *number;
+            for depth in 0.. {
+                at = match inodes.get(&at).filter(|changed| moves(changed)) {
+                    Some(changed) => changed.facts.added[0].0,
+                    None => self.dir_above(at)?,
+                };
+                if at == *number {
+                    return Ok(Some((*number, (*dir, name.clone()))));
+                }
+                if at == ROOT {
+                    break;
+                }
+                if depth > DEPTH_MAX {
+                    return Err(refused("a directory is too deep"));
+                }
             }
         }
-        self.patch.remove(&Key::of_name(from.0, &from.1));
-        self.patch.remove(&Key::of_name(to.0, &to.1));
-        if let Some(Some(Entry::Inode(inode))) = self.patch.get_mut(&Key::of_dir(number)) {
-            inode.content = Content::Parent { dir: from.0, name: from.1.clone() };
+        Ok(None)
+    }
+
+    /// Returns the directory that contains a directory that is new, or that is not moved.
+    fn dir_above(&self, dir: u64) -> Result<u64> {
+        if self.numbers.contains(dir) {
+            let named = self.new_dirs.get(&dir).and_then(|dir| dir.named);
+            return Ok(named.ok_or_else(|| refused("a new directory has no name"))?.0);
         }
-        *self.subdirs.entry(from.0).or_default() += 1;
-        *self.subdirs.entry(to.0).or_default() -= 1;
-        self.conflict(from.0, &from.1, ConflictReason::Cycle, None)
+        match self.submission.current.entry(&Key::of_dir(dir))? {
+            Some(Entry::Inode(Inode { content: Content::Parent { dir, .. }, .. })) => Ok(dir),
+            // Others have removed it, so nothing is moved into it.
+            _ => Ok(ROOT),
+        }
     }
 
     /// Sets the number of links of the directories of the image whose subdirectories have changed.
     fn count_subdirs(&mut self) -> Result<()> {
         for (dir, difference) in std::mem::take(&mut self.subdirs) {
             let key = Key::of_dir(dir);
-            if difference == 0 || matches!(self.patch.get(&key), Some(None)) || self.numbers_of_new(dir) {
+            if difference == 0 || matches!(self.patch.get(&key), Some(None)) {
                 continue;
             }
             let mut inode = self.dir_inode(dir)?;
@@ -384,11 +404,6 @@ impl Pass<'_> {
             self.patch.insert(key, Some(Entry::Inode(inode)));
         }
         Ok(())
-    }
-
-    /// Returns whether the links of a directory are those that the batch has stated.
-    fn numbers_of_new(&self, dir: u64) -> bool {
-        self.new_dirs.contains_key(&dir)
     }
 }
 

@@ -76,13 +76,6 @@ pub(super) struct NewDir {
     pub(super) subdirs: u32,
 }
 
-impl NewDir {
-    /// Notes a directory of the snapshot that the batch has moved here.
-    pub(super) fn add_subdir(&mut self) {
-        self.subdirs += 1;
-    }
-}
-
 /// The changes of an inode of the snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Facts {

@@ -10,7 +10,8 @@ use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
     BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Found, Image,
-    InodeChange, NameSpace, Names, NewBatch, NewNode, Place, Primary, PrivateEntries, ROOT, TableDir,
+    InodeChange, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode, Place, Primary, PrivateEntries, ROOT,
+    TableDir,
 };
 use quell_kv::MemoryStore;
 use quell_vfs::{Kind, NewEntry, Time};
@@ -25,6 +26,8 @@ pub const FILE: NewEntry = NewEntry { permissions: 0o644, uid: USER, gid: USER }
 pub struct Fixture {
     pub primary: Primary,
     pub directory: tempfile::TempDir,
+    /// The memory of the private name spaces, in bytes.
+    pub memory_bytes: usize,
 }
 
 /// A batch that is open.
@@ -40,7 +43,7 @@ impl Fixture {
         let store = Arc::new(MemoryStore::new());
         Image::create(&*store, 7, NEW, NOW).unwrap();
         let files = Arc::new(tables(&directory.path().join("image")));
-        Fixture { primary: Primary::open(store, files).unwrap(), directory }
+        Fixture { primary: Primary::open(store, files).unwrap(), directory, memory_bytes: MEMORY_BYTES }
     }
 
     pub fn master(&self) -> Arc<dyn NameSpace> {
@@ -55,7 +58,7 @@ impl Fixture {
         let caller = BatchCaller { uid, gid: uid, groups: Vec::new() };
         let record = self.primary.begin(NewBatch { name: "job".into(), caller, subtree, is_atomic })?;
         let files = Arc::new(tables(&self.directory.path().join(format!("batch-{}", record.number))));
-        let names = self.primary.private(&record, files.clone())?;
+        let names = self.primary.private(&record, files.clone(), self.memory_bytes)?;
         Ok(Open { record, names: RwLock::new(names), files })
     }
 

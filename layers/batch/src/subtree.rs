@@ -1,0 +1,132 @@
+//! A directory of a name space as the root of another one.
+
+use std::sync::Arc;
+
+use quell_batch_service::{
+    Content, Found, Inode, InodeChange, NameSpace, NewNode, Place, ROOT, Removed, Renamed,
+};
+use quell_vfs::{Kind, NewEntry, Rename, Result, Time};
+
+/// The tree below a directory. The directory has the inode number of the root.
+pub(crate) struct Subtree {
+    whole: Arc<dyn NameSpace>,
+    /// The inode number of the directory in the whole name space.
+    top: u64,
+}
+
+impl Subtree {
+    pub(crate) fn new(whole: Arc<dyn NameSpace>, top: u64) -> Subtree {
+        Subtree { whole, top }
+    }
+
+    /// Returns the number in the whole name space.
+    fn outer(&self, number: u64) -> u64 {
+        if number == ROOT { self.top } else { number }
+    }
+
+    /// Returns the number in the subtree.
+    fn inner(&self, number: u64) -> u64 {
+        if number == self.top { ROOT } else { number }
+    }
+
+    fn outer_place(&self, place: &Place) -> Place {
+        match place {
+            Place::Dir(dir) => Place::Dir(self.outer(*dir)),
+            Place::Name { dir, name } => Place::Name { dir: self.outer(*dir), name: name.clone() },
+            Place::Linked(number) => Place::Linked(*number),
+        }
+    }
+
+    fn inner_place(&self, place: Place) -> Place {
+        match place {
+            Place::Dir(dir) => Place::Dir(self.inner(dir)),
+            Place::Name { dir, name } => Place::Name { dir: self.inner(dir), name },
+            Place::Linked(number) => Place::Linked(number),
+        }
+    }
+
+    fn inner_inode(&self, mut inode: Inode) -> Inode {
+        if let Content::Parent { dir, name } = &mut inode.content {
+            *dir = self.inner(*dir);
+            if inode.number == self.top {
+                (*dir, *name) = (ROOT, Vec::new());
+            }
+        }
+        Inode { number: self.inner(inode.number), ..inode }
+    }
+
+    fn inner_found(&self, found: Found) -> Found {
+        Found { place: self.inner_place(found.place), inode: self.inner_inode(found.inode) }
+    }
+
+    fn inner_removed(&self, removed: Removed) -> Removed {
+        let place = removed.place.map(|place| self.inner_place(place));
+        Removed { inode: self.inner_inode(removed.inode), place }
+    }
+}
+
+impl NameSpace for Subtree {
+    fn is_shared(&self) -> bool {
+        self.whole.is_shared()
+    }
+
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+        Ok(self.whole.lookup(self.outer(dir), name)?.map(|found| self.inner_found(found)))
+    }
+
+    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+        let found = self.whole.find(self.outer(number), &self.outer_place(place))?;
+        Ok(self.inner_found(found))
+    }
+
+    fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
+        if dir == ROOT {
+            return Ok((ROOT, Vec::new()));
+        }
+        let (above, name) = self.whole.parent(dir)?;
+        Ok((self.inner(above), name))
+    }
+
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
+        // The directory itself is not an entry of the tree below it.
+        self.whole.list(self.outer(dir), after, visit)
+    }
+
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+        Ok(self.inner_found(self.whole.create(self.outer(dir), name, node, new, now)?))
+    }
+
+    fn link(&self, (number, place): (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+        let node = (self.outer(number), &self.outer_place(place));
+        Ok(self.inner_found(self.whole.link(node, self.outer(dir), name, now)?))
+    }
+
+    fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        Ok(self.inner_removed(self.whole.remove(self.outer(dir), name, now)?))
+    }
+
+    fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        Ok(self.inner_removed(self.whole.remove_dir(self.outer(dir), name, now)?))
+    }
+
+    fn rename(
+        &self,
+        (from_dir, from): (u64, &[u8]),
+        (to_dir, to): (u64, &[u8]),
+        mode: Rename,
+        now: Time,
+    ) -> Result<Renamed> {
+        let (from, to) = ((self.outer(from_dir), from), (self.outer(to_dir), to));
+        let renamed = self.whole.rename(from, to, mode, now)?;
+        Ok(Renamed { replaced: renamed.replaced.map(|removed| self.inner_removed(removed)), ..renamed })
+    }
+
+    fn change(&self, (number, place): (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
+        let node = (self.outer(number), &self.outer_place(place));
+        Ok(self.inner_inode(self.whole.change(node, change, now)?))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.whole.sync()
+    }
+}
