@@ -167,8 +167,8 @@ fn has_pids(path: &Path) -> bool {
     text.split(|b| *b == b'\n').take(20).any(quell_profile::has_pid)
 }
 
-/// Raises the limit of open files: one file per rank is open at the same time.
-fn raise_descriptor_limit() {
+/// Raises the limit of open files to the largest one that this process may have.
+pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }

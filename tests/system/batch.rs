@@ -133,13 +133,39 @@ fn changes_in_conflict_are_listed_and_kept() {
     let others = stage.mount_batch(&store, &[], "others");
     fs::write(others.point.join("same"), "of others").unwrap();
     others.umount();
-    batch.umount();
+    let point = batch.point.clone();
+    let ended = stage.run(stage.quell().arg("umount").arg(&point)).expect(0);
+    assert!(ended.err.contains("1 conflict; list them with: quell batch conflicts"), "{}", ended.err);
     let listed = stage.run(stage.quell().args(words(&[&"batch", &"conflicts", &store, &"1"]))).expect(1);
     let expected = "/same was created by others meanwhile; kept as /same.quell-conflict-1-1\n";
     assert_eq!(listed.text(), expected);
     let after = stage.mount_batch(&store, &[], "after");
     assert_eq!(fs::read_to_string(after.point.join("same")).unwrap(), "of others");
     assert_eq!(fs::read_to_string(after.point.join("same.quell-conflict-1-1")).unwrap(), "of the batch");
+    after.umount();
+}
+
+#[test]
+fn a_batch_that_is_not_committed_is_reported() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let batch = stage.mount_batch(&store, &["--mode", "batch", "--atomic"], "job");
+    fs::write(batch.point.join("same"), "of the batch").unwrap();
+    let others = stage.mount_batch(&store, &[], "others");
+    fs::write(others.point.join("same"), "of others").unwrap();
+    others.umount();
+    stage.run(stage.quell().arg("umount").arg(&batch.point)).expect(3).says("batch 1 was not committed");
+    assert_eq!(stage.batches(&store)[0]["state"], "open");
+    // Others make way, and another process commits it.
+    let others = stage.mount_batch(&store, &[], "again");
+    fs::remove_file(others.point.join("same")).unwrap();
+    others.umount();
+    stage.run(stage.quell().args(words(&[&"batch", &"commit", &store, &"1"]))).expect(0);
+    let after = stage.mount_batch(&store, &[], "after");
+    assert_eq!(fs::read_to_string(after.point.join("same")).unwrap(), "of the batch");
     after.umount();
 }
 
@@ -152,11 +178,14 @@ fn a_batch_whose_process_was_killed_is_aborted() {
     let store = stage.batch_store();
     let batch = stage.mount_batch(&store, &["--mode", "batch"], "job");
     fs::write(batch.point.join("lost"), "text").unwrap();
+    let command = |name: &str| stage.run(stage.quell().args(words(&[&"batch", &name, &store, &"1"])));
+    for name in ["commit", "abort"] {
+        command(name).expect(3).says("a process uses it");
+    }
     send(stage.holder(), Signal::KILL);
     let point = batch.point.clone();
     drop(batch);
     assert_eq!(stage.batches(&store)[0]["state"], "open", "{}", point.display());
-    let command = |name: &str| stage.run(stage.quell().args(words(&[&"batch", &name, &store, &"1"])));
     command("commit").expect(2).says("before it had written its changes");
     command("abort").expect(0);
     assert_eq!(stage.batches(&store)[0]["state"], "aborted");

@@ -151,8 +151,11 @@ fn a_truncated_trace_is_counted_up_to_its_end() {
     let stage = Stage::new();
     let whole = fs::read(&trace(&stage, "whole", &["-f", "-ttt", "-y", "-o"])[0]).unwrap();
     let mut seed = 7;
+    // A log without a complete call has another result.
+    let shortest = whole.len() / 20;
     for number in 0..12 {
-        let log = stage.file(&format!("cut{number}"), &whole[..random_below(&mut seed, whole.len())]);
+        let length = shortest + random_below(&mut seed, whole.len() - shortest);
+        let log = stage.file(&format!("cut{number}"), &whole[..length]);
         report_that_agrees_with_script(&stage, &[log], &format!("cut {number}"));
     }
 }

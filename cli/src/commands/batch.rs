@@ -13,11 +13,14 @@ use crate::arguments::{
 use crate::failure::{Failure, NO};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{counted, errln, outln};
+use crate::traces::raise_descriptor_limit;
 
 /// How long a command waits until other processes have closed the store.
 const WAIT: Duration = Duration::from_secs(10);
 
 pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
+    // All tables of a store are open at the same time.
+    raise_descriptor_limit();
     match command {
         BatchCommand::Init(args) => init(&args),
         BatchCommand::Status(args) => status(&args),

@@ -123,6 +123,9 @@ fn mount_batch(store: &Path, args: &MountArgs, quiet: bool) -> Result<ExitCode, 
         return Err(Failure::wrong_input("name one mount point: quell mount --batch STORE MOUNTPOINT"));
     };
     let mode = match args.mode {
+        Some(BatchModeArg::Batch) if args.allow_other => {
+            return Err(Failure::wrong_input("a batch has the permissions of one user: omit --allow-other"));
+        }
         Some(BatchModeArg::Batch) => {
             let own_name = || format!("{}-{}", host_name(), std::process::id());
             BatchMode::Batch {

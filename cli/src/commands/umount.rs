@@ -2,15 +2,20 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use quell_supervisor::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and_wait};
+use quell_batch::BatchStore;
+use quell_batch_service::BatchState;
+use quell_supervisor::{
+    BatchReport, END_TIMEOUT, is_quell_mount, mount_point_path, reports_of, unmount_and_wait,
+};
 
 use crate::arguments::UmountArgs;
 use crate::failure::Failure;
 use crate::inputs::shown;
-use crate::output::errln;
+use crate::output::{counted, errln};
 
-pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
+pub fn run(args: UmountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let path = mount_point_path(&args.mountpoint)?;
     if !is_quell_mount(&path) {
         let path = shown(&path);
@@ -18,8 +23,53 @@ pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
             "{path} is not a mount of Quell; `grep quell: /proc/mounts` lists the mounts"
         )));
     }
-    unmount(&path, args.force)?;
+    // The process that serves the mount commits its batch when it ends.
+    let reports = reports_of(&path).map(|found| found.reports).unwrap_or_default();
+    let batch = reports.into_iter().find_map(|report| {
+        let messages = report.messages;
+        report.batch.filter(|batch| batch.path == path).map(|batch| (batch, messages))
+    });
+    match batch {
+        Some((BatchReport { store, batch: Some(number), .. }, messages)) => {
+            if let Some(process) = unmount_and_wait(&path, args.force)? {
+                wait_for_end(process);
+            }
+            check_committed(&store, number, messages.as_deref(), quiet)?;
+        }
+        _ => unmount(&path, args.force)?,
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Waits for the end of a process that commits a batch, which may last as long as the batch is
+/// large.
+fn wait_for_end(process: i32) {
+    const INTERVAL: Duration = Duration::from_millis(100);
+    while Path::new(&format!("/proc/{process}")).exists() {
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Checks that a batch was committed, and tells of its conflicts.
+fn check_committed(store: &Path, number: u64, messages: Option<&Path>, quiet: bool) -> Result<(), Failure> {
+    const WAIT: Duration = Duration::from_secs(60);
+    let batches = BatchStore::open(store, WAIT)?.primary().batches()?;
+    let state = batches.into_iter().find(|batch| batch.number == number).map(|batch| batch.state);
+    let Some(BatchState::Committed { conflicts, .. }) = state else {
+        let log = messages.map_or_else(String::new, |log| format!("; {} has the reason", shown(log)));
+        return Err(Failure::cannot(format!(
+            "batch {number} was not committed{log}; to repeat it: quell batch commit {} {number}",
+            shown(store)
+        )));
+    };
+    if !conflicts.is_empty() && !quiet {
+        errln!(
+            "quell: {}; list them with: quell batch conflicts {} {number}",
+            counted(conflicts.len() as u64, "conflict", "conflicts"),
+            shown(store),
+        );
+    }
+    Ok(())
 }
 
 /// Unmounts, and waits for the end of the process that served the mount.

@@ -4,18 +4,20 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, Certificate, Image, MEMORY_BYTES, NameSpace, Names, NewBatch, Primary,
-    PrivateEntries, ROOT, TableDir, TableFiles,
+    BatchCaller, BatchRecord, BatchState, Certificate, Image, MEMORY_BYTES, NameSpace, Names, NewBatch,
+    Primary, PrivateEntries, ROOT, TableDir, TableFiles,
 };
 use quell_kv::{DiskOptions, DiskStore, Durability};
 use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
 use quell_threads::read_lock;
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result};
-use rustix::fs::{Mode, OFlags, openat, syncfs};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat, syncfs};
+use rustix::io::Errno;
 
 use crate::file_system::BatchFs;
 use crate::shared::now;
@@ -30,6 +32,7 @@ const DATA: &str = "data";
 const BATCHES: &str = "batches";
 /// The file with the certificate of a batch, in its directory.
 const CERTIFICATE: &[u8] = b"certificate";
+const NEW_CERTIFICATE: &[u8] = b"certificate.new";
 /// The largest certificate that is read, in bytes.
 const CERTIFICATE_BYTES_MAX: usize = 64 << 20;
 /// The time between two attempts to open a store that another process has open.
@@ -40,8 +43,10 @@ const CACHE_BYTES: u64 = 16 << 20;
 /// An open store. One process at a time has it open.
 #[derive(Debug)]
 pub struct BatchStore {
-    dir: StoreDir,
+    // The order of the fields is the order in which they are dropped: the key-value store is below
+    // the directory.
     primary: Primary,
+    dir: StoreDir,
 }
 
 /// The directory of a store.
@@ -60,6 +65,10 @@ pub struct OpenBatch {
     names: Arc<RwLock<Names<PrivateEntries>>>,
     tables: Arc<TableDir>,
     fs: Arc<BatchFs>,
+    /// The number of attempts to commit.
+    attempts: AtomicU64,
+    /// Held while this process uses the batch.
+    _lock: OwnedFd,
 }
 
 impl std::fmt::Debug for OpenBatch {
@@ -125,7 +134,7 @@ impl BatchStore {
         };
         let tables = Arc::new(TableDir::new(dir.open_dir(TABLES)?));
         let primary = Primary::open(Arc::new(keys), tables)?;
-        Ok(BatchStore { dir, primary })
+        Ok(BatchStore { primary, dir })
     }
 
     /// Returns the primary server, which has the master image.
@@ -175,7 +184,9 @@ impl BatchStore {
         let names = Arc::new(RwLock::new(self.primary.private(&record, tables.clone(), MEMORY_BYTES)?));
         let fs = Arc::new(BatchFs::new(tree_below(names.clone(), subtree), self.dir.data()?, record.number));
         let store_number = self.primary.store_number();
-        Ok(OpenBatch { dir: self.dir, store_number, record, names, tables, fs })
+        let lock = self.dir.lock_batch(record.number)?;
+        let attempts = AtomicU64::new(0);
+        Ok(OpenBatch { dir: self.dir, store_number, record, names, tables, fs, attempts, _lock: lock })
     }
 
     /// Returns the inode number of the directory at a path of the master image.
@@ -193,16 +204,27 @@ impl BatchStore {
         Ok(dir)
     }
 
-    /// Publishes a batch whose process has ended after it had written the certificate.
+    /// Publishes a batch whose process has ended after it had written the certificate. A batch that
+    /// is committed already is returned as it is.
     ///
     /// # Errors
-    /// `NotFound` if there is no certificate: then the changes of the batch are lost, and it can be
-    /// aborted; as for [`Primary::commit`].
+    /// `Busy` if a process uses the batch; `NotFound` if there is no certificate: then the changes
+    /// of the batch are lost, and it can be aborted; as for [`Primary::commit`].
     pub fn commit(&self, number: u64) -> Result<BatchRecord> {
+        let _lock = self.dir.lock_batch(number)?;
+        self.commit_locked(number)
+    }
+
+    fn commit_locked(&self, number: u64) -> Result<BatchRecord> {
+        let record = self.record(number)?;
+        if let BatchState::Committed { .. } = record.state {
+            self.dir.remove_batch(number)?;
+            return Ok(record);
+        }
         let batch = self.dir.batch(number)?;
         let file = batch.files.open_file(CERTIFICATE).map_err(|error| match error.kind {
             ErrorKind::NotFound => {
-                let source = "its process has ended before it had written its changes; abort it";
+                let source = "its process ended before it had written its changes; abort it";
                 Error {
                     source: Some(source.into()),
                     ..Error::new(ErrorKind::NotFound, "commit batch", number.to_string())
@@ -214,18 +236,28 @@ impl BatchStore {
         let length = file.read_at(&mut bytes, 0)?;
         let certificate = Certificate::decode(&bytes[..length])?;
         let record = self.primary.commit(number, &certificate, &batch.tables)?;
-        self.dir.remove_batch(number)?;
+        // The batch is committed, also if files of it remain: a later `commit` removes them.
+        let _ = self.dir.remove_batch(number);
         Ok(record)
     }
 
     /// Discards a batch that no process uses any more.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidInput` if the batch is not open; those of files.
+    /// `Busy` if a process uses it; `NotFound`; `InvalidInput` if the batch is not open; those of
+    /// files.
     pub fn abort(&self, number: u64) -> Result<BatchRecord> {
+        self.record(number)?;
+        let _lock = self.dir.lock_batch(number)?;
         let record = self.primary.abort(number)?;
         self.dir.remove_batch(number)?;
         Ok(record)
+    }
+
+    /// Returns the record of a batch.
+    fn record(&self, number: u64) -> Result<BatchRecord> {
+        let found = self.primary.batches()?.into_iter().find(|record| record.number == number);
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
     }
 }
 
@@ -246,17 +278,23 @@ impl OpenBatch {
     /// # Errors
     /// As for [`Primary::commit`] and [`BatchStore::open`].
     pub fn commit(&self, wait: Duration) -> Result<BatchRecord> {
-        self.fs.end()?;
-        let certificate = read_lock(&self.names).0.submit(self.store_number, &self.record, &*self.tables)?;
+        // The other files are committed, and the error is returned then.
+        let ended = self.fs.end();
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        let names = read_lock(&self.names);
+        let certificate = names.0.submit(self.store_number, &self.record, &*self.tables, attempt)?;
+        drop(names);
         self.dir.sync_data(self.record.number)?;
         // From here on another process can commit the batch if this one ends.
         let files = self.dir.batch(self.record.number)?.files;
-        remove_if_present(&files, CERTIFICATE)?;
-        let file = files.create_file(CERTIFICATE, 0o600)?;
+        remove_if_present(&files, NEW_CERTIFICATE)?;
+        let file = files.create_file(NEW_CERTIFICATE, 0o600)?;
         file.write_at(&certificate.encode(), 0)?;
         file.sync()?;
+        files.rename(NEW_CERTIFICATE, &files, CERTIFICATE, Rename::Replace)?;
         WritableDir::sync(&files)?;
-        self.open_store(wait)?.commit(self.record.number)
+        let record = self.open_store(wait)?.commit_locked(self.record.number)?;
+        ended.map(|()| record)
     }
 
     /// Discards the changes of the batch.
@@ -264,7 +302,10 @@ impl OpenBatch {
     /// # Errors
     /// As for [`BatchStore::open`].
     pub fn abort(&self, wait: Duration) -> Result<BatchRecord> {
-        self.open_store(wait)?.abort(self.record.number)
+        let store = self.open_store(wait)?;
+        let record = store.primary.abort(self.record.number)?;
+        store.dir.remove_batch(self.record.number)?;
+        Ok(record)
     }
 
     fn open_store(&self, wait: Duration) -> Result<BatchStore> {
@@ -339,6 +380,26 @@ impl StoreDir {
         }
     }
 
+    /// Locks the directory of a batch, until the descriptor is closed.
+    ///
+    /// # Errors
+    /// `Busy` if a process uses the batch.
+    fn lock_batch(&self, number: u64) -> Result<OwnedFd> {
+        let dir = match self.open_dir(&format!("{BATCHES}/{number}")) {
+            // Its files were removed already.
+            Err(error) if error.kind == ErrorKind::NotFound => self.open_dir(".")?,
+            opened => opened?,
+        };
+        match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(dir),
+            Err(Errno::WOULDBLOCK) => {
+                let source = Some("a process uses it".into());
+                Err(Error { source, ..Error::new(ErrorKind::Busy, "use batch", number.to_string()) })
+            }
+            Err(error) => Err(Error::from_io(error.into(), "lock batch", number.to_string())),
+        }
+    }
+
     /// Returns the directory of a batch.
     fn batch(&self, number: u64) -> Result<BatchDir> {
         let open = || self.open_dir(&format!("{BATCHES}/{number}"));
@@ -353,6 +414,7 @@ impl StoreDir {
         };
         batch.tables.list()?.into_iter().try_for_each(|table| batch.tables.remove(table))?;
         remove_if_present(&batch.files, CERTIFICATE)?;
+        remove_if_present(&batch.files, NEW_CERTIFICATE)?;
         let batches = PosixDir::of_descriptor(self.open_dir(BATCHES)?);
         batches.remove_dir(number.to_string().as_bytes())
     }

@@ -52,7 +52,8 @@ impl Store {
 
     fn commit(&self, batch: &Batch) {
         let names = batch.names.read().unwrap();
-        let certificate = names.0.submit(self.primary.store_number(), &batch.record, &*batch.tables).unwrap();
+        let certificate =
+            names.0.submit(self.primary.store_number(), &batch.record, &*batch.tables, 0).unwrap();
         drop(names);
         let record = self.primary.commit(batch.record.number, &certificate, &*batch.tables).unwrap();
         match record.state {

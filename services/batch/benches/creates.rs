@@ -37,7 +37,7 @@ fn main() {
     let dir = names.create(ROOT, b"dir", NewNode::Dir, NEW, now()).expect("a directory").inode.number;
     step("create", files, || create(&mut names, dir, files));
     let certificate = step("write tables and certificate", files, || {
-        names.0.submit(primary.store_number(), &record, &*own).expect("a certificate")
+        names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate")
     });
     println!("certificate: {} bytes", certificate.encode().len());
     let committed = step("verify and commit", files, || {

@@ -176,6 +176,20 @@ impl Entry {
         }
     }
 
+    /// Returns the approximate size of the entry when it is encoded, in bytes.
+    pub(crate) fn content_bytes(&self) -> usize {
+        // An entry without content and extended attributes has about 48 bytes.
+        const OTHER_BYTES: usize = 48;
+        let Entry::Inode(inode) = self else { return OTHER_BYTES };
+        let content = match &inode.content {
+            Content::Inline(bytes) | Content::Target(bytes) => bytes.len(),
+            Content::Parent { name, .. } => name.len(),
+            Content::Empty | Content::File(_) => 0,
+        };
+        let xattrs = inode.xattrs.iter().map(|xattr| xattr.name.len() + xattr.value.len());
+        OTHER_BYTES + content + xattrs.sum::<usize>()
+    }
+
     /// Returns the number of the inode that this entry is, or refers to.
     pub fn inode_number(&self) -> u64 {
         match self {

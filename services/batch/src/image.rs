@@ -84,6 +84,8 @@ pub(crate) struct Addition {
     pub(crate) tables: Vec<TableRef>,
     /// Entries that are newer than those of the tables.
     pub(crate) changes: Vec<KeyChange>,
+    /// The directories of the existing entries that the tables and the changes replace.
+    pub(crate) changed_dirs: Vec<u64>,
 }
 
 impl Image {
@@ -265,7 +267,7 @@ impl Image {
         description.tables.splice(0..0, addition.tables);
         let mut commit = Commit::new();
         commit.put(&batch_key(number), &encode(record));
-        let dirs: Vec<u64> = addition.changes.iter().filter_map(|(key, _)| dir_of(key)).collect();
+        let dirs = addition.changed_dirs;
         let (entries, bytes) = (addition.changes.len(), sizes(&addition.changes));
         for change in addition.changes {
             put_entry(&mut commit, change);
@@ -470,15 +472,9 @@ fn put_entry(commit: &mut Commit, (key, entry): KeyChange) {
 }
 
 fn sizes(changes: &[KeyChange]) -> usize {
-    // An entry without content has about 48 bytes.
-    let content = |entry: &Option<Entry>| match entry {
-        Some(Entry::Inode(inode)) => match &inode.content {
-            crate::entry::Content::Inline(bytes) => bytes.len(),
-            _ => 0,
-        },
-        _ => 0,
-    };
-    changes.iter().map(|(key, entry)| key.as_bytes().len() + 48 + content(entry)).sum()
+    let size =
+        |(key, entry): &KeyChange| key.as_bytes().len() + entry.as_ref().map_or(0, Entry::content_bytes);
+    changes.iter().map(size).sum()
 }
 
 fn dir_of(key: &Key) -> Option<u64> {

@@ -1,10 +1,11 @@
 //! The primary server of a store: the master image, and the batches over it.
 
+use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use quell_kv::KeyValue;
-use quell_threads::{read_lock, write_lock};
+use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::{BatchCaller, BatchRecord, BatchState};
@@ -14,18 +15,25 @@ use crate::image::Image;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
 use crate::private::PrivateEntries;
-use crate::table::Table;
-use crate::verify::{Submission, verify};
+use crate::table::{BlockCache, Table};
+use crate::verify::{Submission, Verdict, verify};
 
 /// The number of inode numbers of a batch.
 const INODES_OF_BATCH: u64 = 1 << 32;
-/// A verification that others overtake is repeated this many times; then others wait for it.
+/// A verification is repeated this many times if its directories change meanwhile; then it holds
+/// the lock.
 const REPETITIONS: usize = 3;
+/// The largest number of tables of a batch.
+const TABLES_MAX: usize = 4096;
+/// The largest total length of the footers of the tables of a batch, in bytes.
+const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 
 /// The primary server of a store.
 #[derive(Debug)]
 pub struct Primary {
     image: Arc<RwLock<Names<Image>>>,
+    /// The batches that are being committed: each once at a time.
+    committing: Mutex<HashSet<u64>>,
 }
 
 /// A batch to begin.
@@ -47,7 +55,8 @@ impl Primary {
     /// # Errors
     /// As for [`Image::open`].
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
-        Ok(Primary { image: Arc::new(RwLock::new(Names(Image::open(store, files)?))) })
+        let image = Arc::new(RwLock::new(Names(Image::open(store, files)?)));
+        Ok(Primary { image, committing: Mutex::default() })
     }
 
     /// Returns the master image, for synchronous operations.
@@ -116,25 +125,37 @@ impl Primary {
     ///
     /// # Errors
     /// `NotFound` if there is no such batch; `InvalidInput` if it is refused, or not open any more;
-    /// `Busy` for an atomic batch with conflicts, which stays open; those of files and commits.
+    /// `Busy` if it is being committed, and for an atomic batch with conflicts, which stays open;
+    /// those of files and commits.
     pub fn commit(
         &self,
         number: u64,
         certificate: &Certificate,
         files: &dyn TableFiles,
     ) -> Result<BatchRecord> {
-        let record = self.open_batch(number)?;
+        if !lock(&self.committing).insert(number) {
+            let source = Some("it is being committed".into());
+            return Err(Error { source, ..Error::new(ErrorKind::Busy, "commit batch", number.to_string()) });
+        }
+        let committed = self.commit_once(number, certificate, files);
+        lock(&self.committing).remove(&number);
+        committed
+    }
+
+    fn commit_once(
+        &self,
+        number: u64,
+        certificate: &Certificate,
+        files: &dyn TableFiles,
+    ) -> Result<BatchRecord> {
+        let record = open_batch(&read_lock(&self.image).0, number)?;
         let (snapshot, cache) = {
             let names = read_lock(&self.image);
             (names.0.open_tables(&record.snapshot)?, names.0.cache().clone())
         };
-        let open = |stated: &crate::certificate::CertifiedTable| -> Result<Arc<Table>> {
-            let file = files.open(stated.number)?;
-            Ok(Arc::new(Table::open(file, Some(stated.checksum), cache.clone())?))
-        };
-        let tables = certificate.tables.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let tables = open_submitted(certificate, files, &cache)?;
         let submission_on = |image: &mut Image| {
-            let submission = Submission {
+            Ok::<_, Error>(Submission {
                 record: &record,
                 certificate,
                 tables: tables.clone(),
@@ -143,8 +164,7 @@ impl Primary {
                 change: image.last_change(),
                 store: image.store_number(),
                 files: image.files().clone(),
-            };
-            Ok::<_, Error>(submission)
+            })
         };
         for _ in 0..REPETITIONS {
             // The verification needs no lock: the tables of the image never change.
@@ -152,13 +172,13 @@ impl Primary {
             let verdict = verify(submission)?;
             let mut names = write_lock(&self.image);
             if !names.0.is_changed_since(verdict.change, verdict.dirs.iter().copied()) {
-                return add(&mut names.0, record, verdict);
+                return add(&mut names.0, number, verdict);
             }
         }
         let mut names = write_lock(&self.image);
         let submission = submission_on(&mut names.0)?;
         let verdict = verify(submission)?;
-        add(&mut names.0, record, verdict)
+        add(&mut names.0, number, verdict)
     }
 
     /// Discards the changes of a batch.
@@ -166,8 +186,10 @@ impl Primary {
     /// # Errors
     /// As for [`commit`](Self::commit).
     pub fn abort(&self, number: u64) -> Result<BatchRecord> {
-        let record = BatchRecord { state: BatchState::Aborted, ..self.open_batch(number)? };
-        write_lock(&self.image).0.put_batch(number, &record)?;
+        let mut names = write_lock(&self.image);
+        let open = open_batch(&names.0, number)?;
+        let record = BatchRecord { state: BatchState::Aborted, snapshot: Vec::new(), ..open };
+        names.0.put_batch(number, &record)?;
         Ok(record)
     }
 
@@ -183,21 +205,46 @@ impl Primary {
     pub fn store_number(&self) -> u128 {
         read_lock(&self.image).0.store_number()
     }
+}
 
-    fn open_batch(&self, number: u64) -> Result<BatchRecord> {
-        let found: Option<BatchRecord> = read_lock(&self.image).0.batch(number)?;
-        let Some(record) = found else {
-            return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
-        };
-        match record.state {
-            BatchState::Open => Ok(record),
-            BatchState::Committed { .. } => Err(ended("it is committed already")),
-            BatchState::Aborted => Err(ended("it was aborted")),
-        }
+/// Returns the record of an open batch.
+fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
+    let Some(record) = image.batch::<BatchRecord>(number)? else {
+        return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
+    };
+    match record.state {
+        BatchState::Open => Ok(record),
+        BatchState::Committed { .. } => Err(ended("it is committed already")),
+        BatchState::Aborted => Err(ended("it was aborted")),
     }
 }
 
-fn add(image: &mut Image, record: BatchRecord, verdict: crate::verify::Verdict) -> Result<BatchRecord> {
+/// Opens the tables of a batch, whose number and whose descriptions are bounded.
+fn open_submitted(
+    certificate: &Certificate,
+    files: &dyn TableFiles,
+    cache: &Arc<BlockCache>,
+) -> Result<Vec<Arc<Table>>> {
+    let ascends = certificate.tables.windows(2).all(|pair| pair[0].number < pair[1].number);
+    if certificate.tables.len() > TABLES_MAX || !ascends {
+        return Err(ended("it has too many tables, or one of them twice"));
+    }
+    let mut footer_bytes = 0;
+    let mut tables = Vec::with_capacity(certificate.tables.len());
+    for stated in &certificate.tables {
+        let table = Table::open(files.open(stated.number)?, Some(stated.checksum), cache.clone())?;
+        footer_bytes += table.footer_bytes();
+        if footer_bytes > FOOTERS_BYTES_MAX {
+            return Err(ended("the descriptions of its tables are too long"));
+        }
+        tables.push(Arc::new(table));
+    }
+    Ok(tables)
+}
+
+fn add(image: &mut Image, number: u64, verdict: Verdict) -> Result<BatchRecord> {
+    // It may have been aborted meanwhile.
+    let record = open_batch(image, number)?;
     if record.is_atomic && !verdict.conflicts.is_empty() {
         let reason =
             format!("the batch has {} conflicts, and is to be committed as a whole", verdict.conflicts.len());
@@ -207,7 +254,6 @@ fn add(image: &mut Image, record: BatchRecord, verdict: crate::verify::Verdict) 
         });
     }
     let state = BatchState::Committed { entries: verdict.entries, conflicts: verdict.conflicts };
-    let number = record.number;
     // The snapshot is not needed any more.
     let record = BatchRecord { state, snapshot: Vec::new(), ..record };
     image.add(verdict.addition, number, &record)?;

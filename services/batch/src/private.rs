@@ -155,7 +155,8 @@ impl Entries for PrivateEntries {
     }
 
     fn new_inode(&mut self) -> Result<u64> {
-        if !self.inodes.contains(&self.next_inode) {
+        // The last number is for the directory of entries in conflict.
+        if self.next_inode + 1 >= self.inodes.end {
             return Err(Error::new(ErrorKind::NoSpace, "create more files in one batch than", ""));
         }
         self.next_inode += 1;

@@ -13,16 +13,30 @@ use crate::table::TableWriter;
 /// A table is ended when it has this many bytes.
 const TABLE_BYTES: u64 = 64 << 20;
 /// The numbers of the tables that are submitted begin here, above those that were written while the
-/// batch was open.
+/// batch was open. Each attempt has numbers of its own, so that the tables of the last certificate
+/// stay until the next one is complete.
 const FIRST_TABLE: u64 = 1 << 32;
+const TABLES_OF_ATTEMPT: u64 = 1 << 20;
 
 impl PrivateEntries {
-    /// Writes all changes as sorted tables, and returns their certificate.
+    /// Writes all changes as sorted tables, and returns their certificate. `attempt` is the number
+    /// of earlier attempts.
     ///
     /// # Errors
     /// Those of files. The private name space is unchanged, so this can be repeated.
-    pub fn submit(&self, store: u128, record: &BatchRecord, files: &dyn TableFiles) -> Result<Certificate> {
-        let mut tables = Tables { files, next: FIRST_TABLE, writer: None, written: Vec::new() };
+    pub fn submit(
+        &self,
+        store: u128,
+        record: &BatchRecord,
+        files: &dyn TableFiles,
+        attempt: u64,
+    ) -> Result<Certificate> {
+        let mut tables = Tables {
+            files,
+            next: FIRST_TABLE + attempt * TABLES_OF_ATTEMPT,
+            writer: None,
+            written: Vec::new(),
+        };
         let mut dirs = Vec::new();
         let mut current: Option<(u64, PreImage)> = None;
         let mut inodes_used = 0;

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use quell_vfs::{Error, Result};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, fsync, openat, unlinkat};
+use quell_vfs::{Error, ErrorKind, Result};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, fsync, openat, unlinkat};
 use rustix::io::Errno;
 
 use crate::files::TableFiles;
@@ -23,10 +23,15 @@ impl TableDir {
     }
 
     fn open_with(&self, number: u64, flags: OFlags) -> Result<File> {
-        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match openat(&self.0, name_of(number), flags, Mode::RUSR | Mode::WUSR) {
-            Ok(file) => Ok(File::from(file)),
-            Err(error) => Err(failed(error, "open", &name_of(number))),
+        // A pipe of this name must not block the process.
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let name = name_of(number);
+        let file = openat(&self.0, &name, flags, Mode::RUSR | Mode::WUSR);
+        let file = file.map_err(|error| failed(error, "open", &name))?;
+        let found = fstat(&file).map_err(|error| failed(error, "open", &name))?;
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => Ok(File::from(file)),
+            _ => Err(Error::new(ErrorKind::Damaged, "open", name)),
         }
     }
 }

@@ -2,7 +2,9 @@
 
 mod stores;
 
-use quell_batch_service::{ConflictReason, NameSpace, NewNode, ROOT};
+use quell_batch_service::{
+    ConflictReason, Content, DataChange, DataFile, FileSize, InodeChange, NameSpace, NewNode, Place, ROOT,
+};
 use quell_vfs::{ErrorKind, Rename};
 
 use stores::{FILE, Fixture, LATER, NOW, make_dir, make_file, tree, write};
@@ -122,4 +124,83 @@ fn tables_are_merged_and_removed_when_no_snapshot_has_them() {
     make_file(&old.names, old.record.subtree, "late");
     assert_eq!(fixture.conflicts(&old), []);
     assert_eq!(tree(&*master).len(), expected.len() + 1);
+}
+
+#[test]
+fn the_owner_of_a_directory_may_change_its_mode_and_then_its_names() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let dir = make_dir(&*master, ROOT, "dir");
+    make_file(&*master, dir, "old");
+    let chmod = |names: &dyn NameSpace, mode| {
+        let change = InodeChange { permissions: Some(mode), ..InodeChange::default() };
+        names.change((dir, &Place::Dir(dir)), &change, LATER).unwrap();
+    };
+    chmod(&*master, 0o555);
+    let batch = fixture.begin();
+    chmod(&batch.names, 0o755);
+    make_file(&batch.names, dir, "new");
+    batch.names.remove(dir, b"old", LATER).unwrap();
+    chmod(&batch.names, 0o555);
+    assert_eq!(fixture.conflicts(&batch), []);
+    assert_eq!(tree(&*master), ["/ 755 3", "/dir/ 555 2", "/dir/new 644 1 "]);
+}
+
+#[test]
+fn many_large_inodes_can_be_changed_in_one_batch() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let dir = make_dir(&*master, ROOT, "dir");
+    let names: Vec<String> = (0..1000).map(|number| format!("file{number}")).collect();
+    let bytes = vec![b'x'; 40_000];
+    let write_all = |to: &dyn NameSpace| {
+        for name in &names {
+            write(to, &make_file(to, dir, name), &bytes);
+        }
+    };
+    write_all(&*master);
+    let batch = fixture.begin();
+    for name in &names {
+        batch.names.remove(dir, name.as_bytes(), LATER).unwrap();
+    }
+    write_all(&batch.names);
+    assert_eq!(fixture.conflicts(&batch), []);
+    // And their attributes.
+    let batch = fixture.begin();
+    for name in &names {
+        let file = batch.names.lookup(dir, name.as_bytes()).unwrap().unwrap();
+        let change = InodeChange { permissions: Some(0o600), ..InodeChange::default() };
+        batch.names.change((file.inode.number, &file.place), &change, LATER).unwrap();
+    }
+    assert_eq!(fixture.conflicts(&batch), []);
+    for name in &names {
+        let file = master.lookup(dir, name.as_bytes()).unwrap().unwrap();
+        assert_eq!((file.inode.mode & 0o777, file.inode.size_bytes), (0o600, 40_000));
+    }
+}
+
+#[test]
+fn a_data_file_that_others_have_written_to_is_not_replaced() {
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let file = make_file(&*master, ROOT, "file");
+    let replace = |names: &dyn NameSpace, expected, batch, time| {
+        let new = Content::File(DataFile { batch, version: 0 });
+        let size = FileSize::Exactly(100_000);
+        let data = Some(DataChange::Replace { expected, new, size });
+        let change = InodeChange { data, ..InodeChange::default() };
+        names.change((file.inode.number, &file.place), &change, time).unwrap();
+    };
+    replace(&*master, Content::Empty, 0, NOW);
+    let batch = fixture.begin();
+    let shared = Content::File(DataFile { batch: 0, version: 0 });
+    replace(&batch.names, shared, batch.record.number, LATER);
+    // Others write to the data file in place.
+    let data = Some(DataChange::File(DataFile { batch: 0, version: 0 }, FileSize::GrownTo(100_000)));
+    let change = InodeChange { data, ..InodeChange::default() };
+    master.change((file.inode.number, &file.place), &change, LATER).unwrap();
+    let reasons: Vec<_> = fixture.conflicts(&batch).iter().map(|conflict| conflict.reason).collect();
+    assert_eq!(reasons, [ConflictReason::AttributeChanged]);
+    let found = master.lookup(ROOT, b"file").unwrap().unwrap();
+    assert_eq!(found.inode.content, Content::File(DataFile { batch: 0, version: 0 }));
 }

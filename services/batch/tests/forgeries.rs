@@ -2,11 +2,12 @@
 
 mod stores;
 
+use std::io::{Read, Write};
 use std::sync::Arc;
 
 use quell_batch_service::{
-    BlockCache, Certificate, CertifiedTable, Content, DataFile, Entry, Inode, Key, NameSpace, ROOT, Table,
-    TableFiles, TableWriter, Timestamp, Xattr, split,
+    BlockCache, Certificate, CertifiedTable, Content, DataFile, Entry, Inode, InodeChange, Key, NameSpace,
+    NewNode, ROOT, Table, TableFiles, TableWriter, Timestamp, Xattr, split,
 };
 use quell_testkit::Random;
 use quell_vfs::{ErrorKind, Rename};
@@ -23,6 +24,10 @@ fn submitted() -> (Fixture, Open, Certificate) {
     let d = make_dir(&*master, ROOT, "d");
     make_file(&*master, d, "old");
     make_file(&*master, d, "gone");
+    let target = NewNode::Symlink(b"honest".to_vec());
+    master.create(d, b"symlink", target, stores::FILE, NOW).unwrap();
+    let removed = make_dir(&*master, d, "removed");
+    make_file(&*master, removed, "inside");
     let batch = fixture.begin();
     let names = &batch.names;
     let new = make_dir(names, d, "new");
@@ -32,9 +37,12 @@ fn submitted() -> (Fixture, Open, Certificate) {
     names.link((linked.inode.number, &linked.place), below, b"two", LATER).unwrap();
     names.rename((d, b"old"), (d, b"renamed"), Rename::Keep, LATER).unwrap();
     names.remove(d, b"gone", LATER).unwrap();
-    names
-        .create(new, b"link", quell_batch_service::NewNode::Symlink(b"x".to_vec()), stores::FILE, NOW)
-        .unwrap();
+    names.remove(removed, b"inside", LATER).unwrap();
+    names.remove_dir(d, b"removed", LATER).unwrap();
+    let symlink = names.lookup(d, b"symlink").unwrap().unwrap();
+    let change = InodeChange { modified: Some(Timestamp(9, 9)), ..InodeChange::default() };
+    names.change((symlink.inode.number, &symlink.place), &change, LATER).unwrap();
+    names.create(new, b"link", NewNode::Symlink(b"x".to_vec()), stores::FILE, NOW).unwrap();
     let certificate = fixture.certificate(&batch);
     (fixture, batch, certificate)
 }
@@ -176,6 +184,21 @@ const FORGERIES: &[Forgery] = &[
         pairs.push((Key::of_name(1 << 50, b"x").as_bytes().to_vec(), value));
         pairs.sort();
     }),
+    ("another target of a link of the snapshot", |pairs| {
+        edit(pairs, "symlink", |inode| {
+            inode.content = Content::Target(b"forged".to_vec());
+        });
+    }),
+    ("a link with another type than its inode", |pairs| {
+        let (_, value) = find(pairs, "two");
+        let Entry::Link { inode, .. } = Entry::decode(value).unwrap() else { panic!("a link") };
+        *value = Entry::Link { inode, type_bits: 0 }.encode();
+    }),
+    ("an entry in a removed directory", |pairs| {
+        let (_, value) = find(pairs, "file").clone();
+        find(pairs, "inside").1 = value;
+        pairs.retain(|(key, _)| split(key).unwrap().1 != b"file");
+    }),
     ("bytes that are no entry", |pairs| find(pairs, "file").1.push(0)),
     ("a new name of a file that does not exist", |pairs| edit(pairs, "renamed", |inode| inode.number += 100)),
     ("a file of the snapshot with another type", |pairs| {
@@ -265,4 +288,66 @@ fn a_certificate_is_valid_for_its_own_batch_only() {
     let later = fixture.begin();
     let replayed = fixture.primary.commit(later.record.number, &certificate, &*batch.files);
     assert_eq!(replayed.unwrap_err().kind, ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_damaged_table_is_refused_or_read_as_it_was() {
+    const MUTATIONS: usize = 20_000;
+    let (_fixture, batch, certificate) = submitted();
+    let [table] = &certificate.tables[..] else { panic!("one table") };
+    let honest = {
+        let mut bytes = Vec::new();
+        batch.files.open(table.number).unwrap().read_to_end(&mut bytes).unwrap();
+        bytes
+    };
+    let entries_of = |bytes: &[u8]| -> quell_vfs::Result<Vec<Pair>> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        let table = Arc::new(Table::open(file, None, Arc::new(BlockCache::default()))?);
+        let mut entries = table.entries();
+        let mut pairs = Vec::new();
+        while let Some((key, value)) = entries.next(|key, value| (key.to_vec(), value.to_vec()))? {
+            // A footer with false keys hides entries from look-ups.
+            let found = table.get(&key)?;
+            assert!(found.is_none_or(|found| found == value));
+            pairs.push((key, value));
+        }
+        Ok(pairs)
+    };
+    let expected = entries_of(&honest).unwrap();
+    let mut random = Random::new(5);
+    let mut refused = 0;
+    for _ in 0..MUTATIONS {
+        let mut bytes = honest.clone();
+        match random.below(8) {
+            0 => bytes.truncate(random.below(honest.len())),
+            1 => bytes.extend(random.bytes(8)),
+            _ => {
+                let at = random.below(bytes.len());
+                bytes[at] ^= 1 << random.below(8);
+            }
+        }
+        match entries_of(&bytes) {
+            Ok(found) => assert_eq!(found, expected),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > MUTATIONS * 9 / 10, "{refused}");
+    // Every user can compute the checksums: the footer with other numbers, and its checksum.
+    for _ in 0..MUTATIONS {
+        let mut bytes = honest.clone();
+        let trailer = bytes.len() - 32;
+        let length = u64::from_le_bytes(bytes[trailer..trailer + 8].try_into().unwrap()) as usize;
+        let footer = trailer - length..trailer;
+        for _ in 0..1 + random.below(3) {
+            let at = footer.start + random.below(length);
+            bytes[at] = random.below(256) as u8;
+        }
+        let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[footer]);
+        bytes[trailer + 8..trailer + 16].copy_from_slice(&checksum.to_le_bytes());
+        // The entries are those of the blocks, or there is an error; nothing else happens.
+        if let Ok(found) = entries_of(&bytes) {
+            assert!(found.iter().all(|pair| expected.contains(pair)));
+        }
+    }
 }

@@ -96,7 +96,15 @@ impl WritableMount {
             source: mount_source(options.source),
             ..quell_fuse::Options::default()
         };
-        let session = quell_fuse::mount_at(content.file_system(), path, &fuse)?;
+        let session = match quell_fuse::mount_at(content.file_system(), path, &fuse) {
+            Ok(session) => session,
+            Err(error) => {
+                if let Err(e) = content.end() {
+                    context.print(&format!("{}: {e}", shown(path)));
+                }
+                return Err(error.into());
+            }
+        };
         let mount = OwnMount::at(path);
         let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
         signals.wake(&mut holder)?;

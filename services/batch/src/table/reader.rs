@@ -24,6 +24,7 @@ pub struct Table {
     file: File,
     footer: Footer,
     checksum: u64,
+    footer_bytes: u64,
     /// The offset of each block in the file.
     offsets: Vec<u64>,
     filter: OnceLock<Vec<u8>>,
@@ -66,7 +67,16 @@ impl Table {
         });
         let offsets = offsets.collect();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Table { file, footer, checksum: found, offsets, filter: OnceLock::new(), number, cache })
+        Ok(Table {
+            file,
+            footer,
+            checksum: found,
+            footer_bytes: footer_bytes as u64,
+            offsets,
+            filter: OnceLock::new(),
+            number,
+            cache,
+        })
     }
 
     /// Returns the number of entries, including removals.
@@ -77,6 +87,11 @@ impl Table {
     /// Returns the checksum of the footer, which has the checksums of all other parts.
     pub fn checksum(&self) -> u64 {
         self.checksum
+    }
+
+    /// Returns the length of the footer in the file, in bytes.
+    pub(crate) fn footer_bytes(&self) -> u64 {
+        self.footer_bytes
     }
 
     /// Returns whether the table has no entries.

@@ -2,6 +2,7 @@
 
 use quell_vfs::Result;
 
+use super::access::{DirAccess, dir_in};
 use super::pass::Pass;
 use super::refusal::refused;
 use super::state::{ExistingDir, RemovedName};
@@ -42,6 +43,9 @@ impl Pass<'_> {
             facts.removed.push(RemovedName { dir, name: name.to_vec(), is_replaced });
         }
         let Some(after) = after else { return Ok(()) };
+        if self.facts.get(&dir).is_some_and(|facts| facts.is_removed) {
+            return Err(refused("a removed directory has an entry"));
+        }
         let after_number = after.inode_number();
         if is_same {
             if let Some(Entry::Inode(inode)) = before {
@@ -113,22 +117,28 @@ impl Pass<'_> {
             if self.submission.snapshot.get(key.as_bytes())?.is_none_or(|value| value.is_empty()) {
                 return Err(refused("a directory is neither in the snapshot nor new"));
             }
-            let caller = &self.submission.record.caller;
-            refusal = match self.submission.current.entry(&key)? {
-                Some(Entry::Inode(inode)) => {
-                    let (is_searchable, is_inside) = self.path_state(dir)?;
-                    if !is_inside {
-                        return Err(refused("a directory is outside of the subtree of the batch"));
-                    }
-                    const SET_GROUP_ID: u32 = 0o2000;
-                    if inode.mode & SET_GROUP_ID != 0 {
-                        self.inherited_groups.insert(inode.gid);
-                    }
-                    let is_permitted = is_searchable && caller.may_change_names(&inode);
-                    (!is_permitted).then_some(ConflictReason::Denied)
-                }
-                _ => Some(ConflictReason::DirectoryRemoved),
+            self.accesses.check_inside(dir)?;
+            let access = self.accesses.of(dir)?;
+            refusal = match access {
+                DirAccess { exists: false, .. } => Some(ConflictReason::DirectoryRemoved),
+                DirAccess { may_change_names: false, .. } => Some(ConflictReason::Denied),
+                _ => None,
             };
+            // The group that the directory has given to new entries, then or now.
+            const SET_GROUP_ID: u32 = 0o2000;
+            let before = dir_in(self.submission.snapshot, dir)?;
+            let could_change = before.as_ref().is_some_and(|before| {
+                let caller = &self.submission.record.caller;
+                caller.owns(before) || caller.may_change_names(before)
+            });
+            let current = dir_in(&self.submission.current, dir)?;
+            let then = before.filter(|_| could_change);
+            let now = current.filter(|_| access.may_change_names);
+            for inode in then.into_iter().chain(now) {
+                if inode.mode & SET_GROUP_ID != 0 {
+                    self.inherited_groups.insert(inode.gid);
+                }
+            }
         }
         self.dirs.push(dir);
         self.dir = Some(ExistingDir { dir, pre_image: PreImage::default(), refusal });

@@ -9,26 +9,34 @@ use crate::entry::{Content, Inode};
 /// # Errors
 /// `AttributeChanged` if both have changed one field to different values.
 pub(super) fn merge(before: &Inode, current: &Inode, batch: &Inode) -> Result<Inode, ConflictReason> {
+    let (content, size_bytes) = data(before, current, batch)?;
     Ok(Inode {
         number: current.number,
         mode: field(&before.mode, &current.mode, &batch.mode)?,
         uid: field(&before.uid, &current.uid, &batch.uid)?,
         gid: field(&before.gid, &current.gid, &batch.gid)?,
         links: current.links,
-        size_bytes: field(&before.size_bytes, &current.size_bytes, &batch.size_bytes)?,
+        size_bytes,
         modified: match batch.modified == before.modified {
             true => current.modified,
             false => current.modified.max(batch.modified),
         },
         changed: current.changed.max(batch.changed),
-        content: content(before, current, batch)?,
+        content,
         xattrs: field(&before.xattrs, &current.xattrs, &batch.xattrs)?,
     })
 }
 
-fn content(before: &Inode, current: &Inode, batch: &Inode) -> Result<Content, ConflictReason> {
-    // Two changes of the size with one content, for example two appends, are in conflict as well.
-    field(&before.content, &current.content, &batch.content)
+/// Merges the content and the size, which are one field.
+fn data(before: &Inode, current: &Inode, batch: &Inode) -> Result<(Content, u64), ConflictReason> {
+    let of = |inode: &Inode| (inode.content.clone(), inode.size_bytes);
+    let merged = field(&of(before), &of(current), &of(batch))?;
+    // Others write to a data file in place, which only its time shows.
+    let is_written = matches!(before.content, Content::File(_)) && current.modified != before.modified;
+    match is_written && of(batch) != of(before) {
+        true => Err(ConflictReason::AttributeChanged),
+        false => Ok(merged),
+    }
 }
 
 fn field<T: PartialEq + Clone>(before: &T, current: &T, batch: &T) -> Result<T, ConflictReason> {

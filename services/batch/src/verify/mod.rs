@@ -14,6 +14,7 @@
 //! makes, refuses the whole batch. A change that is in conflict with a change of others since the
 //! snapshot is left out, and listed.
 
+mod access;
 mod apply;
 mod existing;
 mod merge_inode;
@@ -32,6 +33,7 @@ use quell_vfs::{NAME_BYTES_MAX, Result};
 use crate::certificate::snapshot_hash;
 use crate::entry::LINKED;
 use crate::key::split;
+use access::Accesses;
 use output::Output;
 use pass::Pass;
 use refusal::refused;
@@ -61,6 +63,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         return Err(refused("the tables are not those of the certificate"));
     }
     let mut pass = Pass {
+        accesses: Accesses::new(record, submission.snapshot, submission.current.clone()),
         numbers: Numbers::new(record.inodes.clone(), certificate.inodes_used)?,
         out: Output::new(submission.files.clone(), record.number),
         new_dirs: HashMap::new(),

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::pass::Pass;
 use super::refusal::refused;
-use super::state::NewDir;
+use super::state::{NewDir, NewLinked};
 use crate::entry::{Content, Entry, INLINE_BYTES_MAX, Inode};
 
 /// The largest number of bytes of the extended attributes of an inode.
@@ -78,8 +78,10 @@ impl Pass<'_> {
                 }
                 Ok(())
             }
-            Entry::Link { inode, .. } => {
-                self.linked.entry(*inode).or_default().0 += 1;
+            Entry::Link { inode, type_bits } => {
+                let linked = self.linked.entry(*inode).or_default();
+                linked.names += 1;
+                linked.types.insert(*type_bits);
                 Ok(())
             }
         }
@@ -94,20 +96,26 @@ impl Pass<'_> {
         self.numbers.take(number)?;
         self.check_limits(inode)?;
         self.check_owner(inode)?;
-        self.linked.entry(number).or_default().1 = Some(inode.links);
+        let kind = inode.kind()?;
+        self.linked.entry(number).or_default().stated = Some((inode.links, kind.mode_bits()));
         Ok(())
     }
 
     /// Checks the owner of a new inode, and notes its group.
     fn check_owner(&mut self, inode: &Inode) -> Result<()> {
         const SET_GROUP_ID: u32 = 0o2000;
-        let caller = &self.submission.record.caller;
-        if caller.uid != 0 && caller.uid != inode.uid {
-            return Err(refused("a new entry does not belong to the user"));
-        }
+        self.check_user(inode)?;
         let sets_group = inode.mode & SET_GROUP_ID != 0 && inode.kind()? != Kind::Dir;
         self.groups.insert((inode.gid, sets_group));
         Ok(())
+    }
+
+    /// Checks that a new inode belongs to the user.
+    pub(super) fn check_user(&self, inode: &Inode) -> Result<()> {
+        match self.submission.record.caller.owns(inode) {
+            true => Ok(()),
+            false => Err(refused("a new entry does not belong to the user")),
+        }
     }
 
     /// Checks the groups of the new inodes: they are those of the user, or of directories of the
@@ -160,8 +168,11 @@ impl Pass<'_> {
         if !self.numbers.is_last_found() {
             return Err(refused("the batch has fewer inodes than it states"));
         }
-        for (names, links) in self.linked.values() {
-            if *links != Some(*names) {
+        for NewLinked { names, types, stated } in self.linked.values() {
+            let is_right = stated.is_some_and(|(links, type_bits)| {
+                links == *names && types.iter().all(|found| *found == type_bits)
+            });
+            if !is_right {
                 return Err(refused("a file does not have the number of names that it states"));
             }
         }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use quell_vfs::{NAME_BYTES_MAX, Result};
+use quell_vfs::{Kind, NAME_BYTES_MAX, Result};
 
+use super::access::Accesses;
 use super::output::Output;
 use super::refusal::refused;
-use super::state::{ExistingDir, Facts, NewDir, Numbers};
+use super::state::{ExistingDir, Facts, NewDir, NewLinked, Numbers};
 use crate::batch::{BatchRecord, Conflict, ConflictReason};
 use crate::certificate::Certificate;
 use crate::entry::{Content, Entry, Inode, ROOT};
@@ -19,8 +20,6 @@ use crate::table_set::TableSet;
 
 /// The largest number of conflicts of a batch. With more, it is refused.
 const CONFLICTS_MAX: usize = 1 << 20;
-/// The largest number of directories above an entry.
-pub(super) const DEPTH_MAX: usize = 1 << 16;
 
 /// A batch that is to be verified.
 pub(crate) struct Submission<'a> {
@@ -57,13 +56,13 @@ pub(crate) struct Verdict {
 /// The state of a verification.
 pub(super) struct Pass<'a> {
     pub(super) submission: Submission<'a>,
+    pub(super) accesses: Accesses<'a>,
     pub(super) numbers: Numbers,
     pub(super) out: Output,
     /// The directories that the batch has created.
     pub(super) new_dirs: HashMap<u64, NewDir>,
-    /// The new inodes with several names: the number of names that were found, and that of the
-    /// inode.
-    pub(super) linked: HashMap<u64, (u32, Option<u32>)>,
+    /// The new files with several names.
+    pub(super) linked: HashMap<u64, NewLinked>,
     /// The groups of the new inodes, and whether one of them is a file with the set-group-ID bit.
     pub(super) groups: HashSet<(u32, bool)>,
     /// The groups that directories of the image give to new entries.
@@ -108,18 +107,12 @@ impl Pass<'_> {
         entry: Entry,
         reason: ConflictReason,
     ) -> Result<()> {
-        let batch = self.submission.record.number;
-        let (kept_dir, suffix) = match reason {
-            ConflictReason::Exists => (dir, format!(".quell-conflict-{batch}-{}", self.conflicts.len() + 1)),
+        let kept_dir = match reason {
+            ConflictReason::Exists => dir,
             // The directory cannot have the entry.
-            _ => (self.conflict_dir()?, format!(".quell-conflict-{batch}-{}", self.conflicts.len() + 1)),
+            _ => self.conflict_dir()?,
         };
-        let length = name.len().min(NAME_BYTES_MAX - suffix.len());
-        let kept_name = [&name[..length], suffix.as_bytes()].concat();
-        let key = Key::of_name(kept_dir, &kept_name);
-        if self.submission.current.entry(&key)?.is_some() || self.patch.contains_key(&key) {
-            return Err(refused("a name for an entry in conflict exists"));
-        }
+        let (kept_name, key) = self.free_name(kept_dir, name)?;
         if let Entry::Dir { inode } = entry {
             let moved = self.dir_inode(inode)?;
             let content = Content::Parent { dir: kept_dir, name: kept_name.clone() };
@@ -130,23 +123,56 @@ impl Pass<'_> {
         self.conflict(dir, name, reason, Some((kept_dir, kept_name)))
     }
 
+    /// Returns a name for an entry in conflict that nothing else has, and its key.
+    fn free_name(&self, dir: u64, name: &[u8]) -> Result<(Vec<u8>, Key)> {
+        const ATTEMPTS: usize = 1000;
+        let first = self.conflicts.len() + 1;
+        for number in first..first + ATTEMPTS {
+            let suffix = format!(".quell-conflict-{}-{number}", self.submission.record.number);
+            let length = name.len().min(NAME_BYTES_MAX - suffix.len());
+            let kept_name = [&name[..length], suffix.as_bytes()].concat();
+            let key = Key::of_name(dir, &kept_name);
+            let is_taken = self.submission.current.entry(&key)?.is_some()
+                || self.patch.contains_key(&key)
+                || self.submitted(&key)?.is_some();
+            if !is_taken {
+                return Ok((kept_name, key));
+            }
+        }
+        Err(refused("an entry in conflict has no free name"))
+    }
+
+    /// Returns the entry that the batch has submitted for a key.
+    fn submitted(&self, key: &Key) -> Result<Option<Entry>> {
+        for table in &self.submission.tables {
+            if let Some(value) = table.get(key.as_bytes())? {
+                return if value.is_empty() { Ok(None) } else { Entry::decode(&value).map(Some) };
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns the inode of a directory of the batch, or of the snapshot with its changes.
     pub(super) fn dir_inode(&self, dir: u64) -> Result<Inode> {
         let key = Key::of_dir(dir);
-        if let Some(Some(Entry::Inode(inode))) = self.patch.get(&key) {
-            return Ok(inode.clone());
+        match self.patch.get(&key) {
+            Some(Some(Entry::Inode(inode))) => return Ok(inode.clone()),
+            Some(_) => return Err(refused("a directory is removed and used")),
+            None => {}
         }
-        if self.numbers.contains(dir) {
-            for table in &self.submission.tables {
-                if let Some(value) = table.get(key.as_bytes())?
-                    && let Entry::Inode(inode) = Entry::decode(&value)?
-                {
-                    return Ok(inode);
+        let found = match self.numbers.contains(dir) {
+            true => self.submitted(&key)?,
+            false => self.submission.current.entry(&key)?,
+        };
+        match found {
+            // The tables of the batch can change after they were checked.
+            Some(Entry::Inode(inode)) if inode.number == dir && inode.kind()? == Kind::Dir => {
+                if self.numbers.contains(dir) {
+                    self.check_limits(&inode)?;
+                    self.check_user(&inode)?;
                 }
+                Ok(inode)
             }
-        }
-        match self.submission.current.entry(&key)? {
-            Some(Entry::Inode(inode)) => Ok(inode),
             _ => Err(refused("a directory has no inode")),
         }
     }
@@ -160,15 +186,20 @@ impl Pass<'_> {
         if self.patch.contains_key(&key) {
             return Ok(number);
         }
-        let name = format!("quell-conflicts-{}", record.number).into_bytes();
-        let in_root = Key::of_name(ROOT, &name);
-        if self.submission.current.entry(&in_root)?.is_some() {
-            return Err(refused("the directory for entries in conflict exists"));
-        }
+        let usual = format!("quell-conflicts-{}", record.number).into_bytes();
+        let usual_key = Key::of_name(ROOT, &usual);
+        let is_taken =
+            self.submission.current.entry(&usual_key)?.is_some() || self.submitted(&usual_key)?.is_some();
+        let (name, in_root) = match is_taken {
+            true => self.free_name(ROOT, &usual)?,
+            false => (usual, usual_key),
+        };
+        // Its links are computed from those of the current root.
+        self.dirs.push(ROOT);
         let root = self.dir_inode(ROOT)?;
         let inode = Inode {
             number,
-            mode: quell_vfs::Kind::Dir.mode_bits() | 0o700,
+            mode: Kind::Dir.mode_bits() | 0o700,
             uid: record.caller.uid,
             gid: record.caller.gid,
             links: 2,
@@ -182,26 +213,5 @@ impl Pass<'_> {
         self.patch.insert(key, Some(Entry::Inode(inode)));
         *self.subdirs.entry(ROOT).or_default() += 1;
         Ok(number)
-    }
-
-    /// Returns whether the caller may look up names on the path to a directory of the image, and
-    /// whether the directory is in the subtree of the batch.
-    pub(super) fn path_state(&self, dir: u64) -> Result<(bool, bool)> {
-        let Submission { record, current, .. } = &self.submission;
-        let (mut is_searchable, mut is_inside) = (true, false);
-        let mut next = dir;
-        for _ in 0..DEPTH_MAX {
-            let Some(Entry::Inode(inode)) = current.entry(&Key::of_dir(next))? else {
-                return Ok((false, is_inside));
-            };
-            is_searchable &= record.caller.may_search(&inode);
-            is_inside |= next == record.subtree;
-            match inode.content {
-                _ if next == ROOT => return Ok((is_searchable, is_inside)),
-                Content::Parent { dir, .. } => next = dir,
-                _ => return Err(crate::entry::damaged("a directory")),
-            }
-        }
-        Err(crate::entry::damaged("the path of a directory"))
     }
 }

@@ -6,6 +6,11 @@ use crate::entry::Inode;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 const STICKY: u32 = 0o1000;
+const SET_USER_ID: u32 = 0o4000;
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+const TYPE_BITS: u32 = 0o170_000;
+const DIR_BITS: u32 = 0o040_000;
 
 impl BatchCaller {
     /// Returns whether the caller is a member of a group.
@@ -34,10 +39,20 @@ impl BatchCaller {
         self.has_access(dir, WRITE | SEARCH)
     }
 
-    /// Returns whether the caller may remove or rename an entry of a directory.
+    /// Returns whether the sticky bit of a directory lets the caller remove or rename an entry.
     pub(super) fn may_remove(&self, dir: &Inode, entry: &Inode) -> bool {
         let owns = self.uid == 0 || self.uid == dir.uid || self.uid == entry.uid;
-        self.may_change_names(dir) && (dir.mode & STICKY == 0 || owns)
+        dir.mode & STICKY == 0 || owns
+    }
+
+    /// Returns whether the caller may move a directory to another one: `..` in it changes.
+    pub(super) fn may_move(&self, dir: &Inode) -> bool {
+        self.uid == dir.uid || self.has_access(dir, WRITE)
+    }
+
+    /// Returns whether the caller may change attributes of an inode that only its owner may change.
+    pub(super) fn owns(&self, inode: &Inode) -> bool {
+        self.uid == 0 || self.uid == inode.uid
     }
 
     /// Returns whether the caller may change an inode from `before` to `after`.
@@ -46,15 +61,32 @@ impl BatchCaller {
             return true;
         }
         let owns = self.uid == before.uid;
+        let may_write = owns || self.has_access(before, WRITE);
         let is_content_changed = before.content != after.content || before.size_bytes != after.size_bytes;
-        let are_attributes_changed = before.mode != after.mode || before.gid != after.gid;
+        // A write by another user than the owner removes the set-id bits.
+        let mode_after_write = match is_content_changed {
+            true if !owns => without_set_id(before.mode),
+            _ => before.mode,
+        };
+        let are_attributes_changed = after.mode != mode_after_write || before.gid != after.gid;
         let is_group_permitted = before.gid == after.gid || self.is_in_group(after.gid);
-        let may_write = self.has_access(before, WRITE);
+        let is_set_group_permitted = after.mode & !before.mode & SET_GROUP_ID == 0
+            || self.is_in_group(after.gid)
+            || after.mode & TYPE_BITS == DIR_BITS;
         before.uid == after.uid
             && (owns || !are_attributes_changed)
             && is_group_permitted
-            && (owns || may_write || !is_content_changed)
-            && (owns || may_write || before.modified == after.modified)
-            && (owns || may_write || before.xattrs == after.xattrs)
+            && is_set_group_permitted
+            && (may_write || !is_content_changed)
+            && (may_write || before.modified == after.modified)
+            && (may_write || before.xattrs == after.xattrs)
+    }
+}
+
+/// Returns a mode without the set-id bits that a write removes.
+fn without_set_id(mode: u32) -> u32 {
+    match mode & GROUP_EXECUTE {
+        0 => mode & !SET_USER_ID,
+        _ => mode & !(SET_USER_ID | SET_GROUP_ID),
     }
 }

@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 
 use quell_vfs::{Kind, Result};
 
+use super::access::{DEPTH_MAX, DirAccess};
 use super::merge_inode::merge;
-use super::pass::{DEPTH_MAX, Pass, Verdict};
+use super::pass::{Pass, Verdict};
 use super::refusal::refused;
 use super::state::{Current, Facts, Name, RemovedName};
 use crate::batch::ConflictReason;
-use crate::entry::{Content, Entry, Inode, ROOT};
+use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
 use crate::image::Addition;
-use crate::key::Key;
+use crate::key::{Key, split};
 
 /// An inode of the snapshot that a batch changes.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ impl Pass<'_> {
                 names.added_by.insert(Key::of_name(*dir, name), number);
             }
             let current = self.current(number, &before, &facts)?;
+            // Others may change its other names, or the names of its directory.
+            self.dirs.push(LINKED);
             inodes.insert(number, Changed { before, current, facts, refusal: None });
         }
         for (number, changed) in &mut inodes {
@@ -80,8 +83,13 @@ impl Pass<'_> {
         // Few changes are stored with the image itself, others in a table that is newer than those
         // of the batch.
         const CHANGES_MAX: usize = 4096;
+        const CHANGES_BYTES_MAX: usize = 4 << 20;
+        let sizes = self.patch.values().flatten().map(Entry::content_bytes);
+        let bytes: usize = sizes.sum();
+        let changed_dirs = self.patch.keys().filter_map(|key| split(key.as_bytes())).map(|(dir, _)| dir);
+        let changed_dirs = changed_dirs.collect();
         let mut changes = Vec::new();
-        if self.patch.len() <= CHANGES_MAX {
+        if self.patch.len() <= CHANGES_MAX && bytes <= CHANGES_BYTES_MAX {
             changes.extend(std::mem::take(&mut self.patch));
         } else {
             self.out.end_table()?;
@@ -92,10 +100,10 @@ impl Pass<'_> {
         }
         let tables = self.out.finish()?;
         Ok(Verdict {
-            addition: Addition { tables, changes },
+            addition: Addition { tables, changes, changed_dirs },
             entries: self.entries,
             conflicts: std::mem::take(&mut self.conflicts),
-            dirs: std::mem::take(&mut self.dirs),
+            dirs: std::mem::take(&mut self.dirs).into_iter().chain(self.accesses.read_dirs()).collect(),
             change: self.submission.change,
         })
     }
@@ -166,6 +174,19 @@ impl Pass<'_> {
                 return Ok(Some(((*dir, name.clone()), reason)));
             }
         }
+        let caller = &self.submission.record.caller;
+        if let ([from], [to]) = (&removed[..], &added[..])
+            && current.inode.kind()? == Kind::Dir
+            && from.dir != to.0
+            && !caller.may_move(&current.inode)
+        {
+            return Ok(Some(((from.dir, from.name.clone()), ConflictReason::Denied)));
+        }
+        if let (Some((dir, name)), false) = (&changed.facts.embedded_at, added.is_empty())
+            && !self.accesses.of(*dir)?.is_searchable
+        {
+            return Ok(Some(((*dir, name.clone()), ConflictReason::Denied)));
+        }
         for (dir, name) in added {
             if let Some(reason) = self.refusal_of_addition((*dir, name), names)? {
                 return Ok(Some(((*dir, name.clone()), reason)));
@@ -188,8 +209,9 @@ impl Pass<'_> {
         let Some(Entry::Inode(parent)) = current.entry(&Key::of_dir(dir))? else {
             return Ok(Some(ConflictReason::DirectoryRemoved));
         };
+        let access = self.accesses.of(dir)?;
         let is_permitted =
-            self.submission.record.caller.may_remove(&parent, inode) && self.path_state(dir)?.0;
+            access.may_change_names && self.submission.record.caller.may_remove(&parent, inode);
         Ok((!is_permitted).then_some(ConflictReason::Denied))
     }
 
@@ -202,11 +224,10 @@ impl Pass<'_> {
             return Ok(None);
         }
         let current = &self.submission.current;
-        let Some(Entry::Inode(parent)) = current.entry(&Key::of_dir(dir))? else {
-            return Ok(Some(ConflictReason::DirectoryRemoved));
-        };
-        if !self.submission.record.caller.may_change_names(&parent) || !self.path_state(dir)?.0 {
-            return Ok(Some(ConflictReason::Denied));
+        match self.accesses.of(dir)? {
+            DirAccess { exists: false, .. } => return Ok(Some(ConflictReason::DirectoryRemoved)),
+            DirAccess { may_change_names: false, .. } => return Ok(Some(ConflictReason::Denied)),
+            _ => {}
         }
         let key = Key::of_name(dir, name);
         let found = current.entry(&key)?.map(|entry| entry.inode_number());
@@ -216,7 +237,7 @@ impl Pass<'_> {
 
     /// Refuses the changes that depend on refused ones: of two inodes of which one gets the name of
     /// the other one, both are renamed or none; and a directory is removed if it becomes empty.
-    fn refuse_dependent(&self, inodes: &mut BTreeMap<u64, Changed>, names: &Names) -> Result<()> {
+    fn refuse_dependent(&mut self, inodes: &mut BTreeMap<u64, Changed>, names: &Names) -> Result<()> {
         loop {
             let mut refused = BTreeMap::new();
             let is_refused = |number: &u64| {
@@ -310,7 +331,12 @@ impl Pass<'_> {
             after.content = before.content.clone();
         }
         let after = &after;
-        let merged = match self.submission.record.caller.may_change(before, after) {
+        let is_reachable = match &current.embedded_at {
+            Some((dir, _)) => self.accesses.of(*dir)?.is_searchable,
+            // Any of its names may be the one by which the batch has found it.
+            None => true,
+        };
+        let merged = match is_reachable && self.submission.record.caller.may_change(before, after) {
             true => merge(before, &current.inode, after),
             false => Err(ConflictReason::Denied),
         };
@@ -322,7 +348,7 @@ impl Pass<'_> {
                     Content::Parent { dir, name } => Some((*dir, name.clone())),
                     _ => removed.or(current.embedded_at.clone()).or(facts.added.first().cloned()),
                 };
-                let (dir, name) = place.unwrap_or((crate::entry::LINKED, before.number.to_string().into()));
+                let (dir, name) = place.unwrap_or((LINKED, before.number.to_string().into()));
                 self.conflict(dir, &name, reason, None)?;
                 let modified = current.inode.modified.max(after.modified);
                 Ok(Inode { modified, ..current.inode.clone() })
@@ -333,6 +359,11 @@ impl Pass<'_> {
     fn check_limits_of_change(&self, before: &Inode, after: &Inode) -> Result<()> {
         if before.kind()? != after.kind()? || before.number != after.number {
             return Err(refused("a node has become another one"));
+        }
+        let is_size_changed = before.size_bytes != after.size_bytes;
+        let is_symlink_changed = before.kind()? == Kind::Symlink && before.content != after.content;
+        if is_symlink_changed || before.kind()? != Kind::File && is_size_changed {
+            return Err(refused("the content of a node that is no file has changed"));
         }
         match before.content == after.content {
             // A data file of an earlier batch.
@@ -350,7 +381,7 @@ impl Pass<'_> {
     }
 
     /// Returns a moved directory that would be below itself, and its old name.
-    fn dir_below_itself(&self, inodes: &BTreeMap<u64, Changed>) -> Result<Option<(u64, Name)>> {
+    fn dir_below_itself(&mut self, inodes: &BTreeMap<u64, Changed>) -> Result<Option<(u64, Name)>> {
         let moves = |changed: &Changed| changed.refusal.is_none() && !changed.facts.added.is_empty();
         for (number, changed) in inodes {
             if changed.before.kind()? != Kind::Dir || !moves(changed) {
@@ -359,6 +390,7 @@ impl Pass<'_> {
             let [RemovedName { dir, name, .. }] = &changed.facts.removed[..] else { continue };
             let mut at = *number;
             for depth in 0.. {
+                self.dirs.push(at);
                 at = match inodes.get(&at).filter(|changed| moves(changed)) {
                     Some(changed) => changed.facts.added[0].0,
                     None => self.dir_above(at)?,

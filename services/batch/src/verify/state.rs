@@ -1,5 +1,6 @@
-//! What a verification has found so far.
+//! The intermediate results of a verification.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use quell_vfs::Result;
@@ -31,7 +32,7 @@ impl Numbers {
         if used >= range.end - range.start {
             return Err(refused("the batch has used more inode numbers than it has"));
         }
-        // The memory is bounded by the range, of which the record has checked the length.
+        // One bit for each of at most 2^32 numbers.
         let found = vec![0; used.div_ceil(64) as usize];
         Ok(Numbers { range, used, found })
     }
@@ -74,6 +75,17 @@ pub(super) struct NewDir {
     pub(super) named: Option<(u64, u64)>,
     /// The number of its subdirectories.
     pub(super) subdirs: u32,
+}
+
+/// A new file with several names.
+#[derive(Debug, Default)]
+pub(super) struct NewLinked {
+    /// The number of names that were found.
+    pub(super) names: u32,
+    /// The types that the names state.
+    pub(super) types: BTreeSet<u32>,
+    /// The number of names and the type that the inode states.
+    pub(super) stated: Option<(u32, u32)>,
 }
 
 /// The changes of an inode of the snapshot.

@@ -68,7 +68,7 @@ impl Fixture {
 
     pub fn certificate(&self, batch: &Open) -> Certificate {
         let names = batch.names.read().unwrap();
-        names.0.submit(self.primary.store_number(), &batch.record, &*batch.files).unwrap()
+        names.0.submit(self.primary.store_number(), &batch.record, &*batch.files, 0).unwrap()
     }
 
     pub fn conflicts(&self, batch: &Open) -> Vec<Conflict> {

@@ -1,0 +1,126 @@
+//! The access of the caller to the directories of the image.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use quell_vfs::Result;
+
+use super::refusal::refused;
+use crate::batch::BatchRecord;
+use crate::entry::{Content, Entry, Inode, ROOT};
+use crate::key::Key;
+use crate::table_set::TableSet;
+
+/// The largest number of directories above an entry.
+pub(super) const DEPTH_MAX: usize = 1 << 16;
+
+/// The access of the caller to one directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct DirAccess {
+    /// Whether the directory still exists.
+    pub(super) exists: bool,
+    /// Whether the caller may look names up in it.
+    pub(super) is_searchable: bool,
+    /// Whether the caller may create and remove names in it.
+    pub(super) may_change_names: bool,
+}
+
+/// The accesses that were computed. The owner of a directory has access to it also if its mode
+/// denies it, unless others have changed the mode since the snapshot: the batch may have changed it
+/// in between.
+pub(super) struct Accesses<'a> {
+    record: &'a BatchRecord,
+    snapshot: &'a TableSet,
+    current: TableSet,
+    known: RefCell<HashMap<u64, DirAccess>>,
+    /// Whether a directory was in the subtree of the batch when it began.
+    inside: RefCell<HashMap<u64, bool>>,
+}
+
+impl<'a> Accesses<'a> {
+    pub(super) fn new(record: &'a BatchRecord, snapshot: &'a TableSet, current: TableSet) -> Accesses<'a> {
+        let (known, inside) = (RefCell::default(), RefCell::default());
+        Accesses { record, snapshot, current, known, inside }
+    }
+
+    /// Returns the access to a directory of the current image.
+    pub(super) fn of(&self, dir: u64) -> Result<DirAccess> {
+        let mut chain = Vec::new();
+        let mut at = dir;
+        let mut access = loop {
+            if let Some(known) = self.known.borrow().get(&at) {
+                break *known;
+            }
+            let Some(inode) = dir_in(&self.current, at)? else {
+                self.known.borrow_mut().insert(at, DirAccess::default());
+                break DirAccess::default();
+            };
+            let above = above(&inode)?;
+            chain.push((at, inode));
+            if at == ROOT {
+                break DirAccess { exists: true, is_searchable: true, may_change_names: true };
+            }
+            if chain.len() > DEPTH_MAX {
+                return Err(crate::entry::damaged("the path of a directory"));
+            }
+            at = above;
+        };
+        let caller = &self.record.caller;
+        for (number, inode) in chain.into_iter().rev() {
+            let before = dir_in(self.snapshot, number)?;
+            let could_change_mode =
+                caller.uid == inode.uid && before.is_some_and(|before| before.mode == inode.mode);
+            let is_searchable =
+                access.exists && access.is_searchable && (caller.may_search(&inode) || could_change_mode);
+            let may_change_names = is_searchable && (caller.may_change_names(&inode) || could_change_mode);
+            access = DirAccess { exists: true, is_searchable, may_change_names };
+            self.known.borrow_mut().insert(number, access);
+        }
+        Ok(access)
+    }
+
+    /// Checks that a directory of the snapshot was in the subtree of the batch when it began.
+    pub(super) fn check_inside(&self, dir: u64) -> Result<()> {
+        let mut path = Vec::new();
+        let mut at = dir;
+        let is_inside = loop {
+            if at == self.record.subtree {
+                break true;
+            }
+            if let Some(known) = self.inside.borrow().get(&at) {
+                break *known;
+            }
+            path.push(at);
+            match dir_in(self.snapshot, at)? {
+                Some(inode) if at != ROOT && path.len() <= DEPTH_MAX => at = above(&inode)?,
+                _ => break false,
+            }
+        };
+        self.inside.borrow_mut().extend(path.into_iter().map(|dir| (dir, is_inside)));
+        match is_inside {
+            true => Ok(()),
+            false => Err(refused("a directory is outside of the subtree of the batch")),
+        }
+    }
+
+    /// Returns the directories of the current image that were read.
+    pub(super) fn read_dirs(&self) -> Vec<u64> {
+        self.known.borrow().keys().copied().collect()
+    }
+}
+
+/// Returns the inode of a directory in an image.
+pub(super) fn dir_in(image: &TableSet, dir: u64) -> Result<Option<Inode>> {
+    Ok(match image.entry(&Key::of_dir(dir))? {
+        Some(Entry::Inode(inode)) => Some(inode),
+        _ => None,
+    })
+}
+
+/// Returns the directory that contains a directory.
+fn above(inode: &Inode) -> Result<u64> {
+    match inode.content {
+        Content::Parent { dir, .. } => Ok(dir),
+        _ => Err(crate::entry::damaged("a directory")),
+    }
+}
