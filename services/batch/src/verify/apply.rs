@@ -5,7 +5,7 @@ use quell_vfs::Result;
 use super::pass::Pass;
 use super::refusal::refused;
 use super::state::{Current, Facts, Name, RemovedName};
-use crate::entry::{Content, Entry, Inode};
+use crate::entry::{Content, Entry, Inode, damaged};
 use crate::key::Key;
 
 impl Pass<'_> {
@@ -37,6 +37,14 @@ impl Pass<'_> {
         }
         let is_removed =
             |(dir, name): &Name| removed.iter().any(|removed| (removed.dir, &removed.name) == (*dir, name));
+        let is_gone = match &current.embedded_at {
+            Some(place) => added.is_empty() && is_removed(place),
+            None => inode.links == 0,
+        };
+        if !is_gone && !current.is_whole {
+            let whole = self.whole(number, current.embedded_at.as_ref())?;
+            (inode.content, inode.xattrs) = (whole.content, whole.xattrs);
+        }
         match current.embedded_at {
             Some(place) if added.is_empty() && is_removed(&place) => {}
             Some((dir, name)) if added.is_empty() => {
@@ -54,6 +62,18 @@ impl Pass<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns an inode of a file of the current image.
+    fn whole(&self, number: u64, embedded_at: Option<&Name>) -> Result<Inode> {
+        let key = match embedded_at {
+            Some((dir, name)) => Key::of_name(*dir, name),
+            None => Key::of_linked(number),
+        };
+        match self.submission.current.entry(&key)? {
+            Some(Entry::Inode(inode)) => Ok(inode),
+            _ => Err(damaged("a name")),
+        }
     }
 
     /// Applies the changes of a directory.

@@ -8,7 +8,7 @@ use super::access::{DEPTH_MAX, DirAccess};
 use super::merge_inode::merge;
 use super::pass::{Pass, Verdict};
 use super::refusal::refused;
-use super::state::{Current, Facts, Name, RemovedName};
+use super::state::{Current, Facts, Name, RemovedName, remove_content};
 use crate::batch::ConflictReason;
 use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
 use crate::image::Addition;
@@ -37,7 +37,7 @@ impl Pass<'_> {
         let mut inodes = BTreeMap::new();
         let mut names = Names::default();
         for (number, mut facts) in std::mem::take(&mut self.facts) {
-            let before = self.before(number, &mut facts)?;
+            let mut before = self.before(number, &mut facts)?;
             check_shape(&before, &facts)?;
             for RemovedName { dir, name, .. } in &facts.removed {
                 names.removed_by.insert(Key::of_name(*dir, name), number);
@@ -45,7 +45,12 @@ impl Pass<'_> {
             for (dir, name) in &facts.added {
                 names.added_by.insert(Key::of_name(*dir, name), number);
             }
-            let current = self.current(number, &before, &facts)?;
+            let mut current = self.current(number, &before, &facts)?;
+            if facts.after.is_none() {
+                // Contents that do not change are not kept in memory.
+                remove_content(&mut before);
+                current.iter_mut().for_each(Current::remove_content);
+            }
             // Others may change its other names, or the names of its directory.
             self.dirs.push(LINKED);
             inodes.insert(number, Changed { before, current, facts, refusal: None });
@@ -136,7 +141,7 @@ impl Pass<'_> {
         let image = self.submission.current.clone();
         if before.kind()? == Kind::Dir {
             return Ok(match image.entry(&Key::of_dir(number))? {
-                Some(Entry::Inode(inode)) => Some(Current { inode, embedded_at: None }),
+                Some(Entry::Inode(inode)) => Some(Current::new(inode, None)),
                 _ => None,
             });
         }
@@ -145,11 +150,11 @@ impl Pass<'_> {
             if let Some(Entry::Inode(inode)) = image.entry(&Key::of_name(dir, &name))?
                 && inode.number == number
             {
-                return Ok(Some(Current { inode, embedded_at: Some((dir, name)) }));
+                return Ok(Some(Current::new(inode, Some((dir, name)))));
             }
         }
         Ok(match image.entry(&Key::of_linked(number))? {
-            Some(Entry::Inode(inode)) => Some(Current { inode, embedded_at: None }),
+            Some(Entry::Inode(inode)) => Some(Current::new(inode, None)),
             _ => None,
         })
     }

@@ -8,7 +8,7 @@ use quell_vfs::Result;
 use super::refusal::refused;
 use crate::batch::ConflictReason;
 use crate::certificate::PreImage;
-use crate::entry::Inode;
+use crate::entry::{Content, Inode};
 
 /// The directory of the snapshot whose entries are being read.
 pub(super) struct ExistingDir {
@@ -123,4 +123,26 @@ pub(super) struct Current {
     pub(super) inode: Inode,
     /// The name at which it is embedded.
     pub(super) embedded_at: Option<Name>,
+    /// Whether the inode has its content and its extended attributes.
+    pub(super) is_whole: bool,
+}
+
+impl Current {
+    pub(super) fn new(inode: Inode, embedded_at: Option<Name>) -> Current {
+        Current { inode, embedded_at, is_whole: true }
+    }
+
+    /// Removes the parts of the inode that may be large.
+    pub(super) fn remove_content(&mut self) {
+        remove_content(&mut self.inode);
+        self.is_whole = false;
+    }
+}
+
+/// Removes the parts of an inode that may be large.
+pub(super) fn remove_content(inode: &mut Inode) {
+    if let Content::Inline(_) = inode.content {
+        inode.content = Content::Empty;
+    }
+    inode.xattrs = Vec::new();
 }
