@@ -116,6 +116,12 @@ pub trait OpenFile: ReadAt {
     /// Returns the current metadata.
     fn stat(&self) -> Result<Stat>;
 
+    /// Returns the metadata that the file server has. If it differs from the metadata that this node
+    /// has cached, the node drops the cached data of the file.
+    fn stat_from_server(&self) -> Result<Stat> {
+        self.stat()
+    }
+
     /// Returns the POSIX access control list as `getxattr(2)` does, or `None` if the file has none.
     fn acl(&self) -> Result<Option<Vec<u8>>> {
         Ok(None)

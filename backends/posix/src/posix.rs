@@ -347,6 +347,11 @@ impl OpenFile for PosixFile {
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
     }
 
+    fn stat_from_server(&self) -> Result<Stat> {
+        let _span = operation_span("fstat");
+        stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC)
+    }
+
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
         let _span = operation_span("lseek");
         // No other operation uses the position of the descriptor.

@@ -84,6 +84,28 @@ fn content(stores: &[MemoryStore]) -> Vec<u8> {
     bytes
 }
 
+// --- cached sizes -------------------------------------------------------------------------------
+
+#[test]
+fn data_of_another_node_is_read_although_this_node_has_cached_the_size_of_its_log() {
+    let stores = stores(1);
+    let a = mount(&stores);
+    let b = mounted::mount(vec![stores[0].root_on_caching_node()], MEMORY, choices(1 << 16, 0));
+    let of_a = create(&a);
+    // An open file keeps the extents that were read, and each open adds those that are new.
+    let _kept = open(&b, READ);
+    for round in 0..4u64 {
+        // Each sync publishes the new end of the log.
+        put(&*of_a, &[b'a' + round as u8; 100], 100 * round);
+        let of_b = open(&b, READ);
+        let mut bytes = vec![0; 1000];
+        let length = of_b.read_at(&mut bytes, 0).unwrap();
+        assert_eq!(length as u64, 100 * (round + 1), "round {round}");
+        let expected: Vec<u8> = (0..=round).flat_map(|r| [b'a' + r as u8; 100]).collect();
+        assert_eq!(&bytes[..length], &expected[..]);
+    }
+}
+
 // --- truncation ---------------------------------------------------------------------------------
 
 #[test]

@@ -286,7 +286,10 @@ impl RangeLocks for StoreFile {
 impl ReadAt for StoreFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let state = self.handle.begin("read", b"", false)?;
-        Ok(state.file_bytes(self.handle.number).read_at(into, offset))
+        let size = state.stat(self.handle.number).size_bytes;
+        let visible = self.handle.shared.size_on_node(self.handle.number, size).saturating_sub(offset);
+        let length = into.len().min(usize::try_from(visible).unwrap_or(usize::MAX));
+        Ok(state.file_bytes(self.handle.number).read_at(&mut into[..length], offset))
     }
 }
 
@@ -296,7 +299,14 @@ impl OpenFile for StoreFile {
     }
 
     fn stat(&self) -> Result<Stat> {
-        Ok(self.handle.begin("stat open file", b"", false)?.stat(self.handle.number))
+        let found = self.handle.begin("stat open file", b"", false)?.stat(self.handle.number);
+        let size_bytes = self.handle.shared.size_on_node(self.handle.number, found.size_bytes);
+        Ok(Stat { size_bytes, ..found })
+    }
+
+    fn stat_from_server(&self) -> Result<Stat> {
+        self.handle.shared.forget_size(self.handle.number);
+        self.stat()
     }
 
     fn sync(&self) -> Result<()> {
@@ -329,10 +339,12 @@ impl WritableFile for StoreFile {
             let _ = state.write(number, some, offset);
         }
         begun?;
+        self.handle.shared.forget_size(number);
         state.write(number, &from, offset)
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()> {
+        self.handle.shared.forget_size(self.handle.number);
         self.handle.begin("set size", b"", true)?.set_size(self.handle.number, size_bytes)
     }
 

@@ -32,19 +32,43 @@ pub type Refusal = Box<dyn FnMut(&Operation) -> Option<i32> + Send>;
 
 /// The state of one store, shared by its handles.
 #[derive(Clone)]
-pub(super) struct SharedState(Arc<Mutex<State>>);
+pub(super) struct SharedState {
+    state: Arc<Mutex<State>>,
+    /// The sizes of files that a node has cached. `None`: the node caches none.
+    cached_sizes: Option<Arc<Mutex<HashMap<Number, u64>>>>,
+}
 
 impl SharedState {
     pub(super) fn new(state: State) -> SharedState {
-        SharedState(Arc::new(Mutex::new(state)))
+        SharedState { state: Arc::new(Mutex::new(state)), cached_sizes: None }
+    }
+
+    /// Returns the same store as another node uses it, which caches the sizes of files.
+    pub(super) fn of_caching_node(&self) -> SharedState {
+        SharedState { state: Arc::clone(&self.state), cached_sizes: Some(Arc::default()) }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.0)
+        lock(&self.state)
     }
 
     pub(super) fn is_same(&self, other: &SharedState) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
+    /// Returns the size of a file as this node has cached it, and caches `size_bytes` if it has not.
+    pub(super) fn size_on_node(&self, number: Number, size_bytes: u64) -> u64 {
+        match &self.cached_sizes {
+            Some(sizes) => *lock(sizes).entry(number).or_insert(size_bytes),
+            None => size_bytes,
+        }
+    }
+
+    /// Removes the cached size of a file, because the node has asked the server or changed the file.
+    pub(super) fn forget_size(&self, number: Number) {
+        if let Some(sizes) = &self.cached_sizes {
+            lock(sizes).remove(&number);
+        }
     }
 }
 

@@ -49,6 +49,15 @@ impl MemoryStore {
         Arc::new(StoreDir::open(&self.state, ROOT, true))
     }
 
+    /// Opens the root of the store as another node does, which keeps the size of a file once it has
+    /// read it or asked for it, until it asks the server ([`OpenFile::stat_from_server`]) or changes
+    /// the file. The clients of parallel file systems do so for about a second.
+    ///
+    /// [`OpenFile::stat_from_server`]: quell_posix::OpenFile::stat_from_server
+    pub fn root_on_caching_node(&self) -> Arc<dyn WritableDir> {
+        Arc::new(StoreDir::open(&self.state.of_caching_node(), ROOT, true))
+    }
+
     /// Limits the bytes that new blocks (4 KiB each) and new names (512 bytes each) may still take;
     /// `None`: no limit. A write that exceeds the limit writes the part that fits.
     pub fn set_free_bytes(&self, bytes: Option<u64>) {

@@ -535,7 +535,11 @@ impl Container {
     pub fn open_data(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
         let file = self.open_log(writer, &data_name(writer))?;
         let mut bytes = [0; HEAD_BYTES];
-        let length = file.read_at(&mut bytes, 0)?;
+        let mut length = file.read_at(&mut bytes, 0)?;
+        // This node may have cached the size of the log before the header was written.
+        if length < HEAD_BYTES && file.stat_from_server()?.size_bytes > length as u64 {
+            length = file.read_at(&mut bytes, 0)?;
+        }
         self.check_head(&bytes[..length], HeadKind::Data, writer)?;
         Ok(file)
     }

@@ -133,10 +133,18 @@ impl LogReader {
         if left > 0 && !self.is_complete() {
             self.read_data(container, &mut left, visit)?;
         }
-        if left > 0
-            && self.frames.log_end() < self.bounds.required_bytes
-            && !container.is_dropped(self.writer)?
-        {
+        if left > 0 && self.is_data_missing() {
+            // This node may have cached the size of the data log before the writer published the
+            // end.
+            let at_server = match none_if_not_found(container.open_data(self.writer))? {
+                Some(file) => file.stat_from_server()?.size_bytes,
+                None => 0,
+            };
+            if at_server >= self.bounds.required_bytes {
+                self.read_data(container, &mut left, visit)?;
+            }
+        }
+        if left > 0 && self.is_data_missing() && !container.is_dropped(self.writer)? {
             return Err(Error {
                 source: Some(
                     format!(
@@ -150,6 +158,11 @@ impl LogReader {
             });
         }
         Ok(left > 0)
+    }
+
+    /// Returns true if less was read than must be present.
+    fn is_data_missing(&self) -> bool {
+        self.frames.log_end() < self.bounds.required_bytes
     }
 
     /// Sets the part of the data log that counts, and the part that must be present.

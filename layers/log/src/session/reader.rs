@@ -398,6 +398,7 @@ impl Reader {
         // Another node may have removed logs since the map was built, because the file was
         // truncated.
         let mut is_new = false;
+        let mut has_asked_server = false;
         loop {
             let unread = match self.try_read(file, into, offset, end, flush) {
                 Ok(length) => return Ok(length),
@@ -405,6 +406,16 @@ impl Reader {
             };
             let try_again = match &unread {
                 Unread { error, .. } if error.kind == ErrorKind::NotFound && !is_new => true,
+                // This node may have cached the size of the log before the data was written.
+                Unread { error, piece: Some(piece) }
+                    if error.kind == ErrorKind::Damaged && !has_asked_server =>
+                {
+                    has_asked_server = true;
+                    if let Ok(data) = self.descriptors.data(file.container, piece.writer) {
+                        data.stat_from_server()?;
+                    }
+                    true
+                }
                 Unread { error, piece: Some(piece) } => self.ignore_torn(file, error, piece)?,
                 // A page of a flat index is damaged. The logs contain the same data.
                 Unread { error, piece: None } => {
