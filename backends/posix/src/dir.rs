@@ -116,8 +116,8 @@ pub trait OpenFile: ReadAt {
     /// Returns the current metadata.
     fn stat(&self) -> Result<Stat>;
 
-    /// Returns the metadata that the file server has. If it differs from the metadata that this node
-    /// has cached, the node drops the cached data of the file.
+    /// Returns the metadata that the file server has. If it differs from the metadata that this
+    /// node has cached, the node drops the cached data of the file.
     fn stat_from_server(&self) -> Result<Stat> {
         self.stat()
     }

@@ -56,7 +56,8 @@ impl SharedState {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// Returns the size of a file as this node has cached it, and caches `size_bytes` if it has not.
+    /// Returns the size of a file as this node has cached it, and caches `size_bytes` if it has
+    /// not.
     pub(super) fn size_on_node(&self, number: Number, size_bytes: u64) -> u64 {
         match &self.cached_sizes {
             Some(sizes) => *lock(sizes).entry(number).or_insert(size_bytes),
@@ -64,7 +65,8 @@ impl SharedState {
         }
     }
 
-    /// Removes the cached size of a file, because the node has asked the server or changed the file.
+    /// Removes the cached size of a file, because the node has asked the server or changed the
+    /// file.
     pub(super) fn forget_size(&self, number: Number) {
         if let Some(sizes) = &self.cached_sizes {
             lock(sizes).remove(&number);

@@ -50,8 +50,8 @@ impl MemoryStore {
     }
 
     /// Opens the root of the store as another node does, which keeps the size of a file once it has
-    /// read it or asked for it, until it asks the server ([`OpenFile::stat_from_server`]) or changes
-    /// the file. The clients of parallel file systems do so for about a second.
+    /// read it or asked for it, until it asks the server ([`OpenFile::stat_from_server`]) or
+    /// changes the file. The clients of parallel file systems do so for about a second.
     ///
     /// [`OpenFile::stat_from_server`]: quell_posix::OpenFile::stat_from_server
     pub fn root_on_caching_node(&self) -> Arc<dyn WritableDir> {
