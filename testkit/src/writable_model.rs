@@ -628,7 +628,7 @@ impl Writable for WritableModel {
         let used: u64 = table.nodes.values().map(|entry| entry.bytes.allocated_bytes()).sum();
         let free_bytes = SPACE_BYTES - used.min(SPACE_BYTES);
         let (total_bytes, available_bytes) = (SPACE_BYTES, free_bytes);
-        Ok(Space { total_bytes, free_bytes, available_bytes, entries: 0, entries_free: 0 })
+        Ok(Space { total_bytes, free_bytes, available_bytes, ..Space::default() })
     }
 }
 

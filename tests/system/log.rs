@@ -559,6 +559,7 @@ fn df_prints_the_space_of_the_store() {
         (found.f_blocks * found.f_frsize, found.f_namemax)
     };
     assert_eq!(space(&mounted.point).0, space(&fixture.store).0);
+    assert_eq!(space(&mounted.point).1, 245);
     let longest = "n".repeat(245);
     fs::write(mounted.point.join(&longest), "x").unwrap();
     assert_eq!(fs::read_to_string(mounted.point.join(&longest)).unwrap(), "x");

@@ -1,6 +1,7 @@
 //! The arguments of operations that open and change files.
 
 use crate::attributes::Time;
+use crate::name::NAME_BYTES_MAX;
 
 /// How to open a regular file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,7 +77,7 @@ pub enum SetXattr {
 }
 
 /// The space of a file system, as `statfs` reports it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
     /// The size of the file system.
     pub total_bytes: u64,
@@ -88,4 +89,20 @@ pub struct Space {
     pub entries: u64,
     /// The number of entries that can still be created; 0 if the file system does not report it.
     pub entries_free: u64,
+    /// The largest number of bytes of a file's name.
+    pub name_bytes_max: u32,
+}
+
+impl Default for Space {
+    /// No space, and names of up to [`NAME_BYTES_MAX`] bytes.
+    fn default() -> Space {
+        Space {
+            total_bytes: 0,
+            free_bytes: 0,
+            available_bytes: 0,
+            entries: 0,
+            entries_free: 0,
+            name_bytes_max: NAME_BYTES_MAX as u32,
+        }
+    }
 }

@@ -654,8 +654,8 @@ impl Filesystem for Frontend {
                 let [total, free, available] = [space.total_bytes, space.free_bytes, space.available_bytes]
                     .map(|bytes| bytes / u64::from(BLOCK_BYTES));
                 let (entries, left) = (space.entries, space.entries_free);
-                let name_bytes_max = NAME_BYTES_MAX as u32;
-                reply.statfs(total, free, available, entries, left, BLOCK_BYTES, name_bytes_max, BLOCK_BYTES);
+                let name_bytes = space.name_bytes_max;
+                reply.statfs(total, free, available, entries, left, BLOCK_BYTES, name_bytes, BLOCK_BYTES);
             }
             Err(error) => reply.error(self.refuse(&error)),
         }

@@ -78,6 +78,6 @@ pub fn statfs(space: &Space) -> libc::statfs {
     statfs.f_bavail = blocks(space.available_bytes);
     statfs.f_files = space.entries;
     statfs.f_ffree = space.entries_free;
-    statfs.f_namelen = quell_vfs::NAME_BYTES_MAX as i64;
+    statfs.f_namelen = space.name_bytes_max.into();
     statfs
 }

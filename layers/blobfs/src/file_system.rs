@@ -418,7 +418,7 @@ impl Writable for BlobFs {
 
     fn space(&self) -> Result<Space> {
         let (total_bytes, free_bytes) = (SPACE_BYTES, SPACE_BYTES);
-        Ok(Space { total_bytes, free_bytes, available_bytes: free_bytes, entries: 0, entries_free: 0 })
+        Ok(Space { total_bytes, free_bytes, available_bytes: free_bytes, ..Space::default() })
     }
 }
 

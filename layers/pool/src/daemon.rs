@@ -128,7 +128,7 @@ pub fn done(reply: Reply<'_>) -> Option<()> {
 pub fn space(reply: Reply<'_>) -> Option<Space> {
     match reply {
         Reply::Space { total_bytes, free_bytes, available_bytes, .. } => {
-            Some(Space { total_bytes, free_bytes, available_bytes, entries: 0, entries_free: 0 })
+            Some(Space { total_bytes, free_bytes, available_bytes, ..Space::default() })
         }
         _ => None,
     }

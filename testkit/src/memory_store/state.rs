@@ -229,7 +229,12 @@ impl State {
     pub(super) fn space(&self) -> quell_vfs::Space {
         let total_bytes = self.capacity_bytes.unwrap_or(self.used_bytes + (1 << 50));
         let free_bytes = total_bytes.saturating_sub(self.used_bytes);
-        quell_vfs::Space { total_bytes, free_bytes, available_bytes: free_bytes, entries: 0, entries_free: 0 }
+        quell_vfs::Space {
+            total_bytes,
+            free_bytes,
+            available_bytes: free_bytes,
+            ..quell_vfs::Space::default()
+        }
     }
 
     fn add(&mut self, content: Content, permissions: u32, parent_and_name: (Number, Vec<u8>)) -> Number {

@@ -388,6 +388,7 @@ impl WritableDir for PosixDir {
             available_bytes: bytes(found.f_bavail),
             entries: found.f_files,
             entries_free: found.f_ffree,
+            name_bytes_max: u32::try_from(found.f_namemax).unwrap_or(u32::MAX),
         })
     }
 

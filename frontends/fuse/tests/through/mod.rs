@@ -414,6 +414,7 @@ impl Writable for Through {
             available_bytes: found.f_bavail * found.f_frsize,
             entries: found.f_files,
             entries_free: found.f_ffree,
+            name_bytes_max: u32::try_from(found.f_namemax).unwrap_or(u32::MAX),
         })
     }
 }

@@ -83,11 +83,11 @@ statfs_family!(statfs64, fstatfs64, libc::statfs, statfs_of);
 statfs_family!(statvfs, fstatvfs, libc::statvfs, statvfs_of);
 statfs_family!(statvfs64, fstatvfs64, libc::statvfs, statvfs_of);
 
-/// Returns a limit of virtual files, or `None` if there is none.
-fn limit(name: c_int) -> Outcome<Option<c_long>> {
+/// Returns a limit of the files of a virtual directory, or `None` if there is none.
+fn limit(dir: &VirtualDir, name: c_int) -> Outcome<Option<c_long>> {
     Ok(match name {
         libc::_PC_LINK_MAX => Some(1),
-        libc::_PC_NAME_MAX => Some(quell_vfs::NAME_BYTES_MAX as c_long),
+        libc::_PC_NAME_MAX => Some(statfs_of(dir)?.f_namelen),
         libc::_PC_PATH_MAX => Some(c_long::from(libc::PATH_MAX)),
         libc::_PC_PIPE_BUF => Some(libc::PIPE_BUF as c_long),
         libc::_PC_CHOWN_RESTRICTED | libc::_PC_NO_TRUNC | libc::_PC_2_SYMLINKS => Some(1),
@@ -113,7 +113,7 @@ wrap! {
             with_path(libc::AT_FDCWD, path, LastLink::Follow, |_, path| next(path, name), |entry| {
                 entry.node()?;
                 // -1 without an error: there is no limit.
-                Ok(limit(name)?.unwrap_or(-1))
+                Ok(limit(entry.dir, name)?.unwrap_or(-1))
             })
         }
     }
@@ -122,7 +122,7 @@ wrap! {
 wrap! {
     fn fpathconf(fd: c_int, name: c_int) -> c_long, |next| {
         // SAFETY: any arguments are valid.
-        with_descriptor(fd, || unsafe { next(fd, name) }, |_| Ok(limit(name)?.unwrap_or(-1)))
+        with_descriptor(fd, || unsafe { next(fd, name) }, |description| Ok(limit(description.dir(), name)?.unwrap_or(-1)))
     }
 }
 

@@ -39,7 +39,7 @@ pub use meta::{
     COVERS_MAX, Closed, CoveredLog, Covers, Holder, MetaName, Published, Running, Summary, Truncation,
     Truncations, boot_of,
 };
-pub use naming::{OWN, Stored, container_name, is_own, joined, other_name, shown};
+pub use naming::{OWN, Stored, container_name, file_name_bytes_max, is_own, joined, other_name, shown};
 pub use offsets::{FileOffset, LogPosition, PayloadOffset, PayloadRange};
 pub use placement::choose_store;
 pub use runs::{FILE_END_MAX, Run, Runs, visit_payload_range};

@@ -38,6 +38,12 @@ pub fn container_name(name: &[u8]) -> Result<Vec<u8>> {
     Ok(stored)
 }
 
+/// Returns the largest number of bytes of a file's name, if a name in the store can have
+/// `stored_bytes_max`.
+pub fn file_name_bytes_max(stored_bytes_max: u32) -> u32 {
+    stored_bytes_max.saturating_sub(SUFFIX.len() as u32)
+}
+
 /// Returns the name in the store of the directory or symbolic link `name`. One `~` is appended to a
 /// name that would otherwise be that of a container.
 pub fn other_name(name: &[u8]) -> Result<Vec<u8>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use quell_posix::{WritableDir, assume, assumed};
 use quell_vfs::{Error, ErrorKind, Result, Space};
 
-use crate::format::{Member, NEW_DIR, OWN, StoreMap, is_own};
+use crate::format::{Member, NEW_DIR, OWN, StoreMap, file_name_bytes_max, is_own};
 use crate::locks::{Rank, RankedMutex, RankedRwLock};
 use crate::not_found::none_if_not_found;
 use crate::stores::errors::{not_a_member, not_given, refused};
@@ -348,17 +348,21 @@ impl Stores {
         Ok(none_if_not_found(self.list().stores[store].own.stat(NEW_DIR))?.is_some())
     }
 
-    /// Returns the sum of the space in all stores.
+    /// Returns the sum of the space in all stores, and the longest name that a file can have in
+    /// each of them.
     pub fn space(&self) -> Result<Space> {
         let mut sum = Space::default();
         for root in self.roots() {
-            let Space { total_bytes, free_bytes, available_bytes, entries, entries_free } = root.space()?;
+            let Space { total_bytes, free_bytes, available_bytes, entries, entries_free, name_bytes_max } =
+                root.space()?;
             sum.total_bytes = sum.total_bytes.saturating_add(total_bytes);
             sum.free_bytes = sum.free_bytes.saturating_add(free_bytes);
             sum.available_bytes = sum.available_bytes.saturating_add(available_bytes);
             sum.entries = sum.entries.saturating_add(entries);
             sum.entries_free = sum.entries_free.saturating_add(entries_free);
+            sum.name_bytes_max = sum.name_bytes_max.min(name_bytes_max);
         }
+        sum.name_bytes_max = file_name_bytes_max(sum.name_bytes_max);
         Ok(sum)
     }
 }
