@@ -21,6 +21,9 @@ NAMES = (
 PROCESSOR_US = (147, 29.4)  # the smallest value of GekkoFS, and a fifth of it
 # Bytes of a transfer, the rates of GekkoFS in MiB/s (write, read), and the targets.
 DATA = ((8 << 10, (27, 57), (270, 570)), (64 << 10, (179, 331), (895, 1655)), (1 << 20, (730, 1800), (1460, 3600)))
+SMALL_BYTES = 4096
+# Ranks and daemons.
+SMALL = ((1, 1), (4, 2))
 NO_LIBRARY = "SKIPPED: there is no libquell_preload.so beside the binary: make build"
 
 
@@ -38,6 +41,8 @@ class Pool:
         self.roundtrip()
         for ranks, daemons, reference, targets in NAMES:
             self.names(Path(local), ranks, daemons, reference, targets)
+        for ranks, daemons in SMALL:
+            self.small_files(Path(local), ranks, daemons)
         self.moosefs()
         self.data(Path(local))
 
@@ -88,6 +93,30 @@ class Pool:
         used, (gekkofs, limit) = median(processor), PROCESSOR_US
         self.add(f"pool, {shape}: processor time of an operation", "us", None, used, f"at most {limit} us", used <= limit,
                  note=f"daemons and ranks, mean of the three operations; GekkoFS {gekkofs} us at best")
+
+    def small_files(self, local, ranks, daemons):
+        """Measure files with content beside empty ones, whose difference is the cost of the
+        content."""
+        mount, plain = local / "pool-run", local / "pool-plain"
+        mount.mkdir(exist_ok=True)
+        plain.mkdir(exist_ok=True)
+        pool = (self.quell, "run", "--quiet", "--pool", f"bench={mount}", "--")
+        direct, covered, empty = [], [], []
+        self.up(local, daemons)
+        try:
+            for _ in range(REPEATS):
+                small = ("small", self.files, SMALL_BYTES)
+                direct.append(self.work(*small, *[plain] * ranks)["rates"])
+                covered.append(self.work(*small, *[mount] * ranks, before=pool)["rates"])
+                empty.append(self.work("names", self.files, *[mount] * ranks, before=pool)["rates"])
+        finally:
+            self.down()
+        shape = f"{ranks} rank{'s' * (ranks > 1)}, {daemons} daemon{'s' * (daemons > 1)}"
+        names = (("create and write", "create"), ("open and read", "stat"), ("remove", "remove"))
+        for step, (name, other) in enumerate(names):
+            rates = [median(run[step] for run in runs) for runs in (direct, covered, empty)]
+            self.add(f"pool, {shape}, files of {SMALL_BYTES >> 10} KiB: {name}", "ops/s", rates[0], rates[1],
+                     note=f"direct: the local disk; {other} of empty files: {rates[2]:,.0f}/s")
 
     def moosefs(self):
         paths = [self.testbed.path(node, "names") for node in range(1, RANKS + 1)]

@@ -7,6 +7,9 @@
  *       second.
  *   pool_work create COUNT DIR...
  *       The first step of `names` alone: the files remain.
+ *   pool_work small COUNT BYTES DIR...
+ *       As `names`, but with BYTES written to each new file, and each file of the next rank opened
+ *       and read instead of examined.
  *   pool_work data BYTES MIB SHARED DIR...
  *       Each process writes MIB with pwrite(2) of BYTES each, then reads the data of the next rank,
  *       and compares the first and the last byte of each read. SHARED: 1 for one file in which the
@@ -66,9 +69,23 @@ static void meet(int step, int ranks) {
         usleep(100);
 }
 
-static void names(int rank, int ranks, int steps, long count, const char *dir) {
-    char path[PATH_BYTES];
+static void read_small(const char *path, char *buffer, long bytes) {
+    int fd = open(path, O_RDONLY);
+    if (fd < 0)
+        fail("open", path);
+    buffer[0] = buffer[bytes - 1] = 0;
+    if (pread(fd, buffer, bytes + 1, 0) != bytes || buffer[0] != 's' || buffer[bytes - 1] != 's')
+        fail("read", path);
+    if (close(fd))
+        fail("close", path);
+}
+
+/* With `bytes` of 0, the files are empty, and stat(2) takes the place of the read. */
+static void names(int rank, int ranks, int steps, long count, long bytes, const char *dir) {
+    char path[PATH_BYTES], *buffer = malloc(bytes + 1);
     struct stat found;
+    if (!buffer)
+        fail("malloc", "");
     for (int step = 0; step < steps; step++) {
         meet(step, ranks);
         int owner = step == 1 ? (rank + 1) % ranks : rank;
@@ -76,8 +93,11 @@ static void names(int rank, int ranks, int steps, long count, const char *dir) {
             snprintf(path, sizeof path, "%s/file.%d.%ld", dir, owner, i);
             if (step == 0) {
                 int fd = open(path, O_CREAT | O_EXCL | O_RDWR, 0644);
-                if (fd < 0 || close(fd))
+                memset(buffer, 's', bytes);
+                if (fd < 0 || (bytes && pwrite(fd, buffer, bytes, 0) != bytes) || close(fd))
                     fail("create", path);
+            } else if (step == 1 && bytes) {
+                read_small(path, buffer, bytes);
             } else if (step == 1 ? stat(path, &found) : unlink(path)) {
                 fail(step == 1 ? "stat" : "unlink", path);
             }
@@ -169,13 +189,17 @@ int main(int count, char **arguments) {
     }
     int is_data = count > 5 && !strcmp(arguments[1], "data");
     int creates = count > 3 && !strcmp(arguments[1], "create");
+    int is_small = count > 4 && !strcmp(arguments[1], "small");
     int steps = is_data ? 2 : creates ? 1 : 3;
-    if (!is_data && !creates && !(count > 3 && !strcmp(arguments[1], "names"))) {
-        fputs("usage: pool_work names|create COUNT DIR... | data BYTES MIB SHARED DIR... | roundtrip\n", stderr);
+    if (!is_data && !creates && !is_small && !(count > 3 && !strcmp(arguments[1], "names"))) {
+        fputs("usage: pool_work names|create COUNT DIR... | small COUNT BYTES DIR... |\n"
+              "       data BYTES MIB SHARED DIR... | roundtrip\n", stderr);
         return 2;
     }
-    char **dirs = arguments + (is_data ? 5 : 3);
-    int ranks = count - (is_data ? 5 : 3);
+    int first = is_data ? 5 : is_small ? 4 : 3;
+    char **dirs = arguments + first;
+    int ranks = count - first;
+    long bytes = is_small ? atol(arguments[3]) : 0;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         fail("mmap", "");
@@ -188,7 +212,7 @@ int main(int count, char **arguments) {
             if (is_data)
                 data(rank, ranks, atol(arguments[2]), atol(arguments[3]), atoi(arguments[4]), dirs[rank]);
             else
-                names(rank, ranks, steps, atol(arguments[2]), dirs[rank]);
+                names(rank, ranks, steps, atol(arguments[2]), bytes, dirs[rank]);
             exit(0);
         }
     }
