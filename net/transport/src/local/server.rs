@@ -188,6 +188,8 @@ pub struct LocalServer {
     /// When to accept again, if the listener may have connections that were not accepted.
     accept_at: Option<Instant>,
     events_taken: Instant,
+    /// Whether requests were taken since the last `wait`.
+    has_taken: bool,
     last_activity: Instant,
     polling: Polling,
     /// Whether one of the last requests was made on the processor of the service thread: its client
@@ -259,6 +261,7 @@ impl LocalServer {
             // Connections that were made before.
             accept_at: Some(now),
             events_taken: now,
+            has_taken: false,
             last_activity: now,
             polling: Polling::new(now),
             shares_processor: false,
@@ -338,7 +341,7 @@ impl LocalServer {
         }
         violators.into_iter().for_each(|client| self.disconnect(client));
         if taken != 0 {
-            self.last_activity = Instant::now();
+            self.has_taken = true;
             self.shares_processor = shares_processor;
         }
         taken
@@ -375,6 +378,11 @@ impl LocalServer {
     /// without success the last time, or other programs need the processor.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         let start = Instant::now();
+        // The time that the requests have taken does not count: their clients prepare the next ones
+        // only now.
+        if std::mem::take(&mut self.has_taken) {
+            self.last_activity = start;
+        }
         self.has_changed = false;
         if start - self.events_taken >= EVENTS_INTERVAL {
             self.take_events(Some(Duration::ZERO))?;
