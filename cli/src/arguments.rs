@@ -16,7 +16,8 @@ mod pool;
 mod top;
 
 pub use batch::{
-    BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchInitArgs, BatchStatusArgs,
+    BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs, BatchFsckArgs,
+    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchStatusArgs,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,

@@ -1,6 +1,9 @@
 //! The commands, one module for each.
 
 pub mod batch;
+mod batch_copy;
+mod batch_fsck;
+mod batch_store;
 pub mod blob;
 mod blob_backup;
 mod blob_bench;

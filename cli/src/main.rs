@@ -23,6 +23,7 @@ mod program_kind;
 mod progress;
 mod run_inputs;
 mod screen;
+mod staging;
 mod stop_condition;
 mod store_table;
 mod table_cells;

@@ -13,6 +13,7 @@ mod testbed;
 mod trees;
 
 mod batch;
+mod batch_copy;
 mod blob;
 mod blob_files;
 mod blob_histories;

@@ -13,10 +13,10 @@ use crate::pool::{Pool, is_incomplete};
 use crate::skip;
 
 /// Kind and permissions, owner, modification time, and content or target of an entry.
-type Entry = (u32, u32, i64, i64, Vec<u8>);
+pub type Entry = (u32, u32, i64, i64, Vec<u8>);
 
 /// Returns the entries below a directory.
-fn listing(root: &Path) -> BTreeMap<Vec<u8>, Entry> {
+pub fn listing(root: &Path) -> BTreeMap<Vec<u8>, Entry> {
     let mut found = BTreeMap::new();
     let mut left: Vec<PathBuf> = vec![root.to_owned()];
     while let Some(dir) = left.pop() {
@@ -39,7 +39,7 @@ fn listing(root: &Path) -> BTreeMap<Vec<u8>, Entry> {
 }
 
 /// Creates a tree with odd names, links, permissions and a file with holes.
-fn make_tree(root: &Path) {
+pub fn make_tree(root: &Path) {
     fs::create_dir_all(root.join("sub/deep")).unwrap();
     for number in 0..30_u8 {
         fs::write(root.join(format!("sub/{number}")), vec![number; 1000 * usize::from(number)]).unwrap();

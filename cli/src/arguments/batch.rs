@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::log::JsonArg;
+use super::pool::StagingArgs;
 
 /// Run the operations of a job in a private name space, then verify and publish all of them at
 /// once.
@@ -27,6 +28,10 @@ pub enum BatchCommand {
     Conflicts(BatchConflictsArgs),
     Commit(BatchCommitArgs),
     Abort(BatchAbortArgs),
+    Fsck(BatchFsckArgs),
+    Gc(BatchGcArgs),
+    Export(BatchExportArgs),
+    Import(BatchImportArgs),
 }
 
 /// Create a store in a directory that does not exist or is empty. Its name space is empty.
@@ -90,4 +95,90 @@ pub struct BatchAbortArgs {
     pub store: PathBuf,
     /// The number of the batch.
     pub batch: u64,
+}
+
+/// Copy a file or directory out of a store, as plain files. PATH is copied into DIR under its last
+/// component; for the whole store, and if PATH ends in `/.`, the entries are copied into DIR. Each
+/// copy is read back and verified before it gets its name in DIR. A file that exists in DIR with
+/// the size and the modification time of the source is not copied again, so an interrupted command
+/// is continued by running it again. Each entry that was not copied is printed on standard error,
+/// and the exit code is then 1. Other processes wait for the store meanwhile, except running
+/// batches.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch export /shared/results /shared/me/everything
+  quell batch export /shared/results:/run7 /shared/me --manifest run7.jsonl")]
+pub struct BatchExportArgs {
+    /// The store, and a path in it. STORE/PATH is accepted, too.
+    #[arg(value_name = "STORE[:/PATH]")]
+    pub source: PathBuf,
+    /// A directory, which is created if it does not exist.
+    #[arg(value_name = "DIR")]
+    pub destination: PathBuf,
+    #[command(flatten)]
+    pub staging: StagingArgs,
+}
+
+/// Copy files and directories into a store, as a batch: they are published together at the end.
+/// Each SRC is copied into PATH under its last component; if SRC ends in `/.`, its entries are
+/// copied into PATH. After Ctrl-C, the files that are complete are published, and the same command
+/// continues. Each entry that was not copied is printed on standard error, and the exit code is
+/// then 1, as it is if others have created files of the same names meanwhile.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch import /shared/me/input /shared/results
+  quell batch import /shared/me/input/. /shared/results:/input")]
+pub struct BatchImportArgs {
+    /// Files and directories to copy.
+    #[arg(value_name = "SRC", required = true, num_args = 1..)]
+    pub sources: Vec<PathBuf>,
+    /// The store, and a directory in it, which is created if it does not exist. STORE/PATH is
+    /// accepted, too.
+    #[arg(value_name = "STORE[:/PATH]")]
+    pub destination: PathBuf,
+    #[command(flatten)]
+    pub staging: StagingArgs,
+}
+
+/// Check a store: its tables, the tree of its names, its data files, and the changes of batches
+/// that are not committed. Each problem is printed with the identifier of its kind. The exit code
+/// is 1 if problems are left. Other processes wait for the store meanwhile, except running batches.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch fsck /shared/results
+  quell batch fsck /shared/results --repair
+
+--repair removes no file and no directory: those without a name get one in the
+directory /quell-found of the store. If the key-value store of the image is lost,
+the image is rebuilt from its tables; the changes of the synchronous mode since
+the last table are lost then.")]
+pub struct BatchFsckArgs {
+    /// The store.
+    pub store: PathBuf,
+    /// Correct the problems that can be corrected.
+    #[arg(long)]
+    pub repair: bool,
+    #[command(flatten)]
+    pub output: JsonArg,
+}
+
+/// Remove the files of a store that nothing refers to: tables, data files, and directories of
+/// batches that have ended. Files that the store has not created are never removed. Running batches
+/// go on, other processes wait for the store.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch gc /shared/results --dry-run
+  quell batch gc /shared/results")]
+pub struct BatchGcArgs {
+    /// The store.
+    pub store: PathBuf,
+    /// List the files, and remove none.
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub output: JsonArg,
 }

@@ -366,6 +366,8 @@ pub struct PoolStageInArgs {
     pub destination: String,
     #[command(flatten)]
     pub staging: StagingArgs,
+    #[command(flatten)]
+    pub part: StagingPartArg,
 }
 
 /// Copy a file or directory out of a pool. PATH is copied into DIR under its last component; for
@@ -386,9 +388,11 @@ pub struct PoolStageOutArgs {
     pub destination: PathBuf,
     #[command(flatten)]
     pub staging: StagingArgs,
+    #[command(flatten)]
+    pub part: StagingPartArg,
 }
 
-/// The options of `stage-in` and `stage-out`.
+/// The options of commands that copy trees.
 #[derive(Debug, Args)]
 pub struct StagingArgs {
     /// The number of files, or of ranges of large files, that are copied at the same time.
@@ -409,14 +413,19 @@ pub struct StagingArgs {
     /// modification time and BLAKE3 checksum. Implies --checksum.
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
+    /// Print a line of JSON for each entry that was not copied, and one with the totals.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The part of a copy that a process of a pool's `stage-in` or `stage-out` makes.
+#[derive(Debug, Args)]
+pub struct StagingPartArg {
     /// Copy only part I of N of the files, counted from 0. Several processes, on any nodes, can
     /// copy the N parts at the same time. `auto`: I is the rank and N the number of ranks that
     /// mpirun, srun or flux have set in the environment.
     #[arg(long, value_name = "I/N", value_parser = staging_part)]
     pub part: Option<StagingPart>,
-    /// Print a line of JSON for each entry that was not copied, and one with the totals.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// The part of the files that a process copies.

@@ -1,22 +1,20 @@
 //! `quell batch`: creates stores for batches, lists batches and their conflicts, and ends them.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use quell_batch::BatchStore;
 use quell_batch_service::{BatchRecord, BatchState, Conflict};
 use serde_json::{Value, json};
 
+use super::batch_store::{WAIT, report_conflicts};
+use super::{batch_copy, batch_fsck};
 use crate::arguments::{
     BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchInitArgs, BatchStatusArgs,
 };
 use crate::failure::{Failure, NO};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
-use crate::output::{counted, errln, outln};
+use crate::output::{counted, outln};
 use crate::traces::raise_descriptor_limit;
-
-/// How long a command waits until other processes have closed the store.
-const WAIT: Duration = Duration::from_secs(10);
 
 pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
     // All tables of a store are open at the same time.
@@ -27,6 +25,10 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BatchCommand::Conflicts(args) => conflicts(&args),
         BatchCommand::Commit(args) => commit(&args, quiet),
         BatchCommand::Abort(args) => abort(&args),
+        BatchCommand::Fsck(args) => batch_fsck::check(&args, quiet),
+        BatchCommand::Gc(args) => batch_fsck::collect(&args, quiet),
+        BatchCommand::Export(args) => batch_copy::export(&args, quiet),
+        BatchCommand::Import(args) => batch_copy::import(&args, quiet),
     }
 }
 
@@ -99,17 +101,7 @@ fn conflicts(args: &BatchConflictsArgs) -> Result<ExitCode, Failure> {
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let store = BatchStore::open(&args.store, WAIT)?;
     let record = store.commit(args.batch)?;
-    if let BatchState::Committed { conflicts, .. } = &record.state
-        && !conflicts.is_empty()
-        && !quiet
-    {
-        errln!(
-            "quell: {}; list them with: quell batch conflicts {} {}",
-            counted(conflicts.len() as u64, "conflict", "conflicts"),
-            shown(&args.store),
-            args.batch,
-        );
-    }
+    report_conflicts(&args.store, &record, quiet);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -126,15 +126,15 @@ impl Data {
     }
 }
 
-fn batch_name(batch: u64) -> String {
+pub(crate) fn batch_name(batch: u64) -> String {
     batch.to_string()
 }
 
-fn dir_name(inode: u64) -> String {
+pub(crate) fn dir_name(inode: u64) -> String {
     format!("{:02x}", inode as usize % DIRS)
 }
 
-fn file_name(inode: u64, file: DataFile) -> String {
+pub(crate) fn file_name(inode: u64, file: DataFile) -> String {
     match file.version {
         0 => format!("{inode:x}"),
         version => format!("{inode:x}.{version}"),

@@ -16,14 +16,20 @@
 //! | `file_system` | the file system of the contract |
 //! | `subtree` | a directory of a name space as the root of another one |
 //! | `store` | the directory of a store, and the batches of this process |
+//! | `data_files` | the files below the data directory of a store |
+//! | `fsck` | the check of a store |
+//! | `garbage` | the files of a store that nothing refers to |
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod content;
 mod data;
+mod data_files;
 mod file;
 mod file_system;
+mod fsck;
+mod garbage;
 mod nodes;
 mod shared;
 mod state;
@@ -31,4 +37,6 @@ mod store;
 mod subtree;
 
 pub use file_system::BatchFs;
+pub use fsck::{StoreProblem, fsck, problem_kinds};
+pub use garbage::Unused;
 pub use store::{BatchStore, OpenBatch, split_path};

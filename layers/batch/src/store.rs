@@ -26,7 +26,7 @@ use crate::subtree::Subtree;
 /// The content of the file `format`.
 const FORMAT: &[u8] = b"QUELLBATCH1\n";
 /// The directories of a store.
-const KEYS: &str = "keys";
+pub(crate) const KEYS: &str = "keys";
 const TABLES: &str = "tables";
 const DATA: &str = "data";
 const BATCHES: &str = "batches";
@@ -51,7 +51,7 @@ pub struct BatchStore {
 
 /// The directory of a store.
 #[derive(Debug)]
-struct StoreDir {
+pub(crate) struct StoreDir {
     path: PathBuf,
     fd: OwnedFd,
 }
@@ -117,21 +117,16 @@ impl BatchStore {
     /// `NotFound` if there is no store; `Busy` if another process has it open; `PermissionDenied`
     /// if it belongs to another user; `Damaged`; those of files.
     pub fn open(path: &Path, wait: Duration) -> Result<BatchStore> {
-        let fd = open_private_dir(path, false, "open the store")?;
-        BatchStore::open_dir(StoreDir { path: path.to_owned(), fd }, wait)
+        BatchStore::open_dir(StoreDir::open(path)?, wait)
     }
 
     fn open_dir(dir: StoreDir, wait: Duration) -> Result<BatchStore> {
         dir.check_format()?;
-        let end = Instant::now() + wait;
-        let keys = loop {
-            match dir.open_keys() {
-                Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
-                    std::thread::sleep(RETRY)
-                }
-                opened => break opened?,
-            }
-        };
+        let keys = dir.open_keys_within(wait)?;
+        BatchStore::with_keys(dir, keys)
+    }
+
+    pub(crate) fn with_keys(dir: StoreDir, keys: DiskStore) -> Result<BatchStore> {
         let tables = Arc::new(TableDir::new(dir.open_dir(TABLES)?));
         let primary = Primary::open(Arc::new(keys), tables)?;
         Ok(BatchStore { primary, dir })
@@ -140,6 +135,39 @@ impl BatchStore {
     /// Returns the primary server, which has the master image.
     pub fn primary(&self) -> &Primary {
         &self.primary
+    }
+
+    /// Returns the directory with the data files.
+    pub(crate) fn data_dir(&self) -> Result<Arc<dyn WritableDir>> {
+        self.dir.data()
+    }
+
+    /// Returns the directory with the directories of batches.
+    pub(crate) fn batches_dir(&self) -> Result<PosixDir> {
+        Ok(PosixDir::of_descriptor(self.dir.open_dir(BATCHES)?))
+    }
+
+    /// Returns the directory of the tables.
+    pub(crate) fn tables_dir(&self) -> Result<PosixDir> {
+        Ok(PosixDir::of_descriptor(self.dir.tables()?))
+    }
+
+    /// Reads the certificate of a batch and opens its tables. `None` if it has none.
+    pub(crate) fn certificate(&self, number: u64) -> Result<Option<(Certificate, TableDir)>> {
+        let batch = match self.dir.batch(number) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+            batch => batch?,
+        };
+        match batch.certificate() {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            certificate => Ok(Some((certificate?, batch.tables))),
+        }
+    }
+
+    /// Removes the files that a batch which has ended has left in its directory.
+    pub(crate) fn remove_files_of_batch(&self, number: u64) -> Result<()> {
+        let _lock = self.dir.lock_batch(number)?;
+        self.dir.remove_batch(number)
     }
 
     /// Returns the path of a directory of the master image, which begins with a slash unless it is
@@ -193,7 +221,7 @@ impl BatchStore {
     fn dir_at(&self, path: &[u8]) -> Result<u64> {
         let names = self.primary.name_space();
         let mut dir = ROOT;
-        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+        for name in path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")) {
             let failed = |kind| Error::new(kind, "find the directory in the store", path);
             let found = names.lookup(dir, name)?.ok_or_else(|| failed(ErrorKind::NotFound))?;
             if found.inode.kind()? != Kind::Dir {
@@ -202,6 +230,26 @@ impl BatchStore {
             dir = found.inode.number;
         }
         Ok(dir)
+    }
+
+    /// Returns the length of the part of a path that names an existing directory of the master
+    /// image.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub fn existing_part(&self, path: &[u8]) -> Result<usize> {
+        let names = self.primary.name_space();
+        let (mut dir, mut at) = (ROOT, 0);
+        for name in path.split(|byte| *byte == b'/') {
+            if !name.is_empty() && name != b"." {
+                match names.lookup(dir, name)? {
+                    Some(found) if found.inode.kind()? == Kind::Dir => dir = found.inode.number,
+                    _ => break,
+                }
+            }
+            at += name.len() + 1;
+        }
+        Ok(at.min(path.len()))
     }
 
     /// Publishes a batch whose process has ended after it had written the certificate. A batch that
@@ -222,7 +270,7 @@ impl BatchStore {
             return Ok(record);
         }
         let batch = self.dir.batch(number)?;
-        let file = batch.files.open_file(CERTIFICATE).map_err(|error| match error.kind {
+        let certificate = batch.certificate().map_err(|error| match error.kind {
             ErrorKind::NotFound => {
                 let source = "its process ended before it had written its changes; abort it";
                 Error {
@@ -232,9 +280,6 @@ impl BatchStore {
             }
             _ => error,
         })?;
-        let mut bytes = vec![0; CERTIFICATE_BYTES_MAX + 1];
-        let length = file.read_at(&mut bytes, 0)?;
-        let certificate = Certificate::decode(&bytes[..length])?;
         let record = self.primary.commit(number, &certificate, &batch.tables)?;
         // The batch is committed, also if files of it remain: a later `commit` removes them.
         let _ = self.dir.remove_batch(number);
@@ -278,8 +323,24 @@ impl OpenBatch {
     /// # Errors
     /// As for [`Primary::commit`] and [`BatchStore::open`].
     pub fn commit(&self, wait: Duration) -> Result<BatchRecord> {
-        // The other files are committed, and the error is returned then.
         let ended = self.fs.end();
+        self.submit()?;
+        let record = self.open_store(wait)?.commit_locked(self.record.number)?;
+        // The other files are committed, and the error is returned then.
+        ended.map(|()| record)
+    }
+
+    /// Writes the changes and their certificate, so that [`BatchStore::commit`] can publish them
+    /// also after the end of this process. The file system is not used afterwards.
+    ///
+    /// # Errors
+    /// Those of files. It can be repeated.
+    pub fn prepare(&self) -> Result<()> {
+        self.fs.end()?;
+        self.submit()
+    }
+
+    fn submit(&self) -> Result<()> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let names = read_lock(&self.names);
         let certificate = names.0.submit(self.store_number, &self.record, &*self.tables, attempt)?;
@@ -292,9 +353,7 @@ impl OpenBatch {
         file.write_at(&certificate.encode(), 0)?;
         file.sync()?;
         files.rename(NEW_CERTIFICATE, &files, CERTIFICATE, Rename::Replace)?;
-        WritableDir::sync(&files)?;
-        let record = self.open_store(wait)?.commit_locked(self.record.number)?;
-        ended.map(|()| record)
+        WritableDir::sync(&files)
     }
 
     /// Discards the changes of the batch.
@@ -315,12 +374,17 @@ impl OpenBatch {
 }
 
 impl StoreDir {
-    fn subject(&self) -> &[u8] {
+    /// Opens a directory that belongs to the caller alone.
+    pub(crate) fn open(path: &Path) -> Result<StoreDir> {
+        Ok(StoreDir { path: path.to_owned(), fd: open_private_dir(path, false, "open the store")? })
+    }
+
+    pub(crate) fn subject(&self) -> &[u8] {
         self.path.as_os_str().as_bytes()
     }
 
     /// Returns the directory itself, with the operations on its files.
-    fn files(&self) -> Result<PosixDir> {
+    pub(crate) fn files(&self) -> Result<PosixDir> {
         Ok(PosixDir::of_descriptor(self.open_dir(".")?))
     }
 
@@ -334,7 +398,26 @@ impl StoreDir {
             .map_err(|error| Error::from_io(error.into(), "open the store", self.subject()))
     }
 
-    fn open_keys(&self) -> Result<DiskStore> {
+    /// Returns the directory of the tables.
+    pub(crate) fn tables(&self) -> Result<OwnedFd> {
+        self.open_dir(TABLES)
+    }
+
+    /// Opens the key-value store. While another process has it open, this waits, at most for
+    /// `wait`.
+    pub(crate) fn open_keys_within(&self, wait: Duration) -> Result<DiskStore> {
+        let end = Instant::now() + wait;
+        loop {
+            match self.open_keys() {
+                Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
+                    std::thread::sleep(RETRY)
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    pub(crate) fn open_keys(&self) -> Result<DiskStore> {
         let options =
             DiskOptions { cache_bytes: CACHE_BYTES, durability: Durability::Process, ..Default::default() };
         // All names are looked up from the descriptor, so the path may change meanwhile.
@@ -348,7 +431,7 @@ impl StoreDir {
         })
     }
 
-    fn check_format(&self) -> Result<()> {
+    pub(crate) fn check_format(&self) -> Result<()> {
         let refuse = |kind, reason: &str| {
             let source = Some(reason.to_owned().into());
             Err(Error { source, ..Error::new(kind, "open the store", self.subject()) })
@@ -424,6 +507,16 @@ impl StoreDir {
 struct BatchDir {
     files: PosixDir,
     tables: TableDir,
+}
+
+impl BatchDir {
+    /// Reads the certificate. Errors: `NotFound` if there is none.
+    fn certificate(&self) -> Result<Certificate> {
+        let file = self.files.open_file(CERTIFICATE)?;
+        let mut bytes = vec![0; CERTIFICATE_BYTES_MAX + 1];
+        let length = file.read_at(&mut bytes, 0)?;
+        Certificate::decode(&bytes[..length])
+    }
 }
 
 fn remove_if_present(dir: &PosixDir, name: &[u8]) -> Result<()> {

@@ -36,4 +36,17 @@ pub trait TableFiles: Send + Sync {
     /// # Errors
     /// Those of fsync(2).
     fn sync(&self) -> Result<()>;
+
+    /// Replaces the copy of the description of the image, atomically, and makes it survive a power
+    /// failure.
+    ///
+    /// # Errors
+    /// Those of write(2), rename(2) and fsync(2).
+    fn put_copy(&self, bytes: &[u8]) -> Result<()>;
+
+    /// Returns the copy of the description of the image; `None` if there is none.
+    ///
+    /// # Errors
+    /// `Damaged` if it is too long; those of read(2).
+    fn copy(&self) -> Result<Option<Vec<u8>>>;
 }

@@ -2,55 +2,35 @@
 //! key-value store (decision 38).
 
 use std::collections::{HashMap, HashSet};
-use std::ops::{Bound, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use quell_kv::{Batch as Commit, KeyRange, KeyValue};
 use quell_vfs::{Error, ErrorKind, NewEntry, Result, Time};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use crate::batch::{BatchRecord, BatchState};
 use crate::compaction::{merge, tables_to_merge};
 use crate::entries::{Entries, KeyChange};
-use crate::entry::{Entry, FIRST_INODE, damaged};
+use crate::entry::Entry;
 use crate::files::TableFiles;
+use crate::image_copy::ImageCopy;
 use crate::key::{Key, split};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
+use crate::stored::{
+    Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, encode, entry_key, put_entry, read_batches,
+    sizes,
+};
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_ref::{TableRef, batch_of_table};
 use crate::table_set::TableSet;
 
-/// The key of the description of the image in the key-value store.
-const IMAGE_KEY: &[u8] = b"i";
-/// The first byte of the keys of entries in the key-value store.
-const ENTRY: u8 = b'e';
-/// The first byte of the keys of batches in the key-value store.
-const BATCH: u8 = b'b';
-/// The version of the format of the key-value store.
-const VERSION: u32 = 1;
 /// The number of entries in the key-value store above which they become a table.
 const ENTRIES_MAX: usize = 32 << 10;
 /// The size of the entries in the key-value store above which they become a table, in bytes.
 const ENTRIES_BYTES_MAX: usize = 12 << 20;
 /// The number of inode numbers that are reserved at a time for synchronous operations.
 const INODES_RESERVED: u64 = 1 << 20;
-/// The number of entries of a list that are read from the key-value store at a time.
-const PAGE_ENTRIES: usize = 1024;
-
-/// The description of the image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Description {
-    version: u32,
-    /// A random number, which no other store has.
-    store: u128,
-    next_inode: u64,
-    next_table: u64,
-    next_batch: u64,
-    /// The tables, the newest first.
-    tables: Vec<TableRef>,
-}
 
 /// The master image of a store. One process at a time has it.
 pub struct Image {
@@ -82,8 +62,6 @@ impl std::fmt::Debug for Image {
 pub(crate) struct Addition {
     /// New tables in the directory of the image, the newest first.
     pub(crate) tables: Vec<TableRef>,
-    /// Entries that are newer than those of the tables.
-    pub(crate) changes: Vec<KeyChange>,
     /// The directories of the existing entries that the tables and the changes replace.
     pub(crate) changed_dirs: Vec<u64>,
 }
@@ -97,17 +75,41 @@ impl Image {
         if store.get(IMAGE_KEY)?.is_some() {
             return Err(Error::new(ErrorKind::Exists, "create a name space", ""));
         }
-        let description = Description {
-            version: VERSION,
-            store: number,
-            next_inode: FIRST_INODE,
-            next_table: 1,
-            next_batch: 1,
-            tables: Vec::new(),
-        };
+        let description = Description::new(number);
         let mut commit = Commit::new();
         commit.put(IMAGE_KEY, &encode(&description));
         put_entry(&mut commit, Names::<Image>::new_root(root, now));
+        store.commit(commit)?;
+        store.sync()
+    }
+
+    /// Returns whether `store` has an image.
+    ///
+    /// # Errors
+    /// Those of reads.
+    pub fn is_present(store: &dyn KeyValue) -> Result<bool> {
+        Ok(store.get(IMAGE_KEY)?.is_some())
+    }
+
+    /// Creates the image of a store whose key-value store was lost, from the copy of its
+    /// description: all its tables, and its open batches. The changes since the last table are
+    /// lost.
+    ///
+    /// # Errors
+    /// `Exists` if `store` has an image; `NotFound` if there is no copy; `Damaged`; those of
+    /// commits.
+    pub fn rebuild(store: &dyn KeyValue, files: &dyn TableFiles) -> Result<()> {
+        if store.get(IMAGE_KEY)?.is_some() {
+            return Err(Error::new(ErrorKind::Exists, "rebuild a name space", ""));
+        }
+        let copy =
+            files.copy()?.ok_or_else(|| Error::new(ErrorKind::NotFound, "rebuild a name space", ""))?;
+        let ImageCopy { description, batches } = ImageCopy::decode(&copy)?;
+        let mut commit = Commit::new();
+        commit.put(IMAGE_KEY, &encode(&description.after_loss()));
+        for batch in batches {
+            commit.put(&batch_key(batch.number), &encode(&batch));
+        }
         store.commit(commit)?;
         store.sync()
     }
@@ -117,14 +119,7 @@ impl Image {
     /// # Errors
     /// `NotFound` if there is none; `Damaged`; those of the tables.
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Image> {
-        let Some(value) = store.get(IMAGE_KEY)? else {
-            return Err(Error::new(ErrorKind::NotFound, "open a name space", ""));
-        };
-        let description: Description = decode(&value)?;
-        if description.version != VERSION {
-            let reason = format!("it has version {}; this program reads {VERSION}", description.version);
-            return Err(Error { source: Some(reason.into()), ..damaged("the name space") });
-        }
+        let description = Description::read(&*store)?;
         let cache = Arc::new(BlockCache::default());
         let open = |table: &TableRef| open_table(&*files, &cache, table);
         let tables = TableSet::new(description.tables.iter().map(open).collect::<Result<_>>()?);
@@ -195,6 +190,36 @@ impl Image {
         Ok(TableSet::new(tables.iter().map(open).collect::<Result<_>>()?))
     }
 
+    /// Returns the tables of the image in `store`, and all batches, without opening the image.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no image; `Damaged`.
+    pub(crate) fn stored(store: &dyn KeyValue) -> Result<(Vec<TableRef>, Vec<BatchRecord>)> {
+        let description = Description::read(store)?;
+        Ok((description.tables, read_batches(store)?))
+    }
+
+    /// Returns all entries, in the order of their keys. An empty value is a removal.
+    pub(crate) fn entries(&self) -> Result<Merge<'_>> {
+        let mut sources: Vec<Box<dyn Source + '_>> = vec![Box::new(Stored::all(&*self.store))];
+        sources.extend(self.tables.sources());
+        Merge::new(sources)
+    }
+
+    /// Returns a number that no inode has, nor any greater one.
+    pub(crate) fn next_inode(&self) -> u64 {
+        self.description.next_inode
+    }
+
+    /// Makes all later inode numbers at least `next_inode`.
+    pub(crate) fn raise_next_inode(&mut self, next_inode: u64) -> Result<()> {
+        if next_inode <= self.description.next_inode {
+            return Ok(());
+        }
+        let description = Description { next_inode, ..self.description.clone() };
+        self.store_description(description, Commit::new())
+    }
+
     /// Reserves numbers of tables that a commit will write, and returns the first one.
     pub(crate) fn reserve_tables(&mut self, count: u64) -> Result<u64> {
         let mut description = self.description.clone();
@@ -204,11 +229,11 @@ impl Image {
     }
 
     /// Reserves `count` inode numbers and the number of a batch, and stores its record.
-    pub(crate) fn add_batch<R: Serialize>(
+    pub(crate) fn add_batch(
         &mut self,
         inodes: u64,
-        record: impl FnOnce(u64, Range<u64>) -> R,
-    ) -> Result<R> {
+        record: impl FnOnce(u64, Range<u64>) -> BatchRecord,
+    ) -> Result<BatchRecord> {
         let mut description = self.description.clone();
         let end = description.next_inode.checked_add(inodes).filter(|end| *end < 1 << 62);
         let Some(end) = end else {
@@ -219,6 +244,7 @@ impl Image {
         let number = description.next_batch;
         description.next_batch += 1;
         let record = record(number, range);
+        self.write_copy(&description, Some(&record))?;
         let mut commit = Commit::new();
         commit.put(&batch_key(number), &encode(&record));
         self.store_description(description, commit)?;
@@ -227,24 +253,20 @@ impl Image {
     }
 
     /// Returns the record of a batch.
-    pub(crate) fn batch<R: DeserializeOwned>(&self, number: u64) -> Result<Option<R>> {
+    pub(crate) fn batch(&self, number: u64) -> Result<Option<BatchRecord>> {
         self.store.get(&batch_key(number))?.map(|value| decode(&value)).transpose()
     }
 
     /// Returns the records of all batches, in the order of their numbers.
-    pub(crate) fn batches<R: DeserializeOwned>(&self) -> Result<Vec<R>> {
-        let mut records = Vec::new();
-        self.store.scan(&KeyRange::prefix(&[BATCH]), &mut |_, value| {
-            records.push(decode(value));
-            true
-        })?;
-        records.into_iter().collect()
+    pub(crate) fn batches(&self) -> Result<Vec<BatchRecord>> {
+        read_batches(&*self.store)
     }
 
     /// Replaces the record of a batch.
-    pub(crate) fn put_batch<R: Serialize>(&mut self, number: u64, record: &R) -> Result<()> {
+    pub(crate) fn put_batch(&mut self, record: &BatchRecord) -> Result<()> {
+        self.write_copy(&self.description, Some(record))?;
         let mut commit = Commit::new();
-        commit.put(&batch_key(number), &encode(record));
+        commit.put(&batch_key(record.number), &encode(record));
         self.store.commit(commit)?;
         self.store.sync()
     }
@@ -254,7 +276,7 @@ impl Image {
     ///
     /// # Errors
     /// Those of files and commits. Then the image is as before.
-    pub(crate) fn add<R: Serialize>(&mut self, addition: Addition, number: u64, record: &R) -> Result<()> {
+    pub(crate) fn add(&mut self, addition: Addition, record: &BatchRecord) -> Result<()> {
         self.compact()?;
         // Entries of the key-value store are newer than all tables, so they become a table first.
         self.flush()?;
@@ -265,17 +287,13 @@ impl Image {
         self.files.sync()?;
         let mut description = self.description.clone();
         description.tables.splice(0..0, addition.tables);
+        self.write_copy(&description, Some(record))?;
         let mut commit = Commit::new();
-        commit.put(&batch_key(number), &encode(record));
+        commit.put(&batch_key(record.number), &encode(record));
         let dirs = addition.changed_dirs;
-        let (entries, bytes) = (addition.changes.len(), sizes(&addition.changes));
-        for change in addition.changes {
-            put_entry(&mut commit, change);
-        }
         self.store_description(description, commit)?;
         self.store.sync()?;
         self.tables = tables;
-        (self.entries, self.entries_bytes) = (self.entries + entries, self.entries_bytes + bytes);
         self.note_changes(dirs);
         Ok(())
     }
@@ -304,6 +322,7 @@ impl Image {
         let opened = open_table(&*self.files, &self.cache, &table)?;
         let mut description = self.description.clone();
         description.tables.insert(0, table);
+        self.write_copy(&description, None)?;
         self.store_description(description, commit)?;
         self.tables.add(opened);
         (self.entries, self.entries_bytes) = (0, 0);
@@ -333,6 +352,7 @@ impl Image {
         }
         let mut description = self.description.clone();
         description.tables.splice(..count, written);
+        self.write_copy(&description, None)?;
         self.store_description(description, Commit::new())?;
         // The new list must survive a power failure before the old tables are removed.
         self.store.sync()?;
@@ -341,6 +361,12 @@ impl Image {
     }
 
     fn remove_unused_tables(&self) -> Result<()> {
+        self.unused_tables()?.into_iter().try_for_each(|number| self.files.remove(number))
+    }
+
+    /// Returns the numbers of the tables that neither the image, nor the snapshot or the
+    /// verification of an open batch uses.
+    pub(crate) fn unused_tables(&self) -> Result<Vec<u64>> {
         let batches: Vec<BatchRecord> = self.batches()?;
         let open = || batches.iter().filter(|batch| batch.state == BatchState::Open);
         let snapshots = open().flat_map(|batch| &batch.snapshot);
@@ -348,13 +374,21 @@ impl Image {
             self.description.tables.iter().chain(snapshots).map(|table| table.number).collect();
         // The verification of an open batch may be writing tables.
         let being_written: HashSet<u64> = open().map(|batch| batch.number).collect();
-        for number in self.files.list()? {
-            let is_written = batch_of_table(number).is_some_and(|batch| being_written.contains(&batch));
-            if !used.contains(&number) && !is_written {
-                self.files.remove(number)?;
-            }
-        }
-        Ok(())
+        let is_written = |number| batch_of_table(number).is_some_and(|batch| being_written.contains(&batch));
+        let mut numbers = self.files.list()?;
+        numbers.retain(|number| !used.contains(number) && !is_written(*number));
+        Ok(numbers)
+    }
+
+    /// Writes the copy of the description and of the records of the open batches, from which the
+    /// image can be rebuilt. It is written before a change of the tables or of a batch is
+    /// committed, and before a table is removed, so that all tables of the copy exist.
+    fn write_copy(&self, description: &Description, changed: Option<&BatchRecord>) -> Result<()> {
+        let mut batches = self.batches()?;
+        batches.retain(|batch| changed.is_none_or(|changed| changed.number != batch.number));
+        batches.extend(changed.cloned());
+        batches.retain(|batch| batch.state == BatchState::Open);
+        self.files.put_copy(&ImageCopy { description: description.clone(), batches }.encode())
     }
 
     /// Commits a new description together with other changes.
@@ -390,7 +424,7 @@ impl Entries for Image {
     fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], Entry) -> bool) -> Result<()> {
         let start = Key::of_name(dir, after);
         let start = start.as_bytes();
-        let stored = Stored { store: &*self.store, dir, after: start.to_vec(), page: Vec::new().into_iter() };
+        let stored = Stored::of_dir(&*self.store, dir, start);
         let mut sources: Vec<Box<dyn Source + '_>> = vec![Box::new(stored)];
         sources.extend(self.tables.sources_after(start));
         list_merged(Merge::new(sources)?, dir, visit)
@@ -430,74 +464,11 @@ impl Entries for Image {
     }
 }
 
-/// The entries of a directory in the key-value store, a page at a time.
-struct Stored<'a> {
-    store: &'a dyn KeyValue,
-    dir: u64,
-    after: Vec<u8>,
-    page: std::vec::IntoIter<(Vec<u8>, Vec<u8>)>,
-}
-
-impl Source for Stored<'_> {
-    fn next(&mut self, into_key: &mut Vec<u8>, into_value: &mut Vec<u8>) -> Result<bool> {
-        if self.page.len() == 0 {
-            let mut page = Vec::new();
-            let start = entry_key(&self.after);
-            let range = KeyRange::between(Bound::Excluded(&start), Bound::Unbounded);
-            self.store.scan(&range, &mut |key, value| {
-                let is_here = key[0] == ENTRY && split(&key[1..]).is_some_and(|(dir, _)| dir == self.dir);
-                if is_here {
-                    page.push((key[1..].to_vec(), value.to_vec()));
-                }
-                is_here && page.len() < PAGE_ENTRIES
-            })?;
-            if let Some((last, _)) = page.last() {
-                self.after.clone_from(last);
-            }
-            self.page = page.into_iter();
-        }
-        let Some((key, value)) = self.page.next() else { return Ok(false) };
-        (*into_key, *into_value) = (key, value);
-        Ok(true)
-    }
-}
-
 fn open_table(files: &dyn TableFiles, cache: &Arc<BlockCache>, table: &TableRef) -> Result<Arc<Table>> {
     let file = files.open(table.number)?;
     Ok(Arc::new(Table::open(file, Some(table.checksum), cache.clone())?))
 }
 
-fn put_entry(commit: &mut Commit, (key, entry): KeyChange) {
-    commit.put(&entry_key(key.as_bytes()), &entry.map_or(Vec::new(), |entry| entry.encode()));
-}
-
-fn sizes(changes: &[KeyChange]) -> usize {
-    let size =
-        |(key, entry): &KeyChange| key.as_bytes().len() + entry.as_ref().map_or(0, Entry::content_bytes);
-    changes.iter().map(size).sum()
-}
-
 fn dir_of(key: &Key) -> Option<u64> {
     split(key.as_bytes()).map(|(dir, _)| dir)
-}
-
-fn entry_key(key: &[u8]) -> Vec<u8> {
-    [&[ENTRY], key].concat()
-}
-
-fn batch_key(number: u64) -> [u8; 9] {
-    let mut key = [BATCH; 9];
-    key[1..].copy_from_slice(&number.to_be_bytes());
-    key
-}
-
-fn encode(value: &impl Serialize) -> Vec<u8> {
-    postcard::to_stdvec(value).expect("a record has no value that postcard refuses")
-}
-
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
-        _ => Err(damaged("a record of the name space")),
-    }
 }

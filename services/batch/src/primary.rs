@@ -10,8 +10,12 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::{BatchCaller, BatchRecord, BatchState};
 use crate::certificate::Certificate;
+use crate::check::{Checked, Problem, check};
+use crate::entry::{Content, DataFile, Entry, Inode};
 use crate::files::TableFiles;
 use crate::image::Image;
+use crate::key::split;
+use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
 use crate::private::PrivateEntries;
@@ -35,6 +39,10 @@ pub struct Primary {
     /// The batches that are being committed: each once at a time.
     committing: Mutex<HashSet<u64>>,
 }
+
+/// Receives the inode number and the data file of a file, and the directory and the name of its
+/// inode.
+pub type DataFileVisitor<'a> = dyn FnMut(u64, DataFile, (u64, &[u8])) + 'a;
 
 /// A batch to begin.
 #[derive(Debug, Clone)]
@@ -72,7 +80,7 @@ impl Primary {
     pub fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
         let mut names = write_lock(&self.image);
         names.inode(&Place::Dir(new.subtree))?;
-        for other in names.0.batches::<BatchRecord>()? {
+        for other in names.0.batches()? {
             let overlaps = || -> Result<bool> {
                 Ok(is_within(&names, new.subtree, other.subtree)?
                     || is_within(&names, other.subtree, new.subtree)?)
@@ -189,7 +197,7 @@ impl Primary {
         let mut names = write_lock(&self.image);
         let open = open_batch(&names.0, number)?;
         let record = BatchRecord { state: BatchState::Aborted, snapshot: Vec::new(), ..open };
-        names.0.put_batch(number, &record)?;
+        names.0.put_batch(&record)?;
         Ok(record)
     }
 
@@ -201,6 +209,40 @@ impl Primary {
         read_lock(&self.image).0.batches()
     }
 
+    /// Checks the entries of the image, passes each problem to `report`, and corrects those that
+    /// can be if `repairs` is set. Other operations wait meanwhile.
+    ///
+    /// # Errors
+    /// `Damaged` if a table cannot be read; the errors of files and commits.
+    pub fn check(&self, repairs: bool, report: &mut dyn FnMut(&Problem)) -> Result<Checked> {
+        check(&mut write_lock(&self.image).0, repairs, report)
+    }
+
+    /// Passes the inode number and the data file of each file of the image and of the snapshots of
+    /// open batches to `visit`, with the directory and the name of the inode.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn data_files(&self, visit: &mut DataFileVisitor<'_>) -> Result<()> {
+        let names = read_lock(&self.image);
+        visit_data_files(names.0.entries()?, visit)?;
+        for batch in names.0.batches()? {
+            if batch.state == BatchState::Open {
+                let snapshot = names.0.open_tables(&batch.snapshot)?;
+                visit_data_files(Merge::new(snapshot.sources().collect())?, visit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the numbers of the tables that neither the image nor an open batch uses.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub fn unused_tables(&self) -> Result<Vec<u64>> {
+        read_lock(&self.image).0.unused_tables()
+    }
+
     /// Returns the random number of the store.
     pub fn store_number(&self) -> u128 {
         read_lock(&self.image).0.store_number()
@@ -209,7 +251,7 @@ impl Primary {
 
 /// Returns the record of an open batch.
 fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
-    let Some(record) = image.batch::<BatchRecord>(number)? else {
+    let Some(record) = image.batch(number)? else {
         return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
     };
     match record.state {
@@ -256,8 +298,19 @@ fn add(image: &mut Image, number: u64, verdict: Verdict) -> Result<BatchRecord> 
     let state = BatchState::Committed { entries: verdict.entries, conflicts: verdict.conflicts };
     // The snapshot is not needed any more.
     let record = BatchRecord { state, snapshot: Vec::new(), ..record };
-    image.add(verdict.addition, number, &record)?;
+    image.add(verdict.addition, &record)?;
     Ok(record)
+}
+
+fn visit_data_files(mut entries: Merge<'_>, visit: &mut DataFileVisitor<'_>) -> Result<()> {
+    while let Some((key, value)) = entries.next()? {
+        if let (false, Some(place)) = (value.is_empty(), split(key))
+            && let Entry::Inode(Inode { number, content: Content::File(file), .. }) = Entry::decode(value)?
+        {
+            visit(number, file, place);
+        }
+    }
+    Ok(())
 }
 
 /// Returns whether a directory is `above`, or below it.

@@ -1,16 +1,22 @@
 //! A directory with tables.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 
 use quell_vfs::{Error, ErrorKind, Result};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, fsync, openat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, fsync, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use crate::files::TableFiles;
 
 /// The end of the names of tables.
 const SUFFIX: &str = ".table";
+/// The name of the copy of the image's description, and that of a new one.
+const COPY: &str = "image";
+const NEW_COPY: &str = "image.new";
+/// The largest copy that is read, in bytes.
+const COPY_BYTES_MAX: u64 = 256 << 20;
 
 /// The tables in a directory: files that are named by their numbers in hexadecimal.
 #[derive(Debug)]
@@ -22,16 +28,22 @@ impl TableDir {
         TableDir(dir)
     }
 
-    fn open_with(&self, number: u64, flags: OFlags) -> Result<File> {
+    fn open_with(&self, name: &str, flags: OFlags) -> Result<File> {
         // A pipe of this name must not block the process.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let name = name_of(number);
-        let file = openat(&self.0, &name, flags, Mode::RUSR | Mode::WUSR);
-        let file = file.map_err(|error| failed(error, "open", &name))?;
-        let found = fstat(&file).map_err(|error| failed(error, "open", &name))?;
+        let file = openat(&self.0, name, flags, Mode::RUSR | Mode::WUSR);
+        let file = file.map_err(|error| failed(error, "open", name))?;
+        let found = fstat(&file).map_err(|error| failed(error, "open", name))?;
         match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => Ok(File::from(file)),
             _ => Err(Error::new(ErrorKind::Damaged, "open", name)),
+        }
+    }
+
+    fn remove_name(&self, name: &str) -> Result<()> {
+        match unlinkat(&self.0, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(failed(error, "remove", name)),
         }
     }
 }
@@ -40,18 +52,15 @@ impl TableFiles for TableDir {
     fn create(&self, number: u64) -> Result<File> {
         // A process that was killed may have left a file, which others may have open.
         self.remove(number)?;
-        self.open_with(number, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+        self.open_with(&name_of(number), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
     }
 
     fn open(&self, number: u64) -> Result<File> {
-        self.open_with(number, OFlags::RDONLY)
+        self.open_with(&name_of(number), OFlags::RDONLY)
     }
 
     fn remove(&self, number: u64) -> Result<()> {
-        match unlinkat(&self.0, name_of(number), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(failed(error, "remove", &name_of(number))),
-        }
+        self.remove_name(&name_of(number))
     }
 
     fn list(&self) -> Result<Vec<u64>> {
@@ -67,6 +76,29 @@ impl TableFiles for TableDir {
 
     fn sync(&self) -> Result<()> {
         fsync(&self.0).map_err(|error| failed(error, "synchronize", "the tables"))
+    }
+
+    fn put_copy(&self, bytes: &[u8]) -> Result<()> {
+        self.remove_name(NEW_COPY)?;
+        let mut file = self.open_with(NEW_COPY, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        written.map_err(|cause| Error::from_io(cause, "write", NEW_COPY))?;
+        renameat(&self.0, NEW_COPY, &self.0, COPY).map_err(|error| failed(error, "rename", NEW_COPY))?;
+        self.sync()
+    }
+
+    fn copy(&self) -> Result<Option<Vec<u8>>> {
+        let file = match self.open_with(COPY, OFlags::RDONLY) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut bytes = Vec::new();
+        let length = file.take(COPY_BYTES_MAX + 1).read_to_end(&mut bytes);
+        let length = length.map_err(|cause| Error::from_io(cause, "read", COPY))?;
+        match length as u64 <= COPY_BYTES_MAX {
+            true => Ok(Some(bytes)),
+            false => Err(Error::new(ErrorKind::Damaged, "read", COPY)),
+        }
     }
 }
 

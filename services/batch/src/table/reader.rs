@@ -140,6 +140,14 @@ impl Table {
         TableEntries { table: self.clone(), next_block: 0, current: None, after: None }
     }
 
+    /// Reads the filter, which look-ups need.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of read(2).
+    pub(crate) fn check_filter(&self) -> Result<()> {
+        self.filter().map(drop)
+    }
+
     fn filter(&self) -> Result<&[u8]> {
         if let Some(filter) = self.filter.get() {
             return Ok(filter);

@@ -85,27 +85,17 @@ impl Pass<'_> {
     /// Ends the verification.
     pub(super) fn finish(&mut self) -> Result<Verdict> {
         self.check_new_tree()?;
-        // Few changes are stored with the image itself, others in a table that is newer than those
-        // of the batch.
-        const CHANGES_MAX: usize = 4096;
-        const CHANGES_BYTES_MAX: usize = 4 << 20;
-        let sizes = self.patch.values().flatten().map(Entry::content_bytes);
-        let bytes: usize = sizes.sum();
         let changed_dirs = self.patch.keys().filter_map(|key| split(key.as_bytes())).map(|(dir, _)| dir);
         let changed_dirs = changed_dirs.collect();
-        let mut changes = Vec::new();
-        if self.patch.len() <= CHANGES_MAX && bytes <= CHANGES_BYTES_MAX {
-            changes.extend(std::mem::take(&mut self.patch));
-        } else {
-            self.out.end_table()?;
-            for (key, entry) in std::mem::take(&mut self.patch) {
-                let value = entry.map_or(Vec::new(), |entry| entry.encode());
-                self.out.add(key.as_bytes(), &value)?;
-            }
+        // The changes of existing entries are in a table that is newer than those of the batch.
+        self.out.end_table()?;
+        for (key, entry) in std::mem::take(&mut self.patch) {
+            let value = entry.map_or(Vec::new(), |entry| entry.encode());
+            self.out.add(key.as_bytes(), &value)?;
         }
         let tables = self.out.finish()?;
         Ok(Verdict {
-            addition: Addition { tables, changes, changed_dirs },
+            addition: Addition { tables, changed_dirs },
             entries: self.entries,
             conflicts: std::mem::take(&mut self.conflicts),
             dirs: std::mem::take(&mut self.dirs).into_iter().chain(self.accesses.read_dirs()).collect(),

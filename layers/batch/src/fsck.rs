@@ -1,0 +1,236 @@
+//! The check of a store: its key-value store, its tables, the tree of the image, the data files,
+//! and the certificates of open batches.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quell_batch_service::{
+    BatchState, BlockCache, Certificate, Checked, DataFile, Image, Problem, ProblemKind, Table, TableDir,
+    TableFiles, check_tables,
+};
+use quell_kv::DiskStore;
+use quell_posix::{Dir, WritableDir};
+use quell_vfs::{Error, ErrorKind, Rename, Result};
+
+use crate::data_files::{Found, numbered, visit_data};
+use crate::store::{BatchStore, KEYS, StoreDir};
+
+/// The identifiers of the kinds of problems of a store, besides those of
+/// [`ProblemKind`].
+const LOST_KEYS: &str = "lost-keys";
+const MISSING_DATA: &str = "missing-data";
+const BAD_CERTIFICATE: &str = "bad-certificate";
+const UNKNOWN_FILE: &str = "unknown-file";
+
+/// A problem of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreProblem {
+    /// The identifier of its kind.
+    pub kind: &'static str,
+    /// The path in the name space, if the problem is one of an entry there.
+    pub path: Option<Vec<u8>>,
+    /// A description.
+    pub detail: String,
+    /// Whether a repair corrects it.
+    pub is_repairable: bool,
+}
+
+/// Returns the identifiers of all kinds of problems.
+pub fn problem_kinds() -> Vec<&'static str> {
+    let of_image = ProblemKind::ALL.iter().map(|kind| kind.identifier());
+    of_image.chain([LOST_KEYS, MISSING_DATA, BAD_CERTIFICATE, UNKNOWN_FILE]).collect()
+}
+
+/// Checks a store, passes each problem to `report`, and corrects those that can be if `repairs` is
+/// set. While another process has the store open, this waits, at most for `wait`.
+///
+/// # Errors
+/// As for [`BatchStore::open`]. `Damaged` also if there is no copy from which a lost image could be
+/// rebuilt.
+pub fn fsck(
+    path: &Path,
+    wait: Duration,
+    repairs: bool,
+    report: &mut dyn FnMut(&StoreProblem),
+) -> Result<Checked> {
+    let dir = StoreDir::open(path)?;
+    dir.check_format()?;
+    let keys = match opened_keys(&dir, wait)? {
+        Some(keys) => keys,
+        None => {
+            report(&StoreProblem {
+                kind: LOST_KEYS,
+                path: None,
+                detail: "the key-value store of the image cannot be read; a repair rebuilds the image from its tables, \
+                         and loses the changes of the synchronous mode since the last table"
+                    .into(),
+                is_repairable: true,
+            });
+            if !repairs {
+                return Ok(Checked::default());
+            }
+            rebuild(&dir)?
+        }
+    };
+    let tables = TableDir::new(dir.tables()?);
+    let mut found = Vec::new();
+    check_tables(&keys, &tables, &mut |problem| found.push(problem.clone()))?;
+    if !found.is_empty() {
+        // Without its tables the image cannot be read.
+        found.iter().for_each(|problem| report(&of_image(problem, None)));
+        return Ok(Checked::default());
+    }
+    let store = BatchStore::with_keys(dir, keys)?;
+    let checked = store.primary().check(repairs, &mut |problem| found.push(problem.clone()))?;
+    for problem in &found {
+        report(&of_image(problem, Some(&store)));
+    }
+    if found.iter().all(|problem| repairs && problem.kind.is_repairable()) {
+        check_data(&store, report)?;
+    }
+    check_batches(&store, report)?;
+    Ok(checked)
+}
+
+fn of_image(problem: &Problem, store: Option<&BatchStore>) -> StoreProblem {
+    let path = problem.entry.as_ref().zip(store).and_then(|((dir, name), store)| {
+        let above = store.path_of(*dir).ok()?;
+        Some(if name.is_empty() { above } else { [&above[..], b"/", name].concat() })
+    });
+    StoreProblem {
+        kind: problem.kind.identifier(),
+        path,
+        detail: problem.detail.clone(),
+        is_repairable: problem.kind.is_repairable(),
+    }
+}
+
+/// Opens the key-value store. `None` if it is lost or damaged, or has no image.
+fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<DiskStore>> {
+    // Opening a directory without a key-value store would create one.
+    if !dir.files()?.names()?.iter().any(|name| name == KEYS.as_bytes()) {
+        return Ok(None);
+    }
+    let keys = match dir.open_keys_within(wait) {
+        Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => return Ok(None),
+        keys => keys?,
+    };
+    match Image::is_present(&keys)? {
+        true => Ok(Some(keys)),
+        false => keys.close().map(|()| None),
+    }
+}
+
+/// Rebuilds the image from the copy of its description. What is left of the key-value store is kept
+/// as `keys.lost`.
+fn rebuild(dir: &StoreDir) -> Result<DiskStore> {
+    let files = dir.files()?;
+    let tables = TableDir::new(dir.tables()?);
+    if tables.copy()?.is_none() {
+        let source = "the image cannot be rebuilt: the store has no tables yet, or their description is lost";
+        return Err(Error {
+            source: Some(source.into()),
+            ..Error::new(ErrorKind::Damaged, "rebuild the image", dir.subject())
+        });
+    }
+    for number in 0_u32.. {
+        let lost = if number == 0 { "keys.lost".to_owned() } else { format!("keys.lost.{number}") };
+        match files.rename(KEYS.as_bytes(), &files, lost.as_bytes(), Rename::Keep) {
+            Err(error) if error.kind == ErrorKind::Exists => {}
+            Err(error) if error.kind == ErrorKind::NotFound => break,
+            renamed => {
+                renamed?;
+                break;
+            }
+        }
+    }
+    let keys = dir.open_keys()?;
+    Image::rebuild(&keys, &tables)?;
+    Ok(keys)
+}
+
+/// Checks that the data files of all inodes exist.
+fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Result<()> {
+    let mut missing: HashSet<(u64, DataFile)> = HashSet::new();
+    store.primary().data_files(&mut |inode, file, _| {
+        missing.insert((inode, file));
+    })?;
+    visit_data(&store.data_dir()?, &mut |path, found| {
+        match found {
+            Found::File { inode, file, .. } => {
+                missing.remove(&(inode, file));
+            }
+            Found::Unknown => report(&unknown(b"data/", path)),
+        }
+        Ok(())
+    })?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    // A second look at the image finds the names.
+    let mut places = Vec::new();
+    store.primary().data_files(&mut |inode, file, (dir, name)| {
+        if missing.contains(&(inode, file)) {
+            places.push((inode, file, dir, name.to_vec()));
+        }
+    })?;
+    for (inode, file, dir, name) in places {
+        if !missing.remove(&(inode, file)) {
+            continue;
+        }
+        let above = store.path_of(dir).ok();
+        report(&StoreProblem {
+            kind: MISSING_DATA,
+            path: above.map(|above| [&above[..], b"/", &name].concat()),
+            detail: format!("the data file of inode {inode} in batch {} does not exist", file.batch),
+            is_repairable: false,
+        });
+    }
+    Ok(())
+}
+
+/// Checks the directories of the batches, and that the open ones have the tables of their
+/// certificates.
+fn check_batches(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Result<()> {
+    let records = store.primary().batches()?;
+    let known: BTreeSet<u64> = records.iter().map(|record| record.number).collect();
+    let (numbers, others) = numbered(&store.batches_dir()?)?;
+    let unrecorded = numbers.into_iter().filter(|number| !known.contains(number));
+    let names = unrecorded.map(|number| number.to_string().into_bytes()).chain(others);
+    names.for_each(|name| report(&unknown(b"batches/", &name)));
+    for record in records.iter().filter(|record| record.state == BatchState::Open) {
+        let checked = store.certificate(record.number).and_then(|found| match found {
+            Some((certificate, tables)) => check_certificate(&certificate, &tables),
+            None => Ok(()),
+        });
+        if let Err(error) = checked {
+            report(&StoreProblem {
+                kind: BAD_CERTIFICATE,
+                path: None,
+                detail: format!("batch {} cannot be committed: {error}", record.number),
+                is_repairable: false,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_certificate(certificate: &Certificate, tables: &TableDir) -> Result<()> {
+    for stated in &certificate.tables {
+        let cache = Arc::new(BlockCache::default());
+        Table::open(tables.open(stated.number)?, Some(stated.checksum), cache)?;
+    }
+    Ok(())
+}
+
+fn unknown(dir: &[u8], name: &[u8]) -> StoreProblem {
+    let path = [dir, name].concat();
+    StoreProblem {
+        kind: UNKNOWN_FILE,
+        path: None,
+        detail: format!("{} is not a file of the store", path.escape_ascii()),
+        is_repairable: false,
+    }
+}

@@ -1,0 +1,152 @@
+//! The entries of an image, as a check reads them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use quell_vfs::{Kind, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::problem::{Checked, Problem, ProblemKind};
+use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
+use crate::image::Image;
+use crate::key::split;
+
+/// What the entries of an image state about its directories and files.
+#[derive(Default)]
+pub(super) struct Scan {
+    pub(super) dirs: BTreeMap<u64, Dir>,
+    /// The files whose inodes are in the directory of linked inodes.
+    pub(super) linked: BTreeMap<u64, Linked>,
+    /// The names of embedded files that state another number of links than 1.
+    pub(super) wrong_links: Vec<(u64, Vec<u8>)>,
+    /// The names of directories that have another name before.
+    pub(super) second_names: Vec<(u64, (u64, Vec<u8>))>,
+    /// The largest inode number.
+    pub(super) last_inode: u64,
+    /// The owner and the group of the first inode.
+    pub(super) owner: Option<(u32, u32)>,
+    numbers: HashSet<u64>,
+}
+
+/// A directory.
+#[derive(Default)]
+pub(super) struct Dir {
+    /// The place that its inode states, as the number of the directory above and the hash of the
+    /// name, and its number of links.
+    pub(super) stated: Option<((u64, u64), u32)>,
+    /// Its name.
+    pub(super) named: Option<(u64, Vec<u8>)>,
+    /// The number of directories that have a name in it.
+    pub(super) subdirs: u32,
+}
+
+/// A file in the directory of linked inodes.
+#[derive(Default)]
+pub(super) struct Linked {
+    /// The number of links that its inode states.
+    pub(super) stated: Option<u32>,
+    /// The number of its names.
+    pub(super) names: u32,
+}
+
+/// Returns a place, as a directory states it.
+pub(super) fn place(dir: u64, name: &[u8]) -> (u64, u64) {
+    (dir, xxh3_64(name))
+}
+
+impl Scan {
+    /// Reads all entries.
+    pub(super) fn read(&mut self, image: &Image, report: &mut dyn FnMut(&Problem)) -> Result<()> {
+        self.dirs.entry(ROOT).or_default();
+        let mut entries = image.entries()?;
+        while let Some((key, value)) = entries.next()? {
+            if value.is_empty() {
+                continue;
+            }
+            let Some((dir, name)) = split(key) else {
+                let detail = "the key is too short".to_owned();
+                report(&Problem::of_entry(ProblemKind::BadEntry, 0, key, detail));
+                continue;
+            };
+            let noted = match Entry::decode(value) {
+                Ok(entry) => self.note(dir, name, &entry),
+                Err(_) => Err((ProblemKind::BadEntry, "the bytes are no entry".to_owned())),
+            };
+            if let Err((kind, detail)) = noted {
+                report(&Problem::of_entry(kind, dir, name, detail));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn checked(&self) -> Checked {
+        let dirs = self.dirs.values().filter(|dir| dir.stated.is_some()).count() as u64;
+        Checked { dirs, files: self.numbers.len() as u64 - dirs }
+    }
+
+    fn note(&mut self, dir: u64, name: &[u8], entry: &Entry) -> Result<(), (ProblemKind, String)> {
+        if let Entry::Inode(inode) = entry {
+            self.owner.get_or_insert((inode.uid, inode.gid));
+        }
+        let bad = |reason: &str| Err((ProblemKind::BadEntry, reason.to_owned()));
+        if dir == LINKED {
+            return match (entry, name.try_into().map(u64::from_be_bytes)) {
+                (Entry::Inode(inode), Ok(number)) if number == inode.number && is_file(inode) => {
+                    self.linked.entry(number).or_default().stated = Some(inode.links);
+                    self.number(number)
+                }
+                _ => bad("it is not the inode of a file with this number"),
+            };
+        }
+        let in_dir = self.dirs.entry(dir).or_default();
+        match entry {
+            Entry::Inode(inode) if name.is_empty() => match &inode.content {
+                Content::Parent { dir: above, name } if inode.number == dir && !is_file(inode) => {
+                    in_dir.stated = Some((place(*above, name), inode.links));
+                    self.number(dir)
+                }
+                _ => bad("it is not the inode of the directory"),
+            },
+            Entry::Inode(inode) if is_file(inode) => {
+                if inode.links != 1 {
+                    self.wrong_links.push((dir, name.to_vec()));
+                }
+                self.number(inode.number)
+            }
+            Entry::Inode(_) => bad("the inode of a directory is at a name"),
+            _ if name.is_empty() => bad("a directory has no inode here"),
+            Entry::Dir { inode: ROOT | LINKED } => bad("it is the name of a directory that has none"),
+            Entry::Dir { inode } => {
+                in_dir.subdirs += 1;
+                let named = self.dirs.entry(*inode).or_default();
+                match named.named {
+                    Some(_) => self.second_names.push((*inode, (dir, name.to_vec()))),
+                    None => named.named = Some((dir, name.to_vec())),
+                }
+                Ok(())
+            }
+            Entry::Link { inode, .. } => {
+                self.linked.entry(*inode).or_default().names += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes the number of an inode.
+    fn number(&mut self, number: u64) -> Result<(), (ProblemKind, String)> {
+        self.last_inode = self.last_inode.max(number);
+        match self.numbers.insert(number) {
+            true => Ok(()),
+            false => Err((ProblemKind::InodeTwice, format!("another inode has the number {number}, too"))),
+        }
+    }
+
+    /// Returns, for each directory, the one that contains it.
+    pub(super) fn above(&self) -> HashMap<u64, u64> {
+        let above = |(dir, facts): (&u64, &Dir)| facts.named.as_ref().map(|(above, _)| (*dir, *above));
+        self.dirs.iter().filter_map(above).collect()
+    }
+}
+
+fn is_file(inode: &Inode) -> bool {
+    inode.kind().is_ok_and(|kind| kind != Kind::Dir)
+}

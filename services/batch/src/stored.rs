@@ -1,0 +1,177 @@
+//! The records of an image in the key-value store of the primary server (docs/formats/batch.md).
+
+use std::ops::Bound;
+
+use quell_kv::{Batch as Commit, KeyRange, KeyValue};
+use quell_vfs::{Error, ErrorKind, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::batch::BatchRecord;
+use crate::entries::KeyChange;
+use crate::entry::{Entry, FIRST_INODE, damaged};
+use crate::key::split;
+use crate::merge::Source;
+use crate::table_ref::TableRef;
+
+/// The key of the description of the image in the key-value store.
+pub(crate) const IMAGE_KEY: &[u8] = b"i";
+/// The first byte of the keys of entries in the key-value store.
+pub(crate) const ENTRY: u8 = b'e';
+/// The first byte of the keys of batches in the key-value store.
+const BATCH: u8 = b'b';
+/// The version of the format of the key-value store.
+const VERSION: u32 = 1;
+/// The number of entries of a list that are read from the key-value store at a time.
+const PAGE_ENTRIES: usize = 1024;
+
+/// The numbers that are left out when the image is rebuilt from a copy of its description: more
+/// than are given between two copies.
+const NUMBERS_AFTER_LOSS: u64 = 1 << 24;
+
+/// The description of the image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    pub(crate) version: u32,
+    /// A random number, which no other store has.
+    pub(crate) store: u128,
+    pub(crate) next_inode: u64,
+    pub(crate) next_table: u64,
+    pub(crate) next_batch: u64,
+    /// The tables, the newest first.
+    pub(crate) tables: Vec<TableRef>,
+}
+
+impl Description {
+    /// Returns the description of a new image.
+    pub(crate) fn new(store: u128) -> Description {
+        Description {
+            version: VERSION,
+            store,
+            next_inode: FIRST_INODE,
+            next_table: 1,
+            next_batch: 1,
+            tables: Vec::new(),
+        }
+    }
+
+    /// Returns the description of the image in `store`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none; `Damaged`.
+    pub(crate) fn read(store: &dyn KeyValue) -> Result<Description> {
+        let Some(value) = store.get(IMAGE_KEY)? else {
+            return Err(Error::new(ErrorKind::NotFound, "open a name space", ""));
+        };
+        let description: Description = decode(&value)?;
+        if description.version != VERSION {
+            let reason = format!("it has version {}; this program reads {VERSION}", description.version);
+            return Err(Error { source: Some(reason.into()), ..damaged("the name space") });
+        }
+        Ok(description)
+    }
+
+    /// Returns the description that follows this one if the numbers of inodes and tables that were
+    /// given since are not known any more.
+    pub(crate) fn after_loss(self) -> Description {
+        Description {
+            next_inode: self.next_inode + NUMBERS_AFTER_LOSS,
+            next_table: self.next_table + NUMBERS_AFTER_LOSS,
+            ..self
+        }
+    }
+}
+
+/// The entries in the key-value store, a page at a time.
+pub(crate) struct Stored<'a> {
+    store: &'a dyn KeyValue,
+    /// Only the entries of this directory.
+    dir: Option<u64>,
+    /// Only the entries after this key.
+    after: Vec<u8>,
+    page: std::vec::IntoIter<(Vec<u8>, Vec<u8>)>,
+}
+
+impl<'a> Stored<'a> {
+    /// Returns all entries.
+    pub(crate) fn all(store: &'a dyn KeyValue) -> Stored<'a> {
+        Stored { store, dir: None, after: Vec::new(), page: Vec::new().into_iter() }
+    }
+
+    /// Returns the entries of a directory after a key.
+    pub(crate) fn of_dir(store: &'a dyn KeyValue, dir: u64, after: &[u8]) -> Stored<'a> {
+        Stored { dir: Some(dir), after: after.to_vec(), ..Stored::all(store) }
+    }
+}
+
+impl Source for Stored<'_> {
+    fn next(&mut self, into_key: &mut Vec<u8>, into_value: &mut Vec<u8>) -> Result<bool> {
+        if self.page.len() == 0 {
+            let mut page = Vec::new();
+            let start = entry_key(&self.after);
+            let range = KeyRange::between(Bound::Excluded(&start), Bound::Unbounded);
+            self.store.scan(&range, &mut |key, value| {
+                let is_in = |dir| split(&key[1..]).is_some_and(|(found, _)| found == dir);
+                let is_here = key[0] == ENTRY && self.dir.is_none_or(is_in);
+                if is_here {
+                    page.push((key[1..].to_vec(), value.to_vec()));
+                }
+                is_here && page.len() < PAGE_ENTRIES
+            })?;
+            if let Some((last, _)) = page.last() {
+                self.after.clone_from(last);
+            }
+            self.page = page.into_iter();
+        }
+        let Some((key, value)) = self.page.next() else { return Ok(false) };
+        (*into_key, *into_value) = (key, value);
+        Ok(true)
+    }
+}
+
+/// Adds the change of an entry to a commit.
+pub(crate) fn put_entry(commit: &mut Commit, (key, entry): KeyChange) {
+    commit.put(&entry_key(key.as_bytes()), &entry.map_or(Vec::new(), |entry| entry.encode()));
+}
+
+/// Returns the approximate size of entries.
+pub(crate) fn sizes(changes: &[KeyChange]) -> usize {
+    let size =
+        |(key, entry): &KeyChange| key.as_bytes().len() + entry.as_ref().map_or(0, Entry::content_bytes);
+    changes.iter().map(size).sum()
+}
+
+/// Returns the key of an entry in the key-value store.
+pub(crate) fn entry_key(key: &[u8]) -> Vec<u8> {
+    [&[ENTRY], key].concat()
+}
+
+/// Returns the key of the record of a batch.
+pub(crate) fn batch_key(number: u64) -> [u8; 9] {
+    let mut key = [BATCH; 9];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// Returns the records of all batches, in the order of their numbers.
+pub(crate) fn read_batches(store: &dyn KeyValue) -> Result<Vec<BatchRecord>> {
+    let mut records = Vec::new();
+    store.scan(&KeyRange::prefix(&[BATCH]), &mut |_, value| {
+        records.push(decode(value));
+        true
+    })?;
+    records.into_iter().collect()
+}
+
+/// Encodes a record.
+pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("a record has no value that postcard refuses")
+}
+
+/// Decodes a record.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(damaged("a record of the name space")),
+    }
+}
