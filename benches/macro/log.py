@@ -12,12 +12,20 @@ time.
 A virtual machine gets memory from its host when it first touches it. This takes several times as
 long as the measured work, and delays the process that touches the memory. Therefore as much memory
 as a measurement may use is touched and freed before it.
+
+On the local disk nothing is synced within the measured time. Data that earlier measurements have
+left in the page cache counts towards the limit at which the kernel makes writers wait for the disk
+(vm.dirty_background_ratio), so before each measurement everything is written back, and the files of
+the previous one are removed. The methods take turns, and begin with another one in each round.
 """
+import functools
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +40,9 @@ RECORDS = 2_000  # of each process: 376 MB in total
 # each other.
 RECORDS_OF_A_CHUNK = 350
 LOCAL_RECORDS = 5_700  # of each process: 1 GiB in total
+ROUNDS = 7  # on the local disk, where a round takes seconds
+DIRTY_MB_MAX = 32  # other programs write, too
+WRITE_BACK_S_MAX = 120
 MEMORY_TOUCHED = 3 << 30  # an upper bound for caches of clients and servers, and buffers
 SMALL = 100  # size of a record in bytes where only the number of records matters
 # Rates in MiB/s of a local ext4 and of the original PLFS on it, on an idle machine. The rows here
@@ -83,6 +94,11 @@ class Rates(dict):
     def median_of(self, name):
         return median(self[name]) if name in self else None
 
+    def spread_of(self, name, factor=1.0):
+        """Return the smallest and the largest rate as text."""
+        rates = [rate * factor for rate in self.get(name, ())]
+        return f"{min(rates):,.0f} to {max(rates):,.0f}" if rates else "none"
+
 
 class Logs:
     """Measures log mounts and adds their rows to a benchmark."""
@@ -92,6 +108,7 @@ class Logs:
         self.scratch = Path(tempfile.mkdtemp(prefix="log.", dir=bench.scratch))
         quick = bench.options.quick
         self.repeats, self.records = (1, 100) if quick else (3, RECORDS)
+        self.rounds = 1 if quick else ROUNDS
         self.few = 40 if quick else RECORDS_OF_A_CHUNK
         self.local_records = 500 if quick else LOCAL_RECORDS
         self.writes = 20_000 if quick else 1_000_000
@@ -122,6 +139,19 @@ class Logs:
         half_kb = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) // 2
         size = min(MEMORY_TOUCHED, half_kb << 10)
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+
+    @staticmethod
+    def write_back():
+        """Write all data of the page cache to the disks."""
+        deadline = time.monotonic() + WRITE_BACK_S_MAX
+        while time.monotonic() < deadline:
+            os.sync()
+            text = Path("/proc/meminfo").read_text()
+            kb = sum(int(text.split(f"\n{name}:")[1].split()[0]) for name in ("Dirty", "Writeback"))
+            if kb <= DIRTY_MB_MAX << 10:
+                return
+            time.sleep(0.1)
+        raise Failed("the disk is busy: other programs write more than it takes")
 
     def run_records(self, work, pattern, count, paths, size=RECORD):
         if work in ("write", "write-only", "read"):
@@ -238,23 +268,36 @@ class Logs:
             directory.mkdir(parents=True)
         roots = [direct] * NODES
         kind = text_of(["findmnt", "-n", "-o", "FSTYPE", "-T", direct]).strip()
-        for turn in range(self.repeats):
-            self.write(rates, "direct", roots, "strided", self.local_records, str(turn), "write-only")
-            self.read(rates, "direct", roots, "strided", self.local_records, str(turn))
-            if not self.why_not:
-                # One mount, because it is one node.
-                with self.mounted([store]) as (mount,):
-                    self.write(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn), "write-only")
-                with self.mounted([store]) as (mount,):
-                    self.read(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn))
-            if self.library.exists():
-                self.by_library(rates, direct, store)
+
+        def directly():
+            self.write(rates, "direct", roots, "strided", self.local_records, "file", "write-only")
+            self.read(rates, "direct", roots, "strided", self.local_records, "file")
+
+        def by_mount():
+            # One mount, because it is one node.
+            with self.mounted([store]) as (mount,):
+                self.write(rates, "log", [mount.point] * NODES, "strided", self.local_records, "file", "write-only")
+            with self.mounted([store]) as (mount,):
+                self.read(rates, "log", [mount.point] * NODES, "strided", self.local_records, "file")
+
+        methods = [directly] if self.why_not else [directly, by_mount]
+        if self.library.exists():
+            methods += self.by_library(rates, direct, store)
+        for turn in range(self.rounds):
+            first = turn % len(methods)
+            for method in methods[first:] + methods[:first]:
+                self.write_back()
+                method()
+                for directory in (direct, store):
+                    shutil.rmtree(directory)
+                    directory.mkdir()
         for method, factor in (("FUSE", 3), ("library", 1)):
             for work in ("write", "read"):
                 original, original_ext4 = ORIGINAL[method][work], ORIGINAL["ext4"][work]
                 least = factor * original / original_ext4
                 methods = ("plain beside the library", "library") if method == "library" else ("direct", "log")
                 direct, log = (rates.median_of((each, "strided", work, self.local_records)) for each in methods)
+                spreads = [rates.spread_of((each, "strided", work, self.local_records), 1e6 / (1 << 20)) for each in methods]
                 title = f"local {kind}, one file, strided, by {method}: {work}"
                 bar = f"at least {least:.2f} of direct ({f'{factor} times' if factor > 1 else 'as'} the original)"
                 why_not = self.why_not
@@ -262,21 +305,22 @@ class Logs:
                     why_not = None if self.library.exists() else NO_LIBRARY
                 direct, log = (rate and rate * 1e6 / (1 << 20) for rate in (direct, None if why_not else log))
                 self.row(title, "MiB/s", direct, log, bar, None if why_not else log >= least * direct,
-                         why_not or f"median of {self.repeats}; the original PLFS {original:,} of {original_ext4:,}")
+                         why_not or f"median of {self.rounds}, {spreads[0]} and {spreads[1]}; the original PLFS {original:,} of {original_ext4:,}")
         self.preload_rows(rates, kind)
 
     def preload_rows(self, rates, kind):
         """Compare the preload library with the C library and with a mount."""
         for work, other, name, least in BY_PRELOAD:
             reference, preload = (rates.median_of((each, "strided", work, self.local_records)) for each in (name, "preload"))
+            spreads = [rates.spread_of((each, "strided", work, self.local_records), 1e6 / (1 << 20)) for each in (name, "preload")]
             title = f"local {kind}, one file, strided, by preload against {other}: {work}"
             why_not = None if reference and preload else "SKIPPED: see the rows above"
             reference, preload = (rate and rate * 1e6 / (1 << 20) for rate in (reference, preload))
             self.row(title, "MiB/s", reference, preload, f"at least {least:.1f} of {other}",
-                     None if why_not else preload >= least * reference, why_not or f"median of {self.repeats}")
+                     None if why_not else preload >= least * reference, why_not or f"median of {self.rounds}, {spreads[0]} and {spreads[1]}")
 
     def by_library(self, rates, direct, store):
-        """Write and read with the same processes, without the mount."""
+        """Return functions that write and read with the same processes, without the mount."""
         size = ["--processes", NODES, "--record", RECORD, "--mib", self.local_records * NODES * RECORD >> 20]
         virtual = Path(store.parent, "preload")
         virtual.mkdir(exist_ok=True)
@@ -285,13 +329,16 @@ class Logs:
         methods = {"plain beside the library": (("--posix", direct), os.environ), "library": (("--quell", store), os.environ)}
         if library_of(self.quell).exists():
             methods["preload"] = (("--posix", virtual), environment(self.quell, **view))
-        for method, (arguments, inherited) in methods.items():
+
+        def measure(method, arguments, inherited):
             self.touch_memory()
             line = text_of([self.nto1, *arguments, *size], env={**inherited, **environments})
             results = dict(word.split("=") for word in line.split())
             for work in ("write", "read"):
                 mib_s = float(results[f"{work}_mib_s"])
                 rates.note((method, "strided", work, self.local_records), {"bytes": mib_s * (1 << 20), "seconds": 1})
+
+        return [functools.partial(measure, method, *how) for method, how in methods.items()]
 
     # --- the index ---------------------------------------------------------------------------------
     def index_size(self, local):
