@@ -255,6 +255,42 @@ fn a_full_store_is_an_error_until_space_is_freed() {
     mounted.umount();
 }
 
+/// Files whose data fits no longer are removed while they are open: neither the failed writes nor
+/// the closes leave anything in the store.
+#[test]
+fn files_removed_in_a_full_store_leave_nothing_in_it() {
+    let Some(fixture) = Fixture::new() else { return };
+    let Some(small) = Small::new(&fixture.stage, "4m") else { return };
+    let mounted = fixture.mount_with(&[&small.path], &["--buffer", "64K"]);
+    let names: Vec<_> = (0..8).map(|number| mounted.point.join(format!("open{number}"))).collect();
+    let open: Vec<File> = names.iter().map(|name| File::create_new(name).unwrap()).collect();
+    // Two files have logs before the store is full, one of them with a synced frame.
+    open[0].write_all_at(&noise(1000, 1), 0).unwrap();
+    open[0].sync_all().unwrap();
+    open[1].write_all_at(&noise(100_000, 2), 0).unwrap();
+    let _ = File::create(small.path.join("filler")).unwrap().write_all(&vec![1; 4 << 20]);
+    let is_full = |result: std::io::Result<()>| result.is_err_and(|error| error.raw_os_error() == Some(28));
+    for file in &open[..6] {
+        file.write_all_at(&noise(40_000, 3), 0).unwrap();
+    }
+    assert!(is_full(open[2].sync_all()) && is_full(open[6].write_all_at(&noise(100_000, 4), 0)));
+    assert!(is_full(File::create_new(mounted.point.join("another")).map(drop)));
+    for name in &names {
+        fs::remove_file(name).unwrap();
+    }
+    // Some of these writes fail, others only when the files are closed.
+    open.iter().for_each(|file| drop(file.write_all_at(&noise(40_000, 5), 50_000)));
+    drop(open);
+    let left = || -> Vec<PathBuf> {
+        let areas = ["trash", "new", "parts"].map(|area| small.path.join(".quell").join(area));
+        let names = areas.iter().flat_map(|area| fs::read_dir(area).unwrap());
+        names.map(|entry| entry.unwrap().path()).collect()
+    };
+    assert!(eventually(|| left().is_empty()), "{:?}", left());
+    mounted.umount();
+    assert_eq!(left(), Vec::<PathBuf>::new());
+}
+
 #[test]
 fn a_store_that_becomes_read_only_can_still_be_read() {
     let Some(fixture) = Fixture::new() else { return };
