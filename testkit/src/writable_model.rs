@@ -703,6 +703,15 @@ impl WritableFile for ModelFile {
         self.may(self.mode.write, "write")?.write(self.node, from, offset)
     }
 
+    fn write_zeros(&self, offset: u64, length: u64) -> Result<()> {
+        let mut table = self.may(self.mode.write, "write zeros")?;
+        let end = offset.saturating_add(length).min(table.entry(self.node)?.bytes.size_bytes());
+        match end.checked_sub(offset) {
+            None | Some(0) => Ok(()),
+            Some(length) => table.write(self.node, &vec![0; length as usize], offset),
+        }
+    }
+
     fn append(&self, from: &[u8]) -> Result<u64> {
         let mut table = self.may(self.mode.write, "append")?;
         let end = table.entry(self.node)?.bytes.size_bytes();

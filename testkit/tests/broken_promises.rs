@@ -279,6 +279,7 @@ fn is_kept_by_writer(promise: &str, fault: Fault) -> bool {
         owners: true,
         rename_kinds: true,
         hard_links: true,
+        writes_zeros: false,
         locks: false,
         xattrs: false,
     };

@@ -358,6 +358,7 @@ fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritableImplementation<'_>) ->
         owners: true,
         rename_kinds: true,
         hard_links: false,
+        writes_zeros: false,
         locks: true,
         xattrs: true,
     })

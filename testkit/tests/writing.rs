@@ -25,6 +25,7 @@ fn the_writable_model_conforms() {
         owners: true,
         rename_kinds: true,
         hard_links: true,
+        writes_zeros: true,
         locks: true,
         xattrs: true,
     });

@@ -1,9 +1,13 @@
 //! The oldest released files must remain readable. `fixtures/README.md` describes how they were
 //! created.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
+use rustix::fs::{FallocateFlags, fallocate};
+
+use crate::log_fixture;
 use crate::stage::{Stage, checkout, difference};
 
 fn fixture(name: &str) -> PathBuf {
@@ -29,6 +33,87 @@ fn shown_as_recorded(version: u32) -> serde_json::Value {
 #[test]
 fn version_1_of_the_index_is_read() {
     assert_eq!(shown_as_recorded(1)["options"], serde_json::json!(["exclude *.pyc"]));
+}
+
+/// Copies a directory with its content.
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
+        let (path, to) = (entry.path(), to.join(entry.file_name()));
+        match entry.file_type().unwrap() {
+            kind if kind.is_dir() => copy_tree(&path, &to),
+            kind if kind.is_symlink() => {
+                std::os::unix::fs::symlink(fs::read_link(&path).unwrap(), to).unwrap();
+            }
+            _ => drop(fs::copy(&path, to).unwrap()),
+        }
+    }
+}
+
+/// Copies a store among the fixtures, which lack its empty directories.
+fn copy_store(name: &str, to: &Path) {
+    copy_tree(&fixture(name), to);
+    for empty in ["new", "parts", "trash"] {
+        fs::create_dir(to.join(".quell").join(empty)).unwrap();
+    }
+}
+
+/// The content of `dir/file` in the store of version 1.
+fn checkpoint() -> Vec<u8> {
+    let record = |number: u32| {
+        let (n, writer) = (number / 2, number % 2);
+        (0..1000).map(move |i| ((7 * i + n + 50 * writer) % 251) as u8)
+    };
+    (0..40).flat_map(record).collect()
+}
+
+#[test]
+fn a_store_of_version_1_is_read_and_written_and_its_files_get_no_zeros() {
+    let fixture = log_fixture!();
+    copy_store("log-v1", &fixture.store);
+    let mut cut = [b"x".repeat(100), vec![0; 100], b"end".to_vec()].concat();
+    let mounted = fixture.mount();
+    assert!(fs::read(mounted.point.join("link")).unwrap() == checkpoint());
+    assert!(fs::read(mounted.point.join("cut")).unwrap() == cut);
+    let file = File::options().write(true).open(mounted.point.join("cut")).unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let refused = fallocate(&file, punch, 0, 50).unwrap_err();
+    assert_eq!(refused.raw_os_error(), 95, "EOPNOTSUPP");
+    file.write_all_at(b"later", 201).unwrap();
+    drop(file);
+    cut.truncate(201);
+    cut.extend_from_slice(b"later");
+    // A copy has the new version.
+    fs::copy(mounted.point.join("cut"), mounted.point.join("copy")).unwrap();
+    let file = File::options().write(true).open(mounted.point.join("copy")).unwrap();
+    fallocate(&file, punch, 10, 150).unwrap();
+    drop(file);
+    mounted.umount();
+    let mounted = fixture.mount();
+    assert!(fs::read(mounted.point.join("cut")).unwrap() == cut);
+    cut[10..160].fill(0);
+    assert!(fs::read(mounted.point.join("copy")).unwrap() == cut);
+    mounted.umount();
+    let mut fsck = fixture.stage.quell();
+    fixture.stage.run(fsck.args(["log", "fsck"]).arg(&fixture.store)).expect(0);
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_store_of_version_2_is_read_with_its_zeros() {
+    let fixture = log_fixture!();
+    copy_store("log-v2", &fixture.store);
+    let mut expected = checkpoint();
+    expected[5500..15_500].fill(0);
+    let mounted = fixture.mount();
+    assert!(fs::read(mounted.point.join("dir/file")).unwrap() == expected);
+    mounted.umount();
+    let exported = fixture.stage.dir("exported");
+    let mut export = fixture.stage.quell();
+    export.args(["log", "export"]).arg(&fixture.store).arg("dir/file").arg(&exported);
+    fixture.stage.run(&mut export).expect(0);
+    assert!(fs::read(exported.join("file")).unwrap() == expected);
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]

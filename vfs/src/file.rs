@@ -48,6 +48,13 @@ pub trait WritableFile: File {
     /// written. Errors: `InvalidInput` if the file would end beyond 2^63 - 1.
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()>;
 
+    /// Replaces `length` bytes from `offset` on by zeros, as far as they are within the file, whose
+    /// size does not change. Errors: `Unsupported` if the implementation has no cheaper way than
+    /// writing zeros.
+    fn write_zeros(&self, offset: u64, _length: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "write zeros at", offset.to_string()))
+    }
+
     /// Appends all of `from` to the file atomically and returns the offset at which it was written.
     fn append(&self, from: &[u8]) -> Result<u64>;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{Errno, OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow, WriteFlags};
 use quell_vfs::{Error, NewEntry, OpenMode, Rename, SetXattr, Time};
-use rustix::fs::{OFlags, XattrFlags};
+use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
 use crate::callers::process_of;
 
@@ -65,6 +65,32 @@ pub(crate) fn rename_rule(flags: RenameFlags) -> Option<Rename> {
         RenameFlags::RENAME_NOREPLACE => Some(Rename::Keep),
         RenameFlags::RENAME_EXCHANGE => Some(Rename::Exchange),
         flags if flags.is_empty() => Some(Rename::Replace),
+        _ => None,
+    }
+}
+
+/// The effect of fallocate(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    /// The range reads as zeros afterwards, as far as it is within the file.
+    pub zeros: bool,
+    /// The file ends at the end of the range or later.
+    pub extends: bool,
+}
+
+/// Returns the effect of fallocate(2) with these flags; `None` for operations that the contract
+/// does not have.
+pub(crate) fn allocation(mode: i32) -> Option<Allocation> {
+    let (keep, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
+    let zeros = FallocateFlags::ZERO_RANGE;
+    let flags = FallocateFlags::from_bits(mode as u32)?;
+    match flags {
+        flags if flags.is_empty() => Some(Allocation { zeros: false, extends: true }),
+        flags if flags == keep => Some(Allocation { zeros: false, extends: false }),
+        flags if flags == keep | punch || flags == keep | zeros => {
+            Some(Allocation { zeros: true, extends: false })
+        }
+        flags if flags == zeros => Some(Allocation { zeros: true, extends: true }),
         _ => None,
     }
 }
@@ -136,6 +162,20 @@ mod tests {
         assert_eq!(rename_rule(RenameFlags::RENAME_EXCHANGE), Some(Rename::Exchange));
         assert_eq!(rename_rule(RenameFlags::RENAME_WHITEOUT), None);
         assert_eq!(rename_rule(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE), None);
+    }
+
+    #[test]
+    fn fallocate_extends_files_writes_zeros_and_refuses_everything_else() {
+        let of = |flags: FallocateFlags| allocation(flags.bits() as i32).map(|of| (of.zeros, of.extends));
+        let (keep, punch) = (FallocateFlags::KEEP_SIZE, FallocateFlags::PUNCH_HOLE);
+        assert_eq!(of(FallocateFlags::empty()), Some((false, true)));
+        assert_eq!(of(keep), Some((false, false)));
+        assert_eq!(of(keep | punch), Some((true, false)));
+        assert_eq!(of(FallocateFlags::ZERO_RANGE), Some((true, true)));
+        assert_eq!(of(FallocateFlags::ZERO_RANGE | keep), Some((true, false)));
+        for refused in [punch, FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
+            assert_eq!(of(refused), None);
+        }
     }
 
     #[test]

@@ -18,8 +18,8 @@ use fuser::{
 use quell_vfs::{Change, Context, Error, ErrorKind, Kind, LockMode, NAME_BYTES_MAX, OpenMode, errno};
 
 use crate::convert::{
-    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_mode, process_for, rename_rule, syncs,
-    time, xattr_mode,
+    Allocation, PERMISSIONS, allocation, appends, drops_set_id, excludes, new_entry, open_mode, process_for,
+    rename_rule, syncs, time, xattr_mode,
 };
 use crate::counters::{add, count};
 use crate::frontend::{Frontend, GENERATION, publish_all, stale_if_removed};
@@ -489,9 +489,10 @@ impl Filesystem for Frontend {
         send(self.counted(&self.counters.synced, tree.sync_dir(&Context::OWN, node(dir))), reply);
     }
 
-    /// Guarantees only that the file is long enough; space cannot be reserved. The file is extended
-    /// by writing a byte at its end, because setting the size could remove data that others write
-    /// at the same time.
+    /// Guarantees that the file is long enough, unless it must keep its size, and that a range
+    /// reads as zeros, if that is requested. Space cannot be reserved. The file is extended by
+    /// writing a byte at its end, because setting the size could remove data that others write at
+    /// the same time.
     fn fallocate(
         &self,
         _: &Request,
@@ -503,13 +504,14 @@ impl Filesystem for Frontend {
         reply: ReplyEmpty,
     ) {
         let _worker = self.enter("fallocate", ino);
-        if mode != 0 {
+        let Some(Allocation { zeros, extends }) = allocation(mode) else {
             return reply.error(Errno::EOPNOTSUPP);
-        }
+        };
         let Some(end) = offset.checked_add(length) else { return reply.error(Errno::EFBIG) };
         let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
-        let changed = file.attributes().and_then(|now| match end.checked_sub(1) {
-            Some(last) if now.size_bytes < end => file.write_at(&[0], last),
+        let zeroed = if zeros { file.write_zeros(offset, length) } else { Ok(()) };
+        let changed = zeroed.and_then(|()| match end.checked_sub(1) {
+            Some(last) if extends && file.attributes()?.size_bytes < end => file.write_at(&[0], last),
             _ => Ok(()),
         });
         send(self.counted(&self.counters.changes, changed), reply);

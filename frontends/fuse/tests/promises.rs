@@ -54,6 +54,7 @@ fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
         owners: rustix::process::geteuid().is_root(),
         rename_kinds: true,
         hard_links: true,
+        writes_zeros: true,
         locks: false,
         xattrs: true,
     });

@@ -30,6 +30,7 @@ fn with(new: fn() -> Arc<dyn NameSpace>, mounts_max: usize, check: impl Fn(&Writ
         owners: true,
         rename_kinds: true,
         hard_links: true,
+        writes_zeros: false,
         locks: false,
         xattrs: true,
     });

@@ -100,6 +100,7 @@ fn with(is_batch: bool, check: impl Fn(&WritableImplementation<'_>)) {
         owners: true,
         rename_kinds: true,
         hard_links: true,
+        writes_zeros: false,
         locks: false,
         xattrs: true,
     });

@@ -32,6 +32,7 @@ fn with_prefix(prefix: &str, check: impl Fn(&WritableImplementation<'_>)) {
         owners: true,
         rename_kinds: true,
         hard_links: false,
+        writes_zeros: false,
         locks: false,
         xattrs: false,
     });

@@ -6,10 +6,11 @@
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::format::{
-    BATCH_HEAD_BYTES, BLOCK_BYTES, Builder, Extent, FILE_END_MAX, FRAME_HEAD_BYTES, FileOffset, FlatLog,
-    Frames, HEAD_BYTES, Head, HeadKind, LogPosition, MAP_SUM_BYTES, Member, MetaName, Order, PayloadOffset,
-    Run, Runs, StoreMap, Stored, Summary, container_name, decode_batch, decode_frame_head, decode_frame_runs,
-    encode_batch, encode_frame_head, other_name, reseal_flat, shown, u32_at, u64_at,
+    BATCH_HEAD_BYTES, BLOCK_BYTES, Builder, CONTAINER_VERSION, Extent, FILE_END_MAX, FRAME_HEAD_BYTES,
+    FileOffset, FlatLog, FrameHead, FrameKind, Frames, HEAD_BYTES, Head, HeadKind, LogPosition,
+    MAP_SUM_BYTES, Member, MetaName, Order, PayloadOffset, Run, Runs, StoreMap, Stored, Summary,
+    container_name, decode_batch, decode_frame_head, decode_frame_runs, encode_batch, encode_frame_head,
+    other_name, reseal_flat, shown, u32_at, u64_at,
 };
 use crate::session::Share;
 
@@ -67,7 +68,8 @@ pub fn check_frame(bytes: &[u8], is_sealed: bool) {
     let Ok(runs) = decode_frame_runs(&head, &bytes) else { return };
     runs.iter().for_each(check_run);
     assert_eq!(runs.iter().map(Run::bytes).sum::<u64>(), head.payload_bytes);
-    let again = encode_frame_head(&runs, head.payload_bytes, head.epoch, head.sequence, head.payload_start);
+    let FrameHead { kind, payload_bytes, epoch, sequence, payload_start, .. } = head;
+    let again = encode_frame_head(kind, &runs, payload_bytes, epoch, sequence, payload_start);
     let fixed = again.first_chunk().expect("an encoded header has this size");
     let second = decode_frame_head(fixed).expect("an encoded value can be decoded");
     assert_eq!(decode_frame_runs(&second, &again).expect("an encoded value can be decoded"), runs);
@@ -103,6 +105,7 @@ pub fn check_batch(bytes: &[u8], is_sealed: bool) {
 
 const RECORD: Head = Head {
     kind: HeadKind::Container,
+    version: CONTAINER_VERSION,
     block_bytes: BLOCK_BYTES,
     container: 0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF,
     writer: 0,
@@ -206,13 +209,15 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut runs = Runs::default();
     (0..5).for_each(|i| runs.push(FileOffset(i * 47_008 * 8), 47_008));
     let mut frames = Frames::new(BLOCK_BYTES.into(), HEAD_BYTES as u64);
-    (0..5).for_each(|i| frames.push(61, 47_008, 2, 1 + i));
+    (0..5).for_each(|i| frames.push(FrameKind::Data, 61, 47_008, 2, 1 + i));
     let strided = encode_batch(&frames, runs.finish(), LogPosition::START, true);
     let mut few = Runs::default();
     [(100, 10), (0, 50), (7, 1)].into_iter().for_each(|(start, length)| few.push(FileOffset(start), length));
-    let frame = encode_frame_head(few.finish(), 61, 3, 9, PayloadOffset(5 * 47_008));
+    let frame = encode_frame_head(FrameKind::Data, few.finish(), 61, 3, 9, PayloadOffset(5 * 47_008));
     let mut alone = Frames::new(BLOCK_BYTES.into(), frames.log_end());
-    alone.push(frame.len() as u64, 61, 3, 9);
+    alone.push(FrameKind::Data, frame.len() as u64, 61, 3, 9);
+    alone.push(FrameKind::Zeros, 61, 61, 3, 10);
+    [(100, 10), (0, 50), (7, 1)].into_iter().for_each(|(start, length)| few.push(FileOffset(start), length));
     let random = encode_batch(&alone, few.finish(), frames.end(), false);
     let both = [7, 9].map(|writer| {
         let frames = frames.clone();
@@ -242,7 +247,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         (
             "log_frame",
             "strided",
-            with(1, &encode_frame_head(runs.finish(), 5 * 47_008, 2, 1, PayloadOffset(0))),
+            with(1, &encode_frame_head(FrameKind::Zeros, runs.finish(), 5 * 47_008, 2, 1, PayloadOffset(0))),
         ),
         ("log_batch", "strided", with(0, &strided)),
         ("log_batch", "random", with(1, &random)),

@@ -61,6 +61,7 @@ fn in_memory(
         owners: true,
         rename_kinds: true,
         hard_links: false,
+        writes_zeros: true,
         locks: true,
         xattrs: false,
     });
@@ -102,6 +103,7 @@ fn promises_are_kept_on_a_real_file_system() {
         owners: own().0 == 0,
         rename_kinds: true,
         hard_links: false,
+        writes_zeros: true,
         locks: true,
         xattrs: false,
     });

@@ -335,20 +335,133 @@ fn data_written_after_two_concurrent_truncations_is_kept() {
     });
 }
 
+/// Runs histories of one to three mounts: QUELL_HISTORIES of each (default 200), starting with seed
+/// QUELL_SEED (default 0).
+fn match_the_model(stores: usize, buffer_bytes: usize, flatten_bytes: u64) {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
+    };
+    let (count, first) = (number("QUELL_HISTORIES", 200), number("QUELL_SEED", 0));
+    let make = |stores: &[MemoryStore], boots| -> Arc<dyn FileSystem> {
+        Arc::new(mounted::mount_after(boots, roots(stores), MEMORY, choices(buffer_bytes, flatten_bytes)))
+    };
+    let (uid, gid) = MEMORY;
+    let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
+    let implementation =
+        CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
+    for mounts in 1..=3 {
+        truncation::check(&implementation, mounts, first..first + count);
+    }
+}
+
 #[test]
 fn random_histories_with_truncations_by_several_mounts_match_the_model() {
-    for (stores, buffer_bytes, flatten_bytes) in [(1, 1 << 16, 0), (1, 100, 1 << 20), (2, 100, 0)] {
-        let make = |stores: &[MemoryStore], boots| -> Arc<dyn FileSystem> {
-            Arc::new(mounted::mount_after(boots, roots(stores), MEMORY, choices(buffer_bytes, flatten_bytes)))
-        };
-        let (uid, gid) = MEMORY;
-        let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
-        let implementation =
-            CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
-        for mounts in 1..=3 {
-            truncation::check(&implementation, mounts, 0..60);
-        }
+    match_the_model(1, 1 << 16, 0);
+}
+
+#[test]
+fn random_histories_with_truncations_and_small_buffers_match_the_model() {
+    match_the_model(1, 100, 1 << 20);
+}
+
+#[test]
+fn random_histories_with_truncations_in_two_stores_match_the_model() {
+    match_the_model(2, 100, 0);
+}
+
+// --- zeros --------------------------------------------------------------------------------------
+
+#[test]
+fn zeros_replace_data_within_the_file_and_are_ordered_with_writes_of_other_mounts() {
+    let stores = stores(1);
+    let (a, b) = (mount(&stores), mount(&stores));
+    let of_a = create(&a);
+    put(&*of_a, &[b'a'; 300], 0);
+    let of_b = open(&b, by(2));
+    of_b.write_zeros(100, 1 << 40).unwrap();
+    of_b.sync().unwrap();
+    of_a.sync().unwrap();
+    put(&*of_a, b"after", 150);
+    let expected = [&[b'a'; 100][..], &[0; 50], b"after", &[0; 145]].concat();
+    assert_eq!(content(&stores), expected);
+    // Both the flat index and the data logs show the zeros.
+    b.flatten(node(&b, b"f")).unwrap();
+    assert_eq!(content(&stores), expected);
+    of_b.write_zeros(0, 120).unwrap();
+    of_b.publish().unwrap();
+    assert_eq!(content(&stores), [&[0; 150][..], b"after", &[0; 145]].concat());
+    truncate(&a, 50);
+    assert_eq!(content(&stores), [0; 50]);
+}
+
+#[test]
+fn zeros_replace_data_that_was_not_written_to_the_log_yet() {
+    let stores = stores(1);
+    let fs = mount(&stores);
+    let (one, other) = (create(&fs), open(&fs, by(7)));
+    one.write_at(&[b'1'; 100], 0).unwrap();
+    other.write_at(&[b'2'; 100], 50).unwrap();
+    one.write_zeros(40, 20).unwrap();
+    other.write_at(b"3", 50).unwrap();
+    one.write_zeros(120, 10).unwrap();
+    let expected = [&[b'1'; 40][..], &[0; 10], b"3", &[0; 9], &[b'2'; 60], &[0; 10], &[b'2'; 20]].concat();
+    let mut found = vec![0xAA; 1000];
+    let length = one.read_at(&mut found, 0).unwrap();
+    assert_eq!(&found[..length], &expected[..]);
+    drop((one, other));
+    assert_eq!(content(&stores), expected);
+}
+
+#[test]
+fn a_large_hole_takes_little_space_in_the_store() {
+    let stores = stores(1);
+    let fs = mount(&stores);
+    let file = create(&fs);
+    let end = 5 << 40;
+    put(&*file, b"start", 0);
+    put(&*file, b"end", end);
+    let blocks = || fs.attributes(&Context::OWN, node(&fs, b"f")).unwrap().blocks;
+    let before = blocks();
+    // There is data near both ends only, and the rest is a hole already.
+    for _ in 0..3 {
+        file.write_zeros(0, end + 1).unwrap();
+        file.sync().unwrap();
     }
+    assert!(blocks() - before <= 2, "{} of {before} blocks", blocks());
+    let mut found = [0xAA; 8];
+    assert_eq!((file.read_at(&mut found, end - 2).unwrap(), &found[..5]), (5, &b"\0\0\0nd"[..]));
+    assert_eq!((file.read_at(&mut found, 0).unwrap(), found), (8, [0; 8]));
+}
+
+#[test]
+fn zeros_are_written_during_a_truncation_by_another_mount_before_or_after_it() {
+    at_every_operation(|between| {
+        let stores = stores(1);
+        let passes = Arc::clone(&between);
+        let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
+        drop(create(&a));
+        let file: Arc<dyn WritableFile> = Arc::from(open(&b, by(2)));
+        put(&*file, &[b'0'; 300], 0);
+        let during = Arc::clone(&file);
+        between.arm(move || {
+            during.write_zeros(50, 100).unwrap();
+            during.sync().unwrap();
+        });
+        truncate(&a, 100);
+        let was_done = between.disarm();
+        put(&*file, b"after", 10);
+        let (found, at) = (content(&stores), between.at);
+        assert_eq!(
+            (&found[..10], &found[10..15], &found[15..50]),
+            (&[b'0'; 10][..], &b"after"[..], &[b'0'; 35][..])
+        );
+        let zeros = if was_done { 0 } else { b'0' };
+        assert!(found[50..100].iter().all(|byte| *byte == zeros), "{at}");
+        // As a write, the zeros may be later than the truncation.
+        assert!(found.len() == 100 || was_done && found.len() == 150, "{at}: {} bytes", found.len());
+        assert!(found[100..].iter().all(|byte| *byte == 0), "{at}");
+        was_done
+    });
 }
 
 // --- directories --------------------------------------------------------------------------------

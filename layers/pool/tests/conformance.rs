@@ -42,6 +42,7 @@ fn on_pools_with(
         owners: true,
         rename_kinds: true,
         hard_links: false,
+        writes_zeros: false,
         locks: false,
         xattrs: true,
     });

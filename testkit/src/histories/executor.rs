@@ -400,6 +400,7 @@ impl Executor {
                     pieces.iter().zip(&bytes).map(|((offset, _), b)| (*offset, &**b)).collect();
                 open.file.write_pieces(&pieces)?;
             }
+            Operation::WriteZeros { offset, count, .. } => open.file.write_zeros(*offset, *count as u64)?,
             Operation::Append { count, .. } => {
                 return open.file.append(&bytes_of(number, *count)).map(OperationResult::At);
             }

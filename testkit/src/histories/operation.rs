@@ -64,6 +64,11 @@ pub(super) enum Operation {
         slot: usize,
         pieces: Vec<(u64, usize)>,
     },
+    WriteZeros {
+        slot: usize,
+        offset: u64,
+        count: usize,
+    },
     Append {
         slot: usize,
         count: usize,
@@ -177,6 +182,9 @@ impl fmt::Display for Operation {
                 write!(f, "slot {slot}: write {offset} .. {}", offset + *count as u64)
             }
             Operation::WritePieces { slot, pieces } => write!(f, "slot {slot}: write {}", Pieces(pieces)),
+            Operation::WriteZeros { slot, offset, count } => {
+                write!(f, "slot {slot}: write zeros {offset} .. {}", offset + *count as u64)
+            }
             Operation::Append { slot, count } => write!(f, "slot {slot}: append {count} bytes"),
             Operation::Read { slot, offset, count } => {
                 write!(f, "slot {slot}: read {offset} .. {}", offset + *count as u64)
@@ -240,6 +248,7 @@ impl Operation {
             | Operation::Close { slot }
             | Operation::Write { slot, .. }
             | Operation::WritePieces { slot, .. }
+            | Operation::WriteZeros { slot, .. }
             | Operation::Append { slot, .. }
             | Operation::Read { slot, .. }
             | Operation::ReadPieces { slot, .. }
@@ -287,6 +296,8 @@ struct Generator {
     xattrs: bool,
     /// Whether files can have several names.
     hard_links: bool,
+    /// Whether ranges can be replaced by zeros.
+    writes_zeros: bool,
 }
 
 /// Generates the history of a seed, with the operations that the implementation supports.
@@ -295,9 +306,9 @@ pub(super) fn generate(
     shape: Shape,
     implementation: &WritableImplementation<'_>,
 ) -> Vec<Operation> {
-    let WritableImplementation { rename_kinds, xattrs, hard_links, .. } = *implementation;
+    let WritableImplementation { rename_kinds, xattrs, hard_links, writes_zeros, .. } = *implementation;
     let (random, rows) = (Random::new(seed), [(0, 0); SLOTS]);
-    let mut generator = Generator { shape, random, rows, xattrs, hard_links };
+    let mut generator = Generator { shape, random, rows, xattrs, hard_links, writes_zeros };
     let mut operations = vec![Operation::MakeDir { dir: 1 }];
     generator.open_some(&mut operations);
     for _ in 0..shape.operations {
@@ -394,6 +405,9 @@ impl Generator {
         }
         if self.hard_links && self.random.one_in(25) {
             return Operation::Link { from: path, to: self.path() };
+        }
+        if self.writes_zeros && self.random.one_in(20) {
+            return Operation::WriteZeros { slot, offset: self.offset(), count: self.count() * 3 };
         }
         match self.random.below(if self.xattrs { 118 } else { 110 }) {
             0..18 => Operation::Write { slot, offset: self.offset(), count: self.count() },

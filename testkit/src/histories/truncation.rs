@@ -66,6 +66,8 @@ struct History<'a> {
 /// The effect of an operation on the file.
 enum Effect {
     Write(usize, Vec<u8>),
+    /// Zeros from the first to the second offset, within the file.
+    Zeros(usize, usize),
     Truncate(usize),
     Nothing,
 }
@@ -154,7 +156,15 @@ impl History<'_> {
         }
         let file = self.mounts[mount].file.as_ref().expect("it is open");
         match what {
-            0..10 => {
+            0 => {
+                let offset = stripe * STRIPE_BYTES + from;
+                let written = file.write_zeros(offset as u64, bytes.len() as u64).and_then(|()| file.sync());
+                let end = offset + bytes.len();
+                self.log(format_args!("mount {mount}: write zeros and sync {offset} .. {end}"));
+                succeeded("write zeros and sync", written)?;
+                Ok(Effect::Zeros(offset, end))
+            }
+            1..10 => {
                 let offset = stripe * STRIPE_BYTES + from;
                 let written = file.write_at(&bytes, offset as u64).and_then(|()| file.sync());
                 self.log(format_args!("mount {mount}: write and sync {offset} .. {}", offset + bytes.len()));
@@ -265,6 +275,10 @@ fn applied(before: &[u8], effect: &Effect) -> Vec<u8> {
             let end = offset + bytes.len();
             after.resize(after.len().max(end), 0);
             after[*offset..end].copy_from_slice(bytes);
+        }
+        Effect::Zeros(start, end) => {
+            let end = (*end).min(after.len());
+            after[(*start).min(end)..end].fill(0);
         }
         Effect::Truncate(size) => after.resize(*size, 0),
         Effect::Nothing => {}

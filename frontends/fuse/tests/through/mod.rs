@@ -18,8 +18,8 @@ use quell_vfs::{
     WritableFile, XATTR_VALUE_BYTES_MAX, check_name, errno,
 };
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT,
-    Uid, XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps,
+    UTIME_OMIT, Uid, XattrFlags,
 };
 
 /// The tree below a mount point. The kernel's inode numbers are the nodes plus one.
@@ -506,6 +506,12 @@ impl WritableFile for ThroughFile {
             return Ok(());
         }
         self.file.write_all_at(from, offset).map_err(io_failed("write"))
+    }
+
+    fn write_zeros(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_open()?;
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.file, punch, offset, length).map_err(failed("punch a hole", b""))
     }
 
     fn append(&self, from: &[u8]) -> Result<u64> {

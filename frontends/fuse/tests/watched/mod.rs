@@ -269,6 +269,10 @@ impl WritableFile for WatchedFile {
         fail_if(&self.watch.no_space_to_write, ErrorKind::NoSpace, write)
     }
 
+    fn write_zeros(&self, offset: u64, length: u64) -> Result<()> {
+        self.file.write_zeros(offset, length)
+    }
+
     fn append(&self, from: &[u8]) -> Result<u64> {
         fail_if(&self.watch.no_space_to_write, ErrorKind::NoSpace, || self.file.append(from))
     }

@@ -9,8 +9,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::format::{
-    FRAME_HEAD_BYTES, Frame, FrameHead, LogDamage, LogPosition, PayloadOffset, PayloadRange, Run, SUM_BYTES,
-    decode_frame_head, decode_frame_runs, stored_bytes,
+    FRAME_HEAD_BYTES, Frame, FrameHead, FrameKind, LogDamage, LogPosition, PayloadOffset, PayloadRange, Run,
+    SUM_BYTES, decode_frame_head, decode_frame_runs,
 };
 
 /// Size and alignment of the pieces in which a log is rewritten, in bytes. On x86-64 no folio of
@@ -40,6 +40,29 @@ pub fn write_frame(
     file.write_pieces_at(&pieces, log_offset)
 }
 
+/// Writes a frame of zeros at this log offset: the header, and the checksum of no bytes.
+pub fn write_zeros(
+    file: &dyn WritableFile,
+    log_offset: u64,
+    head: &[u8],
+    payload_start: PayloadOffset,
+) -> Result<()> {
+    let sum = sum_of_zeros(payload_start).to_le_bytes();
+    file.write_pieces_at(&[head, &sum], log_offset)
+}
+
+/// Returns the checksum that a frame of zeros has in place of its payload.
+fn sum_of_zeros(payload_start: PayloadOffset) -> u64 {
+    xxh3_64_with_seed(b"", payload_start.0)
+}
+
+/// Returns the checksum that a frame of zeros has in the data log; `None` if the log ends before.
+fn zeros_sum(file: &dyn OpenFile, frame: &Frame) -> Result<Option<u64>> {
+    let mut sum = [0; SUM_BYTES as usize];
+    let length = file.read_at(&mut sum, frame.payload_log_offset)?;
+    Ok((length == sum.len()).then(|| u64::from_le_bytes(sum)))
+}
+
 /// A block whose checksum was verified.
 #[derive(Debug, Clone)]
 pub struct Block {
@@ -59,6 +82,13 @@ pub fn read_payload(
     into: &mut [u8],
     edges: &dyn Edges,
 ) -> Result<()> {
+    if frame.kind == FrameKind::Zeros {
+        if zeros_sum(file, frame)? != Some(sum_of_zeros(frame.payload_start)) {
+            return Err(torn(frame.payload_log_offset, "the checksum of a frame of zeros does not match"));
+        }
+        into.fill(0);
+        return Ok(());
+    }
     let end = start + into.len() as u64;
     let start_of = |payload: PayloadOffset| {
         frame.payload_start + (payload - frame.payload_start) / block_bytes * block_bytes
@@ -126,8 +156,13 @@ pub fn read_payload(
 
 /// Returns the payload ranges of the blocks of `frame` that were not written completely: their
 /// checksum, which is written last, is missing or zero. A block with any other wrong checksum is
-/// damaged, not torn, and is not returned.
+/// damaged, not torn, and is not returned. A frame of zeros counts as one block.
 pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Result<Vec<PayloadRange>> {
+    if frame.kind == FrameKind::Zeros {
+        let is_torn = matches!(zeros_sum(file, frame)?, None | Some(0));
+        let whole = PayloadRange { start: frame.payload_start, end: frame.payload_end() };
+        return Ok(is_torn.then_some(whole).into_iter().collect());
+    }
     let mut torn = Vec::new();
     let mut log_offset = frame.payload_log_offset;
     let mut start = frame.payload_start;
@@ -185,7 +220,7 @@ pub fn verify_frames(file: &dyn WritableFile, start: LogPosition, end: u64, bloc
         if !is_frame_whole(file, &frame, block_bytes)? {
             return Err(torn(log_offset, "a block is lost: a sync of it failed"));
         }
-        log_offset = frame.payload_log_offset + stored_bytes(head.payload_bytes, block_bytes);
+        log_offset = frame.log_end(block_bytes);
         payload = frame.payload_end();
     }
     Ok(())
@@ -246,8 +281,11 @@ pub fn read_frame_head(file: &dyn OpenFile, at: LogPosition) -> Result<Option<(F
 /// Returns true if every block of `frame` is present and matches its checksum.
 pub fn is_frame_whole(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Result<bool> {
     let size = file.stat()?.size_bytes;
-    if frame.payload_log_offset + stored_bytes(frame.payload_bytes, block_bytes) > size {
+    if frame.log_end(block_bytes) > size {
         return Ok(false);
+    }
+    if frame.kind == FrameKind::Zeros {
+        return Ok(zeros_sum(file, frame)? == Some(sum_of_zeros(frame.payload_start)));
     }
     // Reads a few blocks at a time, so that the buffer is small even if the header gives a large
     // size.

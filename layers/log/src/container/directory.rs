@@ -15,8 +15,8 @@ use crate::container::lock_file::with_locks_excluded;
 use crate::container::log_directories::LogDirectories;
 use crate::container::permissions::{dir_permissions, effective_set_id, logs_permissions};
 use crate::format::{
-    ACCESS, BLOCK_BYTES, CONTAINER_RECORD, Closed, EPOCH_PREFIX, FLAT_PREFIX, HEAD_BYTES, Head, HeadKind,
-    LogPosition, META, MOVED, MetaName, Summary, boot_of, data_name, epoch_name, index_name,
+    ACCESS, BLOCK_BYTES, CONTAINER_RECORD, CONTAINER_VERSION, Closed, EPOCH_PREFIX, FLAT_PREFIX, HEAD_BYTES,
+    Head, HeadKind, LogPosition, META, MOVED, MetaName, Summary, boot_of, data_name, epoch_name, index_name,
     is_name_of_container, number_name,
 };
 use crate::not_found::none_if_not_found;
@@ -83,6 +83,7 @@ impl Container {
         let number = stores.random_number();
         let head = Head {
             kind: HeadKind::Container,
+            version: CONTAINER_VERSION,
             block_bytes: BLOCK_BYTES,
             container: number,
             writer: 0,

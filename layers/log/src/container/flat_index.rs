@@ -222,10 +222,13 @@ mod tests {
     use quell_testkit::{MemoryStore, Random};
     use quell_vfs::ErrorKind;
 
-    use crate::format::{BLOCK_BYTES, Builder, Frames, HeadKind, PayloadOffset};
+    use crate::format::{
+        BLOCK_BYTES, Builder, CONTAINER_VERSION, FrameKind, Frames, HeadKind, PayloadOffset,
+    };
 
     const RECORD: Head = Head {
         kind: HeadKind::Container,
+        version: CONTAINER_VERSION,
         block_bytes: BLOCK_BYTES,
         container: 77,
         writer: 0,
@@ -247,7 +250,7 @@ mod tests {
         }
         let logs = (1..).zip(payloads).map(|(writer, PayloadOffset(bytes))| {
             let mut frames = Frames::new(BLOCK_BYTES.into(), HEAD_BYTES as u64);
-            frames.push(60, bytes.max(1), 1, writer);
+            frames.push(FrameKind::Data, 60, bytes.max(1), 1, writer);
             FlatLog { writer, index_offset: 64, indexed: frames.end(), synced: PayloadOffset(0), frames }
         });
         (extents, logs.collect())

@@ -11,6 +11,7 @@ mod pointers;
 
 pub use data_log::{
     Block, Edges, NoEdges, is_frame_whole, read_frame_head, read_payload, torn_blocks, write_frame,
+    write_zeros,
 };
 pub use descriptors::Descriptors;
 pub use directory::{Container, ContainerIdentity};

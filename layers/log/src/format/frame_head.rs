@@ -5,7 +5,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::format::bytes::{Bytes, u32_at, u64_at};
 use crate::format::damage::LogDamage;
-use crate::format::frames::{FRAME_HEAD_BYTES, Frame, PAYLOAD_BYTES_MAX, RUNS_BYTES_MAX};
+use crate::format::frames::{
+    FRAME_HEAD_BYTES, Frame, FrameKind, PAYLOAD_BYTES_MAX, RUNS_BYTES_MAX, ZEROS_MARK,
+};
 use crate::format::offsets::PayloadOffset;
 use crate::format::runs::{Run, decode_run_list, encode_runs};
 
@@ -15,6 +17,7 @@ const SUM_AT: usize = 48;
 /// The fields of a frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHead {
+    pub kind: FrameKind,
     pub runs_bytes: u64,
     pub payload_bytes: u64,
     pub epoch: u64,
@@ -35,6 +38,7 @@ impl FrameHead {
             payload_start: self.payload_start,
             payload_bytes: self.payload_bytes,
             payload_log_offset: log_offset + self.bytes(),
+            kind: self.kind,
             epoch: self.epoch,
             sequence: self.sequence,
         }
@@ -43,6 +47,7 @@ impl FrameHead {
 
 /// Encodes the header and the runs of a frame.
 pub fn encode_frame_head(
+    kind: FrameKind,
     runs: &[Run],
     payload_bytes: u64,
     epoch: u64,
@@ -51,7 +56,8 @@ pub fn encode_frame_head(
 ) -> Vec<u8> {
     let mut out = vec![0; FRAME_HEAD_BYTES as usize];
     encode_runs(runs, &mut out);
-    let runs_bytes = (out.len() - FRAME_HEAD_BYTES as usize) as u32;
+    let mark = if kind == FrameKind::Zeros { ZEROS_MARK as u32 } else { 0 };
+    let runs_bytes = (out.len() - FRAME_HEAD_BYTES as usize) as u32 + mark;
     out[..4].copy_from_slice(MAGIC);
     out[4..8].copy_from_slice(&runs_bytes.to_le_bytes());
     for (at, value) in
@@ -78,8 +84,14 @@ pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<Fram
     if &bytes[..4] != MAGIC {
         return Err(damage(0, "wrong magic number"));
     }
+    let size = u64::from(u32_at(bytes, 4));
+    let (kind, runs_bytes) = match size.checked_sub(ZEROS_MARK) {
+        Some(runs_bytes) => (FrameKind::Zeros, runs_bytes),
+        None => (FrameKind::Data, size),
+    };
     let head = FrameHead {
-        runs_bytes: u32_at(bytes, 4).into(),
+        kind,
+        runs_bytes,
         payload_bytes: u64_at(bytes, 8),
         epoch: u64_at(bytes, 16),
         sequence: u64_at(bytes, 24),

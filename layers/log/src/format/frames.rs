@@ -18,6 +18,29 @@ pub const RUNS_BYTES_MAX: u64 = 16 << 20;
 /// Size of the checksum after each block, in bytes.
 pub const SUM_BYTES: u64 = 8;
 
+/// Added to the size of a frame's header and runs if the frame is one of zeros. Larger than every
+/// such size.
+pub const ZEROS_MARK: u64 = 1 << 31;
+
+/// The kind of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameKind {
+    /// The data log has the payload.
+    Data,
+    /// All bytes of the payload are zero. The data log has a checksum in its place.
+    Zeros,
+}
+
+impl FrameKind {
+    /// Returns the size of a payload in the data log. A checksum follows each block.
+    pub fn stored_bytes(self, payload_bytes: u64, block_bytes: u64) -> u64 {
+        match self {
+            FrameKind::Data => payload_bytes + payload_bytes.div_ceil(block_bytes) * SUM_BYTES,
+            FrameKind::Zeros => SUM_BYTES,
+        }
+    }
+}
+
 /// The order of a write. Of two writes to the same byte, the one with the larger order is later and
 /// determines the byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -37,6 +60,7 @@ pub struct FrameGroup {
     pub head_bytes: u64,
     /// Size of each frame's payload.
     pub payload_bytes: u64,
+    pub kind: FrameKind,
     pub repeat: u64,
     pub epoch: u64,
     pub sequence: u64,
@@ -50,6 +74,7 @@ pub struct Frame {
     pub payload_bytes: u64,
     /// Offset of the payload in the data log.
     pub payload_log_offset: u64,
+    pub kind: FrameKind,
     pub epoch: u64,
     pub sequence: u64,
 }
@@ -58,11 +83,11 @@ impl Frame {
     pub fn payload_end(&self) -> PayloadOffset {
         self.payload_start + self.payload_bytes
     }
-}
 
-/// Returns the size of a payload in the data log, where a checksum follows each block.
-pub fn stored_bytes(payload_bytes: u64, block_bytes: u64) -> u64 {
-    payload_bytes + payload_bytes.div_ceil(block_bytes) * SUM_BYTES
+    /// Returns the offset of the end of the frame in the data log.
+    pub fn log_end(&self, block_bytes: u64) -> u64 {
+        self.payload_log_offset + self.kind.stored_bytes(self.payload_bytes, block_bytes)
+    }
 }
 
 impl FrameGroup {
@@ -71,7 +96,7 @@ impl FrameGroup {
     }
 
     fn frame_bytes(&self, block_bytes: u64) -> u64 {
-        self.head_bytes + stored_bytes(self.payload_bytes, block_bytes)
+        self.head_bytes + self.kind.stored_bytes(self.payload_bytes, block_bytes)
     }
 
     fn log_end(&self, block_bytes: u64) -> u64 {
@@ -80,8 +105,8 @@ impl FrameGroup {
 
     /// Merges `next` into this group if it continues it with the same sizes and spacing.
     fn absorb(&mut self, next: &FrameGroup) -> bool {
-        let alike = (self.head_bytes, self.payload_bytes, self.epoch)
-            == (next.head_bytes, next.payload_bytes, next.epoch);
+        let alike = (self.head_bytes, self.payload_bytes, self.kind, self.epoch)
+            == (next.head_bytes, next.payload_bytes, next.kind, next.epoch);
         if !alike || next.sequence < self.sequence {
             return false;
         }
@@ -144,21 +169,24 @@ impl Frames {
     }
 
     /// Adds a frame after the last one.
-    pub fn push(&mut self, head_bytes: u64, payload_bytes: u64, epoch: u64, sequence: u64) {
-        self.push_group(head_bytes, payload_bytes, 1, epoch, sequence, 0);
-    }
-
-    fn push_group(&mut self, head: u64, payload: u64, repeat: u64, epoch: u64, sequence: u64, step: u64) {
-        let group = FrameGroup {
-            payload_start: self.payload_end(),
-            log_offset: self.log_end(),
-            head_bytes: head,
-            payload_bytes: payload,
-            repeat,
+    pub fn push(&mut self, kind: FrameKind, head_bytes: u64, payload_bytes: u64, epoch: u64, sequence: u64) {
+        let (payload_start, log_offset) = (PayloadOffset::ZERO, 0);
+        self.push_group(FrameGroup {
+            payload_start,
+            log_offset,
+            head_bytes,
+            payload_bytes,
+            kind,
+            repeat: 1,
             epoch,
             sequence,
-            step,
-        };
+            step: 0,
+        });
+    }
+
+    /// Adds a group after the last frame, with the offsets that it has there.
+    fn push_group(&mut self, group: FrameGroup) {
+        let group = FrameGroup { payload_start: self.payload_end(), log_offset: self.log_end(), ..group };
         if !self.groups.last_mut().is_some_and(|last| last.absorb(&group)) {
             self.groups.push(group);
         }
@@ -167,10 +195,7 @@ impl Frames {
     /// Adds the frames of `next`. Their payload offsets begin at 0, and their first frame begins at
     /// the data log offset at which these frames end.
     pub fn append(&mut self, next: Frames) {
-        for group in next.groups {
-            let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
-            self.push_group(head_bytes, payload_bytes, repeat, epoch, sequence, step);
-        }
+        next.groups.into_iter().for_each(|group| self.push_group(group));
     }
 
     /// Adds the frames of `next`, as `append` does, that begin at the payload offset `from` of
@@ -178,11 +203,10 @@ impl Frames {
     /// each.
     pub fn append_from(&mut self, next: Frames, from: PayloadOffset) {
         for group in next.groups {
-            let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
-            let known = from.bytes_after(group.payload_start).div_ceil(payload_bytes);
-            if known < repeat {
-                let sequence = sequence + known * step;
-                self.push_group(head_bytes, payload_bytes, repeat - known, epoch, sequence, step);
+            let known = from.bytes_after(group.payload_start).div_ceil(group.payload_bytes);
+            if known < group.repeat {
+                let sequence = group.sequence + known * group.step;
+                self.push_group(FrameGroup { repeat: group.repeat - known, sequence, ..group });
             }
         }
     }
@@ -198,6 +222,7 @@ impl Frames {
             payload_start: group.payload_start + i * group.payload_bytes,
             payload_bytes: group.payload_bytes,
             payload_log_offset: group.log_offset + i * group.frame_bytes(self.block_bytes) + group.head_bytes,
+            kind: group.kind,
             epoch: group.epoch,
             sequence: group.sequence + i * group.step,
         }
@@ -231,7 +256,9 @@ impl Frames {
     /// Encodes the groups as an index log and a flat index hold them.
     pub fn encode(groups: &[FrameGroup], out: &mut Vec<u8>) {
         for group in groups {
-            for value in [group.repeat, group.head_bytes, group.payload_bytes, group.epoch, group.sequence] {
+            let mark = if group.kind == FrameKind::Zeros { ZEROS_MARK } else { 0 };
+            let head = group.head_bytes + mark;
+            for value in [group.repeat, head, group.payload_bytes, group.epoch, group.sequence] {
                 put_varint(out, value);
             }
             if group.repeat != 1 {
@@ -246,17 +273,37 @@ impl Frames {
             let [repeat, head, payload] = [bytes.varint()?, bytes.varint()?, bytes.varint()?];
             let [epoch, sequence] = [bytes.varint()?, bytes.varint()?];
             let step = if repeat == 1 { 0 } else { bytes.varint()? };
+            let (kind, head) = match head.checked_sub(ZEROS_MARK) {
+                Some(head) => (FrameKind::Zeros, head),
+                None => (FrameKind::Data, head),
+            };
             let head_fits = (FRAME_HEAD_BYTES..=FRAME_HEAD_BYTES + RUNS_BYTES_MAX).contains(&head);
             let fits = head_fits && (1..=PAYLOAD_BYTES_MAX).contains(&payload) && repeat > 0;
             let end = || {
-                let size = head + stored_bytes(payload, self.block_bytes);
+                let size = head + kind.stored_bytes(payload, self.block_bytes);
                 size.checked_mul(repeat)?.checked_add(self.log_end())
             };
             let last = || step.checked_mul(repeat - 1)?.checked_add(sequence);
-            if !fits || end().is_none_or(|end| end > FILE_END_MAX) || last().is_none() {
+            // Frames of zeros take no space, so the size of the log does not bound their payload.
+            let payload_end = || payload.checked_mul(repeat)?.checked_add(self.payload_end().0);
+            let is_too_long = || {
+                let ends = end().zip(payload_end());
+                ends.is_none_or(|(log, payload)| log.max(payload) > FILE_END_MAX)
+            };
+            if !fits || is_too_long() || last().is_none() {
                 return Err(bytes.damage("a frame has impossible values"));
             }
-            self.push_group(head, payload, repeat, epoch, sequence, step);
+            self.push_group(FrameGroup {
+                payload_start: PayloadOffset::ZERO,
+                log_offset: 0,
+                head_bytes: head,
+                payload_bytes: payload,
+                kind,
+                repeat,
+                epoch,
+                sequence,
+                step,
+            });
         }
         Ok(())
     }
@@ -277,7 +324,7 @@ mod tests {
     fn equal_frames_are_one_group() {
         let mut frames = Frames::new(16_384, 64);
         for i in 0..11_200 {
-            frames.push(70, 4 << 20, 3, 5 + 4 * i);
+            frames.push(FrameKind::Data, 70, 4 << 20, 3, 5 + 4 * i);
         }
         assert_eq!(frames.groups().len(), 1);
         let size = 70 + (4 << 20) + 256 * 8;
@@ -300,20 +347,23 @@ mod tests {
                 let head = 56 + random.below(3) as u64;
                 let payload = if random.one_in(3) { 4096 * 3 } else { 1 + random.below(10_000) as u64 };
                 let log_offset = frames.log_end() + head;
-                expected.push((frames.payload_end(), payload, log_offset, epoch, sequence));
-                frames.push(head, payload, epoch, sequence);
+                let kind = if random.one_in(4) { FrameKind::Zeros } else { FrameKind::Data };
+                expected.push((frames.payload_end(), payload, log_offset, kind, epoch, sequence));
+                frames.push(kind, head, payload, epoch, sequence);
+                let stored = if kind == FrameKind::Zeros { 8 } else { payload + payload.div_ceil(4096) * 8 };
+                assert_eq!(frames.log_end(), log_offset + stored);
             }
             let mut encoded = Vec::new();
             Frames::encode(frames.groups(), &mut encoded);
             let mut decoded = Frames::new(4096, 64);
             decoded.decode(&mut Bytes::new(&encoded, "test"), frames.groups().len() as u64).unwrap();
             assert_eq!(decoded, frames);
-            for (payload_start, payload_bytes, payload_log_offset, epoch, sequence) in expected {
+            for (payload_start, payload_bytes, payload_log_offset, kind, epoch, sequence) in expected {
                 for within in [0, payload_bytes / 2, payload_bytes - 1] {
                     let found = decoded.frame(payload_start + within);
                     assert_eq!(
                         found,
-                        Frame { payload_start, payload_bytes, payload_log_offset, epoch, sequence }
+                        Frame { payload_start, payload_bytes, payload_log_offset, kind, epoch, sequence }
                     );
                 }
             }
@@ -322,7 +372,18 @@ mod tests {
 
     #[test]
     fn known_frames_of_a_group_are_skipped_without_visiting_each() {
-        let group = |frames: &mut Frames| frames.push_group(60, 10, 1 << 40, 1, 5, 3);
+        let whole = FrameGroup {
+            payload_start: PayloadOffset::ZERO,
+            log_offset: 0,
+            head_bytes: 60,
+            payload_bytes: 10,
+            kind: FrameKind::Data,
+            repeat: 1 << 40,
+            epoch: 1,
+            sequence: 5,
+            step: 3,
+        };
+        let group = |frames: &mut Frames| frames.push_group(whole);
         for (from, first, sequence) in [
             (0, 0, 5),
             (1, 10, 8),
@@ -331,11 +392,11 @@ mod tests {
         ] {
             let mut next = Frames::new(4096, 0);
             group(&mut next);
-            next.push(60, 7, 2, 9);
+            next.push(FrameKind::Data, 60, 7, 2, 9);
             let (mut known, mut expected) = (Frames::new(4096, 64), Frames::new(4096, 64));
             known.append_from(next, PayloadOffset(from));
-            expected.push_group(60, 10, (1 << 40) - first / 10, 1, sequence, 3);
-            expected.push(60, 7, 2, 9);
+            expected.push_group(FrameGroup { repeat: (1 << 40) - first / 10, sequence, ..whole });
+            expected.push(FrameKind::Data, 60, 7, 2, 9);
             assert_eq!(known.payload_end(), PayloadOffset((1 << 40) * 10 - first + 7));
             assert_eq!(known.frame(PayloadOffset(0)).sequence, sequence);
             assert_eq!((known.log_end(), known.epochs()), (expected.log_end(), expected.epochs()));
@@ -359,6 +420,10 @@ mod tests {
         assert!(!refused(2, 60, 100, 5, 3));
         assert!(refused(2, u64::MAX, 100, 5, 3) && refused(2, 60, u64::MAX, 5, 3) && refused(2, 60, 0, 5, 3));
         assert!(refused(0, 60, 100, 5, 3) && refused(u64::MAX, 60, 100, 5, 3));
+        let zeros = ZEROS_MARK + 60;
+        assert!(!refused(2, zeros, 100, 5, 3) && refused(2, zeros, 0, 5, 3));
+        assert!(refused(2, ZEROS_MARK + 55, 100, 5, 3) && refused(2, 2 * ZEROS_MARK, 100, 5, 3));
+        assert!(refused(1 << 40, zeros, 1 << 30, 5, 3), "its payload has too many bytes");
         assert!(refused(2, 60, 100, u64::MAX, 1) && refused(3, 60, 100, 5, u64::MAX / 2 + 1));
     }
 

@@ -7,7 +7,11 @@ use crate::format::bytes::{u32_at, u64_at};
 use crate::format::damage::LogDamage;
 
 pub const HEAD_BYTES: usize = 64;
-pub const VERSION: u32 = 1;
+/// The version of a store's record.
+pub const STORE_VERSION: u32 = 1;
+/// The version of new containers. Logs have the version of their container. Version 1 has no frames
+/// of zeros.
+pub const CONTAINER_VERSION: u32 = 2;
 /// Block size of data in new containers, in bytes.
 pub const BLOCK_BYTES: u32 = 16 << 10;
 /// The largest number of log directories in a container.
@@ -36,6 +40,14 @@ impl HeadKind {
         }
     }
 
+    /// Returns the newest version of a file of this kind that this program can read.
+    fn newest_version(self) -> u32 {
+        match self {
+            HeadKind::Store => STORE_VERSION,
+            _ => CONTAINER_VERSION,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             HeadKind::Container => "the container's record",
@@ -51,6 +63,7 @@ impl HeadKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     pub kind: HeadKind,
+    pub version: u32,
     pub block_bytes: u32,
     pub container: u128,
     /// 0, except in the headers of logs.
@@ -63,7 +76,7 @@ impl Head {
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[..8].copy_from_slice(self.kind.magic());
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.block_bytes.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.container.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.writer.to_le_bytes());
@@ -84,12 +97,13 @@ impl Head {
         if u64_at(bytes, SUM_AT) != xxh3_64(&bytes[..SUM_AT]) {
             return Err(damage(SUM_AT as u64, "the checksum does not match"));
         }
-        if u32_at(bytes, 8) != VERSION {
+        let version = u32_at(bytes, 8);
+        if !(1..=kind.newest_version()).contains(&version) {
             return Err(damage(8, "a version that this program does not know"));
         }
         let container = u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes"));
         let (block_bytes, directories) = (u32_at(bytes, 12), u32_at(bytes, 40));
-        let head = Head { kind, block_bytes, container, writer: u64_at(bytes, 32), directories };
+        let head = Head { kind, version, block_bytes, container, writer: u64_at(bytes, 32), directories };
         let expected = if kind == HeadKind::Container { 1..=DIRECTORIES_MAX } else { 0..=0 };
         if !block_bytes.is_power_of_two() || !(4096..=1 << 20).contains(&block_bytes) {
             return Err(damage(12, "blocks cannot have that size"));
@@ -98,6 +112,11 @@ impl Head {
             return Err(damage(40, "a field has a value that it cannot have"));
         }
         Ok(head)
+    }
+
+    /// Returns true if a data log of the container may have frames of zeros.
+    pub fn has_zeros(&self) -> bool {
+        self.version >= 2
     }
 
     /// Returns the header of another file of the same container.
@@ -112,6 +131,7 @@ mod tests {
 
     const HEAD: Head = Head {
         kind: HeadKind::Container,
+        version: CONTAINER_VERSION,
         block_bytes: BLOCK_BYTES,
         container: 0x0123_4567_89AB_CDEF_0011_2233_4455_6677,
         writer: 0,
@@ -132,8 +152,20 @@ mod tests {
     }
 
     #[test]
+    fn containers_of_version_1_can_be_read_and_stores_have_version_1_only() {
+        let first = Head { version: 1, ..HEAD };
+        assert_eq!(Head::decode(HeadKind::Container, &first.encode()), Ok(first));
+        assert!(!first.has_zeros() && HEAD.has_zeros());
+        let store = Head { kind: HeadKind::Store, directories: 0, ..first };
+        assert_eq!(Head::decode(HeadKind::Store, &store.encode()), Ok(store));
+        assert!(Head::decode(HeadKind::Store, &Head { version: 2, ..store }.encode()).is_err());
+    }
+
+    #[test]
     fn impossible_values_are_refused_even_with_a_valid_checksum() {
         for wrong in [
+            Head { version: 0, ..HEAD },
+            Head { version: 3, ..HEAD },
             Head { block_bytes: 0, ..HEAD },
             Head { block_bytes: 5000, ..HEAD },
             Head { block_bytes: 1 << 30, ..HEAD },

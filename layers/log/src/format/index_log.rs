@@ -100,6 +100,7 @@ pub fn decode_batch(bytes: &[u8], block_bytes: u64, start: LogPosition) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::frames::FrameKind;
     use crate::format::offsets::FileOffset;
     use crate::format::runs::Runs;
 
@@ -113,7 +114,8 @@ mod tests {
             let mut own = Frames::new(16_384, frames.log_end());
             let mut runs = Runs::default();
             for frame in 0..=batch {
-                own.push(60, 3000, 1, batch * 10 + frame);
+                let kind = if frame % 3 == 2 { FrameKind::Zeros } else { FrameKind::Data };
+                own.push(kind, 60, 3000, 1, batch * 10 + frame);
                 for extent in 0..3 {
                     runs.push(FileOffset(batch * 1_000_000 + frame * 9000 + extent * 2500), 1000);
                 }

@@ -31,9 +31,9 @@ pub(crate) use flat::reseal_flat;
 pub use flat::{Builder, FlatLog, FlatTables, FlatTail, TAIL_BYTES};
 pub use frame_head::{FrameHead, decode_frame_head, decode_frame_runs, encode_frame_head};
 pub use frames::{
-    FRAME_HEAD_BYTES, Frame, Frames, Order, PAYLOAD_BYTES_MAX, SUM_BYTES, stored_bytes, widen_epochs,
+    FRAME_HEAD_BYTES, Frame, FrameKind, Frames, Order, PAYLOAD_BYTES_MAX, SUM_BYTES, widen_epochs,
 };
-pub use heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
+pub use heads::{BLOCK_BYTES, CONTAINER_VERSION, HEAD_BYTES, Head, HeadKind, STORE_VERSION};
 pub use index_log::{BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, decode_batch, encode_batch};
 pub use meta::{
     COVERS_MAX, Closed, CoveredLog, Covers, Holder, MetaName, Published, Running, Summary, Truncation,

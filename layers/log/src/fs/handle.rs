@@ -161,6 +161,12 @@ impl WritableFile for Handle {
         shared.file.write_at(self.writer()?, from, FileOffset(offset))
     }
 
+    fn write_zeros(&self, offset: u64, length: u64) -> Result<()> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        shared.file.write_zeros(self.writer()?, FileOffset(offset), length)
+    }
+
     fn append(&self, from: &[u8]) -> Result<u64> {
         let shared = self.shared()?;
         let _acting = assume(self.credentials.clone())?;

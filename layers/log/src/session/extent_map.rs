@@ -7,17 +7,19 @@
 //! map writes the scratch file.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use quell_vfs::{ErrorKind, Result, printable};
 
 use crate::container::{Container, Flat, HeldPages};
 use crate::format::{
-    Builder, Extent, Extents, FILE_END_MAX, FileOffset, FlatLog, Frame, Head, Order, Orders, PayloadOffset,
-    PayloadRange, Piece, Run, Running, Summary, Truncations, boot_of, resolve, share_range,
+    Builder, Extent, Extents, FILE_END_MAX, FileOffset, FlatLog, Frame, FrameKind, Head, Order, Orders,
+    PayloadOffset, PayloadRange, Piece, Run, Running, Summary, Truncations, boot_of, resolve, share_range,
 };
 use crate::session::log_reader::{LogBounds, LogReader};
 use crate::session::share::Share;
+use crate::session::writer::Written;
 
 /// For each writer, the payload ranges of its log that were torn before they were synced, sorted.
 pub type Torn = HashMap<u64, Vec<PayloadRange>>;
@@ -463,15 +465,8 @@ impl ExtentMap {
 
     /// Adds a frame that a writer of this process has just written, unless it is already known.
     /// Returns false, and changes nothing, if pages of the flat index are missing in `pages`.
-    pub fn add(
-        &mut self,
-        writer: u64,
-        head_bytes: u64,
-        order: Order,
-        payload_start: PayloadOffset,
-        runs: &[Run],
-        pages: &mut HeldPages,
-    ) -> bool {
+    pub fn add(&mut self, writer: u64, written: &Written<'_>, pages: &mut HeldPages) -> bool {
+        let Written { order, kind, head_bytes, payload_start, runs, .. } = *written;
         let number = self.log_number(writer);
         let log = &mut self.logs[number as usize];
         log.set_certain();
@@ -495,7 +490,7 @@ impl ExtentMap {
                 return false;
             }
         }
-        self.logs[number as usize].frames.push(head_bytes, payload, order.epoch, order.sequence);
+        self.logs[number as usize].frames.push(kind, head_bytes, payload, order.epoch, order.sequence);
         let logs = Logs(&self.logs, 0);
         clip(&mut found, &logs, &self.truncations);
         if let Some(flat) = flat {
@@ -571,6 +566,41 @@ impl ExtentMap {
             }
         });
         read
+    }
+
+    /// Returns true if there is a flat index, so that [`pieces`](Self::pieces) reads pages.
+    pub fn has_flat(&self) -> bool {
+        self.flat.is_some()
+    }
+
+    /// Returns the parts of `start..end` that have data other than zeros of frames of zeros.
+    /// Neighbouring parts are joined, up to `bytes_max` bytes, also over holes and zeros.
+    pub fn data_ranges(
+        &self,
+        start: FileOffset,
+        end: FileOffset,
+        bytes_max: u64,
+    ) -> Result<Vec<Range<FileOffset>>> {
+        let mut ranges: Vec<Range<FileOffset>> = Vec::new();
+        self.pieces(start, end, &mut |piece| {
+            let Piece::Data(extent) = piece else { return };
+            let log = &self.logs[extent.log as usize];
+            let (mut at, end) = (extent.payload, extent.payload + u64::from(extent.length));
+            while at < end {
+                let frame = log.frames.frame(at);
+                let stop = frame.payload_end().min(end);
+                if frame.kind == FrameKind::Data {
+                    let (from, to) =
+                        (extent.start + (at - extent.payload), extent.start + (stop - extent.payload));
+                    match ranges.last_mut() {
+                        Some(last) if to - last.start <= bytes_max => last.end = to,
+                        _ => ranges.push(from..to),
+                    }
+                }
+                at = stop;
+            }
+        })?;
+        Ok(ranges)
     }
 
     /// Visits the pieces from `start` to `end`.

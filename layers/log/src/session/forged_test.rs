@@ -8,7 +8,8 @@ use quell_vfs::{Context, ErrorKind, FileSystem, Result, Writable};
 
 use crate::container::Container;
 use crate::format::{
-    Closed, FileOffset, Frames, HEAD_BYTES, HeadKind, MetaName, Run, data_name, encode_batch, index_name,
+    Closed, FileOffset, FrameKind, Frames, HEAD_BYTES, HeadKind, MetaName, Run, data_name, encode_batch,
+    index_name,
 };
 use crate::session::extent_map::ExtentMap;
 use crate::session::flatten::flatten;
@@ -38,7 +39,7 @@ fn claim(container: &Container, closed: Closed, logs: &dyn WritableDir, batches:
     let count = 1 << 15;
     for batch in 0..batches {
         let mut own = Frames::new(head.block_bytes.into(), all.log_end());
-        own.push(70, count, 1, 1 + batch);
+        own.push(FrameKind::Data, 70, count, 1, 1 + batch);
         let run = Run { start: FileOffset(batch * count * 2), length: 1, stride: 2, count };
         index.extend(encode_batch(&own, &[run], all.end(), true));
         all.append(own);

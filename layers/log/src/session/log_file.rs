@@ -2,6 +2,7 @@
 //! its reader. `session` describes the order of the locks.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
@@ -13,7 +14,8 @@ use quell_vfs::{
 
 use crate::container::{Container, Descriptors, FIRST_EPOCH, SET_ID, effective_set_id, may_write};
 use crate::format::{
-    ACCESS, COVERS_MAX, CoveredLog, Covers, FILE_END_MAX, FileOffset, MetaName, Order, Summary, Truncation,
+    ACCESS, COVERS_MAX, CoveredLog, Covers, FILE_END_MAX, FileOffset, MetaName, Order, PAYLOAD_BYTES_MAX,
+    Summary, Truncation,
 };
 use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::not_found::none_if_not_found;
@@ -321,6 +323,59 @@ impl LogFile {
         }
     }
 
+    /// Replaces the bytes of `offset..offset + length` within the file by zeros, which take no
+    /// space in the log.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` in a container that an earlier version of Quell has created.
+    pub fn write_zeros(&self, writer: &Writer, offset: FileOffset, length: u64) -> Result<()> {
+        if !self.container.head().has_zeros() {
+            return Err(Error {
+                source: Some("an earlier version of Quell created the file: copy it".into()),
+                ..Error::new(ErrorKind::Unsupported, "write zeros to", offset.to_string())
+            });
+        }
+        let size = FileOffset(self.size_and_summary()?.0);
+        let end = FileOffset(offset.0.saturating_add(length)).min(size);
+        if offset >= end {
+            return Ok(());
+        }
+        self.take_epoch_if_stale()?;
+        self.flush_for(offset, end)?;
+        let mut ranges = self.reader.data_ranges(self.read_context(), offset, end, PAYLOAD_BYTES_MAX)?;
+        if ranges.is_empty() {
+            // The file is changed at this time, too.
+            ranges.push(offset..offset + 1);
+        }
+        let written = ranges.into_iter().try_for_each(|range| self.write_zeros_at(writer, range));
+        self.reader.spill_if_large(self.read_context());
+        written
+    }
+
+    /// Writes one frame of zeros.
+    fn write_zeros_at(&self, writer: &Writer, range: Range<FileOffset>) -> Result<()> {
+        loop {
+            let mut state = writer.lock();
+            state.flush(self, writer.id)?;
+            let claimed = self.sequencer().claim(writer.id, range.start, range.end);
+            let rivals = match claimed {
+                Ok(claim) => {
+                    let put = state.put_zeros(self, writer.id, range.start, range.end - range.start);
+                    if put.is_err() {
+                        self.sequencer().withdraw_claim(writer.id, &claim, state.end());
+                    }
+                    return put;
+                }
+                Err(rivals) => rivals,
+            };
+            drop(state);
+            for rival in rivals {
+                rival.lock().flush(self, rival.id)?;
+            }
+        }
+    }
+
     /// Writes all of `from` at the end of the file as this node knows it, and returns the offset.
     pub fn append(&self, writer: &Writer, from: &[u8]) -> Result<FileOffset> {
         self.take_epoch_if_stale()?;
@@ -571,11 +626,11 @@ impl LogFile {
             if summary.has_set_time() {
                 state.flush(self, writer.id)?; // collected data has no time yet
             }
-            if let Some(epochs) = state.epochs() {
-                data_bytes += state.data_bytes();
-                if !summary.set_after(*epochs.end()) {
-                    written = written.max(state.modified()?);
-                }
+            data_bytes += state.data_bytes();
+            if let Some(epochs) = state.epochs()
+                && !summary.set_after(*epochs.end())
+            {
+                written = written.max(state.modified()?);
             }
         }
         let foreign = summary.open.iter().filter(|running| !self.is_own(running.writer));

@@ -7,7 +7,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 use crate::container::{Container, is_frame_whole};
 use crate::format::{
     Batch, FileOffset, FlatLog, Frame, Frames, HEAD_BYTES, LogPosition, Order, PayloadOffset, PayloadRange,
-    Run, Truncations, data_name, index_name, stored_bytes,
+    Run, Truncations, data_name, index_name,
 };
 use crate::not_found::none_if_not_found;
 use crate::session::scan::{IndexPosition, visit_batches_from, visit_frames};
@@ -323,13 +323,13 @@ impl LogReader {
         visit_frames(&*file, block_bytes, self.frames.end(), &mut |log_offset, head, runs| {
             // In the part that must be present, a bad block is damage, and the blocks after it
             // still count.
-            let end = log_offset + head.bytes() + stored_bytes(head.payload_bytes, block_bytes);
+            let end = head.frame(log_offset).log_end(block_bytes);
             let is_required = end <= self.bounds.required_bytes;
             let is_counted = log_offset < counted_bytes;
             if !is_counted || !is_required && !is_frame_whole(&*file, &head.frame(log_offset), block_bytes)? {
                 return Ok(false);
             }
-            self.frames.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence);
+            self.frames.push(head.kind, head.bytes(), head.payload_bytes, head.epoch, head.sequence);
             let mut payload = head.payload_start;
             for run in runs {
                 self.pending_runs.push_back((payload, run));

@@ -6,6 +6,7 @@
 //! wait, at `update`. Pages of a flat index are read by each thread for itself.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +14,9 @@ use lru::LruCache;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::container::{Block, Container, Descriptors, Edges, HeldPages, read_payload, torn_blocks};
-use crate::format::{FILE_END_MAX, FileOffset, Order, PayloadOffset, PayloadRange, Run, Summary, data_name};
+use crate::format::{
+    FILE_END_MAX, FileOffset, FrameKind, Order, PayloadOffset, PayloadRange, Run, Summary, data_name,
+};
 use crate::locks::{Rank, RankedMutex, RankedRwLock};
 use crate::session::extent_map::{ExtentMap, LogPiece, Torn};
 use crate::session::sequencer::Sequencer;
@@ -49,16 +52,23 @@ impl MapState {
 /// A frame that a writer of this node has written.
 struct OwnFrame {
     writer: u64,
+    kind: FrameKind,
     head_bytes: u64,
     order: Order,
     payload_start: PayloadOffset,
+    data_bytes: u64,
     runs: Vec<Run>,
 }
 
 impl OwnFrame {
     fn new(writer: u64, written: &Written<'_>) -> OwnFrame {
-        let Written { order, head_bytes, payload_start, runs, .. } = *written;
-        OwnFrame { writer, head_bytes, order, payload_start, runs: runs.to_vec() }
+        let Written { order, kind, head_bytes, payload_start, data_bytes, runs } = *written;
+        OwnFrame { writer, kind, head_bytes, order, payload_start, data_bytes, runs: runs.to_vec() }
+    }
+
+    fn written(&self) -> Written<'_> {
+        let OwnFrame { kind, head_bytes, order, payload_start, data_bytes, ref runs, .. } = *self;
+        Written { order, kind, head_bytes, payload_start, data_bytes, runs }
     }
 }
 
@@ -146,13 +156,12 @@ impl Reader {
     /// Adds a frame that a writer of this node has written. A later reader finds its data in the
     /// map.
     pub fn add(&self, file: ReadContext<'_>, writer: u64, written: &Written<'_>) {
-        let Written { order, head_bytes, payload_start, data_bytes, runs } = *written;
         let (mut pages, mut loaded) = (HeldPages::default(), Ok(()));
         loop {
             let mut state = self.map.write();
             // Recorded while the map is locked, so that a thread that builds the map finds the
             // frame either in the log or in the list.
-            file.sequencer.lock().written(writer, data_bytes);
+            file.sequencer.lock().written(writer, written.data_bytes);
             let map = match &mut *state {
                 MapState::Absent => return,
                 MapState::Building(frames) => return frames.push(OwnFrame::new(writer, written)),
@@ -164,7 +173,7 @@ impl Reader {
                 drop(state);
                 return drop(dropped); // without the lock, because a large map takes long
             }
-            if map.add(writer, head_bytes, order, payload_start, runs, &mut pages) {
+            if map.add(writer, written, &mut pages) {
                 match &mut *state {
                     MapState::Copied(_, frames) => frames.push(OwnFrame::new(writer, written)),
                     MapState::Ready(map) if map.is_large(file.container) => {
@@ -312,8 +321,8 @@ impl Reader {
                 return Ok(());
             }
             drop(state);
-            for OwnFrame { writer, head_bytes, order, payload_start, runs } in frames {
-                while !map.add(writer, head_bytes, order, payload_start, &runs, &mut pages) {
+            for frame in frames {
+                while !map.add(frame.writer, &frame.written(), &mut pages) {
                     pages.load()?;
                 }
             }
@@ -379,6 +388,29 @@ impl Reader {
             if is_all {
                 return Ok(());
             }
+        }
+    }
+
+    /// Returns the parts of `start..end` that have data other than zeros of frames of zeros.
+    /// Neighbouring parts may be joined, up to `bytes_max` bytes. The caller has written the
+    /// collected data of the range.
+    pub fn data_ranges(
+        &self,
+        file: ReadContext<'_>,
+        start: FileOffset,
+        end: FileOffset,
+        bytes_max: u64,
+    ) -> Result<Vec<Range<FileOffset>>> {
+        loop {
+            self.build_map(file)?;
+            let copy = match self.map.read().map() {
+                // Another thread may have dropped the map; it is then built again.
+                None => continue,
+                Some(map) if map.has_flat() => map.clone(),
+                // Without a flat index this does no I/O.
+                Some(map) => return map.data_ranges(start, end, bytes_max),
+            };
+            return copy.data_ranges(start, end, bytes_max);
         }
     }
 

@@ -7,7 +7,7 @@ use quell_vfs::{Error, Result};
 use crate::container::{Container, read_frame_head};
 use crate::format::{
     BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, FrameHead, HEAD_BYTES, HeadKind, LogDamage, LogPosition,
-    PayloadOffset, Run, data_name, decode_batch, stored_bytes,
+    PayloadOffset, Run, data_name, decode_batch,
 };
 use crate::not_found::none_if_not_found;
 
@@ -133,7 +133,7 @@ pub fn visit_frames(
     let size = file.stat()?.size_bytes;
     while at.log_offset < size {
         let Some((head, runs)) = read_frame_head(file, at)? else { break };
-        let end = at.log_offset + head.bytes() + stored_bytes(head.payload_bytes, block_bytes);
+        let end = head.frame(at.log_offset).log_end(block_bytes);
         if end > size || !visit(at.log_offset, &head, runs)? {
             break;
         }

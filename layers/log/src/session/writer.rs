@@ -8,10 +8,10 @@ use std::sync::{Arc, MutexGuard};
 use quell_posix::{WritableFile, assume, assumed};
 use quell_vfs::{Caller, Error, ErrorKind, Result, Time, errno};
 
-use crate::container::{Container, write_frame};
+use crate::container::{Container, write_frame, write_zeros};
 use crate::format::{
-    Closed, FileOffset, Frames, HEAD_BYTES, LogPosition, MetaName, Order, PAYLOAD_BYTES_MAX, PayloadOffset,
-    Published, Run, Running, Runs, boot_of, data_name, encode_batch, encode_frame_head, stored_bytes,
+    Closed, FileOffset, FrameKind, Frames, HEAD_BYTES, LogPosition, MetaName, Order, PAYLOAD_BYTES_MAX,
+    PayloadOffset, Published, Run, Running, Runs, boot_of, data_name, encode_batch, encode_frame_head,
 };
 use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::session::buffer::Buffer;
@@ -26,11 +26,36 @@ const BATCH_RUNS_MAX: usize = 1 << 18;
 #[derive(Debug, Clone, Copy)]
 pub struct Written<'a> {
     pub order: Order,
+    pub kind: FrameKind,
     pub head_bytes: u64,
     pub payload_start: PayloadOffset,
     /// Data log offset of the end of the frame.
     pub data_bytes: u64,
     pub runs: &'a [Run],
+}
+
+/// The payload of a frame.
+#[derive(Debug, Clone, Copy)]
+enum Payload<'a> {
+    Data(&'a [u8]),
+    /// A number of zeros.
+    Zeros(u64),
+}
+
+impl Payload<'_> {
+    fn kind(&self) -> FrameKind {
+        match self {
+            Payload::Data(_) => FrameKind::Data,
+            Payload::Zeros(_) => FrameKind::Zeros,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Payload::Data(data) => data.len() as u64,
+            Payload::Zeros(count) => *count,
+        }
+    }
 }
 
 /// The writer of one process. Its logs are created at the first write.
@@ -184,9 +209,12 @@ impl LockedWriter {
         self.logs.as_ref().map(|_| self.first_epoch..=self.last.epoch)
     }
 
-    /// Returns the size of the data log, with the collected data.
+    /// Returns the size of the data log, with the collected data. Without data, there is no log.
     pub fn data_bytes(&self) -> u64 {
-        self.log_end.log_offset + self.buffer.len() as u64
+        match self.logs.is_some() || !self.buffer.is_empty() {
+            true => self.log_end.log_offset + self.buffer.len() as u64,
+            false => 0,
+        }
     }
 
     /// Writes the collected frame if `bytes` more do not fit into it.
@@ -210,10 +238,24 @@ impl LockedWriter {
         for part in from.chunks(PAYLOAD_BYTES_MAX as usize) {
             let mut runs = Runs::default();
             runs.push(at, part.len() as u64);
-            self.write_frame(file, id, part, runs.finish())?;
+            self.write_frame(file, id, Payload::Data(part), runs.finish())?;
             at += part.len() as u64;
         }
         Ok(())
+    }
+
+    /// Writes a frame of `length` zeros, at most [`PAYLOAD_BYTES_MAX`], after the collected frame.
+    pub fn put_zeros(
+        &mut self,
+        file: &dyn WriterContext,
+        id: u64,
+        offset: FileOffset,
+        length: u64,
+    ) -> Result<()> {
+        self.flush(file, id)?;
+        let mut runs = Runs::default();
+        runs.push(offset, length);
+        self.write_frame(file, id, Payload::Zeros(length), runs.finish())
     }
 
     /// Writes the collected frame, if there is one. After an error the data is kept for another
@@ -224,7 +266,7 @@ impl LockedWriter {
         }
         let buffer = std::mem::take(&mut self.buffer);
         let runs = self.runs.finish().to_vec();
-        let written = self.write_frame(file, id, buffer.bytes(), &runs);
+        let written = self.write_frame(file, id, Payload::Data(buffer.bytes()), &runs);
         self.buffer = buffer;
         if written.is_ok() {
             self.buffer.clear();
@@ -233,7 +275,13 @@ impl LockedWriter {
         written
     }
 
-    fn write_frame(&mut self, file: &dyn WriterContext, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
+    fn write_frame(
+        &mut self,
+        file: &dyn WriterContext,
+        id: u64,
+        payload: Payload<'_>,
+        runs: &[Run],
+    ) -> Result<()> {
         self.with_credentials(|state| state.write_frame_as_assumed(file, id, payload, runs))
     }
 
@@ -241,7 +289,7 @@ impl LockedWriter {
         &mut self,
         file: &dyn WriterContext,
         id: u64,
-        payload: &[u8],
+        payload: Payload<'_>,
         runs: &[Run],
     ) -> Result<()> {
         if self.is_revoked {
@@ -262,19 +310,23 @@ impl LockedWriter {
             (self.first_epoch, self.last) = (order.epoch, order);
         }
         let logs = self.logs.as_mut().expect("they were made");
-        let (bytes, start) = (payload.len() as u64, self.log_end);
-        let head = encode_frame_head(runs, bytes, order.epoch, order.sequence, start.payload);
-        write_frame(&*logs.data, start.log_offset, &head, payload, start.payload, block_bytes).inspect_err(
-            |_| {
-                // Some file systems report a failed writeback at a later write.
-                logs.is_doubtful = true;
-                file.frame_failed();
-            },
-        )?;
+        let (kind, bytes, start) = (payload.kind(), payload.bytes(), self.log_end);
+        let head = encode_frame_head(kind, runs, bytes, order.epoch, order.sequence, start.payload);
+        let written = match payload {
+            Payload::Data(data) => {
+                write_frame(&*logs.data, start.log_offset, &head, data, start.payload, block_bytes)
+            }
+            Payload::Zeros(_) => write_zeros(&*logs.data, start.log_offset, &head, start.payload),
+        };
+        written.inspect_err(|_| {
+            // Some file systems report a failed writeback at a later write.
+            logs.is_doubtful = true;
+            file.frame_failed();
+        })?;
         let head_bytes = head.len() as u64;
-        let data_bytes = start.log_offset + head_bytes + stored_bytes(bytes, block_bytes);
-        file.written(id, Written { order, head_bytes, payload_start: start.payload, data_bytes, runs });
-        logs.frames.push(head_bytes, bytes, order.epoch, order.sequence);
+        let data_bytes = start.log_offset + head_bytes + kind.stored_bytes(bytes, block_bytes);
+        file.written(id, Written { order, kind, head_bytes, payload_start: start.payload, data_bytes, runs });
+        logs.frames.push(kind, head_bytes, bytes, order.epoch, order.sequence);
         for run in runs {
             (0..run.count).for_each(|i| logs.runs.push(run.start_of(i), run.length));
             self.end = self.end.max(run.end());

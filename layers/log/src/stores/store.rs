@@ -6,8 +6,8 @@ use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
 
 use crate::format::{
-    BLOCK_BYTES, HEAD_BYTES, Head, HeadKind, NEW_DIR, OWN, PARTS_DIR, STORE_RECORD, TRASH_DIR, is_own,
-    number_name,
+    BLOCK_BYTES, HEAD_BYTES, Head, HeadKind, NEW_DIR, OWN, PARTS_DIR, STORE_RECORD, STORE_VERSION, TRASH_DIR,
+    is_own, number_name,
 };
 use crate::not_found::none_if_not_found;
 use crate::stores::directories::open_or_create_dir;
@@ -141,6 +141,7 @@ fn create_store(root: &dyn WritableDir, host: &Host) -> Result<()> {
     }
     let head = Head {
         kind: HeadKind::Store,
+        version: STORE_VERSION,
         block_bytes: BLOCK_BYTES,
         container: number,
         writer: 0,

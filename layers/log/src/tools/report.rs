@@ -9,8 +9,8 @@ use quell_vfs::{Attributes, Error, ErrorKind, NodeId, Result};
 
 use crate::container::{Container, FIRST_EPOCH};
 use crate::format::{
-    Extent, FileOffset, Frame, Holder, PayloadOffset, PayloadRange, Piece, Run, Running, SUM_BYTES, Summary,
-    Truncation, visit_payload_range, widen_epochs,
+    Extent, FileOffset, Frame, FrameKind, Holder, PayloadOffset, PayloadRange, Piece, Run, Running,
+    SUM_BYTES, Summary, Truncation, visit_payload_range, widen_epochs,
 };
 use crate::not_found::none_if_not_found;
 use crate::session::{
@@ -233,6 +233,9 @@ pub struct MappedRange {
 
 /// Returns the data log offset of a payload offset in `frame`.
 fn log_offset_of(frame: &Frame, payload_offset: PayloadOffset, block_bytes: u64) -> u64 {
+    if frame.kind == FrameKind::Zeros {
+        return frame.payload_log_offset;
+    }
     let into = payload_offset - frame.payload_start;
     frame.payload_log_offset + into + into / block_bytes * SUM_BYTES
 }

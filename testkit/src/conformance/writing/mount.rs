@@ -46,6 +46,8 @@ pub struct WritableImplementation<'a> {
     /// Whether a node other than a directory can have several names; otherwise linking one returns
     /// `Unsupported`.
     pub hard_links: bool,
+    /// Whether [`WritableFile::write_zeros`](quell_vfs::WritableFile::write_zeros) is supported.
+    pub writes_zeros: bool,
     /// Whether files have locks; otherwise they answer ENOLCK.
     pub locks: bool,
     /// Whether files and directories have `user.` attributes; otherwise setting one returns

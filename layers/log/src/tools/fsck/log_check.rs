@@ -6,10 +6,10 @@ use quell_vfs::{ErrorKind, Result};
 
 use super::log_repairs::{FrameScan, IndexScan, LogRepairs, WriterState, decide_repairs};
 use super::problem::Problem;
-use crate::container::{Container, NoEdges, read_frame_head, read_payload, torn_blocks};
+use crate::container::{Container, NoEdges, is_frame_whole, read_frame_head, read_payload, torn_blocks};
 use crate::format::{
-    FRAME_HEAD_BYTES, FileOffset, Frame, Frames, HEAD_BYTES, LogPosition, Order, PayloadOffset, PayloadRange,
-    Run, Summary, boot_of, decode_frame_head, stored_bytes, visit_payload_range, widen_epochs,
+    FRAME_HEAD_BYTES, FileOffset, Frame, FrameKind, Frames, HEAD_BYTES, LogPosition, Order, PayloadOffset,
+    PayloadRange, Run, Summary, boot_of, decode_frame_head, visit_payload_range, widen_epochs,
 };
 use crate::not_found::none_if_not_found;
 use crate::session::{open_data_and_head, visit_batches};
@@ -320,7 +320,7 @@ impl FrameWalk<'_> {
 
     /// Returns the log offset of the end of a frame.
     fn end_of(&self, frame: &Frame) -> u64 {
-        frame.payload_log_offset + stored_bytes(frame.payload_bytes, self.block_bytes)
+        frame.log_end(self.block_bytes)
     }
 
     /// Records that the frames from here on are missing, although the index log describes them.
@@ -342,7 +342,10 @@ impl FrameWalk<'_> {
             // Blocks that were not written completely are lost if they had not been synced. All
             // other bad blocks are damaged.
             let torn = torn_blocks(self.data, frame, self.block_bytes)?;
-            let block_bytes = self.block_bytes;
+            let block_bytes = match frame.kind {
+                FrameKind::Data => self.block_bytes,
+                FrameKind::Zeros => frame.payload_bytes,
+            };
             let blocks = bad.iter().flat_map(|range| {
                 let count = (range.end - range.start).div_ceil(block_bytes);
                 (0..count).map(move |i| {
@@ -429,6 +432,10 @@ fn bad_blocks(
     block_bytes: u64,
     progress: &ToolProgress,
 ) -> Result<Vec<PayloadRange>> {
+    if frame.kind == FrameKind::Zeros {
+        let whole = PayloadRange { start: frame.payload_start, end: frame.payload_end() };
+        return Ok(if is_frame_whole(data, frame, block_bytes)? { Vec::new() } else { vec![whole] });
+    }
     let mut bad: Vec<PayloadRange> = Vec::new();
     let mut buffer = vec![0; (READ_BLOCKS * block_bytes).min(frame.payload_bytes) as usize];
     let mut check = |start: PayloadOffset, end: PayloadOffset| -> Result<bool> {

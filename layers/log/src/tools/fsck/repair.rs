@@ -15,8 +15,8 @@ use super::names::TEMPORARY_INDEX;
 use super::problem::Problem;
 use crate::container::{Container, LOG_PERMISSIONS};
 use crate::format::{
-    Closed, FileOffset, Frames, HEAD_BYTES, HeadKind, LogPosition, MetaName, Order, PayloadOffset, Run, Runs,
-    Summary, data_name, encode_batch, epoch_name, index_name, number_name,
+    Closed, FileOffset, FrameHead, Frames, HEAD_BYTES, HeadKind, LogPosition, MetaName, Order, PayloadOffset,
+    Run, Runs, Summary, data_name, encode_batch, epoch_name, index_name, number_name,
 };
 use crate::not_found::none_if_not_found;
 use crate::session::{DataLog, open_data_and_head, visit_frames};
@@ -166,7 +166,7 @@ fn rebuild_index_log(container: &Container, log: &LogCheck) -> Result<()> {
             if log_offset >= log.frames.log_offset {
                 return Ok(false);
             }
-            batch.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence, &runs);
+            batch.push(head, &runs);
             if batch.count >= BATCH_FRAMES {
                 append(&mut batch)?;
             }
@@ -239,8 +239,8 @@ impl BatchBuilder {
         BatchBuilder { frames, runs: Runs::default(), payload_offset: start.payload, count: 0 }
     }
 
-    fn push(&mut self, head_bytes: u64, payload_bytes: u64, epoch: u64, sequence: u64, runs: &[Run]) {
-        self.frames.push(head_bytes, payload_bytes, epoch, sequence);
+    fn push(&mut self, head: &FrameHead, runs: &[Run]) {
+        self.frames.push(head.kind, head.bytes(), head.payload_bytes, head.epoch, head.sequence);
         for run in runs {
             (0..run.count).for_each(|i| self.runs.push(run.start_of(i), run.length));
         }

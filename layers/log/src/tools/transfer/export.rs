@@ -297,7 +297,10 @@ impl Export<'_> {
                 self.transfer.check_stop()?;
                 let part = &mut buffer[..READ_BYTES.min((data.end - at) as usize)];
                 read_whole(&target.snapshot, &target.name, part, at.0)?;
-                target.file.write_at(part, at.0)?;
+                // The new file has zeros there already.
+                if part.iter().any(|byte| *byte != 0) {
+                    target.file.write_at(part, at.0)?;
+                }
                 at += part.len() as u64;
                 self.transfer.progress.add_bytes(part.len() as u64);
             }
