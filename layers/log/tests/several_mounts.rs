@@ -394,6 +394,26 @@ fn zeros_replace_data_within_the_file_and_are_ordered_with_writes_of_other_mount
     assert_eq!(content(&stores), [0; 50]);
 }
 
+/// Seed 1810 with two mounts and small buffers.
+#[test]
+fn zeros_are_written_to_a_file_whose_flat_index_is_damaged() {
+    let stores = stores(1);
+    let fs = mount(&stores);
+    let of_a = create(&fs);
+    put(&*of_a, &[b'a'; 300], 0);
+    fs.flatten(node(&fs, b"f")).unwrap();
+    drop(of_a);
+    let dir = stores[0].root().open_writable_dir(b"f.container").unwrap();
+    let flat = dir.names().unwrap().into_iter().find(|name| name.starts_with(b"flat-")).unwrap();
+    // The first page follows the header of 64 bytes.
+    dir.open_writable_file(&flat).unwrap().write_at(b"\xff", 64).unwrap();
+    let fs = mount(&stores);
+    let file = open(&fs, by(2));
+    file.write_zeros(100, 50).unwrap();
+    drop(file);
+    assert_eq!(content(&stores), [&[b'a'; 100][..], &[0; 50], &[b'a'; 150]].concat());
+}
+
 #[test]
 fn zeros_replace_data_that_was_not_written_to_the_log_yet() {
     let stores = stores(1);

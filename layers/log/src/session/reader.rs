@@ -410,7 +410,13 @@ impl Reader {
                 // Without a flat index this does no I/O.
                 Some(map) => return map.data_ranges(start, end, bytes_max),
             };
-            return copy.data_ranges(start, end, bytes_max);
+            match copy.data_ranges(start, end, bytes_max) {
+                // A page of the flat index is damaged. The logs contain the same data.
+                Err(error) if error.kind == ErrorKind::Damaged && self.stop_trusting_flat() => {
+                    self.drop_map();
+                }
+                found => return found,
+            }
         }
     }
 
