@@ -388,8 +388,8 @@ impl Engine {
             before.push((key.clone(), latest.get(key)?));
         }
         self.versions.begin_commit(version, before);
-        let written = self.tables.commit(batch_of(changed));
-        if let Err(error) = &written {
+        let mut written = self.tables.commit(batch_of(changed));
+        if let Err(error) = &mut written {
             let is_refused =
                 is_full(error) || matches!(error.kind, ErrorKind::InvalidInput | ErrorKind::PermissionDenied);
             // `NoSpace` is also the error of a key-value store that has failed.
@@ -402,6 +402,9 @@ impl Engine {
             // Refused and later ones have written nothing.
             if !is_first_failure {
                 self.versions.undo_commit(version);
+            } else if is_full(error) {
+                // `NoSpace` would state that nothing was written.
+                error.kind = ErrorKind::Os(quell_vfs::errno::EIO);
             }
         }
         written

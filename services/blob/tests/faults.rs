@@ -1,6 +1,6 @@
 //! Commits that fail, full disks, and callers that do not behave.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quell_blob_service::{Clock, CommitResult, ExtentId, Extents, MemoryExtents, OpenStore, Options};
@@ -23,6 +23,8 @@ struct FailingTables {
     /// The number of commits that fail.
     failures: AtomicUsize,
     kind: Mutex<Option<ErrorKind>>,
+    /// Whether the failed write of a commit has stopped the tables.
+    has_stopped: AtomicBool,
 }
 
 impl FailingTables {
@@ -52,7 +54,10 @@ impl KeyValue for FailingTables {
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(())
+        match self.has_stopped.load(Ordering::SeqCst) {
+            true => Err(Error::new(ErrorKind::NoSpace, "sync", "tables")),
+            false => Ok(()),
+        }
     }
 
     fn size_bytes(&self) -> Result<u64> {
@@ -140,6 +145,20 @@ fn a_transaction_that_is_applied_again_after_a_full_disk_keeps_its_extents() {
     assert_eq!(world.store.snapshot().read(b"a", 0, &mut bytes).expect("read"), bytes.len());
     assert_eq!(bytes, vec![2; 50_000]);
     assert_eq!(world.extents(), 1, "the extent of the first transaction needs space");
+}
+
+#[test]
+fn a_commit_that_stops_the_tables_on_a_full_disk_is_not_reported_as_refused() {
+    let world = world(Options::default());
+    world.tables.has_stopped.store(true, Ordering::SeqCst);
+    world.tables.fail(100, ErrorKind::NoSpace);
+    // The write may have taken effect, so neither transaction of the group is known to have failed.
+    let results = world.commit_group([1, 2].map(|byte| vec![create(&[byte], false)]).to_vec());
+    for result in &results {
+        assert_eq!(kind(result), Some(ErrorKind::Os(quell_vfs::errno::EIO)));
+    }
+    // Nothing of a later one was written.
+    assert_eq!(kind(&world.commit(vec![create(b"later", false)])), Some(ErrorKind::NoSpace));
 }
 
 #[test]
