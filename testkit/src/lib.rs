@@ -17,6 +17,7 @@ mod memory_dir;
 mod memory_store;
 mod model;
 pub mod operations;
+pub mod porcupine;
 mod random;
 mod real_dir;
 pub mod serializability;

@@ -1,26 +1,37 @@
 //! Histories of real clients of real servers of blobs, while servers and clients are killed and
 //! stopped, and the network and the disks of a Ceph fail. Each client is a process with the Python
 //! library, and prints its transactions with their times. The histories are checked for strict
-//! serializability.
+//! serializability, also by porcupine if it is there.
 //!
 //! `$QUELL_SECONDS` is the duration of the faults of each history, and `$QUELL_SEED` determines
 //! their order.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use quell_testkit::Random;
-use quell_testkit::serializability::{ListOperation, ListTransaction, Outcome, check_strict_serializability};
+use quell_testkit::porcupine::Porcupine;
+use quell_testkit::serializability::{
+    HistoryOperation, HistoryTransaction, Outcome, check_strict_serializability,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::blob_languages::{libraries, python};
 use crate::blob_rados::{Ceph, POOL, wait_until_it_serves};
+use crate::log_faults::Small;
 use crate::stage::{Ended, Running, Stage, checkout, send};
 
 const LISTS: u64 = 4;
+const REGISTERS: u64 = 3;
 const CLIENTS: usize = 6;
+
+fn blob_name(number: u64) -> String {
+    let kind = if number < LISTS { "list" } else { "register" };
+    format!("{kind} {number}")
+}
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |number| number.parse().expect("a number"))
@@ -45,8 +56,8 @@ impl<'a> Clients<'a> {
         let (running, printed) = (Vec::new(), Vec::new());
         let mut clients = Clients { stage, location, commands, running, printed, started: 0 };
         let empty = stage.file("empty", "");
-        for list in 0..LISTS {
-            clients.blob("put", &[empty.to_str().unwrap(), &format!("list {list}")]);
+        for number in 0..LISTS + REGISTERS {
+            clients.blob("put", &[empty.to_str().unwrap(), &blob_name(number)]);
         }
         (0..CLIENTS).for_each(|_| clients.start_one());
         clients
@@ -60,7 +71,8 @@ impl<'a> Clients<'a> {
     fn start_one(&mut self) {
         let mut command = (self.commands.0)();
         command.arg(checkout().join("tests/system/blob_history.py"));
-        command.args([&self.location, &self.started.to_string(), &LISTS.to_string()]);
+        command.args([&self.location, &self.started.to_string()]);
+        command.args([LISTS, REGISTERS].map(|count| count.to_string()));
         let mut client = self.stage.start(command.stdin(Stdio::piped()));
         let input = client.stdin();
         self.running.push((client, input));
@@ -75,6 +87,13 @@ impl<'a> Clients<'a> {
         self.start_one();
     }
 
+    /// Returns whether a client has been refused because the disk was full.
+    fn have_seen_a_full_disk(&self) -> bool {
+        let is_full = |text: &str| text.contains(r#""full""#);
+        self.running.iter().any(|(client, _)| is_full(&client.out()))
+            || self.printed.iter().any(|text| is_full(text))
+    }
+
     /// Ends the clients, and checks their history. The server must run.
     fn check(mut self) -> usize {
         for (client, input) in self.running.drain(..) {
@@ -86,7 +105,7 @@ impl<'a> Clients<'a> {
         last.wait_for_output("committed");
         drop(input);
         self.printed.push(last.wait().expect(0).text());
-        let mut history: Vec<ListTransaction> =
+        let mut history: Vec<HistoryTransaction> =
             self.printed.iter().flat_map(|text| transactions(text)).collect();
         history.push(self.final_state());
         let count = |outcome| history.iter().filter(|transaction| transaction.outcome == outcome).count();
@@ -98,26 +117,39 @@ impl<'a> Clients<'a> {
             std::fs::write(&kept, self.printed.concat()).unwrap();
             panic!("{violation}; the history is in {}", kept.display());
         }
+        // Without a program, the tests of the checkers are skipped, and these are not.
+        if let Some(porcupine) = std::env::var_os("QUELL_PORCUPINE").and(Porcupine::find()) {
+            assert_eq!(porcupine.check(&[history]), [true], "porcupine has found a violation");
+        }
         assert!(committed > 10 * CLIENTS && committed > refused + unknown, "the clients did little");
         committed
     }
 
-    /// Returns a transaction that has read all lists after the end of all others.
-    fn final_state(&self) -> ListTransaction {
-        let read = |list: u64| {
-            let data = self.blob("cat", &[&format!("list {list}")]).out;
+    /// Returns a transaction that has read all lists and registers after the end of all others.
+    fn final_state(&self) -> HistoryTransaction {
+        let read = |number: u64| {
+            let data = self.blob("cat", &[&blob_name(number)]).out;
             let numbers = data.chunks(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
-            ListOperation::Read(list, numbers.collect())
+            let numbers: Vec<u64> = numbers.collect();
+            match number < LISTS {
+                true => HistoryOperation::Read(number, numbers),
+                false => HistoryOperation::ReadRegister(number, numbers.first().copied()),
+            }
         };
-        let operations = (0..LISTS).map(read).collect();
-        ListTransaction { begun: u64::MAX - 1, ended: u64::MAX, outcome: Outcome::Committed, operations }
+        let operations = (0..LISTS + REGISTERS).map(read).collect();
+        HistoryTransaction {
+            begun: i64::MAX as u64 - 1,
+            ended: i64::MAX as u64,
+            outcome: Outcome::Committed,
+            operations,
+        }
     }
 }
 
 /// Returns the transactions that a client has printed. The last one has no result if the client was
 /// killed.
-fn transactions(printed: &str) -> Vec<ListTransaction> {
-    let mut transactions: Vec<ListTransaction> = Vec::new();
+fn transactions(printed: &str) -> Vec<HistoryTransaction> {
+    let mut transactions: Vec<HistoryTransaction> = Vec::new();
     for line in printed.split_inclusive('\n') {
         // A client was killed while it printed a line.
         let Some(line) = line.strip_suffix('\n') else { continue };
@@ -125,7 +157,7 @@ fn transactions(printed: &str) -> Vec<ListTransaction> {
         let begun = line["begun"].as_u64().unwrap();
         let operations = line["operations"].as_array().unwrap().iter().map(operation).collect();
         let Some(outcome) = line["outcome"].as_str() else {
-            transactions.push(ListTransaction { begun, ended: 0, outcome: Outcome::Unknown, operations });
+            transactions.push(HistoryTransaction { begun, ended: 0, outcome: Outcome::Unknown, operations });
             continue;
         };
         let last = transactions.last_mut().unwrap();
@@ -134,7 +166,7 @@ fn transactions(printed: &str) -> Vec<ListTransaction> {
         last.operations = operations;
         last.outcome = match outcome {
             "committed" => Outcome::Committed,
-            "refused" => Outcome::Refused,
+            "refused" | "full" => Outcome::Refused,
             "unknown" => Outcome::Unknown,
             other => panic!("{other}"),
         };
@@ -142,11 +174,13 @@ fn transactions(printed: &str) -> Vec<ListTransaction> {
     transactions
 }
 
-fn operation(value: &Value) -> ListOperation {
+fn operation(value: &Value) -> HistoryOperation {
     let list = value[1].as_u64().unwrap();
     match value[0].as_str().unwrap() {
-        "append" => ListOperation::Append(list, value[2].as_u64().unwrap()),
-        _ => ListOperation::Read(
+        "append" => HistoryOperation::Append(list, value[2].as_u64().unwrap()),
+        "write" => HistoryOperation::Write(list, value[2].as_u64().unwrap()),
+        "get" => HistoryOperation::ReadRegister(list, value[2].as_u64()),
+        _ => HistoryOperation::Read(
             list,
             value[2].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect(),
         ),
@@ -217,38 +251,128 @@ fn histories_of_a_server_in_a_directory_are_strictly_serializable() {
     stage.run(stage.quell().args(["blob", "fsck"]).arg(&store)).expect(0);
 }
 
-/// Servers of one store in a Ceph: one serves, and the other one waits.
+/// Uses all the space of a file system but a number of bytes, as far as other programs let it.
+fn fill(disk: &Path, left_bytes: u64) -> PathBuf {
+    let path = disk.join("filler");
+    let file = fs::File::create(&path).unwrap();
+    let mut length = 0;
+    for _ in 0..1000 {
+        let found = rustix::fs::statvfs(disk).unwrap();
+        let available = (found.f_bavail * found.f_frsize).saturating_sub(left_bytes);
+        if available == 0 {
+            break;
+        }
+        // The server can have used the space meanwhile.
+        if rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), length, available).is_ok() {
+            length += available;
+        }
+    }
+    path
+}
+
+#[test]
+fn histories_on_a_disk_that_is_full_at_times_are_strictly_serializable() {
+    let Some((libraries, python)) = requirements() else { return };
+    let stage = Stage::new();
+    let Some(disk) = Small::new(&stage, "600m") else { return };
+    let mut random = Random::new(setting("QUELL_SEED", 1));
+    let store = disk.path.join("store");
+    let mut server = stage.serve(&store, &[]).0;
+    let location = format!("unix:{}/socket", store.display());
+    let client = || with_package(stage.command(python), &libraries);
+    let commands: Commands = (Box::new(client), Box::new(|| stage.blob_command(&[])));
+    let mut clients = Clients::start(&stage, location, commands);
+    let end = Instant::now() + Duration::from_secs(setting("QUELL_SECONDS", 6));
+    while Instant::now() < end || !clients.have_seen_a_full_disk() {
+        pause(&mut random, 100..500);
+        let left_bytes = *random.pick(&[0, 0, 1 << 20, 80 << 20, 120 << 20]);
+        let filler = fill(&disk.path, left_bytes);
+        pause(&mut random, 100..500);
+        match random.below(4) {
+            0 => clients.kill_one(&mut random),
+            1 => server.signal(Signal::KILL),
+            _ => {}
+        }
+        fs::remove_file(&filler).unwrap();
+        pause(&mut random, 0..200);
+        // A server ends if the disk is filled between the examination of the space and the commit.
+        if !server.is_running() {
+            server.wait();
+            server = stage.serve(&store, &[]).0;
+        }
+    }
+    clients.check();
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+    stage.run(stage.quell().args(["blob", "fsck"]).arg(&store)).expect(0);
+}
+
+/// Servers of one store, or of one of its groups, in a Ceph: one serves, and the other one waits.
 struct Servers<'a> {
     ceph: &'a Ceph<'a>,
+    /// The group that they serve, as options of their commands.
+    group: Vec<String>,
     serving: (Running, PathBuf),
     waiting: (Running, PathBuf),
 }
 
 impl Servers<'_> {
+    fn serve(ceph: &Ceph<'_>, group: &[String], directory: &Path, is_standby: bool) -> Running {
+        let mut options: Vec<&str> = group.iter().map(String::as_str).collect();
+        options.extend(is_standby.then_some("--standby"));
+        ceph.serve(directory, &options)
+    }
+
     /// Waits until the other server serves, ends the one before it, and starts another one in its
     /// directory, which waits.
     fn exchange(mut self, end: impl FnOnce(Running)) -> Self {
         wait_until_it_serves(&mut self.waiting.0);
         let (ended, directory) = self.serving;
         end(ended);
-        let waiting = (self.ceph.serve(&directory, &["--standby"]), directory);
-        Servers { ceph: self.ceph, serving: self.waiting, waiting }
+        let waiting = (Servers::serve(self.ceph, &self.group, &directory, true), directory);
+        Servers { serving: self.waiting, waiting, ..self }
     }
 }
 
 #[test]
 fn histories_of_servers_in_a_ceph_are_strictly_serializable() {
+    check_histories_in_a_ceph(1);
+}
+
+#[test]
+fn histories_of_several_groups_in_a_ceph_are_strictly_serializable() {
+    check_histories_in_a_ceph(3);
+}
+
+/// Each group has a server of its own, and another one that waits for the group.
+fn check_histories_in_a_ceph(groups: usize) {
     let Some((libraries, python)) = requirements() else { return };
     let stage = Stage::new();
     let Some(ceph) = Ceph::start(&stage) else { return };
     let mut random = Random::new(setting("QUELL_SEED", 1));
-    let directory = stage.path("first");
-    let key = directory.join("key");
-    let mut serving = ceph.serve(&directory, &[]);
-    wait_until_it_serves(&mut serving);
-    let other = ceph.directory("second", &key);
-    let waiting = (ceph.serve(&other, &["--standby"]), other);
-    let mut servers = Servers { ceph: &ceph, serving: (serving, directory), waiting };
+    let key = stage.path("first").join("key");
+    let mut all: Vec<Option<Servers>> = Vec::new();
+    for group in 0..groups {
+        let first = match group {
+            0 => stage.path("first"),
+            _ => ceph.directory(&format!("serving {group}"), &key),
+        };
+        let mut options = Vec::new();
+        if groups > 1 {
+            options.extend([
+                "--groups".to_owned(),
+                groups.to_string(),
+                "--serve".to_owned(),
+                group.to_string(),
+            ]);
+        }
+        let mut serving = Servers::serve(&ceph, &options, &first, false);
+        wait_until_it_serves(&mut serving);
+        let other = ceph.directory(&format!("waiting {group}"), &key);
+        let waiting = Servers::serve(&ceph, &options, &other, true);
+        let (serving, waiting) = ((serving, first), (waiting, other));
+        all.push(Some(Servers { ceph: &ceph, group: options, serving, waiting }));
+    }
     let client = || with_package(ceph.inside(python), &libraries);
     let commands: Commands = (Box::new(client), Box::new(|| ceph.blob(&[])));
     let location = format!("{POOL}?key={}", key.display());
@@ -257,18 +381,20 @@ fn histories_of_servers_in_a_ceph_are_strictly_serializable() {
     let mut faults = 0..;
     while Instant::now() < end {
         pause(&mut random, 500..2000);
+        let chosen = random.below(groups);
+        let servers = all[chosen].take().expect("it is put back");
         // Each kind of fault occurs.
-        match faults.next().expect("it has no end") % 5 {
+        let servers = match faults.next().expect("it has no end") % 5 {
             0 => {
                 servers.serving.0.signal(Signal::KILL);
-                servers = servers.exchange(|ended| drop(ended.wait()));
+                servers.exchange(|ended| drop(ended.wait()))
             }
             1 => {
                 servers.serving.0.signal(Signal::STOP);
-                servers = servers.exchange(|stopped| {
+                servers.exchange(|stopped| {
                     stopped.signal(Signal::CONT);
                     stopped.wait().expect(3).says("another server");
-                });
+                })
             }
             2 => {
                 // No packet is delivered.
@@ -279,20 +405,28 @@ fn histories_of_servers_in_a_ceph_are_strictly_serializable() {
                 network("down");
                 pause(&mut random, 200..1200);
                 network("up");
+                servers
             }
             3 => {
                 let disk = ceph.process("osd0");
                 send(disk, Signal::STOP);
                 pause(&mut random, 200..1500);
                 send(disk, Signal::CONT);
+                servers
             }
-            _ => clients.kill_one(&mut random),
-        }
+            _ => {
+                clients.kill_one(&mut random);
+                servers
+            }
+        };
+        all[chosen] = Some(servers);
     }
     // The other disks have all data.
     send(ceph.process("osd1"), Signal::KILL);
     pause(&mut random, 1000..2000);
     clients.check();
-    servers.serving.0.signal(Signal::TERM);
-    drop(servers.exchange(|ended| drop(ended.wait().expect(0))));
+    for servers in all.into_iter().flatten() {
+        servers.serving.0.signal(Signal::TERM);
+        drop(servers.exchange(|ended| drop(ended.wait().expect(0))));
+    }
 }

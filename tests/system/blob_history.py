@@ -1,7 +1,7 @@
-"""A client of a store of blobs, which prints its transactions: they append numbers to lists, and read
-lists. Each is a line of JSON before the transaction, and one after it.
+"""A client of a store of blobs, which prints its transactions: they append numbers to lists, write
+numbers to registers, and read both. Each is a line of JSON before the transaction, and one after it.
 
-Usage: blob_history.py LOCATION CLIENT LISTS
+Usage: blob_history.py LOCATION CLIENT LISTS REGISTERS
 Ends at the end of its input."""
 
 import errno
@@ -14,7 +14,7 @@ import time
 
 import quell.blob
 
-location, client, lists = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+location, client, lists, registers = sys.argv[1], *map(int, sys.argv[2:5])
 choose = random.Random(client)
 last = 0
 
@@ -31,7 +31,7 @@ def open_store():
 
 
 def name(number):
-    return f"list {number}"
+    return f"list {number}" if number < lists else f"register {number}"
 
 
 def numbers(data):
@@ -49,9 +49,18 @@ def report(**line):
     print(json.dumps(line), flush=True)
 
 
-def transaction(reads, appends):
+def register(data):
+    return numbers(data)[0] if data else None
+
+
+def transaction(reads, appends, gets=(), writes=()):
     done = []
     with store.transaction() as open_transaction:
+        for register_number in gets:
+            done.append(["get", register_number, register(open_transaction.read(name(register_number)))])
+        for register_number, value in writes:
+            open_transaction.write(name(register_number), struct.pack("<Q", value))
+            done.append(["write", register_number, value])
         for list_number in reads:
             done.append(["read", list_number, numbers(open_transaction.read(name(list_number)))])
         for list_number, value in appends:
@@ -69,15 +78,22 @@ def append_only(appends):
     return [["append", *pair] for pair in appends]
 
 
-def snapshot(reads):
+def write_only(register_number, value):
+    store.write(name(register_number), struct.pack("<Q", value))
+    return [["write", register_number, value]]
+
+
+def snapshot(reads, gets):
     with store.snapshot() as state:
-        return [["read", list_number, numbers(state.read(name(list_number)))] for list_number in reads]
+        done = [["read", list_number, numbers(state.read(name(list_number)))] for list_number in reads]
+        return done + [["get", number, register(state.read(name(number)))] for number in gets]
 
 
 def step():
-    kind = choose.randrange(8)
+    kind = choose.randrange(11)
     some = choose.sample(range(lists), 2)
-    appends, body = [], None
+    all_registers = range(lists, lists + registers)
+    appends, writes, body = [], [], None
     if kind < 4:
         reads = some[: choose.randrange(3)]
         appends = [(list_number, number()) for list_number in choose.sample(range(lists), choose.randrange(1, 4))]
@@ -86,23 +102,35 @@ def step():
         appends = [(some[0], number())]
         body = lambda: append_only(appends)
     elif kind == 5:
-        body = lambda: snapshot(range(lists))
+        body = lambda: snapshot(range(lists), all_registers)
     elif kind == 6:
         body = lambda: [["read", some[0], numbers(store.read(name(some[0])))]]
+    elif kind == 7:
+        body = lambda: transaction(some, [], all_registers)
+    elif kind == 8:
+        gets = choose.sample(all_registers, choose.randrange(registers))
+        writes = [(register_number, number()) for register_number in choose.sample(all_registers, choose.randrange(1, 3))]
+        appends = [(some[0], number())] if choose.randrange(2) else []
+        body = lambda: transaction([], appends, gets, writes)
+    elif kind == 9:
+        writes = [(choose.choice(all_registers), number())]
+        body = lambda: write_only(*writes[0])
     else:
-        body = lambda: transaction(some, [])
+        chosen = choose.choice(all_registers)
+        body = lambda: [["get", chosen, register(store.read(name(chosen)))]]
+    changes = [["append", *pair] for pair in appends] + [["write", *pair] for pair in writes]
     begun = time.monotonic_ns()
     # A client that is killed has a transaction whose result is not known.
-    report(begun=begun, operations=[["append", *pair] for pair in appends])
+    report(begun=begun, operations=changes)
     try:
         operations, outcome = body(), "committed"
     except quell.blob.Conflict:
-        operations, outcome = [["append", *pair] for pair in appends], "refused"
+        operations, outcome = changes, "refused"
     except OSError as error:
-        # Nothing was sent, or the result is not known.
-        if error.errno not in (errno.ENOTCONN, errno.ETIMEDOUT, errno.ESTALE, errno.EIO):
+        # On a full disk, nothing has changed. Otherwise the result is not known.
+        if error.errno not in (errno.ENOTCONN, errno.ETIMEDOUT, errno.ESTALE, errno.EIO, errno.ENOSPC):
             raise
-        operations, outcome = [["append", *pair] for pair in appends], "unknown"
+        operations, outcome = changes, "full" if error.errno == errno.ENOSPC else "unknown"
     report(begun=begun, ended=time.monotonic_ns(), outcome=outcome, operations=operations)
 
 

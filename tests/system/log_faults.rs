@@ -195,13 +195,13 @@ fn a_store_that_is_removed_under_a_mount_gives_errors_and_no_more() {
 }
 
 /// A small file system for stores, which is unmounted on drop.
-struct Small {
-    path: PathBuf,
+pub struct Small {
+    pub path: PathBuf,
 }
 
 impl Small {
     /// Returns `None`, and prints the reason, if this user cannot mount one.
-    fn new(stage: &Stage, size: &str) -> Option<Small> {
+    pub fn new(stage: &Stage, size: &str) -> Option<Small> {
         let path = stage.dir("small");
         if !is_root() {
             println!("SKIPPED: an ordinary user cannot mount a small file system");

@@ -1,7 +1,7 @@
 //! Random histories of servers with leases, on objects in memory. Servers are paused at any point
 //! and go on later, they are killed and replaced, and their clocks have different rates. Clients
 //! read lists and append to them. The histories are checked for strict serializability, and those
-//! with planted bugs must fail. Each history is determined by its seed.
+//! with planted bugs must fail, also by porcupine. Each history is determined by its seed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,10 @@ use quell_rados::{
     ServerState, read_server,
 };
 use quell_testkit::Random;
-use quell_testkit::serializability::{ListOperation, ListTransaction, Outcome, check_strict_serializability};
+use quell_testkit::porcupine::Porcupine;
+use quell_testkit::serializability::{
+    HistoryOperation, HistoryTransaction, Outcome, check_strict_serializability,
+};
 
 /// A planted bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,11 +27,16 @@ enum Bug {
     LeaseFromEnd,
     /// A server that takes the store over does not wait for the end of the lease.
     NoWait,
+    /// No write of the log compares its guard.
+    NoGuards,
 }
 
+const BUGS: [Bug; 4] = [Bug::ReadsAfterLease, Bug::LeaseFromEnd, Bug::NoWait, Bug::NoGuards];
 const LEASE: Duration = Duration::from_millis(1500);
 const LISTS: usize = 2;
 const STEPS: usize = 2000;
+/// The steps of a history, and the requests in a server, for a search of all orders.
+const SEARCHED: (usize, usize) = (300, 2);
 
 /// A monotonic clock with a rate of its own.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +55,7 @@ impl ServerClock {
 /// A request of a client, as far as the server has executed it.
 struct Execution {
     begun: u64,
-    operation: ListOperation,
+    operation: HistoryOperation,
     is_executed: bool,
 }
 
@@ -82,8 +90,10 @@ struct World {
     /// The time in microseconds. It is never the same at two events of the history.
     time_us: u64,
     next_value: u64,
-    history: Vec<ListTransaction>,
+    history: Vec<HistoryTransaction>,
     takeovers: usize,
+    /// The largest number of requests that a server has at a time.
+    requests_max: usize,
 }
 
 fn key(list: u64) -> Vec<u8> {
@@ -107,15 +117,18 @@ impl World {
             next_value: 1,
             history: Vec::new(),
             takeovers: 0,
+            requests_max: usize::MAX,
         }
     }
 
     fn add_server(&mut self) {
         let mut random = Random::new(self.random.number());
         let faults_of_32 = *self.random.pick(&[0, 0, 1, 3]);
+        let has_guards = self.bug != Bug::NoGuards;
         let objects = self.objects.with_faults(Box::new(move |operation, object| {
             if random.below(32) >= faults_of_32 {
-                return Fate::Performed;
+                let is_guarded = has_guards || object.ends_with(".server");
+                return if is_guarded { Fate::Performed } else { Fate::Unguarded };
             }
             // Writes of the log are never late here: tests/histories.rs has those.
             match random.below(3) {
@@ -136,14 +149,14 @@ impl World {
     fn end(&mut self, execution: Execution, outcome: Outcome) {
         let Execution { begun, operation, .. } = execution;
         let ended = self.time_us;
-        self.history.push(ListTransaction { begun, ended, outcome, operations: vec![operation] });
+        self.history.push(HistoryTransaction { begun, ended, outcome, operations: vec![operation] });
     }
 
     /// Ends a server. Clients get no results of its requests.
     fn kill(&mut self, index: usize) {
         if let Phase::Serving(serving) = self.servers.swap_remove(index).phase {
             for execution in serving.executions {
-                if matches!(execution.operation, ListOperation::Append(..)) {
+                if matches!(execution.operation, HistoryOperation::Append(..)) {
                     self.end(execution, Outcome::Unknown);
                 }
             }
@@ -207,10 +220,12 @@ impl World {
         let (value, begun) = (self.next_value, self.time_us);
         self.next_value += 1;
         let operation = match is_append {
-            true => ListOperation::Append(list, value),
-            false => ListOperation::Read(list, Vec::new()),
+            true => HistoryOperation::Append(list, value),
+            false => HistoryOperation::Read(list, Vec::new()),
         };
-        if let Phase::Serving(serving) = &mut self.servers[index].phase {
+        if let Phase::Serving(serving) = &mut self.servers[index].phase
+            && serving.executions.len() < self.requests_max
+        {
             serving.executions.push(Execution { begun, operation, is_executed: false });
         }
     }
@@ -229,11 +244,11 @@ impl World {
         if !execution.is_executed {
             execution.is_executed = true;
             let has_failed = match &mut execution.operation {
-                ListOperation::Read(list, values) => {
+                HistoryOperation::Read(list, values) => {
                     *values = read(&serving.store, *list);
                     false
                 }
-                ListOperation::Append(list, value) => {
+                HistoryOperation::Append(list, value) => {
                     let mut values = read(&serving.store, *list);
                     values.push(*value);
                     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -241,6 +256,7 @@ impl World {
                     batch.put(&key(*list), &bytes);
                     serving.store.commit(batch).is_err()
                 }
+                other => unreachable!("clients only append and read: {other:?}"),
             };
             // A server ends after a failed write.
             if has_failed {
@@ -248,7 +264,7 @@ impl World {
             }
             return;
         }
-        let is_read = matches!(execution.operation, ListOperation::Read(..));
+        let is_read = matches!(execution.operation, HistoryOperation::Read(..));
         if is_valid || (bug == Bug::ReadsAfterLease && is_read) {
             let execution = serving.executions.swap_remove(position);
             self.end(execution, Outcome::Committed);
@@ -286,29 +302,47 @@ impl World {
         }
     }
 
-    /// Ends all servers, reads all lists in a new one, and checks the history.
-    fn finish(mut self) -> Result<(usize, usize), String> {
+    /// Ends all servers, reads all lists in a new one, and returns the history and the number of
+    /// takeovers.
+    fn finish(mut self) -> (Vec<HistoryTransaction>, usize) {
         while !self.servers.is_empty() {
             self.kill(0);
         }
         let objects: Arc<dyn Objects> = Arc::new(self.objects.clone());
-        let store = RadosStore::open(objects, "test", MemoryStore::new(), &LogOptions::default())
-            .map_err(|error| error.to_string())?;
-        let operations =
-            (0..LISTS as u64).map(|list| ListOperation::Read(list, read(&store, list))).collect();
+        let store = RadosStore::open(objects, "test", MemoryStore::new(), &LogOptions::default());
+        let list = |list: u64| match &store {
+            Ok(store) => read(store, list),
+            // Only a planted bug damages the log.
+            Err(error) => {
+                assert_eq!(self.bug, Bug::NoGuards, "{error}");
+                Vec::new()
+            }
+        };
+        let operations = (0..LISTS as u64).map(|number| HistoryOperation::Read(number, list(number)));
+        let operations = operations.collect();
         let (begun, ended) = (self.time_us + 1, self.time_us + 2);
-        self.history.push(ListTransaction { begun, ended, outcome: Outcome::Committed, operations });
-        check_strict_serializability(&self.history)?;
-        Ok((self.history.len(), self.takeovers))
+        self.history.push(HistoryTransaction { begun, ended, outcome: Outcome::Committed, operations });
+        (self.history, self.takeovers)
     }
 }
 
-fn run(seed: u64, bug: Bug) -> Result<(usize, usize), String> {
+/// Returns the history of a seed, and the number of takeovers.
+fn run(seed: u64, bug: Bug) -> (Vec<HistoryTransaction>, usize) {
     let mut world = World::new(seed, bug);
     for _ in 0..STEPS {
         world.step();
     }
     world.finish()
+}
+
+/// Returns a history of few steps and requests, whose orders can all be searched.
+fn run_briefly(seed: u64, bug: Bug) -> Vec<HistoryTransaction> {
+    let (steps, requests_max) = SEARCHED;
+    let mut world = World { requests_max, ..World::new(seed, bug) };
+    for _ in 0..steps {
+        world.step();
+    }
+    world.finish().0
 }
 
 #[test]
@@ -318,9 +352,10 @@ fn no_server_answers_with_an_old_state() {
     let (first, count) = (variable("QUELL_SEED", 0), variable("QUELL_HISTORIES", 300));
     let (mut requests, mut takeovers) = (0, 0);
     for seed in first..first + count {
-        let (own, own_takeovers) = run(seed, Bug::None)
+        let (history, own_takeovers) = run(seed, Bug::None);
+        check_strict_serializability(&history)
             .unwrap_or_else(|error| panic!("{error}\nrepeat it with QUELL_SEED={seed} QUELL_HISTORIES=1"));
-        requests += own;
+        requests += history.len();
         takeovers += own_takeovers;
     }
     println!("{count} histories: {requests} requests, {takeovers} takeovers");
@@ -329,10 +364,27 @@ fn no_server_answers_with_an_old_state() {
 
 #[test]
 fn planted_bugs_are_found() {
-    for bug in [Bug::ReadsAfterLease, Bug::LeaseFromEnd, Bug::NoWait] {
-        let found = (0..200).filter(|seed| run(*seed, bug).is_err()).count();
+    for bug in BUGS {
+        let is_violation = |seed: &u64| check_strict_serializability(&run(*seed, bug).0).is_err();
+        let found = (0..200).filter(is_violation).count();
         println!("{bug:?}: found in {found} of 200 histories");
         assert!(found >= 5, "{bug:?} was found in {found} of 200 histories");
+    }
+}
+
+#[test]
+fn porcupine_finds_the_planted_bugs_and_no_others() {
+    let Some(porcupine) = Porcupine::find() else { return };
+    for bug in BUGS.into_iter().chain([Bug::None]) {
+        let histories: Vec<_> = (0..1000).map(|seed| run_briefly(seed, bug)).collect();
+        let results = porcupine.check(&histories);
+        for (seed, (history, is_accepted)) in histories.iter().zip(&results).enumerate() {
+            let found = check_strict_serializability(history);
+            assert_eq!(found.is_ok(), *is_accepted, "{bug:?}, seed {seed}: {found:?}");
+        }
+        let found = results.iter().filter(|is_accepted| !**is_accepted).count();
+        println!("{bug:?}: found in {found} of 1,000 histories");
+        assert_eq!(found >= 2, bug != Bug::None, "{bug:?} was found in {found} of 1,000 histories");
     }
 }
 

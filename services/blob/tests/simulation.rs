@@ -1,15 +1,18 @@
 //! Clients of a store whose process crashes, in one thread and from a seed: replies are lost,
 //! commits are repeated, and the process ends before, during and after commits. The histories are
-//! checked for strict serializability. Runs with planted bugs show that the check finds them.
+//! checked for strict serializability. Runs with planted bugs show that the check, and porcupine,
+//! find them.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quell_blob_service::{Clock, CommitResult, MemoryExtents, OpenStore, Options, Snapshot, check};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
-use quell_testkit::serializability::{ListOperation, ListTransaction, Outcome, check_strict_serializability};
+use quell_testkit::porcupine::Porcupine;
+use quell_testkit::serializability::{
+    HistoryOperation, HistoryTransaction, Outcome, check_strict_serializability,
+};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{Operation, Part, Read, Refusal, Transaction, TransactionId, Transform};
 
@@ -25,7 +28,9 @@ enum Bug {
     NoResults,
 }
 
+const BUGS: [Bug; 3] = [Bug::NoReadSet, Bug::EarlyAcknowledge, Bug::NoResults];
 const LISTS: u64 = 3;
+const REGISTERS: std::ops::Range<u64> = LISTS..LISTS + 2;
 const CLIENTS: usize = 5;
 const STEPS: usize = 500;
 const COUNTER: &[u8] = b"counter";
@@ -118,14 +123,14 @@ enum Client {
         draft: Snapshot,
         begun: u64,
         transaction: Transaction,
-        operations: Vec<ListOperation>,
+        operations: Vec<HistoryOperation>,
         left: usize,
     },
     /// A transaction whose commit was sent.
     Sent {
         begun: u64,
         transaction: Transaction,
-        operations: Vec<ListOperation>,
+        operations: Vec<HistoryOperation>,
         answer: Answer,
     },
 }
@@ -138,7 +143,7 @@ struct World {
     extents: Arc<MemoryExtents>,
     store: OpenStore,
     clients: Vec<Client>,
-    history: Vec<ListTransaction>,
+    history: Vec<HistoryTransaction>,
     time: u64,
     next_value: u64,
     random: Random,
@@ -147,6 +152,10 @@ struct World {
 
 fn list_name(list: u64) -> Vec<u8> {
     format!("list-{list}").into_bytes()
+}
+
+fn register_name(register: u64) -> Vec<u8> {
+    format!("register-{register}").into_bytes()
 }
 
 fn open(tables: &Arc<CrashingTables>, extents: &Arc<MemoryExtents>) -> Result<OpenStore> {
@@ -158,6 +167,12 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
     let (numbers, rest) = bytes.as_chunks::<8>();
     assert!(rest.is_empty(), "a number was appended in part");
     numbers.iter().map(|number| u64::from_le_bytes(*number)).collect()
+}
+
+fn read_register(draft: &Snapshot, register: u64) -> Result<Option<u64>> {
+    let mut bytes = [0; 8];
+    draft.read(&register_name(register), 0, &mut bytes)?;
+    Ok(Some(u64::from_le_bytes(bytes)).filter(|number| *number != 0))
 }
 
 fn read_all(draft: &Snapshot, name: &[u8]) -> Result<Vec<u8>> {
@@ -176,7 +191,7 @@ impl World {
         let tables = Arc::new(CrashingTables::new(MemoryStore::new(), state));
         let extents = Arc::new(MemoryExtents::default());
         let store = open(&tables, &extents).expect("opened");
-        let mut names: Vec<Vec<u8>> = (0..LISTS).map(list_name).collect();
+        let mut names: Vec<Vec<u8>> = (0..LISTS).map(list_name).chain(REGISTERS.map(register_name)).collect();
         names.extend([COUNTER.to_vec(), BALLAST.to_vec()]);
         let operations = names.into_iter().map(|name| Operation::Create { name, may_exist: false }).collect();
         store.commit(Transaction { operations, ..Transaction::default() }).expect("created");
@@ -213,8 +228,8 @@ impl World {
         }
     }
 
-    fn end(&mut self, begun: u64, operations: Vec<ListOperation>, outcome: Outcome) {
-        self.history.push(ListTransaction { begun, ended: self.time, outcome, operations });
+    fn end(&mut self, begun: u64, operations: Vec<HistoryOperation>, outcome: Outcome) {
+        self.history.push(HistoryTransaction { begun, ended: self.time, outcome, operations });
     }
 
     fn send(&mut self, transaction: &Transaction, is_repeated: bool) -> Answer {
@@ -271,15 +286,18 @@ impl World {
         Client::Open { draft, begun: self.time, transaction, operations: Vec::new(), left }
     }
 
-    /// Reads a list or appends to one.
+    /// Reads a list or a register, or changes one.
     fn operate(
         &mut self,
         mut draft: Snapshot,
         begun: u64,
         mut transaction: Transaction,
-        mut operations: Vec<ListOperation>,
+        mut operations: Vec<HistoryOperation>,
         left: usize,
     ) -> Client {
+        if self.random.one_in(3) {
+            return self.operate_on_register(draft, begun, transaction, operations, left);
+        }
         let list = self.random.below(LISTS as usize) as u64;
         let name = list_name(list);
         if self.random.one_in(2) {
@@ -290,7 +308,7 @@ impl World {
             };
             transaction.reads.push(Read { name: name.clone(), part: Part::Size });
             transaction.reads.push(Read { name, part: Part::Range { start: 0, end: u64::MAX } });
-            operations.push(ListOperation::Read(list, numbers(&bytes)));
+            operations.push(HistoryOperation::Read(list, numbers(&bytes)));
             return Client::Open { draft, begun, transaction, operations, left };
         }
         let value = self.next_value;
@@ -312,7 +330,43 @@ impl World {
             }
             transaction.operations.push(operation);
         }
-        operations.push(ListOperation::Append(list, value));
+        operations.push(HistoryOperation::Append(list, value));
+        Client::Open { draft, begun, transaction, operations, left }
+    }
+
+    /// Reads or writes a register.
+    fn operate_on_register(
+        &mut self,
+        mut draft: Snapshot,
+        begun: u64,
+        mut transaction: Transaction,
+        mut operations: Vec<HistoryOperation>,
+        left: usize,
+    ) -> Client {
+        let register = REGISTERS.start + self.random.below(REGISTERS.count()) as u64;
+        let name = register_name(register);
+        let succeeded = match self.random.one_in(2) {
+            true => read_register(&draft, register).map(|value| {
+                transaction.reads.push(Read { name, part: Part::Range { start: 0, end: 8 } });
+                operations.push(HistoryOperation::ReadRegister(register, value));
+            }),
+            false => {
+                let value = self.next_value;
+                self.next_value += 1;
+                let data = value.to_le_bytes().to_vec();
+                let write = Operation::Write { name, offset: 0, data };
+                transaction.operations.push(write.clone());
+                operations.push(HistoryOperation::Write(register, value));
+                draft.apply(write).map(|_| ()).map_err(|refusal| {
+                    assert!(self.bug != Bug::None, "{refusal:?}");
+                    crashed()
+                })
+            }
+        };
+        if succeeded.is_err() {
+            self.end(begun, operations, Outcome::Refused);
+            return Client::Idle;
+        }
         Client::Open { draft, begun, transaction, operations, left }
     }
 
@@ -320,7 +374,7 @@ impl World {
         &mut self,
         begun: u64,
         transaction: Transaction,
-        operations: Vec<ListOperation>,
+        operations: Vec<HistoryOperation>,
         answer: Answer,
     ) -> Client {
         let Some(result) = answer.lock().unwrap().take() else {
@@ -342,8 +396,8 @@ impl World {
         Client::Idle
     }
 
-    /// Ends all transactions, reads everything in a new process, and checks the history.
-    fn finish(mut self) -> std::result::Result<(), String> {
+    /// Ends all transactions, and reads everything in a new process.
+    fn finish(mut self) -> History {
         self.restart();
         self.tables.state.lock().unwrap().crash_one_in = 0;
         if self.tables.has_crashed.load(Ordering::Relaxed) {
@@ -367,7 +421,11 @@ impl World {
         for list in 0..LISTS {
             let values = numbers(&read_all(&draft, &list_name(list)).expect("read"));
             count += values.len() as i64;
-            reads.push(ListOperation::Read(list, values));
+            reads.push(HistoryOperation::Read(list, values));
+        }
+        for register in REGISTERS {
+            let value = read_register(&draft, register).expect("read");
+            reads.push(HistoryOperation::ReadRegister(register, value));
         }
         let mut counter = [0; 8];
         draft.read(COUNTER, 0, &mut counter).expect("read");
@@ -375,32 +433,33 @@ impl World {
         self.time += 1;
         self.end(begun, reads, Outcome::Committed);
         drop(draft);
-        check_strict_serializability(&self.history)?;
+        let mut faults = Vec::new();
         if i64::from_le_bytes(counter) != count {
-            return Err(format!("{count} appends, but the counter is {}", i64::from_le_bytes(counter)));
+            faults.push(format!("{count} appends, but the counter is {}", i64::from_le_bytes(counter)));
         }
-        self.store.collect().map_err(|e| e.to_string())?;
-        let mut problems = BTreeMap::new();
-        check(&*self.tables, &*self.extents, false, &mut |problem| {
-            problems.insert(problem.kind.identifier(), problem.detail);
-        })
-        .map_err(|e| e.to_string())?;
-        match problems.is_empty() {
-            true => Ok(()),
-            false => Err(format!("{problems:?}")),
-        }
+        let collected = self.store.collect().err();
+        faults.extend(collected.map(|error| error.to_string()));
+        let checked = check(&*self.tables, &*self.extents, false, &mut |problem| {
+            faults.push(format!("{}: {}", problem.kind.identifier(), problem.detail));
+        });
+        faults.extend(checked.err().map(|error| error.to_string()));
+        History { transactions: self.history, faults }
     }
 }
 
-/// Runs a history, and returns the numbers of committed, refused and unknown transactions.
-fn run(seed: u64, bug: Bug) -> std::result::Result<[usize; 3], String> {
+/// A history that has ended.
+struct History {
+    transactions: Vec<HistoryTransaction>,
+    /// Faults of the store at the end, which no transaction shows.
+    faults: Vec<String>,
+}
+
+fn run(seed: u64, bug: Bug) -> History {
     let mut world = World::new(seed, bug);
     for _ in 0..STEPS {
         world.step();
     }
-    let count = |outcome| world.history.iter().filter(|transaction| transaction.outcome == outcome).count();
-    let counts = [count(Outcome::Committed), count(Outcome::Refused), count(Outcome::Unknown)];
-    world.finish().map(|()| counts)
+    world.finish()
 }
 
 /// Returns how many histories are tried: `QUELL_HISTORIES`, or 300; and the first seed,
@@ -415,9 +474,12 @@ fn seeds() -> std::ops::Range<u64> {
 fn histories_with_crashes_are_strictly_serializable() {
     let mut total = [0; 3];
     for seed in seeds() {
-        match run(seed, Bug::None) {
-            Ok(counts) => total.iter_mut().zip(counts).for_each(|(total, count)| *total += count),
-            Err(violation) => panic!("{violation}\nrepeat it with QUELL_SEED={seed} QUELL_HISTORIES=1"),
+        let History { transactions, faults } = run(seed, Bug::None);
+        let repeat = format!("repeat it with QUELL_SEED={seed} QUELL_HISTORIES=1");
+        check_strict_serializability(&transactions).unwrap_or_else(|found| panic!("{found}\n{repeat}"));
+        assert!(faults.is_empty(), "{faults:?}\n{repeat}");
+        for transaction in transactions {
+            total[transaction.outcome as usize] += 1;
         }
     }
     // The histories have all kinds of results.
@@ -426,8 +488,28 @@ fn histories_with_crashes_are_strictly_serializable() {
 
 #[test]
 fn planted_bugs_are_found() {
-    for bug in [Bug::NoReadSet, Bug::EarlyAcknowledge, Bug::NoResults] {
-        let found = (0..50).filter(|seed| run(*seed, bug).is_err()).count();
+    for bug in BUGS {
+        let is_violation = |seed: &u64| check_strict_serializability(&run(*seed, bug).transactions).is_err();
+        let found = (0..50).filter(is_violation).count();
+        println!("{bug:?} was found in {found} of 50 histories");
         assert!(found >= 10, "{bug:?} was found in {found} of 50 histories");
+    }
+}
+
+#[test]
+fn porcupine_finds_the_planted_bugs_and_no_others() {
+    let Some(porcupine) = Porcupine::find() else { return };
+    for bug in BUGS {
+        let histories: Vec<_> = (0..50).map(|seed| run(seed, bug).transactions).collect();
+        let found = porcupine.check(&histories).into_iter().filter(|is_accepted| !is_accepted).count();
+        println!("{bug:?} was found in {found} of 50 histories");
+        assert!(found >= 10, "{bug:?} was found in {found} of 50 histories");
+    }
+    let seeds: Vec<u64> = seeds().collect();
+    for seeds in seeds.chunks(500) {
+        let histories: Vec<_> = seeds.iter().map(|seed| run(*seed, Bug::None).transactions).collect();
+        for (seed, is_accepted) in seeds.iter().zip(porcupine.check(&histories)) {
+            assert!(is_accepted, "repeat it with QUELL_SEED={seed} QUELL_HISTORIES=1");
+        }
     }
 }

@@ -128,7 +128,7 @@ impl World {
             other => panic!("{other:?}"),
         };
         let client = &mut self.clients[index];
-        client.operations.push(ListOperation::Read(list, numbers(&bytes)));
+        client.operations.push(HistoryOperation::Read(list, numbers(&bytes)));
         match rest {
             None => self.end(index, Outcome::Committed),
             Some((snapshots, lists)) => {
@@ -150,7 +150,7 @@ impl World {
         let mut operations = Vec::new();
         for list in appends {
             let value = self.number();
-            self.clients[index].operations.push(ListOperation::Append(list, value));
+            self.clients[index].operations.push(HistoryOperation::Append(list, value));
             operations.push(Operation::Append { name: list_name(list), data: value.to_le_bytes().to_vec() });
         }
         let reads = std::mem::take(&mut self.clients[index].reads);
@@ -223,7 +223,7 @@ impl World {
             let client = &mut self.clients[index];
             let operations = std::mem::take(&mut client.operations);
             if !operations.is_empty() {
-                self.history.push(ListTransaction {
+                self.history.push(HistoryTransaction {
                     begun: client.begun,
                     ended: self.time,
                     outcome,

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use quell_blob_service::{ClientId, Group, OpenStore, Permissions, SessionLimits, Sessions};
 use quell_rados::{MemoryObjects, group_name};
 use quell_testkit::Random;
-use quell_testkit::serializability::{ListOperation, ListTransaction, Outcome, check_strict_serializability};
+use quell_testkit::serializability::{
+    HistoryOperation, HistoryTransaction, Outcome, check_strict_serializability,
+};
 use quell_wire::blob::{
     Draft, JointDecision, JointId, JointReply, JointRequest, MESSAGE_BYTES_MAX, Operation,
     Outcome as Decided, Part, Preparation, Proof, Read, ReadState, Refusal, Reply, Request, SnapshotId,
@@ -82,7 +84,7 @@ struct Client {
     state: State,
     calls: Calls,
     begun: u64,
-    operations: Vec<ListOperation>,
+    operations: Vec<HistoryOperation>,
     reads: Vec<Read>,
     /// Whether a commit was sent, so that the result of the transaction is not known.
     has_sent: bool,
@@ -97,7 +99,7 @@ struct World {
     /// Requests on their way: the number, the client, the group, and the bytes.
     network: Vec<(u64, u64, u32, Vec<u8>)>,
     replies: Replies,
-    history: Vec<ListTransaction>,
+    history: Vec<HistoryTransaction>,
     time: u64,
     last_number: u64,
     random: Random,
@@ -279,7 +281,12 @@ impl World {
         let client = &mut self.clients[index];
         let operations = std::mem::take(&mut client.operations);
         if !std::mem::replace(&mut client.is_reported, false) && !operations.is_empty() {
-            self.history.push(ListTransaction { begun: client.begun, ended: self.time, outcome, operations });
+            self.history.push(HistoryTransaction {
+                begun: client.begun,
+                ended: self.time,
+                outcome,
+                operations,
+            });
         }
         (client.state, client.calls, client.has_sent) = (State::Idle, Calls::default(), false);
         client.reads.clear();
@@ -370,10 +377,10 @@ impl World {
             let reply = call(server, &read_request(list, None));
             let Reply::Data(bytes) = reply else { return Err(format!("{reply:?}")) };
             all.insert(list, numbers(&bytes).into_iter().collect());
-            operations.push(ListOperation::Read(list, numbers(&bytes)));
+            operations.push(HistoryOperation::Read(list, numbers(&bytes)));
         }
         let outcome = Outcome::Committed;
-        self.history.push(ListTransaction { begun: self.time, ended: self.time + 1, outcome, operations });
+        self.history.push(HistoryTransaction { begun: self.time, ended: self.time + 1, outcome, operations });
         for to in 0..GROUPS {
             let undecided = call(&self.servers[to as usize], &Request::Joint(JointRequest::Undecided));
             if undecided != Reply::Joint(JointReply::Undecided(Vec::new())) {
@@ -381,9 +388,9 @@ impl World {
             }
         }
         for transaction in &self.history {
-            let is_visible = |operation: &ListOperation| match operation {
-                ListOperation::Append(list, value) => Some(all[list].contains(value)),
-                ListOperation::Read(..) => None,
+            let is_visible = |operation: &HistoryOperation| match operation {
+                HistoryOperation::Append(list, value) => Some(all[list].contains(value)),
+                _ => None,
             };
             let visible: BTreeSet<bool> = transaction.operations.iter().filter_map(is_visible).collect();
             if visible.len() > 1 {
