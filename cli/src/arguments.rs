@@ -17,7 +17,7 @@ mod top;
 
 pub use batch::{
     BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs, BatchFsckArgs,
-    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchStatusArgs,
+    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchStatusArgs, ConflictSide,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,

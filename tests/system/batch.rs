@@ -143,6 +143,21 @@ fn changes_in_conflict_are_listed_and_kept() {
     assert_eq!(fs::read_to_string(after.point.join("same")).unwrap(), "of others");
     assert_eq!(fs::read_to_string(after.point.join("same.quell-conflict-1-1")).unwrap(), "of the batch");
     after.umount();
+    let command = |arguments: &[&str]| {
+        let mut command = stage.quell();
+        command.args(words(&[&"batch", &"conflicts", &store, &"1"])).args(arguments);
+        stage.run(&mut command)
+    };
+    command(&["--keep", "mine"]).expect(2).says("--all");
+    command(&["--keep", "mine", "/other"]).expect(2).says("no such conflict");
+    command(&["--rename", "/same", "/same"]).expect(3).says("/same");
+    command(&["--rename", "/mine", "/same"]).expect(0);
+    assert_eq!(command(&[]).expect(0).text(), "");
+    assert_eq!(command(&["--json"]).expect(0).json()["conflicts"], serde_json::json!([]));
+    let after = stage.mount_batch(&store, &[], "resolved");
+    assert_eq!(fs::read_to_string(after.point.join("mine")).unwrap(), "of the batch");
+    assert_eq!(fs::read_dir(&after.point).unwrap().count(), 2);
+    after.umount();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::log::JsonArg;
 use super::pool::StagingArgs;
@@ -58,18 +58,48 @@ pub struct BatchStatusArgs {
 }
 
 /// List the changes of a batch that were in conflict with changes of others, with the reasons and
-/// the names under which new entries were kept. The exit code is 1 if there are any.
+/// the names under which new entries and contents were kept. The exit code is 1 if there are any.
+///
+/// With --keep or --rename, resolve them: they are then not listed any more.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  quell batch conflicts /shared/results 7")]
+  quell batch conflicts /shared/results 7
+  # the file of the batch replaces the one of others
+  quell batch conflicts /shared/results 7 --keep mine /run/log
+  # the file of the batch gets another name
+  quell batch conflicts /shared/results 7 --rename /run/log.mine /run/log
+  # all others are removed
+  quell batch conflicts /shared/results 7 --keep theirs --all")]
 pub struct BatchConflictsArgs {
     /// The store.
     pub store: PathBuf,
     /// The number of the batch.
     pub batch: u64,
+    /// The paths of the conflicts to resolve, as they are listed.
+    #[arg(value_name = "PATH", requires = "resolution")]
+    pub paths: Vec<PathBuf>,
+    /// Keep the entry of the batch (`mine`) in the place of that of others, which is removed, or
+    /// remove the entry of the batch (`theirs`).
+    #[arg(long, value_name = "SIDE", value_enum, group = "resolution")]
+    pub keep: Option<ConflictSide>,
+    /// Give the entry of the batch the path NEW in the store. Only for one PATH.
+    #[arg(long, value_name = "NEW", group = "resolution", conflicts_with = "all")]
+    pub rename: Option<PathBuf>,
+    /// Resolve all conflicts of the batch.
+    #[arg(long, requires = "keep", conflicts_with = "paths")]
+    pub all: bool,
     #[command(flatten)]
     pub output: JsonArg,
+}
+
+/// The entry that is kept after a conflict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ConflictSide {
+    /// That of the batch.
+    Mine,
+    /// That of others.
+    Theirs,
 }
 
 /// Publish a batch whose process ended after it had written its changes, but before it had

@@ -68,7 +68,7 @@ pub fn import(args: &BatchImportArgs, quiet: bool) -> Result<ExitCode, Failure> 
     })?;
     let is_complete = copied?;
     let has_conflicts =
-        matches!(&record.state, BatchState::Committed { conflicts, .. } if !conflicts.is_empty());
+        matches!(&record.state, BatchState::Committed { conflicts, .. } if conflicts.count > 0);
     report_conflicts(&store_path, &record, quiet);
     Ok(ExitCode::from(if is_complete && !has_conflicts { YES } else { NO }))
 }

@@ -14,12 +14,12 @@ pub const WAIT: Duration = Duration::from_secs(10);
 /// Prints the number of conflicts of a batch that was committed, if there are any.
 pub fn report_conflicts(store: &Path, record: &BatchRecord, quiet: bool) {
     if let BatchState::Committed { conflicts, .. } = &record.state
-        && !conflicts.is_empty()
+        && conflicts.count > 0
         && !quiet
     {
         errln!(
             "quell: {}; list them with: quell batch conflicts {} {}",
-            counted(conflicts.len() as u64, "conflict", "conflicts"),
+            counted(conflicts.count, "conflict", "conflicts"),
             shown(store),
             record.number,
         );

@@ -62,10 +62,10 @@ fn check_committed(store: &Path, number: u64, messages: Option<&Path>, quiet: bo
             shown(store)
         )));
     };
-    if !conflicts.is_empty() && !quiet {
+    if conflicts.count > 0 && !quiet {
         errln!(
             "quell: {}; list them with: quell batch conflicts {} {number}",
-            counted(conflicts.len() as u64, "conflict", "conflicts"),
+            counted(conflicts.count, "conflict", "conflicts"),
             shown(store),
         );
     }

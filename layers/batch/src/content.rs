@@ -63,14 +63,14 @@ impl Shared {
                 }
             }
             drop(state);
-            self.opened_data(node, &mut write_lock(&node.file))?;
+            self.opened_data(&mut write_lock(&node.file))?;
         }
     }
 
     /// Returns the data file of the content, if it has one.
-    fn opened_data(&self, node: &Node, state: &mut FileState) -> Result<Option<Arc<Handle>>> {
+    fn opened_data(&self, state: &mut FileState) -> Result<Option<Arc<Handle>>> {
         if let (Content::File(file), None) = (&state.content, &state.data) {
-            state.data = Some(Arc::new(self.data.open(node.number, *file)?));
+            state.data = Some(Arc::new(self.data.open(*file)?));
         }
         Ok(state.data.clone())
     }
@@ -124,7 +124,7 @@ impl Shared {
                         Ok(inode) => {
                             let offset = inode.size_bytes - length;
                             state.note(inode);
-                            let data = self.opened_data(node, &mut state)?;
+                            let data = self.opened_data(&mut state)?;
                             own(data.as_deref())?.write_at(from, offset)?;
                             return Ok(offset);
                         }
@@ -214,7 +214,7 @@ impl Shared {
         if !self.data.is_own(file) {
             return self.move_to_data(node, state);
         }
-        let data = Arc::new(self.data.open(node.number, file)?);
+        let data = Arc::new(self.data.open(file)?);
         write_pending(state, own(Some(&data))?)?;
         state.pending = Extents::default();
         state.note(inode);
@@ -252,7 +252,7 @@ impl Shared {
                 },
                 Err(error) => error,
             };
-            self.data.remove(node.number, file)?;
+            self.data.remove(file)?;
             if error.kind != ErrorKind::Conflict {
                 return Err(error);
             }
@@ -267,7 +267,7 @@ impl Shared {
             Content::File(file) => *file,
             _ => return Ok(()),
         };
-        let Handle::Foreign(from) = self.data.open(inode.number, file)? else { return Err(busy()) };
+        let Handle::Foreign(from) = self.data.open(file)? else { return Err(busy()) };
         let mut buffer = vec![0; COPY_BYTES];
         let mut at = 0;
         while let Some((first, end)) = from.next_data(at)? {
@@ -328,7 +328,7 @@ impl Shared {
             let data = match state.content {
                 Content::File(file) if self.data.is_own(file) => {
                     self.send(node, state)?;
-                    let data = self.opened_data(node, state)?;
+                    let data = self.opened_data(state)?;
                     let data = own(data.as_deref())?;
                     // The bytes are removed before the size changes: a file that grows again has
                     // zeros there, also if this process ends before the change.
@@ -360,7 +360,7 @@ impl Shared {
     /// Makes the data and the attributes of a file survive a power failure.
     pub(crate) fn sync(&self, node: &Node, state: &mut FileState) -> Result<()> {
         self.send(node, state)?;
-        let data = self.opened_data(node, state)?;
+        let data = self.opened_data(state)?;
         if let Some(file) = data.as_ref().and_then(|data| data.own()) {
             if let Err(error) = file.sync() {
                 // The kernel reports this once, but each open file has to return it.

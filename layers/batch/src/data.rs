@@ -75,8 +75,8 @@ impl Data {
     pub(crate) fn create(&self, inode: u64) -> Result<(DataFile, Box<dyn WritableFile>)> {
         let dir = self.own_dir(inode)?;
         for version in 0..VERSIONS_MAX {
-            let file = DataFile { batch: self.batch, version };
-            match dir.create_file(file_name(inode, file).as_bytes(), FILE_PERMISSIONS) {
+            let file = DataFile { batch: self.batch, inode, version };
+            match dir.create_file(file_name(file).as_bytes(), FILE_PERMISSIONS) {
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 created => return Ok((file, created?)),
             }
@@ -84,14 +84,14 @@ impl Data {
         Err(Error::new(ErrorKind::Busy, "create the data file of", inode.to_string()))
     }
 
-    /// Opens a data file of an inode. Errors: `Stale` if it does not exist.
-    pub(crate) fn open(&self, inode: u64, file: DataFile) -> Result<Handle> {
+    /// Opens a data file. Errors: `Stale` if it does not exist.
+    pub(crate) fn open(&self, file: DataFile) -> Result<Handle> {
         let opened = match self.is_own(file) {
             true => {
-                let name = file_name(inode, file);
-                self.own_dir(inode)?.open_writable_file(name.as_bytes()).map(Handle::Own)
+                let name = file_name(file);
+                self.own_dir(file.inode)?.open_writable_file(name.as_bytes()).map(Handle::Own)
             }
-            false => self.open_foreign(inode, file).map(Handle::Foreign),
+            false => self.open_foreign(file).map(Handle::Foreign),
         };
         opened.map_err(|error| match error.kind {
             ErrorKind::NotFound => Error { kind: ErrorKind::Stale, ..error },
@@ -99,17 +99,17 @@ impl Data {
         })
     }
 
-    fn open_foreign(&self, inode: u64, file: DataFile) -> Result<Box<dyn OpenFile>> {
+    fn open_foreign(&self, file: DataFile) -> Result<Box<dyn OpenFile>> {
         let batch = self.dir.enter(batch_name(file.batch).as_bytes())?;
-        let dir = batch.enter(dir_name(inode).as_bytes())?;
-        dir.open_file(file_name(inode, file).as_bytes())
+        let dir = batch.enter(dir_name(file.inode).as_bytes())?;
+        dir.open_file(file_name(file).as_bytes())
     }
 
-    /// Removes a data file of an inode, if it belongs to the batch of this mount. Others may be
+    /// Removes a data file, if it belongs to the batch of this mount. Others may be
     /// part of a snapshot.
-    pub(crate) fn remove(&self, inode: u64, file: DataFile) -> Result<()> {
+    pub(crate) fn remove(&self, file: DataFile) -> Result<()> {
         match self.is_own(file) {
-            true => self.own_dir(inode)?.remove(file_name(inode, file).as_bytes()),
+            true => self.own_dir(file.inode)?.remove(file_name(file).as_bytes()),
             false => Ok(()),
         }
     }
@@ -134,8 +134,8 @@ pub(crate) fn dir_name(inode: u64) -> String {
     format!("{:02x}", inode as usize % DIRS)
 }
 
-pub(crate) fn file_name(inode: u64, file: DataFile) -> String {
-    match file.version {
+pub(crate) fn file_name(DataFile { inode, version, .. }: DataFile) -> String {
+    match version {
         0 => format!("{inode:x}"),
         version => format!("{inode:x}.{version}"),
     }

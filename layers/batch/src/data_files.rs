@@ -11,13 +11,7 @@ use crate::data::{batch_name, dir_name, file_name};
 /// A file or directory below the data directory.
 pub(crate) enum Found<'a> {
     /// A data file.
-    File {
-        /// The inode number.
-        inode: u64,
-        file: DataFile,
-        dir: &'a dyn WritableDir,
-        name: &'a [u8],
-    },
+    File { file: DataFile, dir: &'a dyn WritableDir, name: &'a [u8] },
     /// Anything else.
     Unknown,
 }
@@ -44,8 +38,8 @@ pub(crate) fn visit_data(
             for name in dir.names()? {
                 let path = [&path[..], b"/", &name].concat();
                 let found =
-                    match data_file(number, &name).filter(|(inode, _)| dir_name(*inode) == dir_name(low)) {
-                        Some((inode, file)) => Found::File { inode, file, dir: &*dir, name: &name },
+                    match data_file(number, &name).filter(|file| dir_name(file.inode) == dir_name(low)) {
+                        Some(file) => Found::File { file, dir: &*dir, name: &name },
                         None => Found::Unknown,
                     };
                 visit(&path, found)?;
@@ -70,15 +64,14 @@ pub(crate) fn remove_empty_dirs(data: &Arc<dyn WritableDir>, batch: u64) -> Resu
     }
 }
 
-/// Returns the inode number and the data file of a name.
-fn data_file(batch: u64, name: &[u8]) -> Option<(u64, DataFile)> {
+/// Returns the data file of a name.
+fn data_file(batch: u64, name: &[u8]) -> Option<DataFile> {
     let (inode, version) = match name.iter().position(|byte| *byte == b'.') {
         Some(period) => (&name[..period], number_of(&name[period + 1..], 10)?),
         None => (name, 0),
     };
-    let file = DataFile { batch, version: u32::try_from(version).ok()? };
-    let inode = number_of(inode, 16)?;
-    (file_name(inode, file).as_bytes() == name).then_some((inode, file))
+    let file = DataFile { batch, inode: number_of(inode, 16)?, version: u32::try_from(version).ok()? };
+    (file_name(file).as_bytes() == name).then_some(file)
 }
 
 fn number_of(digits: &[u8], radix: u32) -> Option<u64> {

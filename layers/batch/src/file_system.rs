@@ -116,17 +116,14 @@ impl BatchFs {
 
     /// Calls `change` while no other thread of this mount uses the position of a node, and removes
     /// the data that it returns.
-    fn change_names(
-        &self,
-        change: impl FnOnce(&dyn NameSpace) -> Result<Option<(u64, Content)>>,
-    ) -> Result<()> {
+    fn change_names(&self, change: impl FnOnce(&dyn NameSpace) -> Result<Option<Content>>) -> Result<()> {
         let unused = {
             let _names = write_lock(&self.shared.names);
             change(&*self.shared.name_space)?
         };
         // The file is removed. A data file that cannot be removed remains without an inode.
-        if let Some((number, content)) = unused {
-            let _ = self.shared.remove_data(number, &content);
+        if let Some(content) = unused {
+            let _ = self.shared.remove_data(&content);
         }
         Ok(())
     }

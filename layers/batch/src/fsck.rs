@@ -128,7 +128,7 @@ fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<DiskStore>> {
 fn rebuild(dir: &StoreDir) -> Result<DiskStore> {
     let files = dir.files()?;
     let tables = TableDir::new(dir.tables()?);
-    if tables.copy()?.is_none() {
+    if !Image::can_be_rebuilt(&tables)? {
         let source = "the image cannot be rebuilt: the store has no tables yet, or their description is lost";
         return Err(Error {
             source: Some(source.into()),
@@ -153,14 +153,14 @@ fn rebuild(dir: &StoreDir) -> Result<DiskStore> {
 
 /// Checks that the data files of all inodes exist.
 fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Result<()> {
-    let mut missing: HashSet<(u64, DataFile)> = HashSet::new();
-    store.primary().data_files(&mut |inode, file, _| {
-        missing.insert((inode, file));
+    let mut missing: HashSet<DataFile> = HashSet::new();
+    store.primary().data_files(&mut |file, _| {
+        missing.insert(file);
     })?;
     visit_data(&store.data_dir()?, &mut |path, found| {
         match found {
-            Found::File { inode, file, .. } => {
-                missing.remove(&(inode, file));
+            Found::File { file, .. } => {
+                missing.remove(&file);
             }
             Found::Unknown => report(&unknown(b"data/", path)),
         }
@@ -171,20 +171,20 @@ fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Resu
     }
     // A second look at the image finds the names.
     let mut places = Vec::new();
-    store.primary().data_files(&mut |inode, file, (dir, name)| {
-        if missing.contains(&(inode, file)) {
-            places.push((inode, file, dir, name.to_vec()));
+    store.primary().data_files(&mut |file, (dir, name)| {
+        if missing.contains(&file) {
+            places.push((file, dir, name.to_vec()));
         }
     })?;
-    for (inode, file, dir, name) in places {
-        if !missing.remove(&(inode, file)) {
+    for (file, dir, name) in places {
+        if !missing.remove(&file) {
             continue;
         }
         let above = store.path_of(dir).ok();
         report(&StoreProblem {
             kind: MISSING_DATA,
             path: above.map(|above| [&above[..], b"/", &name].concat()),
-            detail: format!("the data file of inode {inode} in batch {} does not exist", file.batch),
+            detail: format!("the data file of inode {} in batch {} does not exist", file.inode, file.batch),
             is_repairable: false,
         });
     }

@@ -36,9 +36,9 @@ impl BatchStore {
     /// that has ended; those of files.
     pub fn collect_garbage(&self, removes: bool, visit: &mut dyn FnMut(&Unused)) -> Result<()> {
         let ended = self.ended_batches()?;
-        let mut used: HashSet<(u64, DataFile)> = HashSet::new();
-        self.primary().data_files(&mut |inode, file, _| {
-            used.insert((inode, file));
+        let mut used: HashSet<DataFile> = HashSet::new();
+        self.primary().data_files(&mut |file, _| {
+            used.insert(file);
         })?;
         let tables = self.tables_dir()?;
         for number in self.primary().unused_tables()? {
@@ -52,9 +52,9 @@ impl BatchStore {
         let data = self.data_dir()?;
         let mut changed = BTreeSet::new();
         visit_data(&data, &mut |path, found| {
-            let Found::File { inode, file, dir, name } = found else { return Ok(()) };
+            let Found::File { file, dir, name } = found else { return Ok(()) };
             let is_of_ended = file.batch == 0 || ended.contains(&file.batch);
-            if !is_of_ended || used.contains(&(inode, file)) {
+            if !is_of_ended || used.contains(&file) {
                 return Ok(());
             }
             let size_bytes = size_of(dir, name)?;

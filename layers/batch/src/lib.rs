@@ -16,6 +16,7 @@
 //! | `file_system` | the file system of the contract |
 //! | `subtree` | a directory of a name space as the root of another one |
 //! | `store` | the directory of a store, and the batches of this process |
+//! | `conflicts` | the conflicts of committed batches, and their resolution |
 //! | `data_files` | the files below the data directory of a store |
 //! | `fsck` | the check of a store |
 //! | `garbage` | the files of a store that nothing refers to |
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod conflicts;
 mod content;
 mod data;
 mod data_files;
@@ -36,6 +38,7 @@ mod state;
 mod store;
 mod subtree;
 
+pub use conflicts::{Resolution, Resolved};
 pub use file_system::BatchFs;
 pub use fsck::{StoreProblem, fsck, problem_kinds};
 pub use garbage::Unused;

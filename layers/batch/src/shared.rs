@@ -65,12 +65,12 @@ impl Shared {
         Ok(attributes)
     }
 
-    /// Records that a node has lost a name. Returns the number and the content if the node is
+    /// Records that a node has lost a name. Returns the content if the node is
     /// neither in the name space nor in use any more. The caller holds the lock `names`.
-    pub(crate) fn lost_name(&self, (dir, name): (u64, &[u8]), removed: Removed) -> Option<(u64, Content)> {
+    pub(crate) fn lost_name(&self, (dir, name): (u64, &[u8]), removed: Removed) -> Option<Content> {
         let number = removed.inode.number;
         let Some(node) = lock(&self.nodes).find(number).cloned() else {
-            return removed.place.is_none().then_some((number, removed.inode.content));
+            return removed.place.is_none().then_some(removed.inode.content);
         };
         node.with_position(|position| match (&mut *position, removed.place) {
             (_, None) => *position = Position::Removed(Box::new(removed.inode)),
@@ -93,13 +93,13 @@ impl Shared {
             Position::At(_) => None,
             Position::Removed(inode) => Some(std::mem::replace(&mut inode.content, Content::Empty)),
         });
-        content.map_or(Ok(()), |content| self.remove_data(node.number, &content))
+        content.map_or(Ok(()), |content| self.remove_data(&content))
     }
 
     /// Removes a data file. The caller holds no lock.
-    pub(crate) fn remove_data(&self, number: u64, content: &Content) -> Result<()> {
+    pub(crate) fn remove_data(&self, content: &Content) -> Result<()> {
         match content {
-            Content::File(file) => self.data.remove(number, *file),
+            Content::File(file) => self.data.remove(*file),
             _ => Ok(()),
         }
     }

@@ -218,7 +218,7 @@ impl BatchStore {
     }
 
     /// Returns the inode number of the directory at a path of the master image.
-    fn dir_at(&self, path: &[u8]) -> Result<u64> {
+    pub(crate) fn dir_at(&self, path: &[u8]) -> Result<u64> {
         let names = self.primary.name_space();
         let mut dir = ROOT;
         for name in path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")) {

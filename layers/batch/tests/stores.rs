@@ -57,7 +57,7 @@ impl Store {
         drop(names);
         let record = self.primary.commit(batch.record.number, &certificate, &*batch.tables).unwrap();
         match record.state {
-            BatchState::Committed { conflicts, .. } => assert_eq!(conflicts, []),
+            BatchState::Committed { conflicts, .. } => assert_eq!(conflicts.count, 0),
             state => panic!("{state:?}"),
         }
     }

@@ -5,75 +5,14 @@ mod mounts;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use quell_batch::{BatchFs, BatchStore, OpenBatch, fsck};
+use quell_batch::BatchFs;
 use quell_batch_service::BatchState;
 use quell_testkit::Random;
 use quell_vfs::{Context, FileSystem, NodeId, OpenMode, Writable};
 
-use mounts::{NEW, bytes, create, open};
-
-const WAIT: Duration = Duration::from_secs(60);
-const LARGE: usize = 100_000;
-
-/// A store in a temporary directory.
-struct Store(tempfile::TempDir);
-
-impl Store {
-    fn new() -> Store {
-        let directory = tempfile::tempdir().unwrap();
-        BatchStore::create(&directory.path().join("store")).unwrap();
-        Store(directory)
-    }
-
-    fn path(&self) -> PathBuf {
-        self.0.path().join("store")
-    }
-
-    fn open(&self) -> BatchStore {
-        BatchStore::open(&self.path(), WAIT).unwrap()
-    }
-
-    /// Calls `with` with a mount of the master image.
-    fn with_mount<T>(&self, with: impl FnOnce(&BatchFs) -> T) -> T {
-        let store = self.open();
-        let fs = store.file_system(b"").unwrap();
-        let result = with(&fs);
-        fs.end().unwrap();
-        result
-    }
-
-    fn begin(&self) -> OpenBatch {
-        self.open().begin(b"", "job", false).unwrap()
-    }
-
-    fn collect(&self, removes: bool) -> BTreeSet<String> {
-        let mut found = BTreeSet::new();
-        let mut visit = |unused: &quell_batch::Unused| {
-            assert!(found.insert(String::from_utf8(unused.path.clone()).unwrap()));
-        };
-        self.open().collect_garbage(removes, &mut visit).unwrap();
-        found
-    }
-
-    fn problems(&self, repairs: bool) -> Vec<(&'static str, Option<String>)> {
-        let mut found = Vec::new();
-        fsck(&self.path(), WAIT, repairs, &mut |problem| {
-            let path = problem.path.clone().map(|path| String::from_utf8(path).unwrap());
-            found.push((problem.kind, path));
-        })
-        .unwrap();
-        found
-    }
-}
-
-/// Creates a file with a content.
-fn put(fs: &BatchFs, name: &str, content: &[u8]) {
-    let (_, file) = create(fs, name);
-    file.write_at(content, 0).unwrap();
-    file.close().unwrap();
-}
+use mounts::on_disk::{LARGE, Store, WAIT, put};
+use mounts::{NEW, bytes, open};
 
 /// Returns the paths of all files below a directory.
 fn files_below(top: &Path) -> BTreeSet<String> {

@@ -44,7 +44,9 @@ fn main() {
         primary.commit(record.number, &certificate, &*own).expect("a commit")
     });
     assert!(matches!(committed.state, BatchState::Committed { entries, .. } if entries == files + 1));
-    step("begin with a snapshot of these files", 1, || primary.begin(new).expect("a batch"));
+    let other =
+        step("begin with a snapshot of these files", 1, || primary.begin(new.clone()).expect("a batch"));
+    primary.abort(other.number).expect("an end of the batch");
     let image = primary.name_space();
     step("look up in random order", files / 10, || {
         for number in 0..files / 10 {
@@ -58,6 +60,27 @@ fn main() {
             image.create(dir, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
         }
     });
+    // In a directory of the snapshot, each name is compared with the image.
+    for (name, others) in [("none", 0), ("some", files / 100)] {
+        let existing = image.create(ROOT, name.as_bytes(), NewNode::Dir, NEW, now()).expect("a directory");
+        let existing = existing.inode.number;
+        let new = NewBatch { subtree: existing, ..new.clone() };
+        let record = primary.begin(new).expect("a batch");
+        let own = Arc::new(tables(&at(name)));
+        let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
+        create(&mut names, existing, files);
+        for number in 0..others {
+            let name = format!("file.{}", number * 100);
+            image.create(existing, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
+        }
+        let certificate = names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate");
+        let title = format!("verify and commit in a directory of the snapshot, {others} conflicts");
+        let committed =
+            step(&title, files, || primary.commit(record.number, &certificate, &*own).expect("a commit"));
+        assert!(
+            matches!(committed.state, BatchState::Committed { conflicts, .. } if conflicts.count == others)
+        );
+    }
 }
 
 fn create<E: Entries>(names: &mut Names<E>, dir: u64, files: u64) {

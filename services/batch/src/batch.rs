@@ -38,6 +38,16 @@ pub struct BatchRecord {
     pub state: BatchState,
 }
 
+impl BatchRecord {
+    /// Returns the tables with the conflicts.
+    pub(crate) fn conflict_tables(&self) -> &[TableRef] {
+        match &self.state {
+            BatchState::Committed { conflicts, .. } => &conflicts.tables,
+            _ => &[],
+        }
+    }
+}
+
 /// The state of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BatchState {
@@ -47,11 +57,20 @@ pub enum BatchState {
     Committed {
         /// The number of new files, directories and links that were committed.
         entries: u64,
-        /// The operations that were not committed.
-        conflicts: Vec<Conflict>,
+        /// The operations that were not committed, without those that were resolved since.
+        conflicts: Conflicts,
     },
     /// Its changes were discarded.
     Aborted,
+}
+
+/// The list of the conflicts of a batch, in tables.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Conflicts {
+    /// The number of conflicts.
+    pub count: u64,
+    /// The tables in the directory of the image. The keys are the numbers of the conflicts.
+    pub tables: Vec<TableRef>,
 }
 
 /// An operation of a batch that was not committed as it was.
@@ -64,8 +83,20 @@ pub struct Conflict {
     pub name: Vec<u8>,
     /// The reason.
     pub reason: ConflictReason,
-    /// The directory and the name under which the new entry was committed instead.
-    pub kept_as: Option<(u64, Vec<u8>)>,
+    /// The new entry, or a file with the new content, which was committed instead.
+    pub kept_as: Option<Kept>,
+}
+
+/// An entry that was committed under another name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The directory of the name.
+    pub dir: u64,
+    /// The name.
+    #[serde(with = "serde_bytes")]
+    pub name: Vec<u8>,
+    /// The inode number.
+    pub inode: u64,
 }
 
 /// The reason for which an operation of a batch was not committed.

@@ -250,7 +250,7 @@ mod tests {
     use crate::entry::ROOT;
 
     const NOW: Time = Time { seconds: 5, nanoseconds: 6 };
-    const FILE: DataFile = DataFile { batch: 3, version: 0 };
+    const FILE: DataFile = DataFile { batch: 3, inode: 9, version: 0 };
 
     fn file() -> Inode {
         let (mode, changed) = (Kind::File.mode_bits() | 0o6755, Timestamp(0, 0));

@@ -2,6 +2,7 @@
 
 use quell_vfs::Result;
 
+use crate::files::TableFiles;
 use crate::merge::{Merge, Source};
 use crate::table::{TableSummary, TableWriter};
 use crate::table_ref::TableRef;
@@ -27,10 +28,11 @@ pub(crate) fn tables_to_merge(tables: &[TableRef]) -> usize {
     if count < TABLES_MIN { 0 } else { count }
 }
 
-/// Writes the entries of `sources`, of which the newest is the first, to tables that `create`
-/// begins. Returns the tables in the order of their keys. Removals are left out if `is_oldest` is
-/// set: then there is no older table with the removed entries.
+/// Writes the entries of `sources`, of which the newest is the first, to tables of `files` that
+/// `create` begins. Returns the tables in the order of their keys. Removals are left out if
+/// `is_oldest` is set: then there is no older table with the removed entries.
 pub(crate) fn merge(
+    files: &dyn TableFiles,
     sources: Vec<Box<dyn Source + '_>>,
     is_oldest: bool,
     create: &mut dyn FnMut() -> Result<(u64, TableWriter)>,
@@ -39,7 +41,7 @@ pub(crate) fn merge(
     let mut written = Vec::new();
     let mut current: Option<(u64, TableWriter)> = None;
     let mut end = |number, writer: TableWriter| -> Result<()> {
-        let summary: TableSummary = writer.finish(true)?;
+        let summary: TableSummary = writer.finish_synced(files, number)?;
         written.push(TableRef::new(number, &summary));
         Ok(())
     };

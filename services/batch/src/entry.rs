@@ -90,6 +90,9 @@ pub struct Xattr {
 pub struct DataFile {
     /// The number of the batch whose clients write to the file; 0 is the synchronous mode.
     pub batch: u64,
+    /// The inode number for which the file was created. It is that of the inode with this content,
+    /// except for a content that a conflict has left out, which is kept in another inode.
+    pub inode: u64,
     /// Distinguishes the data files of one batch and inode. It is 0, unless two clients have begun
     /// the file at the same time, or one has ended before the inode referred to it.
     pub version: u32,

@@ -13,6 +13,12 @@ pub trait TableFiles: Send + Sync {
     /// Those of open(2).
     fn create(&self, number: u64) -> Result<File>;
 
+    /// Makes the content of a file that was created survive a power failure.
+    ///
+    /// # Errors
+    /// Those of fsync(2).
+    fn sync_content(&self, number: u64, file: &File) -> Result<()>;
+
     /// Opens a file for reading.
     ///
     /// # Errors

@@ -91,6 +91,18 @@ impl Image {
         Ok(store.get(IMAGE_KEY)?.is_some())
     }
 
+    /// Returns whether the image can be rebuilt from the copy of its description: not if it had no
+    /// tables yet.
+    ///
+    /// # Errors
+    /// `Damaged`; those of reads.
+    pub fn can_be_rebuilt(files: &dyn TableFiles) -> Result<bool> {
+        match files.copy()? {
+            Some(copy) => Ok(!ImageCopy::decode(&copy)?.description.tables.is_empty()),
+            None => Ok(false),
+        }
+    }
+
     /// Creates the image of a store whose key-value store was lost, from the copy of its
     /// description: all its tables, and its open batches. The changes since the last table are
     /// lost.
@@ -129,7 +141,7 @@ impl Image {
             entries_bytes += key.len() + value.len();
             true
         })?;
-        Ok(Image {
+        let image = Image {
             store,
             files,
             cache,
@@ -140,7 +152,9 @@ impl Image {
             change: 1,
             changed_dirs: HashMap::new(),
             description,
-        })
+        };
+        image.refresh_copy()?;
+        Ok(image)
     }
 
     /// Returns the random number of the store.
@@ -316,7 +330,7 @@ impl Image {
         if let Some(error) = failure {
             return Err(error);
         }
-        let summary = writer.finish(true)?;
+        let summary = writer.finish_synced(&*self.files, number)?;
         self.files.sync()?;
         let table = TableRef::new(number, &summary);
         let opened = open_table(&*self.files, &self.cache, &table)?;
@@ -341,7 +355,8 @@ impl Image {
         }
         let is_oldest = count == self.description.tables.len();
         let sources = self.tables.newest(count).sources().collect();
-        let written = merge(sources, is_oldest, &mut || {
+        let files = self.files.clone();
+        let written = merge(&*files, sources, is_oldest, &mut || {
             let number = self.reserve_tables(1)?;
             Ok((number, TableWriter::new(self.files.create(number)?)))
         })?;
@@ -370,14 +385,33 @@ impl Image {
         let batches: Vec<BatchRecord> = self.batches()?;
         let open = || batches.iter().filter(|batch| batch.state == BatchState::Open);
         let snapshots = open().flat_map(|batch| &batch.snapshot);
-        let used: HashSet<u64> =
-            self.description.tables.iter().chain(snapshots).map(|table| table.number).collect();
+        let conflicts = batches.iter().flat_map(BatchRecord::conflict_tables);
+        let used = self.description.tables.iter().chain(snapshots).chain(conflicts);
+        let used: HashSet<u64> = used.map(|table| table.number).collect();
         // The verification of an open batch may be writing tables.
         let being_written: HashSet<u64> = open().map(|batch| batch.number).collect();
         let is_written = |number| batch_of_table(number).is_some_and(|batch| being_written.contains(&batch));
         let mut numbers = self.files.list()?;
         numbers.retain(|number| !used.contains(number) && !is_written(*number));
         Ok(numbers)
+    }
+
+    /// Writes the copy of the description if it differs from it. It can be newer than the
+    /// description: after a power failure, the last commits to the key-value store are lost. Then
+    /// its tables would be removed, and their numbers used again.
+    fn refresh_copy(&self) -> Result<()> {
+        let copy = match self.files.copy()?.map(|bytes| ImageCopy::decode(&bytes)) {
+            None if self.description.tables.is_empty() => return Ok(()),
+            Some(Ok(copy)) => Some(copy),
+            // A damaged copy is replaced.
+            _ => None,
+        };
+        let mut batches = self.batches()?;
+        batches.retain(|batch| batch.state == BatchState::Open);
+        match copy.is_some_and(|copy| copy.is_of(&self.description, &batches)) {
+            true => Ok(()),
+            false => self.write_copy(&self.description, None),
+        }
     }
 
     /// Writes the copy of the description and of the records of the open batches, from which the
@@ -388,6 +422,7 @@ impl Image {
         batches.retain(|batch| changed.is_none_or(|changed| changed.number != batch.number));
         batches.extend(changed.cloned());
         batches.retain(|batch| batch.state == BatchState::Open);
+        batches.sort_by_key(|batch| batch.number);
         self.files.put_copy(&ImageCopy { description: description.clone(), batches }.encode())
     }
 

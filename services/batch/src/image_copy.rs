@@ -20,6 +20,14 @@ pub(crate) struct ImageCopy {
 }
 
 impl ImageCopy {
+    /// Returns whether the copy is one of this description and these open batches, apart from
+    /// numbers that were given since.
+    pub(crate) fn is_of(&self, description: &Description, batches: &[BatchRecord]) -> bool {
+        self.description.tables == description.tables
+            && self.batches == batches
+            && self.description.has_few_numbers_less_than(description)
+    }
+
     /// Encodes the copy (docs/formats/batch.md).
     pub(crate) fn encode(&self) -> Vec<u8> {
         let body = encode(self);

@@ -12,6 +12,7 @@ mod certificate;
 mod change;
 mod check;
 mod compaction;
+mod conflict_list;
 mod entries;
 mod entry;
 mod files;
@@ -33,7 +34,7 @@ mod table_ref;
 mod table_set;
 mod verify;
 
-pub use batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason};
+pub use batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason, Conflicts, Kept};
 pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
 pub use change::{DataChange, FileSize, InodeChange, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};

@@ -11,7 +11,7 @@ use crate::key::{Key, split};
 use crate::names::Names;
 
 /// Entries in memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct MemoryEntries {
     entries: BTreeMap<Key, Entry>,
     next_inode: u64,

@@ -8,9 +8,10 @@ use quell_kv::KeyValue;
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
-use crate::batch::{BatchCaller, BatchRecord, BatchState};
+use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
+use crate::conflict_list;
 use crate::entry::{Content, DataFile, Entry, Inode};
 use crate::files::TableFiles;
 use crate::image::Image;
@@ -19,7 +20,8 @@ use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
 use crate::private::PrivateEntries;
-use crate::table::{BlockCache, Table};
+use crate::table::{BlockCache, Table, TableWriter};
+use crate::table_ref::TableRef;
 use crate::verify::{Submission, Verdict, verify};
 
 /// The number of inode numbers of a batch.
@@ -40,9 +42,8 @@ pub struct Primary {
     committing: Mutex<HashSet<u64>>,
 }
 
-/// Receives the inode number and the data file of a file, and the directory and the name of its
-/// inode.
-pub type DataFileVisitor<'a> = dyn FnMut(u64, DataFile, (u64, &[u8])) + 'a;
+/// Receives a data file, and the directory and the name of its inode.
+pub type DataFileVisitor<'a> = dyn FnMut(DataFile, (u64, &[u8])) + 'a;
 
 /// A batch to begin.
 #[derive(Debug, Clone)]
@@ -189,6 +190,62 @@ impl Primary {
         add(&mut names.0, number, verdict)
     }
 
+    /// Passes the conflicts of a batch that were not resolved to `visit`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such batch; `InvalidInput` if it is not committed; `Damaged`;
+    /// those of files and of `visit`.
+    pub fn conflicts(&self, number: u64, visit: &mut dyn FnMut(Conflict) -> Result<()>) -> Result<()> {
+        let (list, files) = {
+            let names = read_lock(&self.image);
+            (conflicts_of(&names.0, number)?.1, names.0.files().clone())
+        };
+        conflict_list::visit(&list, &*files, visit)
+    }
+
+    /// Removes the conflicts for which `is_resolved` returns true from the list of a batch.
+    ///
+    /// # Errors
+    /// As for [`conflicts`](Self::conflicts). Then the list is as before.
+    pub fn remove_conflicts(
+        &self,
+        number: u64,
+        is_resolved: &mut dyn FnMut(&Conflict) -> bool,
+    ) -> Result<()> {
+        let mut names = write_lock(&self.image);
+        let (record, list) = conflicts_of(&names.0, number)?;
+        let files = names.0.files().clone();
+        let mut left = Conflicts::default();
+        let mut writer = None;
+        conflict_list::visit(&list, &*files, &mut |conflict| {
+            if is_resolved(&conflict) {
+                return Ok(());
+            }
+            if writer.is_none() {
+                let table = names.0.reserve_tables(1)?;
+                writer = Some((table, TableWriter::new(files.create(table)?)));
+            }
+            let (_, writer) = writer.as_mut().expect("it was set above");
+            writer.add(&conflict_list::key(left.count), &conflict_list::encode(&conflict))?;
+            left.count += 1;
+            Ok(())
+        })?;
+        if let Some((table, writer)) = writer {
+            left.tables.push(TableRef::new(table, &writer.finish_synced(&*files, table)?));
+            files.sync()?;
+        }
+        let BatchState::Committed { entries, .. } = record.state else {
+            return Err(ended("it is not committed"));
+        };
+        let state = BatchState::Committed { entries, conflicts: left };
+        names.0.put_batch(&BatchRecord { state, ..record })?;
+        for table in &list.tables {
+            // The list is changed. A table that remains is removed as garbage.
+            let _ = files.remove(table.number);
+        }
+        Ok(())
+    }
+
     /// Discards the changes of a batch.
     ///
     /// # Errors
@@ -218,8 +275,8 @@ impl Primary {
         check(&mut write_lock(&self.image).0, repairs, report)
     }
 
-    /// Passes the inode number and the data file of each file of the image and of the snapshots of
-    /// open batches to `visit`, with the directory and the name of the inode.
+    /// Passes each data file to which the image or the snapshot of an open batch refers to `visit`,
+    /// with the directory and the name of the inode.
     ///
     /// # Errors
     /// `Damaged`; the errors of reads.
@@ -261,6 +318,26 @@ fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
     }
 }
 
+/// Returns the record of a committed batch, and the list of its conflicts.
+fn conflicts_of(image: &Image, number: u64) -> Result<(BatchRecord, Conflicts)> {
+    let Some(record) = image.batch(number)? else {
+        return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
+    };
+    match &record.state {
+        BatchState::Committed { conflicts, .. } => {
+            let conflicts = conflicts.clone();
+            Ok((record, conflicts))
+        }
+        _ => {
+            let source = Some("it is not committed".into());
+            Err(Error {
+                source,
+                ..Error::new(ErrorKind::InvalidInput, "list the conflicts of batch", number.to_string())
+            })
+        }
+    }
+}
+
 /// Opens the tables of a batch, whose number and whose descriptions are bounded.
 fn open_submitted(
     certificate: &Certificate,
@@ -287,9 +364,9 @@ fn open_submitted(
 fn add(image: &mut Image, number: u64, verdict: Verdict) -> Result<BatchRecord> {
     // It may have been aborted meanwhile.
     let record = open_batch(image, number)?;
-    if record.is_atomic && !verdict.conflicts.is_empty() {
+    if record.is_atomic && verdict.conflicts.count > 0 {
         let reason =
-            format!("the batch has {} conflicts, and is to be committed as a whole", verdict.conflicts.len());
+            format!("the batch has {} conflicts, and is to be committed as a whole", verdict.conflicts.count);
         return Err(Error {
             source: Some(reason.into()),
             ..Error::new(ErrorKind::Busy, "commit a batch", "")
@@ -305,9 +382,9 @@ fn add(image: &mut Image, number: u64, verdict: Verdict) -> Result<BatchRecord> 
 fn visit_data_files(mut entries: Merge<'_>, visit: &mut DataFileVisitor<'_>) -> Result<()> {
     while let Some((key, value)) = entries.next()? {
         if let (false, Some(place)) = (value.is_empty(), split(key))
-            && let Entry::Inode(Inode { number, content: Content::File(file), .. }) = Entry::decode(value)?
+            && let Entry::Inode(Inode { content: Content::File(file), .. }) = Entry::decode(value)?
         {
-            visit(number, file, place);
+            visit(file, place);
         }
     }
     Ok(())

@@ -100,7 +100,7 @@ impl PrivateEntries {
         for (key, value) in self.memory.entries() {
             writer.add(key, value)?;
         }
-        let summary = writer.finish(false)?;
+        let summary = writer.finish()?;
         let table = Table::open(for_reading, Some(summary.checksum), self.cache.clone())?;
         self.own.add(Arc::new(table));
         self.memory.clear();

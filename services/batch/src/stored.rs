@@ -71,6 +71,15 @@ impl Description {
         Ok(description)
     }
 
+    /// Returns whether the numbers that were given between this description and a later one are few
+    /// enough for [`after_loss`](Self::after_loss).
+    pub(crate) fn has_few_numbers_less_than(&self, later: &Description) -> bool {
+        let few = |from: u64, to: u64| to.saturating_sub(from) < NUMBERS_AFTER_LOSS / 2;
+        self.next_batch >= later.next_batch
+            && few(self.next_inode, later.next_inode)
+            && few(self.next_table, later.next_table)
+    }
+
     /// Returns the description that follows this one if the numbers of inodes and tables that were
     /// given since are not known any more.
     pub(crate) fn after_loss(self) -> Description {

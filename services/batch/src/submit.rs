@@ -99,7 +99,7 @@ impl Tables<'_> {
 
     fn end_table(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            let summary = writer.finish(false)?;
+            let summary = writer.finish_synced(self.files, self.next)?;
             let (entries, checksum) = (summary.entries, summary.checksum);
             self.written.push(CertifiedTable { number: self.next, entries, checksum });
             self.next += 1;

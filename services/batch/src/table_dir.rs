@@ -55,6 +55,10 @@ impl TableFiles for TableDir {
         self.open_with(&name_of(number), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
     }
 
+    fn sync_content(&self, number: u64, file: &File) -> Result<()> {
+        file.sync_data().map_err(|cause| Error::from_io(cause, "synchronize", name_of(number)))
+    }
+
     fn open(&self, number: u64) -> Result<File> {
         self.open_with(&name_of(number), OFlags::RDONLY)
     }

@@ -34,6 +34,11 @@ pub(crate) fn first_table_of_batch(batch: u64) -> u64 {
     FIRST_OF_BATCHES + batch * TABLES_OF_BATCH
 }
 
+/// Returns the number of the first table with conflicts that the verification of a batch writes.
+pub(crate) fn first_conflicts_of_batch(batch: u64) -> u64 {
+    first_table_of_batch(batch) + TABLES_OF_BATCH / 2
+}
+
 /// Returns the batch whose verification has written a table. `None` for those of the primary
 /// server.
 pub(crate) fn batch_of_table(number: u64) -> Option<u64> {

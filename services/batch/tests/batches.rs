@@ -185,7 +185,7 @@ fn a_data_file_that_others_have_written_to_is_not_replaced() {
     let master = fixture.master();
     let file = make_file(&*master, ROOT, "file");
     let replace = |names: &dyn NameSpace, expected, batch, time| {
-        let new = Content::File(DataFile { batch, version: 0 });
+        let new = Content::File(DataFile { batch, inode: file.inode.number, version: 0 });
         let size = FileSize::Exactly(100_000);
         let data = Some(DataChange::Replace { expected, new, size });
         let change = InodeChange { data, ..InodeChange::default() };
@@ -193,14 +193,43 @@ fn a_data_file_that_others_have_written_to_is_not_replaced() {
     };
     replace(&*master, Content::Empty, 0, NOW);
     let batch = fixture.begin();
-    let shared = Content::File(DataFile { batch: 0, version: 0 });
-    replace(&batch.names, shared, batch.record.number, LATER);
+    let shared = DataFile { batch: 0, inode: file.inode.number, version: 0 };
+    replace(&batch.names, Content::File(shared), batch.record.number, LATER);
     // Others write to the data file in place.
-    let data = Some(DataChange::File(DataFile { batch: 0, version: 0 }, FileSize::GrownTo(100_000)));
+    let data = Some(DataChange::File(shared, FileSize::GrownTo(100_000)));
     let change = InodeChange { data, ..InodeChange::default() };
     master.change((file.inode.number, &file.place), &change, LATER).unwrap();
     let reasons: Vec<_> = fixture.conflicts(&batch).iter().map(|conflict| conflict.reason).collect();
     assert_eq!(reasons, [ConflictReason::AttributeChanged]);
+    // The new content is kept in a new file.
+    let kept = master.lookup(ROOT, b"file.quell-conflict-1-1").unwrap().unwrap().inode;
+    let mine = DataFile { batch: batch.record.number, inode: file.inode.number, version: 0 };
+    assert_eq!((kept.content, kept.size_bytes), (Content::File(mine), 100_000));
+    assert_ne!(kept.number, file.inode.number);
     let found = master.lookup(ROOT, b"file").unwrap().unwrap();
-    assert_eq!(found.inode.content, Content::File(DataFile { batch: 0, version: 0 }));
+    assert_eq!(found.inode.content, Content::File(shared));
+}
+
+#[test]
+fn more_than_100_000_conflicts_are_listed() {
+    const FILES: usize = 110_000;
+    let fixture = Fixture::new();
+    let master = fixture.master();
+    let dir = make_dir(&*master, ROOT, "gone");
+    let batch = fixture.begin();
+    for number in 0..FILES {
+        make_file(&batch.names, dir, &number.to_string());
+    }
+    master.remove_dir(ROOT, b"gone", LATER).unwrap();
+    let conflicts = fixture.conflicts(&batch);
+    assert_eq!(conflicts.len(), FILES);
+    assert!(conflicts.iter().all(|conflict| conflict.reason == ConflictReason::DirectoryRemoved));
+    let kept = master.lookup(ROOT, b"quell-conflicts-1").unwrap().expect("the directory").inode.number;
+    let mut found = 0;
+    let mut visit = |_: &[u8], _, _| {
+        found += 1;
+        true
+    };
+    master.list(kept, b"", &mut visit).unwrap();
+    assert_eq!(found, FILES);
 }

@@ -66,7 +66,7 @@ fn with_pairs(batch: &Open, certificate: &Certificate, pairs: &[Pair]) -> Certif
     for (key, value) in pairs {
         writer.add(key, value).unwrap();
     }
-    let summary = writer.finish(false).unwrap();
+    let summary = writer.finish().unwrap();
     let table = CertifiedTable { number: NUMBER, entries: summary.entries, checksum: summary.checksum };
     Certificate { tables: vec![table], ..certificate.clone() }
 }
@@ -112,7 +112,14 @@ const FORGERIES: &[Forgery] = &[
     ("a directory without an inode of its own", |pairs| edit(pairs, "file", |inode| inode.mode = 0o40755)),
     ("a device", |pairs| edit(pairs, "file", |inode| inode.mode = 0o20644)),
     ("the data of another batch", |pairs| {
-        edit(pairs, "file", |inode| inode.content = Content::File(DataFile { batch: 77, version: 0 }));
+        edit(pairs, "file", |inode| {
+            inode.content = Content::File(DataFile { batch: 77, inode: inode.number, version: 0 });
+        });
+    }),
+    ("the data of another inode of the batch", |pairs| {
+        edit(pairs, "file", |inode| {
+            inode.content = Content::File(DataFile { batch: 1, inode: inode.number + 1, version: 0 });
+        });
     }),
     ("a target of a file", |pairs| {
         edit(pairs, "file", |inode| inode.content = Content::Target(b"content".to_vec()));

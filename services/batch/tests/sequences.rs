@@ -6,113 +6,16 @@ mod stores;
 use std::collections::{HashMap, HashSet};
 use std::sync::RwLock;
 
-use quell_batch_service::{
-    BatchState, InodeChange, MemoryEntries, NameSpace, NewNode, ROOT, Timestamp, XattrChange,
-};
+use quell_batch_service::{BatchState, MemoryEntries, NameSpace, ROOT};
 use quell_testkit::Random;
-use quell_vfs::{Error, ErrorKind, Kind, Rename, Result, SetXattr};
+use quell_vfs::{Kind, Result};
 
-use stores::{FILE, Fixture, LATER, NEW, NOW, content, tree};
+use stores::operations::operation;
+use stores::{Fixture, NEW, NOW, tree};
 
 /// The number of random sequences, or that of the variable `QUELL_HISTORIES`.
 fn sequences() -> u64 {
     std::env::var("QUELL_HISTORIES").map_or(60, |text| text.parse().expect("a number"))
-}
-
-/// One operation, by paths.
-#[derive(Debug, Clone)]
-enum Operation {
-    Create(String, NewNode),
-    Link(String, String),
-    Remove(String),
-    RemoveDir(String),
-    Rename(String, String, Rename),
-    Change(String, InodeChange),
-}
-
-fn at<'a>(names: &dyn NameSpace, path: &'a str) -> Result<(u64, &'a [u8])> {
-    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-    let mut dir = ROOT;
-    for part in above.split('/').filter(|part| !part.is_empty()) {
-        let found = names.lookup(dir, part.as_bytes())?;
-        let found = found.ok_or_else(|| Error::new(ErrorKind::NotFound, "look up", path))?.inode;
-        if found.kind()? != Kind::Dir {
-            return Err(Error::new(ErrorKind::NotADirectory, "look up", path));
-        }
-        dir = found.number;
-    }
-    Ok((dir, name.as_bytes()))
-}
-
-impl Operation {
-    fn run(&self, names: &dyn NameSpace) -> Result<()> {
-        let node = |path: &str| {
-            let (dir, name) = at(names, path)?;
-            let found = names.lookup(dir, name)?;
-            found.ok_or_else(|| Error::new(ErrorKind::NotFound, "look up", path))
-        };
-        match self {
-            Operation::Create(path, new) => {
-                let (dir, name) = at(names, path)?;
-                let attributes = if *new == NewNode::Dir { NEW } else { FILE };
-                names.create(dir, name, new.clone(), attributes, NOW).map(drop)
-            }
-            Operation::Link(from, to) => {
-                let (dir, name) = at(names, to)?;
-                let found = node(from)?;
-                names.link((found.inode.number, &found.place), dir, name, LATER).map(drop)
-            }
-            Operation::Remove(path) => {
-                let (dir, name) = at(names, path)?;
-                names.remove(dir, name, LATER).map(drop)
-            }
-            Operation::RemoveDir(path) => {
-                let (dir, name) = at(names, path)?;
-                names.remove_dir(dir, name, LATER).map(drop)
-            }
-            Operation::Rename(from, to, mode) => {
-                names.rename(at(names, from)?, at(names, to)?, *mode, LATER).map(drop)
-            }
-            Operation::Change(path, change) => {
-                let found = node(path)?;
-                names.change((found.inode.number, &found.place), change, LATER).map(drop)
-            }
-        }
-    }
-}
-
-/// Returns a path of at most three names.
-fn path(random: &mut Random) -> String {
-    let names = ["a", "b", "c"];
-    let depth = *random.pick(&[1, 1, 1, 2, 2, 3]);
-    (0..depth).map(|_| *random.pick(&names)).collect::<Vec<_>>().join("/")
-}
-
-fn operation(random: &mut Random) -> Operation {
-    let modes = [Rename::Replace, Rename::Replace, Rename::Keep, Rename::Exchange];
-    match random.below(16) {
-        0..=3 => Operation::Create(path(random), NewNode::Dir),
-        4..=6 => Operation::Create(path(random), NewNode::File),
-        7 => Operation::Create(path(random), NewNode::Symlink(b"target".to_vec())),
-        8 => Operation::Link(path(random), path(random)),
-        9 => Operation::Remove(path(random)),
-        10 => Operation::RemoveDir(path(random)),
-        11..=13 => Operation::Rename(path(random), path(random), *random.pick(&modes)),
-        _ => {
-            let number = random.below(100) as u8;
-            let default = InodeChange::default();
-            let change = match random.below(4) {
-                0 => InodeChange { permissions: Some(0o700 | u32::from(number % 8)), ..default },
-                1 => InodeChange { modified: Some(Timestamp(number.into(), 0)), ..default },
-                2 => {
-                    let set = XattrChange::Set(b"user.x".to_vec(), vec![number], SetXattr::Any);
-                    InodeChange { xattr: Some(set), ..default }
-                }
-                _ => content(format!("content {number}").as_bytes()),
-            };
-            Operation::Change(path(random), change)
-        }
-    }
 }
 
 #[test]
@@ -207,7 +110,7 @@ fn batches_beside_changes_of_others_leave_a_whole_tree() {
                 Ok(record) => {
                     batches += 1;
                     if let BatchState::Committed { conflicts: found, .. } = record.state {
-                        conflicts += found.len();
+                        conflicts += found.count;
                     }
                 }
                 Err(error) => panic!("{text}: {error}"),

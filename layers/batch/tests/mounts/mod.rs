@@ -3,6 +3,8 @@
 // Each test binary uses a part of it.
 #![allow(dead_code)]
 
+pub mod on_disk;
+
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch::BatchFs;

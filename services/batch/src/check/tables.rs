@@ -7,7 +7,7 @@ use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use super::problem::{Problem, ProblemKind};
-use crate::batch::BatchState;
+use crate::batch::{BatchRecord, BatchState};
 use crate::entry::damaged;
 use crate::files::TableFiles;
 use crate::image::Image;
@@ -28,7 +28,9 @@ pub fn check_tables(
     let (image, batches) = Image::stored(store)?;
     let open = batches.iter().filter(|batch| batch.state == BatchState::Open);
     let mut checked = BTreeSet::new();
-    for table in image.iter().chain(open.flat_map(|batch| &batch.snapshot)) {
+    let snapshots = open.flat_map(|batch| &batch.snapshot);
+    let conflicts = batches.iter().flat_map(BatchRecord::conflict_tables);
+    for table in image.iter().chain(snapshots).chain(conflicts) {
         if !checked.insert(table.number) {
             continue;
         }

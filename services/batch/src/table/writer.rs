@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::block::{BLOCK_BYTES, BLOCK_BYTES_MAX, BlockBuilder, KEY_BYTES_MAX};
 use super::filter;
 use super::footer::{BlockInfo, Footer, HEADER};
+use crate::files::TableFiles;
 
 /// Blocks are written to the file in pieces of this many bytes.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -88,12 +89,26 @@ impl TableWriter {
         self.written_bytes + (self.buffer.len() + self.block.len()) as u64
     }
 
-    /// Writes the rest of the table. It survives a power failure only after fsync(2), with
-    /// `is_synced`.
+    /// Writes the rest of the table, and makes it survive a power failure. `number` is that of its
+    /// file in `files`.
     ///
     /// # Errors
     /// Those of write(2) and fsync(2).
-    pub fn finish(mut self, is_synced: bool) -> Result<TableSummary> {
+    pub fn finish_synced(mut self, files: &dyn TableFiles, number: u64) -> Result<TableSummary> {
+        let summary = self.write_rest()?;
+        files.sync_content(number, &self.file)?;
+        Ok(summary)
+    }
+
+    /// Writes the rest of the table.
+    ///
+    /// # Errors
+    /// Those of write(2).
+    pub fn finish(mut self) -> Result<TableSummary> {
+        self.write_rest()
+    }
+
+    fn write_rest(&mut self) -> Result<TableSummary> {
         if self.block.len() > 0 {
             self.end_block()?;
         }
@@ -104,13 +119,10 @@ impl TableWriter {
         self.buffer.extend_from_slice(&filter);
         self.buffer.extend_from_slice(&footer);
         self.flush()?;
-        if is_synced {
-            self.file.sync_data().map_err(|cause| Error::from_io(cause, "synchronize a table", ""))?;
-        }
         Ok(TableSummary {
             bytes: self.written_bytes,
             entries: self.footer.entries,
-            first_key: self.footer.first_key,
+            first_key: std::mem::take(&mut self.footer.first_key),
             last_key: self.block.last_key().to_vec(),
             checksum,
         })

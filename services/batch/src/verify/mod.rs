@@ -16,6 +16,7 @@
 
 mod access;
 mod apply;
+mod conflicts;
 mod existing;
 mod merge_inode;
 mod new_entries;
@@ -33,7 +34,9 @@ use quell_vfs::{NAME_BYTES_MAX, Result};
 use crate::certificate::snapshot_hash;
 use crate::entry::LINKED;
 use crate::key::split;
+use crate::table_ref::first_table_of_batch;
 use access::Accesses;
+use conflicts::ConflictOutput;
 use output::Output;
 use pass::Pass;
 use refusal::refused;
@@ -65,7 +68,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
     let mut pass = Pass {
         accesses: Accesses::new(record, submission.snapshot, submission.current.clone()),
         numbers: Numbers::new(record.inodes.clone(), certificate.inodes_used)?,
-        out: Output::new(submission.files.clone(), record.number),
+        out: Output::new(submission.files.clone(), first_table_of_batch(record.number)),
         new_dirs: HashMap::new(),
         linked: HashMap::new(),
         groups: HashSet::new(),
@@ -76,13 +79,15 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         certified: 0,
         subdirs: HashMap::new(),
         patch: BTreeMap::new(),
-        conflicts: Vec::new(),
+        conflicts: ConflictOutput::new(submission.files.clone(), record.number),
+        kept: 0,
         entries: 0,
         submission,
     };
     let verdict = pass.read_tables().and_then(|()| pass.resolve()).and_then(|()| pass.finish());
     if verdict.is_err() {
         pass.out.discard()?;
+        pass.conflicts.discard()?;
     }
     verdict
 }

@@ -141,7 +141,10 @@ impl Pass<'_> {
                     && bytes.len() <= INLINE_BYTES_MAX
                     && bytes.len() as u64 <= inode.size_bytes
             }
-            Content::File(file) => kind == Kind::File && file.batch == self.submission.record.number,
+            Content::File(file) => {
+                kind == Kind::File
+                    && (file.batch, file.inode) == (self.submission.record.number, inode.number)
+            }
             Content::Target(target) => {
                 let fits = !target.is_empty() && target.len() <= TARGET_BYTES_MAX;
                 kind == Kind::Symlink && fits && target.len() as u64 == inode.size_bytes

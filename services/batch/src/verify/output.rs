@@ -6,7 +6,7 @@ use quell_vfs::Result;
 
 use crate::files::TableFiles;
 use crate::table::TableWriter;
-use crate::table_ref::{TableRef, first_table_of_batch};
+use crate::table_ref::TableRef;
 
 /// A table is ended when it has this many bytes.
 const TABLE_BYTES: u64 = 64 << 20;
@@ -14,15 +14,16 @@ const TABLE_BYTES: u64 = 64 << 20;
 /// Writes entries to tables of the image.
 pub(super) struct Output {
     files: Arc<dyn TableFiles>,
-    batch: u64,
+    first: u64,
     next: u64,
     writer: Option<(u64, TableWriter)>,
     tables: Vec<TableRef>,
 }
 
 impl Output {
-    pub(super) fn new(files: Arc<dyn TableFiles>, batch: u64) -> Output {
-        Output { files, batch, next: first_table_of_batch(batch), writer: None, tables: Vec::new() }
+    /// Returns an output to tables with numbers from `first`.
+    pub(super) fn new(files: Arc<dyn TableFiles>, first: u64) -> Output {
+        Output { files, first, next: first, writer: None, tables: Vec::new() }
     }
 
     /// Adds an entry. Its key must be greater than the last one.
@@ -44,15 +45,14 @@ impl Output {
     /// Ends the current table. The next entry may have any key.
     pub(super) fn end_table(&mut self) -> Result<()> {
         if let Some((number, writer)) = self.writer.take() {
-            self.tables.insert(0, TableRef::new(number, &writer.finish(true)?));
+            self.tables.insert(0, TableRef::new(number, &writer.finish_synced(&*self.files, number)?));
         }
         Ok(())
     }
 
     /// Removes what was written.
     pub(super) fn discard(self) -> Result<()> {
-        let first = first_table_of_batch(self.batch);
-        (first..self.next).try_for_each(|number| self.files.remove(number))
+        (self.first..self.next).try_for_each(|number| self.files.remove(number))
     }
 
     /// Returns the tables, the newest first.

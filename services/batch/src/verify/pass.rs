@@ -6,20 +6,18 @@ use std::sync::Arc;
 use quell_vfs::{Kind, NAME_BYTES_MAX, Result};
 
 use super::access::Accesses;
+use super::conflicts::ConflictOutput;
 use super::output::Output;
 use super::refusal::refused;
-use super::state::{ExistingDir, Facts, NewDir, NewLinked, Numbers};
-use crate::batch::{BatchRecord, Conflict, ConflictReason};
+use super::state::{ExistingDir, Facts, Name, NewDir, NewLinked, Numbers};
+use crate::batch::{BatchRecord, Conflict, ConflictReason, Conflicts, Kept};
 use crate::certificate::Certificate;
-use crate::entry::{Content, Entry, Inode, ROOT};
+use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
 use crate::files::TableFiles;
 use crate::image::Addition;
 use crate::key::Key;
 use crate::table::Table;
 use crate::table_set::TableSet;
-
-/// The largest number of conflicts of a batch. With more, it is refused.
-const CONFLICTS_MAX: usize = 1 << 20;
 
 /// A batch that is to be verified.
 pub(crate) struct Submission<'a> {
@@ -46,7 +44,7 @@ pub(crate) struct Verdict {
     pub(crate) addition: Addition,
     /// The number of new entries.
     pub(crate) entries: u64,
-    pub(crate) conflicts: Vec<Conflict>,
+    pub(crate) conflicts: Conflicts,
     /// The directories that the verification has read from the current image.
     pub(crate) dirs: Vec<u64>,
     /// The last change of the image that the verification has seen.
@@ -79,7 +77,9 @@ pub(super) struct Pass<'a> {
     pub(super) subdirs: HashMap<u64, i64>,
     /// Changes that are newer than the tables.
     pub(super) patch: BTreeMap<Key, Option<Entry>>,
-    pub(super) conflicts: Vec<Conflict>,
+    pub(super) conflicts: ConflictOutput,
+    /// The number of inodes for contents that are in conflict.
+    pub(super) kept: u64,
     pub(super) entries: u64,
 }
 
@@ -90,13 +90,9 @@ impl Pass<'_> {
         dir: u64,
         name: &[u8],
         reason: ConflictReason,
-        kept_as: Option<(u64, Vec<u8>)>,
+        kept_as: Option<Kept>,
     ) -> Result<()> {
-        if self.conflicts.len() == CONFLICTS_MAX {
-            return Err(refused("the batch has more than a million conflicts"));
-        }
-        self.conflicts.push(Conflict { dir, name: name.to_vec(), reason, kept_as });
-        Ok(())
+        self.conflicts.add(&Conflict { dir, name: name.to_vec(), reason, kept_as })
     }
 
     /// Adds the entry of a name that is in conflict under another name, and the conflict.
@@ -119,14 +115,57 @@ impl Pass<'_> {
             self.patch.insert(Key::of_dir(inode), Some(Entry::Inode(Inode { content, ..moved })));
             *self.subdirs.entry(kept_dir).or_default() += 1;
         }
+        let inode = entry.inode_number();
         self.patch.insert(key, Some(entry));
-        self.conflict(dir, name, reason, Some((kept_dir, kept_name)))
+        self.conflict(dir, name, reason, Some(Kept { dir: kept_dir, name: kept_name, inode }))
+    }
+
+    /// Adds a new file with the content that the batch has given to a file of the snapshot, if this
+    /// content is left out because of a conflict. `place` is a name of the file.
+    pub(super) fn keep_content(
+        &mut self,
+        before: &Inode,
+        after: &Inode,
+        place: Option<&Name>,
+    ) -> Result<Option<Kept>> {
+        let is_changed = (&before.content, before.size_bytes) != (&after.content, after.size_bytes);
+        if before.kind()? != Kind::File || !is_changed {
+            return Ok(None);
+        }
+        let record = self.submission.record;
+        let number = record.inodes.start + self.submission.certificate.inodes_used + self.kept;
+        // The last number is for the directory of entries in conflict.
+        if number >= record.inodes.end - 1 {
+            return Err(refused("the batch has no inode numbers left for contents in conflict"));
+        }
+        self.kept += 1;
+        let may_create = |dir: u64| -> Result<bool> {
+            Ok(dir != LINKED && (self.numbers.contains(dir) || self.accesses.of(dir)?.may_change_names))
+        };
+        let (dir, name) = match place {
+            Some((dir, name)) if may_create(*dir)? => (*dir, name.clone()),
+            Some((_, name)) => (self.conflict_dir()?, name.clone()),
+            None => (self.conflict_dir()?, format!("inode-{}", before.number).into_bytes()),
+        };
+        self.dirs.push(dir);
+        let (name, key) = self.free_name(dir, &name)?;
+        let inode = Inode {
+            number,
+            // The new file belongs to the user of the batch, so it gets no set-id bits.
+            mode: Kind::File.mode_bits() | after.mode & 0o777,
+            uid: record.caller.uid,
+            gid: record.caller.gid,
+            links: 1,
+            ..after.clone()
+        };
+        self.patch.insert(key, Some(Entry::Inode(inode)));
+        Ok(Some(Kept { dir, name, inode: number }))
     }
 
     /// Returns a name for an entry in conflict that nothing else has, and its key.
     fn free_name(&self, dir: u64, name: &[u8]) -> Result<(Vec<u8>, Key)> {
-        const ATTEMPTS: usize = 1000;
-        let first = self.conflicts.len() + 1;
+        const ATTEMPTS: u64 = 1000;
+        let first = self.conflicts.count() + 1;
         for number in first..first + ATTEMPTS {
             let suffix = format!(".quell-conflict-{}-{number}", self.submission.record.number);
             let length = name.len().min(NAME_BYTES_MAX - suffix.len());

@@ -97,7 +97,7 @@ impl Pass<'_> {
         Ok(Verdict {
             addition: Addition { tables, changed_dirs },
             entries: self.entries,
-            conflicts: std::mem::take(&mut self.conflicts),
+            conflicts: self.conflicts.finish()?,
             dirs: std::mem::take(&mut self.dirs).into_iter().chain(self.accesses.read_dirs()).collect(),
             change: self.submission.change,
         })
@@ -291,8 +291,21 @@ impl Pass<'_> {
     }
 
     fn list_refusal(&mut self, changed: &Changed) -> Result<()> {
-        match &changed.refusal {
-            Some(((dir, name), reason)) => self.conflict(*dir, name, *reason, None),
+        let Changed { before, current, facts, refusal } = changed;
+        // Others have removed the file whose content the batch has changed.
+        let kept = match (&facts.after, current) {
+            (Some(after), None) => {
+                self.check_limits_of_change(before, after)?;
+                self.keep_content(before, after, refusal.as_ref().map(|(name, _)| name))?
+            }
+            _ => None,
+        };
+        match refusal {
+            Some(((dir, name), reason)) => self.conflict(*dir, name, *reason, kept),
+            None if kept.is_some() => {
+                let name = before.number.to_string().into_bytes();
+                self.conflict(LINKED, &name, ConflictReason::Changed, kept)
+            }
             None => Ok(()),
         }
     }
@@ -343,8 +356,9 @@ impl Pass<'_> {
                     Content::Parent { dir, name } => Some((*dir, name.clone())),
                     _ => removed.or(current.embedded_at.clone()).or(facts.added.first().cloned()),
                 };
+                let kept = self.keep_content(before, after, place.as_ref())?;
                 let (dir, name) = place.unwrap_or((LINKED, before.number.to_string().into()));
-                self.conflict(dir, &name, reason, None)?;
+                self.conflict(dir, &name, reason, kept)?;
                 let modified = current.inode.modified.max(after.modified);
                 Ok(Inode { modified, ..current.inode.clone() })
             }

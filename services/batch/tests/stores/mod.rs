@@ -3,18 +3,20 @@
 // Each test program uses a part of this file.
 #![allow(dead_code)]
 
+pub mod operations;
+
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
     BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Found, Image,
     InodeChange, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode, Place, Primary, PrivateEntries, ROOT,
-    TableDir,
+    TableDir, TableFiles,
 };
 use quell_kv::MemoryStore;
-use quell_vfs::{Kind, NewEntry, Time};
+use quell_vfs::{Kind, NewEntry, Result, Time};
 
 pub const NOW: Time = Time { seconds: 100, nanoseconds: 0 };
 pub const LATER: Time = Time { seconds: 200, nanoseconds: 0 };
@@ -34,7 +36,7 @@ pub struct Fixture {
 pub struct Open {
     pub record: BatchRecord,
     pub names: RwLock<Names<PrivateEntries>>,
-    pub files: Arc<TableDir>,
+    pub files: Arc<UnsyncedFiles>,
 }
 
 impl Fixture {
@@ -54,7 +56,7 @@ impl Fixture {
         self.begin_as(USER, ROOT, false).unwrap()
     }
 
-    pub fn begin_as(&self, uid: u32, subtree: u64, is_atomic: bool) -> quell_vfs::Result<Open> {
+    pub fn begin_as(&self, uid: u32, subtree: u64, is_atomic: bool) -> Result<Open> {
         let caller = BatchCaller { uid, gid: uid, groups: Vec::new() };
         let record = self.primary.begin(NewBatch { name: "job".into(), caller, subtree, is_atomic })?;
         let files = Arc::new(tables(&self.directory.path().join(format!("batch-{}", record.number))));
@@ -62,7 +64,7 @@ impl Fixture {
         Ok(Open { record, names: RwLock::new(names), files })
     }
 
-    pub fn commit(&self, batch: &Open) -> quell_vfs::Result<BatchRecord> {
+    pub fn commit(&self, batch: &Open) -> Result<BatchRecord> {
         self.primary.commit(batch.record.number, &self.certificate(batch), &*batch.files)
     }
 
@@ -72,16 +74,65 @@ impl Fixture {
     }
 
     pub fn conflicts(&self, batch: &Open) -> Vec<Conflict> {
-        match self.commit(batch).unwrap().state {
-            BatchState::Committed { conflicts, .. } => conflicts,
-            state => panic!("{state:?}"),
-        }
+        let record = self.commit(batch).unwrap();
+        let mut found = Vec::new();
+        self.primary
+            .conflicts(record.number, &mut |conflict| {
+                found.push(conflict);
+                Ok(())
+            })
+            .unwrap();
+        assert!(
+            matches!(record.state, BatchState::Committed { conflicts, .. } if conflicts.count == found.len() as u64)
+        );
+        found
     }
 }
 
-pub fn tables(path: &Path) -> TableDir {
+pub fn tables(path: &Path) -> UnsyncedFiles {
     std::fs::create_dir_all(path).unwrap();
-    TableDir::new(OwnedFd::from(File::open(path).unwrap()))
+    UnsyncedFiles { dir: TableDir::new(OwnedFd::from(File::open(path).unwrap())), path: path.to_owned() }
+}
+
+/// The tables in a directory, without fsync(2), which would be most of the time of the tests.
+pub struct UnsyncedFiles {
+    dir: TableDir,
+    path: PathBuf,
+}
+
+impl TableFiles for UnsyncedFiles {
+    fn create(&self, number: u64) -> Result<File> {
+        self.dir.create(number)
+    }
+
+    fn sync_content(&self, _: u64, _: &File) -> Result<()> {
+        Ok(())
+    }
+
+    fn open(&self, number: u64) -> Result<File> {
+        self.dir.open(number)
+    }
+
+    fn remove(&self, number: u64) -> Result<()> {
+        self.dir.remove(number)
+    }
+
+    fn list(&self) -> Result<Vec<u64>> {
+        self.dir.list()
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn put_copy(&self, bytes: &[u8]) -> Result<()> {
+        std::fs::write(self.path.join("image"), bytes)
+            .map_err(|cause| quell_vfs::Error::from_io(cause, "write", "the copy"))
+    }
+
+    fn copy(&self) -> Result<Option<Vec<u8>>> {
+        self.dir.copy()
+    }
 }
 
 pub fn make_dir(names: &dyn NameSpace, dir: u64, name: &str) -> u64 {
