@@ -30,20 +30,20 @@ pub struct Resolved {
 }
 
 impl BatchStore {
-    /// Returns the path of a name in a directory. A directory that was removed has none, so the path
-    /// has its number.
+    /// Returns the path of a name in a directory. A directory that was removed has none, so the
+    /// path has its number.
     pub fn path_of_name(&self, dir: u64, name: &[u8]) -> Vec<u8> {
         let above = self.path_of(dir).unwrap_or_else(|_| format!("(removed directory {dir})").into_bytes());
         [&above[..], b"/", name].concat()
     }
 
-    /// Resolves the conflicts of a batch at `paths`, as [`path_of_name`](Self::path_of_name) returns
-    /// them, or all of them, and removes them from the list of its conflicts. If this fails, the
-    /// conflicts that are not resolved yet remain in the list.
+    /// Resolves the conflicts of a batch at `paths`, as [`path_of_name`](Self::path_of_name)
+    /// returns them, or all of them, and removes them from the list of its conflicts. If this
+    /// fails, the conflicts that are not resolved yet remain in the list.
     ///
     /// # Errors
-    /// `NotFound` if there is no such batch or conflict; `InvalidInput` if the batch is not committed;
-    /// `Exists` or `NotFound` for the path of a [`Resolution::Rename`]; those of files.
+    /// `NotFound` if there is no such batch or conflict; `InvalidInput` if the batch is not
+    /// committed; `Exists` or `NotFound` for the path of a [`Resolution::Rename`]; those of files.
     pub fn resolve(&self, number: u64, paths: Option<&[Vec<u8>]>, how: &Resolution) -> Result<Resolved> {
         let mut wanted: Option<HashSet<&[u8]>> =
             paths.map(|paths| paths.iter().map(|path| &path[..]).collect());
