@@ -476,6 +476,7 @@ fn files_are_copied_written_and_measured_as_elsewhere() {
         truncate -s 100 z; cksum z; truncate -s 1000000 z; cksum z; truncate -s +3 z; stat -c %s z
         printf abc >>z; stat -c %s z; tail -c 6 z | od -c
         cp --sparse=always z sparse; cmp z sparse; fallocate -l 5000 long; stat -c %s long
+        fallocate -p -o 5000 -l 100000 z; cksum z; stat -c %s z; fallocate -p -o 999999 -l 100 z; cksum z; stat -c %s z
         cat nothing; cat . ; >empty; cat empty; stat -c %s empty
         seq 1 20000 >seq; sed -i s/5/five/ seq; grep -c five seq; sort -rn seq | head -n 2; tac seq | tail -n 1; cksum seq",
     );
