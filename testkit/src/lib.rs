@@ -12,6 +12,7 @@ pub mod conformance;
 mod counting;
 mod faulty_dir;
 pub mod histories;
+pub mod linearizability;
 mod lock_table;
 mod memory_dir;
 mod memory_store;

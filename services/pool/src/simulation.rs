@@ -3,9 +3,7 @@
 //! the first seed, and `QUELL_HISTORIES` the number of seeds.
 
 mod cluster;
-mod history;
 mod invariants;
-mod names_model;
 mod repetitions;
 mod replicas;
 mod scenarios;

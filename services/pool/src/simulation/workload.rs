@@ -5,14 +5,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use quell_vfs::ErrorKind;
+use quell_testkit::linearizability::{History, Name, NameOperation, NameResult};
+use quell_vfs::{ErrorKind, Rename};
 use quell_wire::pool::{
     FileId, Matching, NewKind, NodeKind, Operation, RenameMode, Reply, Settings, XattrMode,
 };
 
 use super::cluster::{CHUNK_BYTES, Client, Cluster};
-use super::history::History;
-use super::names_model::{Name, NameOperation, NameResult};
 use super::time::World;
 use crate::member::is_unknown;
 
@@ -150,8 +149,7 @@ impl Process<'_> {
         let world = &cluster.world;
         let name =
             || -> Name { (world.pick(&self.shared.dirs.borrow()), world.below(usize::from(NAMES)) as u8) };
-        let mode =
-            world.pick(&[RenameMode::Replace, RenameMode::Replace, RenameMode::Keep, RenameMode::Exchange]);
+        let mode = world.pick(&[Rename::Replace, Rename::Replace, Rename::Keep, Rename::Exchange]);
         let moves_dirs = self.shared.moves_dirs;
         let operation = match world.below(if moves_dirs { 14 } else { 9 }) {
             0..3 => NameOperation::Lookup(name()),
@@ -304,7 +302,11 @@ impl Request {
                 from: name,
                 to_dir: FileId(to.0),
                 to: &self.names[1],
-                mode: *mode,
+                mode: match mode {
+                    Rename::Replace => RenameMode::Replace,
+                    Rename::Keep => RenameMode::Keep,
+                    Rename::Exchange => RenameMode::Exchange,
+                },
             },
         }
     }

@@ -1,10 +1,17 @@
-//! Checks recorded histories for linearizability with the algorithm of Wing and Gong. As Lowe
-//! proposed, each combination of a set of performed operations and a state is examined only once.
-//! An operation without a result may have taken effect at any time after its beginning, or never.
+//! Checks recorded histories of operations on names for linearizability with the algorithm of Wing
+//! and Gong. As Lowe proposed, each combination of a set of performed operations and a state is
+//! examined only once. An operation without a result may have taken effect at any time after its
+//! beginning, or never.
+
+mod names;
 
 use std::collections::HashSet;
 
-use super::names_model::{NameOperation, NameResult, Names};
+pub use names::{Name, NameOperation, NameResult, ROOT};
+// Part of the operations and of the results.
+pub use quell_vfs::{ErrorKind, Rename};
+
+use names::Names;
 
 /// The largest number of operations of a history.
 const OPERATIONS_MAX: usize = 128;
@@ -92,10 +99,6 @@ impl History {
 
 #[cfg(test)]
 mod tests {
-    use quell_vfs::ErrorKind;
-    use quell_wire::pool::RenameMode;
-
-    use super::super::names_model::{Name, ROOT};
     use super::*;
 
     const A: Name = (ROOT, 0);
@@ -145,7 +148,7 @@ mod tests {
     fn a_rename_is_seen_under_both_names_at_once() {
         let mut history = History::default();
         perform(&mut history, CREATE, NameResult::Created(7));
-        history.begin(NameOperation::Rename { from: A, to: B, mode: RenameMode::Replace });
+        history.begin(NameOperation::Rename { from: A, to: B, mode: Rename::Replace });
         perform(&mut history, NameOperation::Lookup(B), NameResult::Found(Some(7)));
         assert!(history.is_linearizable());
         perform(&mut history, NameOperation::Lookup(A), NameResult::Found(Some(7)));
@@ -157,7 +160,7 @@ mod tests {
         let mut history = History::default();
         perform(&mut history, NameOperation::Create { name: A, is_dir: true }, NameResult::Created(7));
         perform(&mut history, NameOperation::Create { name: (7, 0), is_dir: true }, NameResult::Created(8));
-        let moved = NameOperation::Rename { from: A, to: (8, 0), mode: RenameMode::Replace };
+        let moved = NameOperation::Rename { from: A, to: (8, 0), mode: Rename::Replace };
         perform(&mut history, moved.clone(), NameResult::Failed(ErrorKind::InvalidInput));
         assert!(history.is_linearizable());
         perform(&mut history, moved, NameResult::Done);

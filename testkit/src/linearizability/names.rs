@@ -3,8 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_vfs::ErrorKind;
-use quell_wire::pool::RenameMode;
+use quell_vfs::{ErrorKind, Rename};
 
 /// The root directory.
 pub const ROOT: u64 = 0;
@@ -12,24 +11,29 @@ pub const ROOT: u64 = 0;
 /// identifiers are smaller.
 const UNKNOWN: u64 = 1 << 63;
 
-/// A directory and a name in it.
+/// The identifier of a directory, and a name in it.
 pub type Name = (u64, u8);
 
 /// An operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // the operations and arguments of the contract
 pub enum NameOperation {
     Lookup(Name),
     Create { name: Name, is_dir: bool },
     Remove { name: Name, is_dir: bool },
-    Rename { from: Name, to: Name, mode: RenameMode },
+    Rename { from: Name, to: Name, mode: Rename },
 }
 
 /// The result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameResult {
+    /// The identifier of the node of a name, if it exists.
     Found(Option<u64>),
+    /// The identifier of a node that was created.
     Created(u64),
+    /// The operation has taken effect.
     Done,
+    /// The operation has no effect.
     Failed(ErrorKind),
 }
 
@@ -41,7 +45,7 @@ struct Node {
 
 /// All names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Names {
+pub(super) struct Names {
     entries: BTreeMap<Name, Node>,
     removed: BTreeSet<u64>,
 }
@@ -85,7 +89,7 @@ impl Names {
             NameOperation::Rename { from, to, mode } => {
                 let Some(moved) = entry(from) else { return vec![NotFound] };
                 if from == to {
-                    return if *mode == RenameMode::Keep { vec![Exists] } else { vec![] };
+                    return if *mode == Rename::Keep { vec![Exists] } else { vec![] };
                 }
                 let mut errors = Vec::new();
                 if is_removed(to) {
@@ -95,14 +99,14 @@ impl Names {
                     errors.push(InvalidInput);
                 }
                 match (mode, entry(to)) {
-                    (RenameMode::Keep, Some(_)) => errors.push(Exists),
-                    (RenameMode::Exchange, None) => errors.push(NotFound),
-                    (RenameMode::Exchange, Some(other)) => {
+                    (Rename::Keep, Some(_)) => errors.push(Exists),
+                    (Rename::Exchange, None) => errors.push(NotFound),
+                    (Rename::Exchange, Some(other)) => {
                         if other.is_dir && self.is_at_or_below(from.0, other.id) {
                             errors.push(InvalidInput);
                         }
                     }
-                    (RenameMode::Replace, Some(other)) => match (moved.is_dir, other.is_dir) {
+                    (Rename::Replace, Some(other)) => match (moved.is_dir, other.is_dir) {
                         (true, false) => errors.push(NotADirectory),
                         (false, true) => errors.push(IsADirectory),
                         (true, true) if !self.is_empty(other.id) => errors.push(NotEmpty),
@@ -130,7 +134,7 @@ impl Names {
             NameOperation::Rename { from, to, mode } => {
                 let moved = self.entries.remove(from).expect("it has no error");
                 match (mode, self.entries.insert(*to, moved)) {
-                    (RenameMode::Exchange, Some(other)) => drop(self.entries.insert(*from, other)),
+                    (Rename::Exchange, Some(other)) => drop(self.entries.insert(*from, other)),
                     (_, Some(replaced)) => drop(self.removed.insert(replaced.id)),
                     (_, None) => {}
                 }
