@@ -28,6 +28,8 @@ use super::transport::{CollectedSends, Done, Traffic, Transport};
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The interval in which `stop` looks whether all requests are answered.
 pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
+/// How long `stop` waits until the other side has closed the connection after the goodbye.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The connections of one member to all others, by TCP. They are served by threads of their own.
 pub struct PeerNetwork {
@@ -178,15 +180,26 @@ impl Transport for PeerNetwork {
     }
 }
 
-/// Waits until all requests are answered, says goodbye, and waits until all bytes are written.
+/// Waits until all requests are answered, says goodbye, and waits until the other sides have closed
+/// the connections.
 pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
     let end = Instant::now() + limit;
     runtime.block_on(async {
         while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
             sleep(DRAIN_INTERVAL).await;
         }
-        peers.iter().for_each(|peer| peer.say_goodbye());
-        while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
+        let mut left: Vec<_> = peers.iter().collect();
+        loop {
+            left.retain(|peer| !peer.say_goodbye());
+            if left.is_empty() || Instant::now() >= end {
+                break;
+            }
+            sleep(DRAIN_INTERVAL).await;
+        }
+        // A connection that this side closes first can end at the other side before the goodbye is
+        // read there.
+        let end = end.min(Instant::now() + GOODBYE_LIMIT);
+        while peers.iter().any(|peer| peer.is_connected()) && Instant::now() < end {
             sleep(DRAIN_INTERVAL).await;
         }
     });

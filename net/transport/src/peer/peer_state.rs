@@ -452,11 +452,7 @@ impl Peer {
         if !state.is_current(link) {
             return;
         }
-        state.link = None;
-        state.first.clear();
-        state.outgoing.disconnected();
-        state.incoming.disconnected();
-        state.disconnected_at = Instant::now();
+        state.disconnected();
         drop(state);
         self.timer.notify_one();
     }
@@ -526,11 +522,14 @@ impl Peer {
             FrameKind::Goodbye => {
                 let lost = state.outgoing.forget_session();
                 state.has_left = true;
+                // No later request is sent on this connection, where it would be lost.
+                state.disconnected();
                 drop(state);
-                self.end_lost(
-                    lost,
-                    "the member has stopped; it is not known whether the request was executed",
-                );
+                self.timer.notify_one();
+                for ended in lost {
+                    let text = "the member has stopped; the request was not executed";
+                    contain(|| (ended.done)(Err(self.not_executed(ErrorKind::Unavailable, text))));
+                }
                 return Err(Violation("the member has stopped"));
             }
             FrameKind::Confirm | FrameKind::Resume => {
@@ -674,13 +673,23 @@ impl Peer {
         is_idle && link.writer.try_lock().is_ok_and(|writer| writer.pending() == 0)
     }
 
-    /// Sends the last frame of this member.
-    pub fn say_goodbye(&self) {
+    /// Returns whether there is a connection.
+    pub fn is_connected(&self) -> bool {
+        self.state().link.is_some()
+    }
+
+    /// Sends the last frame of this member. Returns false, and does nothing, while a request is not
+    /// answered, because the frame tells the other side that its other requests were not executed.
+    pub fn say_goodbye(&self) -> bool {
         let mut state = self.state();
+        if state.incoming.begun() > 0 || state.incoming.has_output() {
+            return false;
+        }
+        let Some(link) = state.link.clone() else { return true };
         state.first.push(Frame::bare(FrameKind::Goodbye, 0));
-        let Some(link) = state.link.clone() else { return };
         drop(state);
         self.flush(&link);
+        true
     }
 
     /// Closes the connection, and ends all calls.
@@ -718,6 +727,15 @@ fn credit(hello: &Hello) -> Credit {
 impl State {
     fn is_current(&self, link: &Arc<Link>) -> bool {
         self.link.as_ref().is_some_and(|current| Arc::ptr_eq(current, link))
+    }
+
+    /// Notes that there is no connection any more.
+    fn disconnected(&mut self) {
+        self.link = None;
+        self.first.clear();
+        self.outgoing.disconnected();
+        self.incoming.disconnected();
+        self.disconnected_at = Instant::now();
     }
 }
 
