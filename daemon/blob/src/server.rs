@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use quell_blob_service::{Group, OpenStore, SessionLimits, Sessions};
 use quell_threads::lock;
-use quell_transport::peer::{self, PoolKey, Protection, Role, ServerSettings};
+use quell_transport::peer::{self, PoolKey, Protection, Role, ServerSettings, Workers};
 use quell_vfs::{Error, Result};
 
 use crate::committer::Committer;
 use crate::permit::ReplyPermit;
-use crate::workers::Workers;
+use crate::workers::Requests;
 
 /// The options of a server. `ServerOptions::default` has the defaults.
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ pub struct Server {
     store: OpenStore,
     sessions: Arc<Sessions>,
     connections: peer::Server,
-    threads: Mutex<(Workers, Committer)>,
+    threads: Mutex<(Workers<Requests>, Committer)>,
 }
 
 impl fmt::Debug for Server {
@@ -76,8 +76,9 @@ impl Server {
             None => sessions,
         });
         let mut committer = Committer::start(store.clone()).map_err(failed)?;
-        let workers = Workers::start(sessions.clone(), committer.waker(), options.threads, options.permit);
-        let mut workers = match workers {
+        let requests =
+            Requests { sessions: sessions.clone(), committer: committer.waker(), permit: options.permit };
+        let mut workers = match Workers::start(requests, options.threads, "blob requests") {
             Ok(workers) => workers,
             Err(error) => {
                 committer.end();

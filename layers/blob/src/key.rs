@@ -2,17 +2,12 @@
 //! bytes; other keys are derived from it, and give some rights. Clients over TCP prove that they
 //! know one of them. docs/formats/blob-protocol.md describes the files.
 
-use std::fs::File;
-use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use quell_transport::peer::PoolKey;
+use quell_transport::peer::{PoolKey, create_key_file, read_key_file};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{KEY_DESCRIPTION_BYTES_MAX, KeyDescription};
-use rustix::fs::OFlags;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 /// The length of a key, in bytes.
 const KEY_BYTES: usize = 32;
@@ -30,40 +25,11 @@ pub(crate) struct ClientKey {
     pub(crate) description: Vec<u8>,
 }
 
-fn failed(cause: std::io::Error, operation: &'static str, path: &Path) -> Error {
-    Error::from_io(cause, operation, path.as_os_str().as_bytes())
-}
-
 const READ: &str = "read the key in";
 
 fn refuse<T>(kind: ErrorKind, path: &Path, reason: &str) -> Result<T> {
     let source = Some(reason.to_string().into());
     Err(Error { source, ..Error::new(kind, READ, path.as_os_str().as_bytes()) })
-}
-
-/// Reads a file that has a key, and to which no other user has access.
-fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-    let file = opened.map_err(|cause| failed(cause, READ, path))?;
-    let found = file.metadata().map_err(|cause| failed(cause, READ, path))?;
-    if found.uid() != rustix::process::geteuid().as_raw() && found.uid() != 0 {
-        return refuse(ErrorKind::PermissionDenied, path, "it belongs to another user");
-    }
-    if found.mode() & 0o077 != 0 {
-        return refuse(
-            ErrorKind::PermissionDenied,
-            path,
-            "other users have access to it; withdraw their permissions: chmod go= FILE",
-        );
-    }
-    if !found.is_file() {
-        return refuse(ErrorKind::Damaged, path, "it is not a regular file");
-    }
-    let mut bytes = Vec::new();
-    let read = file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|cause| failed(cause, READ, path))?;
-    Ok(bytes)
 }
 
 /// Reads the key of a store, or one that was derived from it.
@@ -73,7 +39,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 /// access to it; `Damaged` if it is not a regular file with a key; the errors of open(2) and
 /// read(2).
 pub(crate) fn read_key(path: &Path) -> Result<ClientKey> {
-    let bytes = read_file(path)?;
+    let bytes = read_key_file(path, FILE_BYTES_MAX)?;
     if let Ok(key) = bytes[..].try_into() {
         return Ok(ClientKey { secret: PoolKey(key), description: Vec::new() });
     }
@@ -86,7 +52,7 @@ pub(crate) fn read_key(path: &Path) -> Result<ClientKey> {
 /// Reads the key of a store, from which others are derived. The errors are those of [`read_key`],
 /// and `InvalidInput` for a derived key.
 fn read_store_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
-    let bytes = read_file(path)?;
+    let bytes = read_key_file(path, FILE_BYTES_MAX)?;
     match bytes[..].try_into() {
         Ok(key) => Ok(key),
         Err(_) if decode(&bytes).is_some() => {
@@ -126,23 +92,10 @@ fn decode(file: &[u8]) -> Option<ClientKey> {
 /// access to it; `Damaged` or `InvalidInput` if it does not have the key of a store; the errors of
 /// open(2), read(2), write(2), fsync(2) and rename(2).
 pub fn create_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
-    const OPERATION: &str = "create the key in";
     match read_store_key(path) {
-        Err(error) if error.kind == ErrorKind::NotFound => {}
-        found => return found,
+        Err(error) if error.kind == ErrorKind::NotFound => create_key_file(path),
+        found => found,
     }
-    let mut key = [0; KEY_BYTES];
-    getrandom(&mut key, GetRandomFlags::empty()).map_err(|e| failed(e.into(), OPERATION, path))?;
-    let temporary = path.with_extension("new");
-    let created = || {
-        let mut options = File::options();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(&key)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    created().map_err(|cause| failed(cause, OPERATION, path))?;
-    Ok(key)
 }
 
 #[cfg(test)]

@@ -135,6 +135,7 @@ fn role_number(role: Role) -> u8 {
     match role {
         Role::Pool => 1,
         Role::Blob => 2,
+        Role::Batch => 3,
     }
 }
 
@@ -171,11 +172,11 @@ impl Prefix {
 }
 
 /// Returns the length of the description after a greeting. It is at most
-/// [`DESCRIPTION_BYTES_MAX`], and 0 between the members of a pool.
+/// [`DESCRIPTION_BYTES_MAX`], and 0 for services without derived keys.
 pub(super) fn description_bytes(greeting: &[u8; GREETING_BYTES], role: Role) -> Result<u16, Refusal> {
     let length = u16::from_le_bytes([greeting[14], greeting[15]]);
     let length_max = match role {
-        Role::Pool => 0,
+        Role::Pool | Role::Batch => 0,
         Role::Blob => DESCRIPTION_BYTES_MAX,
     };
     if usize::from(length) > length_max { Err(Refusal::Malformed) } else { Ok(length) }

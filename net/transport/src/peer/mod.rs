@@ -19,6 +19,7 @@ mod gate;
 mod handler;
 mod handshake;
 mod incoming;
+mod key_file;
 mod link;
 mod network;
 mod not_executed;
@@ -29,10 +30,12 @@ mod server;
 mod settings;
 mod stream;
 mod transport;
+mod workers;
 
 pub use client::{Client, ClientSettings};
 pub use frame::PAYLOAD_BYTES_MAX;
 pub use handler::{Handler, Reply, ReplySink, Request};
+pub use key_file::{create_key_file, read_key_file};
 pub use network::PeerNetwork;
 pub use not_executed::{not_executed, was_not_executed};
 pub use peer_state::PeerCounters;
@@ -42,3 +45,4 @@ pub use settings::{
 };
 pub use stream::Endpoint;
 pub use transport::{CollectedSends, Done, Traffic, Transport};
+pub use workers::{Service, Taken, Workers};

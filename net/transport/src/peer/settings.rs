@@ -52,6 +52,8 @@ pub enum Role {
     Pool,
     /// A server of a store of blobs, and its clients.
     Blob,
+    /// A server of a store for batches, and its clients.
+    Batch,
 }
 
 /// The protection of frames. All members of a pool use the same.
