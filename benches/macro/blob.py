@@ -8,6 +8,7 @@ clients share the machine.
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from measure import Failed, Testbed, median, run, text_of
 
 HERE = Path(__file__).resolve().parent
+TOP = HERE.parent.parent
 POOL = "blob"
 NAMESPACE = "bench"
 # Clients, and the smallest ratio to the baseline.
@@ -35,6 +37,35 @@ BULK = (1 << 20, 64 << 20)
 COUNTER_CLIENTS = 16
 RECOVERIES = 5
 RECOVERY_S = 5
+# The latency of a commit to that of the key-value store below, one thread.
+LATENCY = 1.3
+KILLS = 200
+OVERWRITES = 1_000_000
+# The space on the disk to the live data, and the memory at the end to that after a tenth.
+DISK = 3
+MEMORY = 1.2
+
+
+def of_commits(text):
+    """Return the median latencies in microseconds that benches/commits.rs has printed, by name and
+    threads."""
+    found = {}
+    for name, threads, latency in re.findall(r"^(.*?) +(\d+) threads +[\d.]+/s +([\d.]+) us$", text, re.MULTILINE):
+        found.setdefault((name, int(threads)), []).append(float(latency))
+    return {key: median(latencies) for key, latencies in found.items()}
+
+
+def of_overwrites(text):
+    """Return the memory in KiB and the largest space on the disk, in parts of the live data, that
+    benches/overwrites.rs has printed after each tenth."""
+    lines = re.findall(r"(\d+) KiB of memory, .* at most ([\d.]+)$", text, re.MULTILINE)
+    return [int(memory) for memory, _ in lines], max(float(disk) for _, disk in lines)
+
+
+def seconds(text):
+    """Return a duration as Rust prints it, in seconds."""
+    value, unit = re.fullmatch(r"([\d.]+)(s|ms|µs)", text).groups()
+    return float(value) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
 
 
 def lines_of(command, **options):
@@ -90,6 +121,9 @@ class Blob:
         run(["cc", *flags, "-DTHREADED", "-o", self.scratch / "blob_zookeeper", HERE / "blob_zookeeper.c",
              "-lrados", "-lzookeeper_mt", "-lpthread", "-lm"])
         self.embedded()
+        self.below()
+        self.overwrites()
+        self.kills()
         self.counters()
         with Testbed(self.scratch / "cephfs", 1, "cephfs").up() as ceph:
             self.in_rados(ceph)
@@ -112,6 +146,35 @@ class Blob:
             bar = ("at least the best of the others", own >= best) if threads == 16 else (None, None)
             self.add(f"blob in a directory, {threads} threads: durable commits of 100 bytes", "ops/s", best, own, *bar,
                      note=f"direct: the faster of SQLite ({rates['sqlite', threads]:,.0f}/s) and LMDB ({rates['lmdb', threads]:,.0f}/s)")
+
+    def cargo(self, *words, **variables):
+        """Return the output of a benchmark or test of a crate, which uses the measured disk."""
+        return text_of(["cargo", *words], cwd=TOP, env={**os.environ, "TMPDIR": str(self.local), **variables})
+
+    def below(self):
+        found = of_commits(self.cargo("bench", "--quiet", "-p", "quell-blob", "--bench", "commits"))
+        for threads in (1, 16):
+            store, own = (found[name, threads] for name in ("key-value store, 100 bytes", "blob, write of 100 bytes"))
+            bar = (f"at most {LATENCY} times", own <= LATENCY * store) if threads == 1 else (None, None)
+            self.add(f"blob in a directory, {threads} threads: latency of a durable commit of 100 bytes", "us", store, own, *bar,
+                     note="direct: the key-value store of Quell, with fdatasync")
+
+    def overwrites(self):
+        writes = OVERWRITES if self.repeats > 1 else OVERWRITES // 20
+        memory, disk = of_overwrites(self.cargo("bench", "--quiet", "-p", "quell-blob", "--bench", "overwrites", "--", writes))
+        work = f"blob in a directory: {writes:,} overwrites of one range, a reader each second"
+        self.add(f"{work}: disk to live data", "times", None, disk, f"at most {DISK} times", disk <= DISK)
+        self.add(f"{work}: memory, after a tenth and at the end", "MiB", memory[0] / 1024, memory[-1] / 1024,
+                 f"at most {MEMORY} times", memory[-1] <= MEMORY * memory[0])
+
+    def kills(self):
+        kills = KILLS if self.repeats > 1 else 5
+        words = ("test", "--quiet", "--release", "-p", "quell-blob-server", "--test", "kills", "--", "--nocapture")
+        # The test fails if a commit is lost.
+        printed = re.search(r"longest time to a server \S+, to its commits (\S+)", self.cargo(*words, QUELL_KILLS=str(kills)))
+        slowest = seconds(printed[1])
+        self.add(f"blob server in a directory, {kills} kills under load: until 4 more commits, slowest", "s", None, slowest,
+                 f"at most {RECOVERY_S} s", slowest <= RECOVERY_S, note="no acknowledged commit is lost, none is performed twice")
 
     # --- one number --------------------------------------------------------------------------------
     def counters(self):
