@@ -17,7 +17,7 @@ mod top;
 
 pub use batch::{
     BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs, BatchFsckArgs,
-    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchStatusArgs, ConflictSide,
+    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchStatusArgs, ConflictSide,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,
@@ -90,6 +90,8 @@ pub enum Command {
     Generate(GenerateArgs),
     #[command(hide = true)]
     Holder(HolderArgs),
+    #[command(hide = true)]
+    EnterMount(EnterMountArgs),
     /// Start the daemons of a pool and wait for them; started by `pool up`, with a plan on standard
     /// input.
     #[command(hide = true)]
@@ -194,6 +196,8 @@ Example:
   quell run --via preload --log /shared/store=$HOME/ckpt -- mpirun ./program
   # files of ~/scratch are in a pool that `quell pool up scratch` has started
   quell run --pool scratch=$HOME/scratch -- ./program
+  # all files that tar creates are published at once, when it has ended
+  quell run --batch /shared/results=$HOME/out -- tar -xf sources.tar -C $HOME/out
   # start a virtual machine with the recorded blocks of its disk in memory
   quell run --image /srv/debian.raw -b debian.boot -- \\
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
@@ -205,7 +209,7 @@ recorded blocks.")]
 pub struct RunArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
     /// exist). Can be repeated.
-    #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image", "logs", "pools"])]
+    #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image", "logs", "pools", "batch"])]
     pub index: Vec<PathBuf>,
     /// How the program gets the view. `preload` loads a library into the program and its children,
     /// and needs neither FUSE nor user namespaces; see docs/techniques/preload.md. `preload+sud`
@@ -223,6 +227,16 @@ pub struct RunArgs {
     /// be repeated.
     #[arg(long = "pool", value_name = "NAME[=DIR]")]
     pub pools: Vec<String>,
+    /// Show the files of STORE, which `quell batch init` has created, or of a directory in it, in
+    /// DIR, an existing directory. Only the program and its children see them.
+    ///
+    /// What they change is published when the program has ended, with --mode batch. Conflicts with
+    /// changes of others are reported; with --strict, the exit code is 1 then if that of the
+    /// program is 0.
+    #[arg(long, value_name = "STORE[/PATH]=DIR", conflicts_with_all = ["index", "config", "image", "logs", "pools", "boot", "recording", "share"])]
+    pub batch: Option<String>,
+    #[command(flatten)]
+    pub batch_mode: BatchModeArgs,
     /// Cover the disk image of virtual machines and its backing chain instead of a tree; with -b.
     #[arg(long, value_name = "DISK", conflicts_with_all = ["index", "config"])]
     pub image: Option<PathBuf>,
@@ -674,17 +688,8 @@ pub struct MountArgs {
     /// STORE/PATH.
     #[arg(long, value_name = "STORE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init", "pool", "blob"])]
     pub batch: Option<PathBuf>,
-    /// With `sync`, each change is one of the store at once, and one mount at a time can be made;
-    /// with `batch`, all changes are published when the mount is removed [default: sync].
-    #[arg(long, value_name = "MODE", value_enum, requires = "batch")]
-    pub mode: Option<BatchModeArg>,
-    /// The name of the batch in `quell batch status` [default: the name of the host and the number
-    /// of the process].
-    #[arg(long, value_name = "NAME", requires = "batch")]
-    pub batch_name: Option<String>,
-    /// Publish the batch only if no change of others is in conflict with it.
-    #[arg(long, requires = "batch")]
-    pub atomic: bool,
+    #[command(flatten)]
+    pub batch_mode: BatchModeArgs,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
     #[arg(long, conflicts_with_all = FOR_VIEWS)]
@@ -708,6 +713,22 @@ pub struct MountArgs {
     /// do).
     #[arg(long)]
     pub allow_other: bool,
+}
+
+/// Options of a store for batches, common to `run` and `mount`.
+#[derive(Debug, Args)]
+pub struct BatchModeArgs {
+    /// With `sync`, each change is one of the store at once; with `batch`, all changes are
+    /// published at the end [default: sync for `quell mount`, batch for `quell run`].
+    #[arg(long, value_name = "MODE", value_enum, requires = "batch")]
+    pub mode: Option<BatchModeArg>,
+    /// The name of the batch in `quell batch status` [default: the name of the host and the number
+    /// of the process].
+    #[arg(long, value_name = "NAME", requires = "batch")]
+    pub batch_name: Option<String>,
+    /// Publish the batch only if no change of others is in conflict with it.
+    #[arg(long, requires = "batch")]
+    pub atomic: bool,
 }
 
 /// The effect of changes in a mount of a store for batches.
@@ -1105,6 +1126,18 @@ pub struct HolderArgs {
     /// Start another holder in its own session, and exit.
     #[arg(long)]
     pub detach: bool,
+}
+
+/// Run a program with a mount at a directory that others do not see there; started by `run`.
+#[derive(Debug, Args)]
+pub struct EnterMountArgs {
+    /// The mount.
+    pub mount: PathBuf,
+    /// The directory.
+    pub directory: PathBuf,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<std::ffi::OsString>,
 }
 
 #[cfg(test)]

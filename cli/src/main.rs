@@ -23,6 +23,7 @@ mod program_kind;
 mod progress;
 mod run_inputs;
 mod screen;
+mod serving;
 mod staging;
 mod stop_condition;
 mod store_table;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(args),
         Command::PoolKeeper => commands::pool_keeper::run(),
         Command::Holder(args) => commands::holder::run(args, quiet),
+        Command::EnterMount(args) => commands::run_batch::enter(&args),
     };
     exit_code(result)
 }

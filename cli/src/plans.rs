@@ -2,12 +2,13 @@
 
 use quell_mount_spec::{DiskFormat, IndexMode};
 use quell_supervisor::{
-    BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, Plan, PlanSource, Target,
-    TreePlan, TreesPlan, ViewChoice, Writes,
+    BatchMode, BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, Plan, PlanSource,
+    Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 
 use crate::arguments::{
-    BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg, LogArgs, OnChangeArg, ViewArg,
+    BatchModeArg, BatchModeArgs, BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg, LogArgs,
+    OnChangeArg, ViewArg,
 };
 use crate::failure::Failure;
 use crate::trace;
@@ -181,5 +182,21 @@ impl From<IndexMethod> for IndexMode {
             IndexMethod::FlattenLater => IndexMode::FlattenLater,
             IndexMethod::Parallel => IndexMode::Parallel,
         }
+    }
+}
+
+/// Returns the effect of changes in a store for batches. `default`: without --mode.
+pub fn batch_mode(args: &BatchModeArgs, default: BatchModeArg) -> Result<BatchMode, Failure> {
+    match args.mode.unwrap_or(default) {
+        BatchModeArg::Batch => {
+            let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let own_name = || format!("{}-{}", host(), std::process::id());
+            let name = args.batch_name.clone().unwrap_or_else(own_name);
+            Ok(BatchMode::Batch { name, is_atomic: args.atomic })
+        }
+        BatchModeArg::Sync if args.atomic || args.batch_name.is_some() => {
+            Err(Failure::wrong_input("--atomic and --batch-name can be used only with --mode batch"))
+        }
+        BatchModeArg::Sync => Ok(BatchMode::Synchronous),
     }
 }

@@ -11,6 +11,7 @@
 
 mod batch_plan;
 mod blob_plan;
+mod bound_mount;
 mod console;
 mod disk_plan;
 mod display;
@@ -37,6 +38,7 @@ mod working_directory;
 
 pub use batch_plan::batch_plan;
 pub use blob_plan::blob_plan;
+pub use bound_mount::enter_mount;
 pub use console::{Console, ProgressTask};
 pub use disk_plan::{check_disk_image, disk_plan};
 pub use display::{counted, shown, shown_bytes, shown_list};

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::stage::{Mounted, Stage, has, is_root, send, words};
 
 /// Returns whether this user can mount.
-fn can_mount() -> bool {
+pub fn can_mount() -> bool {
     let can = is_root() || has("fusermount3");
     if !can {
         println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
@@ -20,7 +20,7 @@ fn can_mount() -> bool {
 
 impl Stage {
     /// Creates a store for batches.
-    fn batch_store(&self) -> PathBuf {
+    pub fn batch_store(&self) -> PathBuf {
         let store = self.path("batches");
         let created = self.run(self.quell().args(words(&[&"batch", &"init", &store]))).expect(0);
         assert_eq!((created.text().as_str(), created.err.as_str()), ("", ""), "success prints nothing");
@@ -28,7 +28,7 @@ impl Stage {
     }
 
     /// Mounts a store for batches at the directory `name`.
-    fn mount_batch(&self, store: &Path, options: &[&str], name: &str) -> Mounted<'_> {
+    pub fn mount_batch(&self, store: &Path, options: &[&str], name: &str) -> Mounted<'_> {
         let point = self.dir(name);
         let mut command = self.quell();
         command.args(words(&[&"mount", &"--batch", &store])).args(options).arg(&point);
@@ -38,7 +38,7 @@ impl Stage {
     }
 
     /// Returns the batches of a store, as `quell batch status --json` prints them.
-    fn batches(&self, store: &Path) -> Vec<Value> {
+    pub fn batches(&self, store: &Path) -> Vec<Value> {
         let printed = self.run(self.quell().args(words(&[&"batch", &"status", &store, &"--json"]))).expect(0);
         let value: Value = serde_json::from_str(&printed.text()).expect("JSON");
         value["batches"].as_array().expect("a list").clone()

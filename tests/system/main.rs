@@ -14,6 +14,8 @@ mod trees;
 
 mod batch;
 mod batch_copy;
+mod batch_run;
+mod batch_serve;
 mod blob;
 mod blob_files;
 mod blob_histories;

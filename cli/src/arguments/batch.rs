@@ -24,6 +24,7 @@ Example:
   quell batch status /shared/results")]
 pub enum BatchCommand {
     Init(BatchInitArgs),
+    Serve(BatchServeArgs),
     Status(BatchStatusArgs),
     Conflicts(BatchConflictsArgs),
     Commit(BatchCommitArgs),
@@ -42,6 +43,40 @@ Example:
 pub struct BatchInitArgs {
     /// The directory.
     pub store: PathBuf,
+}
+
+/// Let several processes use a store at the same time, and with --listen several nodes. Runs until
+/// Ctrl-C or SIGTERM; then requests that were begun are answered, and the command ends.
+///
+/// Mounts and commands open the directory of the store as before, and find the server there. The
+/// data of files larger than 64 KiB does not pass through the server.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch serve /shared/results --listen node1:7430 &
+  quell mount --batch /shared/results ~/results
+  # and the same on other nodes")]
+pub struct BatchServeArgs {
+    /// The store.
+    pub store: PathBuf,
+    /// Accept TCP connections of other nodes.
+    ///
+    /// They find the address in the directory of the store, and prove that they can read its file
+    /// `key`, which is created if it does not exist. Port 0 lets the system choose a port.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// The host and port that other nodes use [default: those of --listen].
+    #[arg(long, value_name = "HOST:PORT", requires = "listen")]
+    pub advertise: Option<String>,
+    /// Encrypt TCP connections; without this option they are authenticated only.
+    #[arg(long, requires = "listen")]
+    pub encrypt: bool,
+    /// The largest number of clients at a time.
+    #[arg(long, value_name = "NUMBER", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    pub clients: u16,
+    /// Print the store and the address as a line of JSON, as soon as clients can connect.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// List the batches of a store: number, state, new entries, conflicts, name.

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use quell_batch::BatchStore;
-use quell_batch_service::{BatchRecord, BatchState};
+use quell_batch::{BatchStore, StoreAccess};
+use quell_batch_service::{BatchSummary, SummaryState};
 use serde_json::{Value, json};
 
 use super::batch_store::{WAIT, report_conflicts};
-use super::{batch_conflicts, batch_copy, batch_fsck};
+use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve};
 use crate::arguments::{BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchStatusArgs};
 use crate::failure::Failure;
 use crate::inputs::shown;
@@ -19,6 +19,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
     raise_descriptor_limit();
     match command {
         BatchCommand::Init(args) => init(&args),
+        BatchCommand::Serve(args) => batch_serve::run(&args, quiet),
         BatchCommand::Status(args) => status(&args),
         BatchCommand::Conflicts(args) => batch_conflicts::run(&args, quiet),
         BatchCommand::Commit(args) => commit(&args, quiet),
@@ -36,21 +37,21 @@ fn init(args: &BatchInitArgs) -> Result<ExitCode, Failure> {
 }
 
 fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
-    let store = BatchStore::open(&args.store, WAIT)?;
-    let batches = store.primary().batches()?;
+    let store = StoreAccess::open(&args.store, WAIT)?;
+    let batches = store.batches()?;
     if args.output.json {
         let lines: Vec<Value> = batches.iter().map(json_of).collect();
         outln!("{:#}", json!({ "batches": lines }));
         return Ok(ExitCode::SUCCESS);
     }
     for batch in &batches {
-        let state = match &batch.state {
-            BatchState::Open => "open".to_owned(),
-            BatchState::Aborted => "aborted".to_owned(),
-            BatchState::Committed { entries, conflicts } => format!(
+        let state = match batch.state {
+            SummaryState::Open => "open".to_owned(),
+            SummaryState::Aborted => "aborted".to_owned(),
+            SummaryState::Committed { entries, conflicts } => format!(
                 "committed, {}, {}",
-                counted(*entries, "new entry", "new entries"),
-                counted(conflicts.count, "conflict", "conflicts"),
+                counted(entries, "new entry", "new entries"),
+                counted(conflicts, "conflict", "conflicts"),
             ),
         };
         outln!("{:>6}  {state}  {}", batch.number, shown(&batch.name));
@@ -59,27 +60,27 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
 }
 
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let store = BatchStore::open(&args.store, WAIT)?;
-    let record = store.commit(args.batch)?;
-    report_conflicts(&args.store, &record, quiet);
+    let store = StoreAccess::open(&args.store, WAIT)?;
+    let batch = store.commit(args.batch)?;
+    report_conflicts(&args.store, &batch, quiet);
     Ok(ExitCode::SUCCESS)
 }
 
 fn abort(args: &BatchAbortArgs) -> Result<ExitCode, Failure> {
-    BatchStore::open(&args.store, WAIT)?.abort(args.batch)?;
+    StoreAccess::open(&args.store, WAIT)?.abort(args.batch)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn json_of(batch: &BatchRecord) -> Value {
-    let (state, entries, conflicts) = match &batch.state {
-        BatchState::Open => ("open", None, None),
-        BatchState::Aborted => ("aborted", None, None),
-        BatchState::Committed { entries, conflicts } => ("committed", Some(*entries), Some(conflicts.count)),
+fn json_of(batch: &BatchSummary) -> Value {
+    let (state, entries, conflicts) = match batch.state {
+        SummaryState::Open => ("open", None, None),
+        SummaryState::Aborted => ("aborted", None, None),
+        SummaryState::Committed { entries, conflicts } => ("committed", Some(entries), Some(conflicts)),
     };
     json!({
         "number": batch.number,
         "name": batch.name,
-        "user": batch.caller.uid,
+        "user": batch.uid,
         "state": state,
         "entries": entries,
         "conflicts": conflicts,

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_batch::{BatchStore, split_path};
-use quell_batch_service::BatchState;
+use quell_batch::{OpenBatch, StoreAccess, split_path};
+use quell_batch_service::SummaryState;
 use quell_vfs::FileSystem;
 
 use super::batch_store::{WAIT, report_conflicts};
@@ -27,7 +27,7 @@ const COMMIT_WAIT: Duration = Duration::from_secs(600);
 
 pub fn export(args: &BatchExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (store, path) = store_and_path(&args.source);
-    let store = BatchStore::open(&store, WAIT)?;
+    let store = StoreAccess::open(&store, WAIT)?;
     let is_complete = {
         let fs: Arc<dyn FileSystem> = Arc::new(store.file_system(b"")?);
         let source = source_in(&fs, &path, &shown(&args.source).to_string())?;
@@ -44,10 +44,10 @@ pub fn export(args: &BatchExportArgs, quiet: bool) -> Result<ExitCode, Failure> 
 pub fn import(args: &BatchImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (store_path, path) = store_and_path(&args.destination);
     let sources = open_sources(&args.sources)?;
-    let store = BatchStore::open(&store_path, WAIT)?;
+    let store = StoreAccess::open(&store_path, WAIT)?;
     let existing = store.existing_part(&path)?;
     let name = format!("import {}", std::process::id());
-    let batch = store.begin(&path[..existing], &name, false)?;
+    let batch = OpenBatch::begin(store, &path[..existing], &name, false)?;
     let number = batch.record().number;
     let copied = {
         let fs: Arc<dyn FileSystem> = batch.file_system();
@@ -58,7 +58,7 @@ pub fn import(args: &BatchImportArgs, quiet: bool) -> Result<ExitCode, Failure> 
         })
     };
     // The files of an interrupted command are published too, so that the next one continues.
-    let record = batch.commit(COMMIT_WAIT).map_err(|error| {
+    let committed = batch.commit(COMMIT_WAIT).map_err(|error| {
         Failure::cannot(format!(
             "batch {number} was not committed, so nothing was imported: {error}; try again with: quell batch commit {} \
              {number}; or discard it with: quell batch abort {} {number}",
@@ -67,9 +67,8 @@ pub fn import(args: &BatchImportArgs, quiet: bool) -> Result<ExitCode, Failure> 
         ))
     })?;
     let is_complete = copied?;
-    let has_conflicts =
-        matches!(&record.state, BatchState::Committed { conflicts, .. } if conflicts.count > 0);
-    report_conflicts(&store_path, &record, quiet);
+    let has_conflicts = matches!(committed.state, SummaryState::Committed { conflicts, .. } if conflicts > 0);
+    report_conflicts(&store_path, &committed, quiet);
     Ok(ExitCode::from(if is_complete && !has_conflicts { YES } else { NO }))
 }
 

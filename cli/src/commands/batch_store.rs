@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use quell_batch_service::{BatchRecord, BatchState};
+use quell_batch_service::{BatchSummary, SummaryState};
 
 use crate::inputs::shown;
 use crate::output::{counted, errln};
@@ -12,16 +12,16 @@ use crate::output::{counted, errln};
 pub const WAIT: Duration = Duration::from_secs(10);
 
 /// Prints the number of conflicts of a batch that was committed, if there are any.
-pub fn report_conflicts(store: &Path, record: &BatchRecord, quiet: bool) {
-    if let BatchState::Committed { conflicts, .. } = &record.state
-        && conflicts.count > 0
+pub fn report_conflicts(store: &Path, batch: &BatchSummary, quiet: bool) {
+    if let SummaryState::Committed { conflicts, .. } = batch.state
+        && conflicts > 0
         && !quiet
     {
         errln!(
             "quell: {}; list them with: quell batch conflicts {} {}",
-            counted(conflicts.count, "conflict", "conflicts"),
+            counted(conflicts, "conflict", "conflicts"),
             shown(store),
-            record.number,
+            batch.number,
         );
     }
 }

@@ -1,6 +1,6 @@
 //! `quell blob serve`: shares a store between processes and machines, until it is ended.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,13 +21,7 @@ use crate::failure::Failure;
 use crate::inputs::{shown, text_of_bytes};
 use crate::output::{self, errln, outln};
 use crate::progress::interruption;
-
-/// The largest time for which requests that were begun are answered after the end was requested.
-const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// The largest length of an address that clients find in RADOS, in bytes.
-const ADVERTISED_BYTES_MAX: usize = 250;
-/// The time between two checks whether the command is to end.
-const INTERVAL: Duration = Duration::from_millis(50);
+use crate::serving::{DRAIN_LIMIT, INTERVAL, advertised, resolve};
 
 /// The parts of a server that all groups of a store share.
 struct Shared<'a> {
@@ -234,25 +228,7 @@ fn public_address(
     listen: Option<SocketAddr>,
 ) -> Result<Option<(String, u16)>, Failure> {
     let Some(listen) = listen.filter(|_| args.rados.is_some()) else { return Ok(None) };
-    let Some(text) = &args.advertise else {
-        if listen.ip().is_unspecified() {
-            return Err(Failure::wrong_input(format!(
-                "--listen {listen} is not an address to which clients can connect; add --advertise HOST:PORT"
-            )));
-        }
-        let host = if listen.is_ipv6() { format!("[{}]", listen.ip()) } else { listen.ip().to_string() };
-        return Ok(Some((host, listen.port())));
-    };
-    let parsed = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-    match parsed {
-        Some((host, port)) if !host.is_empty() && text.len() <= ADVERTISED_BYTES_MAX => {
-            Ok(Some((host.to_owned(), port)))
-        }
-        _ => Err(Failure::wrong_input(format!(
-            "--advertise {}: an address is HOST:PORT with at most {ADVERTISED_BYTES_MAX} bytes",
-            shown(text)
-        ))),
-    }
+    advertised(listen, args.advertise.as_deref()).map(Some)
 }
 
 /// States that this server waits for the end of another one.
@@ -261,12 +237,6 @@ fn report_standby(args: &BlobServeArgs, address: &str, quiet: bool) {
         let at = if address.is_empty() { String::new() } else { format!(" at {address}") };
         errln!("quell: waiting for the end of the server{at}");
     }
-}
-
-fn resolve(address: &str) -> Result<SocketAddr, Failure> {
-    let failed = |reason: String| Failure::wrong_input(format!("--listen {}: {reason}", shown(address)));
-    let found = address.to_socket_addrs().map_err(|e| failed(e.to_string()))?.next();
-    found.ok_or_else(|| failed("the host has no address".into()))
 }
 
 /// Prints the locations by which clients open the store, or a group of it.

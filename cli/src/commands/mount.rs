@@ -122,30 +122,14 @@ fn mount_batch(store: &Path, args: &MountArgs, quiet: bool) -> Result<ExitCode, 
     let (Some(mountpoint), None) = (&args.file, &args.mountpoint) else {
         return Err(Failure::wrong_input("name one mount point: quell mount --batch STORE MOUNTPOINT"));
     };
-    let mode = match args.mode {
-        Some(BatchModeArg::Batch) if args.allow_other => {
-            return Err(Failure::wrong_input("a batch has the permissions of one user: omit --allow-other"));
-        }
-        Some(BatchModeArg::Batch) => {
-            let own_name = || format!("{}-{}", host_name(), std::process::id());
-            BatchMode::Batch {
-                name: args.batch_name.clone().unwrap_or_else(own_name),
-                is_atomic: args.atomic,
-            }
-        }
-        _ if args.atomic || args.batch_name.is_some() => {
-            return Err(Failure::wrong_input("--atomic and --batch-name can be used only with --mode batch"));
-        }
-        _ => BatchMode::Synchronous,
-    };
+    let mode = plans::batch_mode(&args.batch_mode, BatchModeArg::Sync)?;
+    if args.allow_other && matches!(mode, BatchMode::Batch { .. }) {
+        return Err(Failure::wrong_input("a batch has the permissions of one user: omit --allow-other"));
+    }
     let target = mount_target(mountpoint, args.allow_other)?;
     let plan = batch_plan(store, mode, target.mountpoint().unwrap_or(mountpoint))?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Mounts stores at their mount points: all of them, or none.

@@ -8,7 +8,7 @@ use quell_supervisor::{
 };
 
 use crate::arguments::{RunArgs, Via};
-use crate::commands::run_preload;
+use crate::commands::{run_batch, run_preload};
 use crate::failure::Failure;
 use crate::inputs::{InputFile, shown};
 use crate::output::errln;
@@ -18,6 +18,9 @@ use crate::program_kind::{ALTERNATIVE, NO_TRAP};
 use crate::run_inputs::{boot_plan, job_of, print_once, tree_plans};
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    if let Some(batch) = &args.batch {
+        return run_batch::run(&args, batch, quiet);
+    }
     match args.via {
         Via::View if !args.pools.is_empty() => return run_preload::run(&args, quiet),
         Via::View if args.logs.is_empty() => {}

@@ -15,7 +15,8 @@ use quell_posix::{Dir, WritableDir};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use crate::data_files::{Found, numbered, visit_data};
-use crate::store::{BatchStore, KEYS, StoreDir};
+use crate::store::BatchStore;
+use crate::store_dir::{KEYS, StoreDir};
 
 /// The identifiers of the kinds of problems of a store, besides those of
 /// [`ProblemKind`].

@@ -35,6 +35,8 @@ impl BatchStore {
     /// `Damaged` if the image cannot be read; `Busy` if a process uses the directory of a batch
     /// that has ended; those of files.
     pub fn collect_garbage(&self, removes: bool, visit: &mut dyn FnMut(&Unused)) -> Result<()> {
+        // Clients of a server that has ended may have files to which no inode refers yet.
+        let _no_clients = self.dir.exclude_clients()?;
         let ended = self.ended_batches()?;
         let mut used: HashSet<DataFile> = HashSet::new();
         self.primary().data_files(&mut |file, _| {

@@ -15,7 +15,13 @@
 //! | `file` | an open file |
 //! | `file_system` | the file system of the contract |
 //! | `subtree` | a directory of a name space as the root of another one |
-//! | `store` | the directory of a store, and the batches of this process |
+//! | `store_dir` | the directory of a store |
+//! | `store` | a store that this process has open |
+//! | `serving` | the execution of the requests of clients on such a store |
+//! | `server_files` | the files by which clients find a server |
+//! | `remote` | a store that a server has open |
+//! | `access` | the access to a store, in one of these two ways |
+//! | `open_batch` | a batch of this process |
 //! | `conflicts` | the conflicts of committed batches, and their resolution |
 //! | `data_files` | the files below the data directory of a store |
 //! | `fsck` | the check of a store |
@@ -24,6 +30,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod access;
 mod conflicts;
 mod content;
 mod data;
@@ -33,13 +40,22 @@ mod file_system;
 mod fsck;
 mod garbage;
 mod nodes;
+mod open_batch;
+mod remote;
+mod server_files;
+mod serving;
 mod shared;
 mod state;
 mod store;
+mod store_dir;
 mod subtree;
 
+pub use access::StoreAccess;
 pub use conflicts::{Resolution, Resolved};
 pub use file_system::BatchFs;
 pub use fsck::{StoreProblem, fsck, problem_kinds};
 pub use garbage::Unused;
-pub use store::{BatchStore, OpenBatch, split_path};
+pub use open_batch::OpenBatch;
+pub use server_files::ServerFiles;
+pub use serving::ServedStore;
+pub use store::{BatchStore, split_path};

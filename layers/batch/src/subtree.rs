@@ -1,21 +1,71 @@
-//! A directory of a name space as the root of another one.
+//! A directory of a name space as the root of another one, and the paths of directories.
 
 use std::sync::Arc;
 
 use quell_batch_service::{
     Content, Found, Inode, InodeChange, NameSpace, NewNode, Place, ROOT, Removed, Renamed,
 };
-use quell_vfs::{Kind, NewEntry, Rename, Result, Time};
+use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
+
+/// Returns the tree below a directory of a name space.
+pub(crate) fn tree_below(whole: Arc<dyn NameSpace>, top: u64) -> Arc<dyn NameSpace> {
+    match top {
+        ROOT => whole,
+        top => Arc::new(Subtree::new(whole, top)),
+    }
+}
+
+/// Returns the inode number of the directory at a path. Errors: `NotFound` or `NotADirectory` if
+/// there is no such directory.
+pub(crate) fn dir_at(names: &dyn NameSpace, path: &[u8]) -> Result<u64> {
+    let mut dir = ROOT;
+    for name in path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")) {
+        let failed = |kind| Error::new(kind, "find the directory in the store", path);
+        let found = names.lookup(dir, name)?.ok_or_else(|| failed(ErrorKind::NotFound))?;
+        if found.inode.kind()? != Kind::Dir {
+            return Err(failed(ErrorKind::NotADirectory));
+        }
+        dir = found.inode.number;
+    }
+    Ok(dir)
+}
+
+/// Returns the length of the part of a path that names an existing directory.
+pub(crate) fn existing_part(names: &dyn NameSpace, path: &[u8]) -> Result<usize> {
+    let (mut dir, mut at) = (ROOT, 0);
+    for name in path.split(|byte| *byte == b'/') {
+        if !name.is_empty() && name != b"." {
+            match names.lookup(dir, name)? {
+                Some(found) if found.inode.kind()? == Kind::Dir => dir = found.inode.number,
+                _ => break,
+            }
+        }
+        at += name.len() + 1;
+    }
+    Ok(at.min(path.len()))
+}
+
+/// Returns the path of a directory, which begins with a slash unless it is the root directory,
+/// whose path is empty. Errors: `Stale` if the directory was removed.
+pub(crate) fn path_of(names: &dyn NameSpace, mut dir: u64) -> Result<Vec<u8>> {
+    let mut path = Vec::new();
+    while dir != ROOT {
+        let (above, name) = names.parent(dir)?;
+        path.splice(0..0, [b"/", &name[..]].concat());
+        dir = above;
+    }
+    Ok(path)
+}
 
 /// The tree below a directory. The directory has the inode number of the root.
-pub(crate) struct Subtree {
+struct Subtree {
     whole: Arc<dyn NameSpace>,
     /// The inode number of the directory in the whole name space.
     top: u64,
 }
 
 impl Subtree {
-    pub(crate) fn new(whole: Arc<dyn NameSpace>, top: u64) -> Subtree {
+    fn new(whole: Arc<dyn NameSpace>, top: u64) -> Subtree {
         Subtree { whole, top }
     }
 

@@ -73,6 +73,52 @@ pub struct Conflicts {
     pub tables: Vec<TableRef>,
 }
 
+/// The description of a batch for users, without its snapshot and its conflicts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchSummary {
+    /// The number of the batch.
+    pub number: u64,
+    /// The name that the user has given it.
+    pub name: String,
+    /// The user.
+    pub uid: u32,
+    /// The directory that it may change, with everything below it.
+    pub subtree: u64,
+    /// Its state.
+    pub state: SummaryState,
+}
+
+/// The state of a batch, without its conflicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SummaryState {
+    /// It changes its private name space.
+    Open,
+    /// Its changes are part of the image, except for conflicts.
+    Committed {
+        /// The number of new files, directories and links that were committed.
+        entries: u64,
+        /// The number of operations that were not committed.
+        conflicts: u64,
+    },
+    /// Its changes were discarded.
+    Aborted,
+}
+
+impl BatchRecord {
+    /// Returns the description for users.
+    pub fn summary(&self) -> BatchSummary {
+        let state = match &self.state {
+            BatchState::Open => SummaryState::Open,
+            BatchState::Committed { entries, conflicts } => {
+                SummaryState::Committed { entries: *entries, conflicts: conflicts.count }
+            }
+            BatchState::Aborted => SummaryState::Aborted,
+        };
+        let (number, name, uid) = (self.number, self.name.clone(), self.caller.uid);
+        BatchSummary { number, name, uid, subtree: self.subtree, state }
+    }
+}
+
 /// An operation of a batch that was not committed as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {

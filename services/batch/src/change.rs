@@ -4,6 +4,8 @@ use quell_vfs::{
     Error, ErrorKind, Kind, Result, SetXattr, Time, XATTR_VALUE_BYTES_MAX, check_user_xattr, errno,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::entry::{Content, DataFile, INLINE_BYTES_MAX, Inode, Timestamp, Xattr};
 
 /// The largest total length of the names and values of the extended attributes of a node, in bytes.
@@ -18,7 +20,7 @@ const SIZE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// A change of an inode. A field that is `None` is left unchanged. Each change sets the time of
 /// the last change of the attributes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct InodeChange {
     /// The lower twelve bits of `st_mode`.
     pub permissions: Option<u32>,
@@ -40,7 +42,7 @@ pub struct InodeChange {
 /// A change of the content or the size of a regular file. It fails with `Conflict` if the content
 /// is not of the described form, because another client has changed it: the client then reads the
 /// inode again. So the writes of several clients to one file are all kept.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataChange {
     /// The content is in the inode: first the writes, then the new size, then an append.
     Inline {
@@ -50,6 +52,7 @@ pub enum DataChange {
         size_bytes: Option<u64>,
         /// Bytes that are written at the end of the file, so that they end at the new size. The
         /// change fails with `Conflict` if this would be beyond [`INLINE_BYTES_MAX`].
+        #[serde(with = "serde_bytes")]
         append: Vec<u8>,
     },
     /// The content is in this data file, and the file gets another size.
@@ -66,7 +69,7 @@ pub enum DataChange {
 }
 
 /// The new size of a file, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileSize {
     /// This size.
     Exactly(u64),
@@ -77,12 +80,25 @@ pub enum FileSize {
 }
 
 /// A change of an extended attribute.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrChange {
     /// Sets the attribute of this name to this value.
-    Set(Vec<u8>, Vec<u8>, SetXattr),
+    Set(
+        #[serde(with = "serde_bytes")] Vec<u8>,
+        #[serde(with = "serde_bytes")] Vec<u8>,
+        #[serde(with = "SetXattrMode")] SetXattr,
+    ),
     /// Removes the attribute of this name.
-    Remove(Vec<u8>),
+    Remove(#[serde(with = "serde_bytes")] Vec<u8>),
+}
+
+/// The encoding of [`SetXattr`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SetXattr")]
+enum SetXattrMode {
+    Any,
+    Create,
+    Replace,
 }
 
 impl InodeChange {

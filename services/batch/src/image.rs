@@ -21,9 +21,9 @@ use crate::stored::{
     Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, encode, entry_key, put_entry, read_batches,
     sizes,
 };
-use crate::table::{BlockCache, Table, TableWriter};
+use crate::table::{BlockCache, TableWriter};
 use crate::table_ref::{TableRef, batch_of_table};
-use crate::table_set::TableSet;
+use crate::table_set::{TableSet, open_table};
 
 /// The number of entries in the key-value store above which they become a table.
 const ENTRIES_MAX: usize = 32 << 10;
@@ -133,8 +133,7 @@ impl Image {
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Image> {
         let description = Description::read(&*store)?;
         let cache = Arc::new(BlockCache::default());
-        let open = |table: &TableRef| open_table(&*files, &cache, table);
-        let tables = TableSet::new(description.tables.iter().map(open).collect::<Result<_>>()?);
+        let tables = TableSet::open(&*files, &cache, &description.tables)?;
         let (mut entries, mut entries_bytes) = (0, 0);
         store.scan(&KeyRange::prefix(&[ENTRY]), &mut |key, value| {
             entries += 1;
@@ -200,8 +199,7 @@ impl Image {
     /// # Errors
     /// Those of the tables.
     pub(crate) fn open_tables(&self, tables: &[TableRef]) -> Result<TableSet> {
-        let open = |table: &TableRef| open_table(&*self.files, &self.cache, table);
-        Ok(TableSet::new(tables.iter().map(open).collect::<Result<_>>()?))
+        TableSet::open(&*self.files, &self.cache, tables)
     }
 
     /// Returns the tables of the image in `store`, and all batches, without opening the image.
@@ -497,11 +495,6 @@ impl Entries for Image {
     fn sync(&mut self) -> Result<()> {
         self.store.sync()
     }
-}
-
-fn open_table(files: &dyn TableFiles, cache: &Arc<BlockCache>, table: &TableRef) -> Result<Arc<Table>> {
-    let file = files.open(table.number)?;
-    Ok(Arc::new(Table::open(file, Some(table.checksum), cache.clone())?))
 }
 
 fn dir_of(key: &Key) -> Option<u64> {

@@ -26,6 +26,7 @@ mod name_space;
 mod names;
 mod primary;
 mod private;
+mod protocol;
 mod stored;
 mod submit;
 mod table;
@@ -34,7 +35,10 @@ mod table_ref;
 mod table_set;
 mod verify;
 
-pub use batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason, Conflicts, Kept};
+pub use batch::{
+    BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept,
+    SummaryState,
+};
 pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
 pub use change::{DataChange, FileSize, InodeChange, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};
@@ -48,6 +52,7 @@ pub use name_space::NameSpace;
 pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
 pub use primary::{DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, PrivateEntries};
+pub use protocol::{Attributes, Bytes, ListedName, PROTOCOL, RenameRequest, Reply, Request};
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
 pub use table_dir::TableDir;
 pub use table_ref::TableRef;

@@ -6,6 +6,7 @@
 //! the primary server).
 
 use quell_vfs::{Error, ErrorKind, Kind, NAME_BYTES_MAX, NewEntry, Rename, Result, Time, check_name, errno};
+use serde::{Deserialize, Serialize};
 
 use crate::change::InodeChange;
 use crate::entries::{Entries, KeyChange};
@@ -18,7 +19,7 @@ const LINKS_MAX: u32 = 65_000;
 const DEPTH_MAX: usize = 1 << 16;
 
 /// The place where the inode of a node is stored.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
     /// In the directory with this inode number itself.
     Dir(u64),
@@ -27,6 +28,7 @@ pub enum Place {
         /// The inode number of the directory.
         dir: u64,
         /// The name.
+        #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
     /// Among the inodes of files that have several names, or that were renamed.
@@ -44,7 +46,7 @@ impl Place {
 }
 
 /// A node that was found or created.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// The place of its inode.
     pub place: Place,
@@ -53,7 +55,7 @@ pub struct Found {
 }
 
 /// A node with one name less.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
     /// The inode after the removal. `links` is 0 if no name is left.
     pub inode: Inode,
@@ -62,7 +64,7 @@ pub struct Removed {
 }
 
 /// The nodes that a rename has changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renamed {
     /// The inode number of the node that has the new name.
     pub moved: u64,
@@ -73,14 +75,14 @@ pub struct Renamed {
 }
 
 /// The kind and the content of a new node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewNode {
     /// An empty regular file.
     File,
     /// An empty directory.
     Dir,
     /// A symbolic link to this target.
-    Symlink(Vec<u8>),
+    Symlink(#[serde(with = "serde_bytes")] Vec<u8>),
 }
 
 /// A name space with the rules of POSIX, over entries that are stored elsewhere.

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use quell_vfs::{Error, ErrorKind, Result};
 
+use crate::batch::BatchRecord;
 use crate::entries::{Entries, KeyChange};
 use crate::entry::Entry;
 use crate::files::TableFiles;
 use crate::key::{Key, split};
 use crate::memtable::MemTable;
 use crate::merge::{InMemory, Merge, Source, list_merged};
+use crate::names::Names;
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_set::TableSet;
 
@@ -61,6 +63,24 @@ impl PrivateEntries {
             files,
             cache,
         }
+    }
+
+    /// Returns the private name space of a batch whose record was received from a server. `image`
+    /// has the tables of the image, and `files` those of the batch. There is one process with it at
+    /// a time. It keeps changes of about `memory_bytes_max` in memory, normally [`MEMORY_BYTES`].
+    ///
+    /// # Errors
+    /// Those of the tables of the snapshot.
+    pub fn open(
+        record: &BatchRecord,
+        image: &dyn TableFiles,
+        files: Arc<dyn TableFiles>,
+        memory_bytes_max: usize,
+    ) -> Result<Names<PrivateEntries>> {
+        let cache = Arc::new(BlockCache::default());
+        let snapshot = TableSet::open(image, &cache, &record.snapshot)?;
+        let inodes = record.inodes.clone();
+        Ok(Names(PrivateEntries::new(snapshot, inodes, files, cache, memory_bytes_max)))
     }
 
     /// Passes the changes of the batch to `visit`, in the order of their keys. An empty value is a

@@ -5,18 +5,24 @@ use std::sync::Arc;
 use quell_vfs::Result;
 
 use crate::entry::Entry;
+use crate::files::TableFiles;
 use crate::key::Key;
 use crate::merge::{Merge, Source, list_merged};
-use crate::table::Table;
+use crate::table::{BlockCache, Table};
+use crate::table_ref::TableRef;
 
 /// Tables, the newest first.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TableSet(Vec<Arc<Table>>);
 
 impl TableSet {
-    /// Returns the set of `tables`, the newest first.
-    pub(crate) fn new(tables: Vec<Arc<Table>>) -> TableSet {
-        TableSet(tables)
+    /// Opens tables, the newest first.
+    pub(crate) fn open(
+        files: &dyn TableFiles,
+        cache: &Arc<BlockCache>,
+        tables: &[TableRef],
+    ) -> Result<TableSet> {
+        tables.iter().map(|table| open_table(files, cache, table)).collect::<Result<_>>().map(TableSet)
     }
 
     /// Adds a table that is newer than all others.
@@ -76,4 +82,14 @@ impl TableSet {
     pub(crate) fn sources<'a>(&self) -> impl Iterator<Item = Box<dyn Source + 'a>> {
         self.0.iter().map(|table| Box::new(table.entries()) as Box<dyn Source>)
     }
+}
+
+/// Opens a table, whose footer must have the checksum of the reference.
+pub(crate) fn open_table(
+    files: &dyn TableFiles,
+    cache: &Arc<BlockCache>,
+    table: &TableRef,
+) -> Result<Arc<Table>> {
+    let file = files.open(table.number)?;
+    Ok(Arc::new(Table::open(file, Some(table.checksum), cache.clone())?))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_batch::{BatchFs, BatchStore, OpenBatch};
+use quell_batch::{BatchFs, OpenBatch, StoreAccess};
 use quell_fuse::LockKeeper;
 use quell_vfs::{FileSystem, Result};
 
@@ -31,7 +31,7 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
         description: format!("the store {}", plan.store.display()),
     };
     WritableMount::create(context, path, &options, || {
-        let store = BatchStore::open(&plan.store, OPEN_WAIT)?;
+        let store = StoreAccess::open(&plan.store, OPEN_WAIT)?;
         let subtree = plan.subtree.as_os_str().as_bytes();
         let content: Arc<dyn Content> = match &plan.mode {
             BatchMode::Synchronous => {
@@ -39,7 +39,8 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
                 Arc::new(Synchronous { fs, store, plan: plan.clone() })
             }
             BatchMode::Batch { name, is_atomic } => {
-                Arc::new(Batch { batch: store.begin(subtree, name, *is_atomic)?, plan: plan.clone() })
+                let batch = OpenBatch::begin(store, subtree, name, *is_atomic)?;
+                Arc::new(Batch { batch, plan: plan.clone() })
             }
         };
         Ok(content)
@@ -49,7 +50,7 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
 /// The master image of a store.
 struct Synchronous {
     fs: Arc<BatchFs>,
-    store: BatchStore,
+    store: StoreAccess,
     plan: BatchPlan,
 }
 
@@ -64,7 +65,7 @@ impl Content for Synchronous {
 
     fn end(&self) -> Result<()> {
         self.fs.end()?;
-        self.store.primary().name_space().sync()
+        self.store.name_space().sync()
     }
 
     fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quell_batch::{BatchFs, BatchStore, OpenBatch, Unused, fsck};
+use quell_batch::{BatchFs, BatchStore, OpenBatch, StoreAccess, Unused, fsck};
 
 use super::create;
 
@@ -39,7 +39,7 @@ impl Store {
     }
 
     pub fn begin(&self) -> OpenBatch {
-        self.open().begin(b"", "job", false).unwrap()
+        OpenBatch::begin(StoreAccess::open(&self.path(), WAIT).unwrap(), b"", "job", false).unwrap()
     }
 
     pub fn collect(&self, removes: bool) -> BTreeSet<String> {

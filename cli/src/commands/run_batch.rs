@@ -1,0 +1,127 @@
+//! `quell run --batch`: executes a program that sees the files of a store for batches in a
+//! directory, and publishes what it has changed when it has ended.
+//!
+//! A process of `quell mount` serves the files at a mount point in the runtime directory. The
+//! program sees them in its directory, because it runs in a mount namespace of its own, where the
+//! mount point is bound to the directory.
+
+use std::ffi::OsStr;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+
+use quell_supervisor::{PlanSource, batch_plan, enter_mount, mount, mount_target, runtime_directory};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::arguments::{BatchModeArg, EnterMountArgs, RunArgs, Via};
+use crate::commands::umount::{unmount, unmount_and_commit};
+use crate::failure::{Failure, NO};
+use crate::inputs::{real_path, shown};
+use crate::output::errln;
+use crate::plans;
+use crate::program::become_program;
+
+/// Runs the program of `quell run --batch`, and returns its exit code.
+pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure> {
+    if args.via != Via::View {
+        return Err(Failure::wrong_input("--batch cannot be used with --via"));
+    }
+    let refused =
+        || Failure::wrong_input(format!("--batch {}: it has the form STORE[/PATH]=DIR", shown(batch)));
+    let (store, directory) = batch.rsplit_once('=').ok_or_else(refused)?;
+    if store.is_empty() || directory.is_empty() {
+        return Err(refused());
+    }
+    let directory = real_path(Path::new(directory))?;
+    if !directory.is_dir() {
+        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&directory))));
+    }
+    let mode = plans::batch_mode(&args.batch_mode, BatchModeArg::Batch)?;
+    let point = new_mount_point()?;
+    let ended = run_at(args, Path::new(store), mode, (&point, &directory), quiet);
+    // If it is still mounted, the error of `run_at` is more useful.
+    let removed = std::fs::remove_dir(&point);
+    let code = ended?;
+    removed.map_err(|error| Failure::cannot(format!("{}: {error}", shown(&point))))?;
+    Ok(code)
+}
+
+/// Creates a directory for a mount.
+fn new_mount_point() -> Result<PathBuf, Failure> {
+    let path = runtime_directory()?.join(format!("batch-{}", std::process::id()));
+    let created = DirBuilder::new().mode(0o700).create(&path);
+    created.map_err(|error| Failure::cannot(format!("{}: {error}", shown(&path))))?;
+    Ok(path)
+}
+
+fn run_at(
+    args: &RunArgs,
+    store: &Path,
+    mode: quell_supervisor::BatchMode,
+    (point, directory): (&Path, &Path),
+    quiet: bool,
+) -> Result<ExitCode, Failure> {
+    let target = mount_target(point, false)?;
+    let plan = batch_plan(store, mode, directory)?;
+    mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
+    let status = match execute(args, point, directory) {
+        Ok(status) => status,
+        Err(failure) => {
+            // The batch is empty.
+            unmount(point, true)?;
+            return Err(failure);
+        }
+    };
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    let code = u8::try_from(code).unwrap_or(u8::MAX);
+    match unmount_and_commit(point, false, quiet) {
+        Ok(conflicts) if conflicts > 0 && args.cover.strict && code == 0 => Ok(ExitCode::from(NO)),
+        Ok(_) => Ok(ExitCode::from(code)),
+        Err(failure) if code == 0 => Err(failure),
+        Err(failure) => {
+            errln!("quell: {failure}");
+            Ok(ExitCode::from(code))
+        }
+    }
+}
+
+/// Executes the program with the mount at the directory, and waits for its end.
+fn execute(args: &RunArgs, point: &Path, directory: &Path) -> Result<ExitStatus, Failure> {
+    let failed = |error: std::io::Error| Failure::cannot(format!("start the program: {error}"));
+    // The terminal sends SIGINT and SIGQUIT to the program as well, which decides about its end.
+    let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).map_err(failed)?;
+    let words = [OsStr::new("enter-mount"), point.as_os_str(), directory.as_os_str(), OsStr::new("--")];
+    let mut child = Command::new("/proc/self/exe").args(words).args(&args.command).spawn().map_err(failed)?;
+    let handle = signals.handle();
+    let program = pidfd_open(pid_of(&child), PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for signal in signals.forever() {
+                let signal = match signal {
+                    SIGTERM => Signal::TERM,
+                    SIGHUP => Signal::HUP,
+                    _ => continue,
+                };
+                // The program may have ended.
+                let _ = pidfd_send_signal(&program, signal);
+            }
+        });
+        let status = child.wait().map_err(failed);
+        handle.close();
+        status
+    })
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+/// Executes a program in this process, which sees a mount at a directory.
+pub fn enter(args: &EnterMountArgs) -> Result<ExitCode, Failure> {
+    enter_mount(&args.mount, &args.directory)?;
+    become_program(&args.command, None, &[])
+}

@@ -1,0 +1,11 @@
+//! The server of a store for batches: its sockets, and the threads that execute requests.
+//! `quell-batch` has the code that executes requests. docs/formats/batch-protocol.md describes the
+//! messages, and docs/decisions/0041-batch-server.md the reasons for this form.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod server;
+
+pub use quell_transport::peer::Protection;
+pub use server::{Server, ServerOptions};

@@ -1,0 +1,77 @@
+//! A store in a temporary directory with a server, and its clients.
+
+// Each test binary uses a part of it.
+#![allow(dead_code)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quell_batch::{BatchFs, BatchStore, StoreAccess};
+use quell_batch_server::{Server, ServerOptions};
+use quell_vfs::{NewEntry, Time};
+
+pub const LONG: Duration = Duration::from_secs(120);
+pub const NOW: Time = Time { seconds: 100, nanoseconds: 0 };
+pub const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 1000, gid: 1000 };
+
+/// A store with a server.
+pub struct Served {
+    /// `None` while the server is restarted.
+    server: Option<Server>,
+    address: Option<SocketAddr>,
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Served {
+    /// Starts a server, which has no Unix socket if `is_tcp` is set.
+    pub fn start(is_tcp: bool) -> Served {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        BatchStore::create(&path).unwrap();
+        let mut served = Served { server: None, address: None, path, _directory: directory };
+        served.begin(is_tcp);
+        served
+    }
+
+    fn begin(&mut self, is_tcp: bool) {
+        let store = BatchStore::open(&self.path, LONG).unwrap();
+        let options = ServerOptions { has_key: is_tcp, ..ServerOptions::default() };
+        let server = Server::start(store, &options).unwrap();
+        if is_tcp {
+            // The next server has the same address. Another one is found after 5 s.
+            let address = self.address.unwrap_or_else(|| "127.0.0.1:0".parse().unwrap());
+            let address = server.listen_tcp(address).unwrap();
+            server.publish(&address.to_string()).unwrap();
+            self.address = Some(address);
+        } else {
+            server.listen_unix().unwrap();
+        }
+        self.server = Some(server);
+    }
+
+    /// Ends the server, and starts another one.
+    pub fn restart(&mut self, is_tcp: bool) {
+        self.server.take().expect("it runs").stop(LONG).unwrap();
+        self.begin(is_tcp);
+    }
+
+    pub fn server(&self) -> &Server {
+        self.server.as_ref().expect("it runs")
+    }
+
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Returns a client.
+    pub fn access(&self) -> StoreAccess {
+        StoreAccess::open(&self.path, LONG).unwrap()
+    }
+
+    /// Returns a mount of a client of its own. The client lives as long as the mount.
+    pub fn mount(&self) -> BatchFs {
+        self.access().file_system(b"").unwrap()
+    }
+}

@@ -1,0 +1,233 @@
+//! Clients of a server in the same process, by sockets.
+
+mod served;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quell_batch::{BatchFs, OpenBatch, StoreAccess};
+use quell_batch_service::{NewNode, ROOT, SummaryState};
+use quell_testkit::MemoryStore;
+use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
+use quell_testkit::histories::{self, Shape};
+use quell_vfs::{Context, ErrorKind, FileSystem, OpenMode, Writable};
+
+use served::{LONG, NEW, NOW, Served};
+
+/// Runs `check` on mounts of new stores, each of which is a client of the store's server.
+fn with_mounts(is_tcp: bool, mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
+    let make = |count: usize| {
+        // The data is in memory: file systems differ in the largest offset.
+        let (served, data) = (Served::start(is_tcp), MemoryStore::new());
+        let mount = |_| -> Arc<dyn FileSystem> {
+            Arc::new(BatchFs::new(served.access().name_space(), data.root(), 0))
+        };
+        Mounts { mounts: (0..count).map(mount).collect(), keep: Some(Box::new(served)) }
+    };
+    check(&WritableImplementation {
+        name: "a store with a server",
+        make: &make,
+        mounts_max,
+        name_bytes_max: 255,
+        path_bytes_max: usize::MAX,
+        uid: NEW.uid,
+        gid: NEW.gid,
+        owners: true,
+        rename_kinds: true,
+        hard_links: true,
+        locks: false,
+        xattrs: true,
+        writes_zeros: false,
+    });
+}
+
+#[test]
+fn promises_are_kept_by_mounts_of_a_server() {
+    with_mounts(false, 2, writing::run);
+}
+
+#[test]
+fn random_histories_of_two_mounts_match_the_model() {
+    let shape = Shape { mounts: 2, ..Shape::DENSE };
+    with_mounts(false, 2, |implementation| histories::check(implementation, shape, 0..4));
+    with_mounts(true, 2, |implementation| histories::check(implementation, shape, 4..6));
+}
+
+fn write(fs: &dyn Writable, name: &str, bytes: &[u8]) {
+    let root = quell_vfs::NodeId(ROOT);
+    let (created, file) = fs.create(&Context::OWN, root, name.as_bytes(), NEW, OpenMode::READ_WRITE).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.close().unwrap();
+    created.into_attributes();
+}
+
+fn size_of(fs: &dyn FileSystem, name: &str) -> Option<u64> {
+    let found = fs.lookup(&Context::OWN, fs.root(), name.as_bytes()).unwrap();
+    found.map(|found| found.into_attributes().size_bytes)
+}
+
+#[test]
+fn batches_of_several_clients_are_committed_while_the_server_serves_mounts() {
+    let served = Served::start(true);
+    let mount = served.mount();
+    for name in ["one", "two"] {
+        mount.make_dir(&Context::OWN, mount.root(), name.as_bytes(), NEW).unwrap().into_attributes();
+    }
+    let begin = |name: &str| OpenBatch::begin(served.access(), name.as_bytes(), name, false).unwrap();
+    let batches = [begin("one"), begin("two")];
+    assert_eq!(OpenBatch::begin(served.access(), b"", "all", false).unwrap_err().kind, ErrorKind::Busy);
+    std::thread::scope(|scope| {
+        for batch in &batches {
+            scope.spawn(move || {
+                let fs = batch.file_system();
+                for number in 0..500 {
+                    write(&*fs, &format!("small-{number}"), b"bytes");
+                }
+                write(&*fs, "large", &[7; 100_000]);
+                assert_eq!(
+                    batch.commit(LONG).unwrap().state,
+                    SummaryState::Committed { entries: 501, conflicts: 0 }
+                );
+            });
+        }
+        for number in 0..200 {
+            write(&mount, &format!("own-{number}"), b"synchronous");
+        }
+    });
+    let access = served.access();
+    for name in ["one", "two"] {
+        let fs = access.file_system(name.as_bytes()).unwrap();
+        assert_eq!((size_of(&fs, "small-499"), size_of(&fs, "large")), (Some(5), Some(100_000)));
+    }
+    assert_eq!(size_of(&mount, "own-199"), Some(11));
+    let states: Vec<_> = access.batches().unwrap().into_iter().map(|batch| batch.state).collect();
+    assert_eq!(states, [SummaryState::Committed { entries: 501, conflicts: 0 }; 2]);
+}
+
+#[test]
+fn conflicts_of_a_batch_are_listed_in_parts() {
+    let served = Served::start(false);
+    let mount = served.mount();
+    let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
+    let aborted = {
+        mount.make_dir(&Context::OWN, mount.root(), b"other", NEW).unwrap().into_attributes();
+        let refused = OpenBatch::begin(served.access(), b"other", "other", false).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Busy);
+        served.access().abort(batch.record().number).unwrap_err().kind
+    };
+    assert_eq!(aborted, ErrorKind::Busy, "a process uses it");
+    let name = |number: u32| format!("{number}-{}", "x".repeat(240));
+    let fs = batch.file_system();
+    for number in 0..600 {
+        write(&*fs, &name(number), b"of the batch");
+        write(&mount, &name(number), b"of others");
+    }
+    let committed = batch.commit(LONG).unwrap();
+    assert_eq!(committed.state, SummaryState::Committed { entries: 600, conflicts: 600 });
+    let conflicts = served.access().conflicts(committed.number).unwrap();
+    let mut names: Vec<_> = conflicts.into_iter().map(|conflict| conflict.name).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 600);
+    // All names, and those that were kept, in more than one part.
+    let mut count = 0;
+    served
+        .access()
+        .name_space()
+        .list(ROOT, b"", &mut |_, _, _| {
+            count += 1;
+            true
+        })
+        .unwrap();
+    assert_eq!(count, 1201);
+}
+
+#[test]
+fn clients_go_on_with_the_next_server() {
+    let mut served = Served::start(true);
+    let (access, fs) = (served.access(), served.mount());
+    let names = access.name_space();
+    names.create(ROOT, b"before", NewNode::File, NEW, NOW).unwrap();
+    let (open, file) = fs.create(&Context::OWN, fs.root(), b"open", NEW, OpenMode::READ_WRITE).unwrap();
+    open.into_attributes();
+    // Operations that begin while there is no server wait for the next one.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| names.create(ROOT, b"meanwhile", NewNode::File, NEW, NOW));
+        served.restart(true);
+        waiting.join().unwrap().unwrap();
+    });
+    file.write_at(b"after", 0).unwrap();
+    file.close().unwrap();
+    for name in [&b"before"[..], b"meanwhile", b"open"] {
+        assert!(names.lookup(ROOT, name).unwrap().is_some());
+    }
+    assert_eq!(size_of(&fs, "open"), Some(5));
+}
+
+#[test]
+fn requests_out_of_their_limits_and_keys_of_others_are_refused() {
+    use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
+    let served = Served::start(true);
+    let store = served.server().store();
+    let failed = |request: &[u8]| {
+        let quell_batch_service::Reply::Failed(failure) =
+            quell_wire::decode(&store.execute(request, 1 << 20)).unwrap()
+        else {
+            panic!("it is not refused")
+        };
+        failure.kind()
+    };
+    use quell_batch_service::{Bytes, Request};
+    let long = || vec![b'a'; 256];
+    for request in [
+        Request::List { dir: ROOT, after: Bytes(long()) },
+        Request::Find { number: 7, place: quell_batch_service::Place::Name { dir: ROOT, name: long() } },
+        Request::Find { number: 7, place: quell_batch_service::Place::Name { dir: ROOT, name: Vec::new() } },
+        Request::Create {
+            dir: ROOT,
+            name: Bytes(b"a".into()),
+            node: NewNode::Symlink(vec![b'a'; 4096]),
+            new: NEW.into(),
+            now: NOW.into(),
+        },
+    ] {
+        assert_eq!(failed(&quell_wire::encode(&request)), ErrorKind::InvalidInput, "{request:?}");
+    }
+    for name in [&b"."[..], b"..", b"a/b", b""] {
+        let create = Request::Create {
+            dir: ROOT,
+            name: Bytes(name.into()),
+            node: NewNode::File,
+            new: NEW.into(),
+            now: NOW.into(),
+        };
+        assert_eq!(failed(&quell_wire::encode(&create)), ErrorKind::InvalidInput);
+    }
+    assert_eq!(failed(&quell_wire::encode(&Request::Hello { protocol: 2 })), ErrorKind::Unsupported);
+    assert_eq!(failed(b"\xff\xff"), ErrorKind::Damaged);
+    // Another key.
+    let server = Endpoint::Tcp(served.address().unwrap());
+    let client = Client::start(ClientSettings {
+        unreachable_after: Duration::from_millis(300),
+        ..ClientSettings::new(Role::Batch, server, PoolKey([1; 32]))
+    })
+    .unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let done =
+        Box::new(move |result: quell_vfs::Result<Vec<u8>>| sender.send(result.unwrap_err().kind).unwrap());
+    client.call(quell_wire::encode(&Request::Sync), 1000, std::time::Instant::now() + LONG, done);
+    assert_eq!(receiver.recv().unwrap(), ErrorKind::PermissionDenied);
+    assert!(served.server().refused_connections() > 0);
+}
+
+#[test]
+fn a_store_without_a_server_is_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    quell_batch::BatchStore::create(&path).unwrap();
+    let own = StoreAccess::open(&path, LONG).unwrap();
+    let refused = StoreAccess::open(&path, Duration::ZERO).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Busy);
+    drop(own);
+    StoreAccess::open(&path, Duration::ZERO).unwrap();
+}

@@ -1,0 +1,188 @@
+//! The access of this process to a store: it has the store open, or it is a client of the server
+//! that has it open.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quell_batch_service::{BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch};
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::file_system::BatchFs;
+use crate::remote::Remote;
+use crate::store::BatchStore;
+use crate::store_dir::{RETRY, StoreDir};
+use crate::subtree::{dir_at, existing_part, path_of, tree_below};
+
+/// The access to a store.
+#[derive(Debug)]
+pub struct StoreAccess {
+    // The store is closed before its directory.
+    kind: Kind,
+    dir: StoreDir,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// This process has the store open.
+    Own(BatchStore),
+    /// Another process serves it.
+    Served(Arc<Remote>),
+}
+
+impl StoreAccess {
+    /// Opens a store, or connects to the server that has it open. While another process has it open
+    /// and does not serve it, this waits, at most for `wait`.
+    ///
+    /// # Errors
+    /// As for [`BatchStore::open`]; for a server over TCP, those of the file with the key of the
+    /// store.
+    pub fn open(path: &Path, wait: Duration) -> Result<StoreAccess> {
+        StoreAccess::open_dir(StoreDir::open(path)?, wait)
+    }
+
+    pub(crate) fn open_dir(dir: StoreDir, wait: Duration) -> Result<StoreAccess> {
+        dir.check_format()?;
+        let end = Instant::now() + wait;
+        loop {
+            let busy = match dir.open_keys() {
+                Err(error) if error.kind == ErrorKind::Busy => error,
+                keys => {
+                    let store = BatchStore::with_keys(dir.duplicate()?, keys?)?;
+                    return Ok(StoreAccess { kind: Kind::Own(store), dir });
+                }
+            };
+            match Remote::connect(dir.duplicate()?) {
+                // It has ended just now, or has no server.
+                Err(error) if error.kind == ErrorKind::Unavailable => {}
+                connected => return Ok(StoreAccess { kind: Kind::Served(Arc::new(connected?)), dir }),
+            }
+            if Instant::now() >= end {
+                return Err(busy);
+            }
+            std::thread::sleep(RETRY);
+        }
+    }
+
+    /// Returns the master image.
+    pub fn name_space(&self) -> Arc<dyn NameSpace> {
+        match &self.kind {
+            Kind::Own(store) => store.primary().name_space(),
+            Kind::Served(remote) => remote.clone(),
+        }
+    }
+
+    /// Returns the path of a directory of the master image, which begins with a slash unless it is
+    /// the root directory, whose path is empty.
+    ///
+    /// # Errors
+    /// `Stale` if the directory was removed.
+    pub fn path_of(&self, dir: u64) -> Result<Vec<u8>> {
+        path_of(&*self.name_space(), dir)
+    }
+
+    /// Returns the tree below the directory at `path` of the master image as a file system. It must
+    /// not be used after this value is dropped.
+    ///
+    /// # Errors
+    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    pub fn file_system(&self, path: &[u8]) -> Result<BatchFs> {
+        let names = self.name_space();
+        let top = dir_at(&*names, path)?;
+        Ok(BatchFs::new(tree_below(names, top), self.dir.data()?, 0))
+    }
+
+    /// Begins a batch of the user of this process in the tree below the directory at `path`.
+    /// Returns its record, the random number of the store, and the directory of the store.
+    pub(crate) fn begin(
+        &self,
+        path: &[u8],
+        name: &str,
+        is_atomic: bool,
+    ) -> Result<(BatchRecord, u128, StoreDir)> {
+        let subtree = dir_at(&*self.name_space(), path)?;
+        let new = NewBatch { name: name.to_owned(), caller: caller()?, subtree, is_atomic };
+        let (record, store_number) = match &self.kind {
+            Kind::Own(store) => (store.begin(new)?, store.primary().store_number()),
+            Kind::Served(remote) => (remote.begin(new)?, remote.store_number()),
+        };
+        Ok((record, store_number, self.dir.duplicate()?))
+    }
+
+    /// Returns the length of the part of a path that names an existing directory of the master
+    /// image.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub fn existing_part(&self, path: &[u8]) -> Result<usize> {
+        existing_part(&*self.name_space(), path)
+    }
+
+    /// Publishes a batch whose process has ended after it had written the certificate. A batch that
+    /// is committed already is returned as it is.
+    ///
+    /// # Errors
+    /// As for [`BatchStore::commit`].
+    pub fn commit(&self, number: u64) -> Result<BatchSummary> {
+        let _lock = self.dir.lock_batch(number)?;
+        self.commit_locked(number)
+    }
+
+    /// As [`commit`](Self::commit), for a process that uses the batch.
+    pub(crate) fn commit_locked(&self, number: u64) -> Result<BatchSummary> {
+        match &self.kind {
+            Kind::Own(store) => Ok(store.commit_locked(number)?.summary()),
+            Kind::Served(remote) => remote.commit(number),
+        }
+    }
+
+    /// Discards a batch that no process uses any more.
+    ///
+    /// # Errors
+    /// As for [`BatchStore::abort`].
+    pub fn abort(&self, number: u64) -> Result<BatchSummary> {
+        let _lock = self.dir.lock_batch(number)?;
+        self.abort_locked(number)
+    }
+
+    /// As [`abort`](Self::abort), for a process that uses the batch.
+    pub(crate) fn abort_locked(&self, number: u64) -> Result<BatchSummary> {
+        match &self.kind {
+            Kind::Own(store) => Ok(store.abort_locked(number)?.summary()),
+            Kind::Served(remote) => remote.abort(number),
+        }
+    }
+
+    /// Returns all batches, in the order of their beginnings.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn batches(&self) -> Result<Vec<BatchSummary>> {
+        match &self.kind {
+            Kind::Own(store) => {
+                Ok(store.primary().batches()?.iter().map(|record| record.summary()).collect())
+            }
+            Kind::Served(remote) => remote.batches(),
+        }
+    }
+
+    /// Returns the conflicts of a committed batch.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such batch; the errors of reads.
+    pub fn conflicts(&self, number: u64) -> Result<Vec<Conflict>> {
+        match &self.kind {
+            Kind::Own(store) => store.conflicts_of(number),
+            Kind::Served(remote) => remote.conflicts(number),
+        }
+    }
+}
+
+/// Returns the user of this process.
+fn caller() -> Result<BatchCaller> {
+    let failed =
+        |error: rustix::io::Errno| Error::from_io(error.into(), "find the groups of", "this process");
+    let groups = rustix::process::getgroups().map_err(failed)?.iter().map(|gid| gid.as_raw()).collect();
+    let uid = rustix::process::geteuid().as_raw();
+    Ok(BatchCaller { uid, gid: rustix::process::getegid().as_raw(), groups })
+}

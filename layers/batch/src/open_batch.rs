@@ -1,0 +1,126 @@
+//! A batch of this process: its private name space, and its end.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use quell_batch_service::{BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, TableDir};
+use quell_posix::{PosixDir, WritableDir};
+use quell_threads::read_lock;
+use quell_vfs::{Rename, Result};
+
+use crate::access::StoreAccess;
+use crate::file_system::BatchFs;
+use crate::store_dir::{BATCHES, CERTIFICATE, NEW_CERTIFICATE, StoreDir, remove_if_present};
+use crate::subtree::tree_below;
+
+/// The private name space of a batch. This process does not have the store open meanwhile, so other
+/// processes can use it.
+pub struct OpenBatch {
+    dir: StoreDir,
+    store_number: u128,
+    record: BatchRecord,
+    names: Arc<RwLock<Names<PrivateEntries>>>,
+    tables: Arc<TableDir>,
+    fs: Arc<BatchFs>,
+    /// The number of attempts to commit.
+    attempts: AtomicU64,
+    /// Held while this process uses the batch.
+    _lock: OwnedFd,
+}
+
+impl std::fmt::Debug for OpenBatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenBatch").field("store", &self.dir.path).field("record", &self.record).finish()
+    }
+}
+
+impl OpenBatch {
+    /// Begins a batch of the user of this process in the tree below the directory at `path`, and
+    /// ends the access to the store.
+    ///
+    /// # Errors
+    /// `Busy` if another open batch changes a part of this tree, or a tree that contains it;
+    /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
+    pub fn begin(store: StoreAccess, path: &[u8], name: &str, is_atomic: bool) -> Result<OpenBatch> {
+        let (record, store_number, dir) = store.begin(path, name, is_atomic)?;
+        // Others can use the store from here on.
+        drop(store);
+        let lock = dir.lock_batch(record.number)?;
+        let tables = Arc::new(TableDir::new(dir.open_dir(&format!("{BATCHES}/{}", record.number))?));
+        let image = TableDir::new(dir.tables()?);
+        let names = PrivateEntries::open(&record, &image, tables.clone(), MEMORY_BYTES)?;
+        let names = Arc::new(RwLock::new(names));
+        let tree = tree_below(names.clone(), record.subtree);
+        let fs = Arc::new(BatchFs::new(tree, dir.data()?, record.number));
+        let attempts = AtomicU64::new(0);
+        Ok(OpenBatch { dir, store_number, record, names, tables, fs, attempts, _lock: lock })
+    }
+
+    /// Returns the private name space as a file system.
+    pub fn file_system(&self) -> Arc<BatchFs> {
+        self.fs.clone()
+    }
+
+    /// Returns the record of the batch as it was at its beginning.
+    pub fn record(&self) -> &BatchRecord {
+        &self.record
+    }
+
+    /// Publishes the changes of the batch. While another process has the store open and serves it
+    /// to no one, this waits, at most for `wait`. After an error it can be repeated. The file
+    /// system is not used afterwards.
+    ///
+    /// # Errors
+    /// As for [`Primary::commit`](quell_batch_service::Primary::commit) and [`StoreAccess::open`].
+    pub fn commit(&self, wait: Duration) -> Result<BatchSummary> {
+        let ended = self.fs.end();
+        self.submit()?;
+        let summary = self.open_store(wait)?.commit_locked(self.record.number)?;
+        // The other files are committed, and the error is returned then.
+        ended.map(|()| summary)
+    }
+
+    /// Writes the changes and their certificate, so that [`StoreAccess::commit`] can publish them
+    /// also after the end of this process. The file system is not used afterwards.
+    ///
+    /// # Errors
+    /// Those of files. It can be repeated.
+    pub fn prepare(&self) -> Result<()> {
+        self.fs.end()?;
+        self.submit()
+    }
+
+    fn submit(&self) -> Result<()> {
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        let names = read_lock(&self.names);
+        let certificate = names.0.submit(self.store_number, &self.record, &*self.tables, attempt)?;
+        drop(names);
+        self.dir.sync_data(self.record.number)?;
+        // From here on another process can commit the batch if this one ends.
+        let files = self.dir.batch(self.record.number)?.files;
+        write_certificate(&files, &certificate.encode())
+    }
+
+    /// Discards the changes of the batch.
+    ///
+    /// # Errors
+    /// As for [`StoreAccess::open`].
+    pub fn abort(&self, wait: Duration) -> Result<BatchSummary> {
+        self.open_store(wait)?.abort_locked(self.record.number)
+    }
+
+    fn open_store(&self, wait: Duration) -> Result<StoreAccess> {
+        StoreAccess::open_dir(self.dir.duplicate()?, wait)
+    }
+}
+
+fn write_certificate(files: &PosixDir, bytes: &[u8]) -> Result<()> {
+    remove_if_present(files, NEW_CERTIFICATE)?;
+    let file = files.create_file(NEW_CERTIFICATE, 0o600)?;
+    file.write_at(bytes, 0)?;
+    file.sync()?;
+    files.rename(NEW_CERTIFICATE, files, CERTIFICATE, Rename::Replace)?;
+    WritableDir::sync(files)
+}

@@ -1,0 +1,315 @@
+//! A store that a server has open: the master image, and its batches, by requests to the server.
+//! docs/formats/batch-protocol.md describes the messages.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use quell_batch_service::{
+    BatchRecord, BatchSummary, Bytes, Conflict, Found, Inode, InodeChange, NameSpace, NewBatch, NewNode,
+    PROTOCOL, Place, Removed, RenameRequest, Renamed, Reply, Request,
+};
+use quell_threads::lock;
+use quell_transport::peer::{Client, Endpoint, was_not_executed};
+use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
+use quell_wire::{decode, encode};
+
+use crate::server_files::find_server;
+use crate::store_dir::StoreDir;
+
+/// The largest reply to a request, in bytes: an inode with its content and extended attributes.
+const REPLY_BYTES_MAX: u32 = 512 << 10;
+/// The time for which a request is repeated if no server answers.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// The same for the verification and the commit of a batch.
+const COMMIT_LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// The pause before a request is repeated.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The time for which a client waits until the server has received its goodbye.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
+
+/// A client of the server of a store. It finds a server that replaces the present one.
+pub(crate) struct Remote {
+    // The connection ends before the directory is closed, to which the path of the socket refers.
+    link: Mutex<Link>,
+    store_number: u128,
+    dir: StoreDir,
+    /// Held while this client may have data files to which no inode refers yet.
+    _data: OwnedFd,
+}
+
+/// The connection to the present server.
+#[derive(Clone)]
+struct Link {
+    client: Arc<Client>,
+    server: Endpoint,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("store", &self.dir.path).finish_non_exhaustive()
+    }
+}
+
+impl Remote {
+    /// Connects to the server of a store.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is none; for a server over TCP, those of the file with the key.
+    pub(crate) fn connect(dir: StoreDir) -> Result<Remote> {
+        let settings = find_server(&dir)?;
+        let data = dir.keep_data()?;
+        let server = settings.server.clone();
+        let link = Mutex::new(Link { client: Arc::new(Client::start(settings)?), server });
+        let mut remote = Remote { link, store_number: 0, dir, _data: data };
+        match remote.call(&Request::Hello { protocol: PROTOCOL })? {
+            Reply::Welcome { store } => remote.store_number = store,
+            _ => return Err(remote.unexpected()),
+        }
+        Ok(remote)
+    }
+
+    /// Returns the random number of the store.
+    pub(crate) fn store_number(&self) -> u128 {
+        self.store_number
+    }
+
+    /// See [`BatchStore::begin`](crate::BatchStore).
+    pub(crate) fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
+        let NewBatch { name, caller, subtree, is_atomic } = new;
+        match self.call(&Request::Begin { name, caller, subtree, is_atomic })? {
+            Reply::Begun(record) => Ok(record),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Publishes a batch, whose lock the caller holds.
+    pub(crate) fn commit(&self, batch: u64) -> Result<BatchSummary> {
+        self.call_for_batch(&Request::Commit { batch })
+    }
+
+    /// Discards a batch, whose lock the caller holds.
+    pub(crate) fn abort(&self, batch: u64) -> Result<BatchSummary> {
+        self.call_for_batch(&Request::Abort { batch })
+    }
+
+    fn call_for_batch(&self, request: &Request) -> Result<BatchSummary> {
+        match self.call(request)? {
+            Reply::Batch(summary) => Ok(summary),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Returns all batches, in the order of their beginnings.
+    pub(crate) fn batches(&self) -> Result<Vec<BatchSummary>> {
+        let mut found: Vec<BatchSummary> = Vec::new();
+        loop {
+            let after = found.last().map_or(0, |batch| batch.number);
+            let Reply::Batches { batches, is_last } = self.call(&Request::Batches { after })? else {
+                return Err(self.unexpected());
+            };
+            let is_ascending = batches.first().is_none_or(|first| first.number > after);
+            if !is_last && (batches.is_empty() || !is_ascending) {
+                return Err(self.unexpected());
+            }
+            found.extend(batches);
+            if is_last {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Returns the conflicts of a batch.
+    pub(crate) fn conflicts(&self, batch: u64) -> Result<Vec<Conflict>> {
+        let mut found = Vec::new();
+        loop {
+            let from = found.len() as u64;
+            let reply = self.call(&Request::Conflicts { batch, from })?;
+            let Reply::Conflicts { conflicts, is_last } = reply else { return Err(self.unexpected()) };
+            if conflicts.is_empty() && !is_last {
+                return Err(self.unexpected());
+            }
+            found.extend(conflicts);
+            if is_last {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn link(&self) -> Link {
+        lock(&self.link).clone()
+    }
+
+    /// Sends a request, and returns the reply. It is sent again if it was certainly not executed,
+    /// or if its repetition has the same result.
+    fn call(&self, request: &Request) -> Result<Reply> {
+        let limit = if matches!(request, Request::Commit { .. }) { COMMIT_LIMIT } else { CALL_LIMIT };
+        let (encoded, deadline) = (encode(request), Instant::now() + limit);
+        loop {
+            let link = self.link();
+            let (sender, receiver) = channel();
+            // The receiver waits for the result.
+            let done = Box::new(move |result| _ = sender.send(result));
+            link.client.call(encoded.clone(), REPLY_BYTES_MAX, deadline, done);
+            let closed = || Err(Error::new(ErrorKind::Unavailable, "call the server of", self.dir.subject()));
+            match receiver.recv().unwrap_or_else(|_| closed()) {
+                Ok(reply) => match decode(&reply)? {
+                    Reply::Failed(failure) => {
+                        return Err(failure.into_error("call the server of", self.dir.subject()));
+                    }
+                    reply => return Ok(reply),
+                },
+                Err(error) => {
+                    let is_transient = matches!(error.kind, ErrorKind::Unavailable | ErrorKind::Busy);
+                    let may_repeat = was_not_executed(&error) || request.is_repeatable();
+                    if !is_transient || !may_repeat || Instant::now() + PAUSE >= deadline {
+                        return Err(error);
+                    }
+                    std::thread::sleep(PAUSE);
+                    self.follow(&link);
+                }
+            }
+        }
+    }
+
+    /// Connects to the server that has replaced the one of `link`, if it has another address. A
+    /// server of the same address is found by the connection itself.
+    fn follow(&self, link: &Link) {
+        // After an error, the next repetition tries again.
+        let Ok(settings) = find_server(&self.dir) else { return };
+        let server = settings.server.clone();
+        if server == link.server {
+            return;
+        }
+        let Ok(client) = Client::start(settings) else { return };
+        let mut present = lock(&self.link);
+        // Another thread may have been faster.
+        if Arc::ptr_eq(&present.client, &link.client) {
+            *present = Link { client: Arc::new(client), server };
+        }
+    }
+
+    fn unexpected(&self) -> Error {
+        let source = Some("the reply does not belong to the request".into());
+        Error { source, ..Error::new(ErrorKind::Damaged, "call the server of", self.dir.subject()) }
+    }
+}
+
+impl Drop for Remote {
+    /// Lets the server forget this client at once. It would do so later in any case.
+    fn drop(&mut self) {
+        self.link().client.stop(GOODBYE_LIMIT);
+    }
+}
+
+fn bytes(name: &[u8]) -> Bytes {
+    Bytes(name.to_vec())
+}
+
+impl Remote {
+    fn call_for_found(&self, request: &Request) -> Result<Found> {
+        match self.call(request)? {
+            Reply::Found(Some(found)) => Ok(found),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn call_for_removed(&self, request: &Request) -> Result<Removed> {
+        match self.call(request)? {
+            Reply::Removed(removed) => Ok(removed),
+            _ => Err(self.unexpected()),
+        }
+    }
+}
+
+impl NameSpace for Remote {
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+        match self.call(&Request::Lookup { dir, name: bytes(name) })? {
+            Reply::Found(found) => Ok(found),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+        self.call_for_found(&Request::Find { number, place: place.clone() })
+    }
+
+    fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
+        match self.call(&Request::Parent { dir })? {
+            Reply::Parent { dir, name } => Ok((dir, name.0)),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
+        let mut after = bytes(after);
+        loop {
+            let reply = self.call(&Request::List { dir, after: after.clone() })?;
+            let Reply::Names { names, is_last } = reply else { return Err(self.unexpected()) };
+            for listed in &names {
+                let kind = listed.kind().ok_or_else(|| self.unexpected())?;
+                if !visit(&listed.name.0, listed.number, kind) {
+                    return Ok(());
+                }
+            }
+            match names.into_iter().next_back() {
+                // Names ascend, so the list ends.
+                Some(last) if !is_last && last.name.0 > after.0 => after = last.name,
+                _ if is_last => return Ok(()),
+                _ => return Err(self.unexpected()),
+            }
+        }
+    }
+
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+        let (name, new, now) = (bytes(name), new.into(), now.into());
+        self.call_for_found(&Request::Create { dir, name, node, new, now })
+    }
+
+    fn link(&self, (number, place): (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+        let (place, name, now) = (place.clone(), bytes(name), now.into());
+        self.call_for_found(&Request::Link { number, place, dir, name, now })
+    }
+
+    fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        self.call_for_removed(&Request::Remove { dir, name: bytes(name), now: now.into() })
+    }
+
+    fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        self.call_for_removed(&Request::RemoveDir { dir, name: bytes(name), now: now.into() })
+    }
+
+    fn rename(
+        &self,
+        (from_dir, from): (u64, &[u8]),
+        (to_dir, to): (u64, &[u8]),
+        mode: Rename,
+        now: Time,
+    ) -> Result<Renamed> {
+        let (from, to, now) = (bytes(from), bytes(to), now.into());
+        match self.call(&Request::Rename(RenameRequest { from_dir, from, to_dir, to, mode, now }))? {
+            Reply::Renamed(renamed) => Ok(renamed),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn change(&self, (number, place): (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
+        let (place, change, now) = (place.clone(), change.clone(), now.into());
+        match self.call(&Request::Change { number, place, change, now })? {
+            Reply::Changed(inode) => Ok(inode),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        match self.call(&Request::Sync)? {
+            Reply::Done => Ok(()),
+            _ => Err(self.unexpected()),
+        }
+    }
+}

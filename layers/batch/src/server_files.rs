@@ -1,0 +1,174 @@
+//! The files of a store by which clients find its server: a Unix socket, and for clients on other
+//! nodes the address and the key. docs/formats/batch-protocol.md describes them.
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quell_posix::{Dir, WritableDir};
+use quell_transport::peer::{
+    ClientSettings, Endpoint, PoolKey, Protection, Role, create_key_file, read_key_file,
+};
+use quell_vfs::{Error, ErrorKind, Rename, Result};
+
+use crate::store_dir::{StoreDir, remove_if_present};
+
+/// The names of the files.
+const SOCKET: &str = "socket";
+const KEY: &str = "key";
+const ADDRESS: &[u8] = b"address";
+const NEW_ADDRESS: &[u8] = b"address.new";
+/// The largest length of the file with the address, in bytes.
+const ADDRESS_BYTES_MAX: usize = 300;
+/// The words for the protection of messages over TCP.
+const INTEGRITY: &str = "integrity";
+const ENCRYPTION: &str = "encryption";
+const KEY_BYTES: usize = 32;
+/// The time for which a client waits until a server accepts the connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// The files by which clients find the server of a store.
+#[derive(Debug)]
+pub struct ServerFiles(StoreDir);
+
+impl ServerFiles {
+    pub(crate) fn new(dir: StoreDir) -> ServerFiles {
+        ServerFiles(dir)
+    }
+
+    /// Returns the path of the socket. It is valid as long as this value exists.
+    pub fn socket(&self) -> PathBuf {
+        self.0.file(SOCKET)
+    }
+
+    /// Returns the key of the store, which is created if there is none. The caller has the store
+    /// open.
+    ///
+    /// # Errors
+    /// `PermissionDenied` or `Damaged` if the file is not as a server has created it; those of
+    /// files.
+    pub fn key(&self) -> Result<PoolKey> {
+        match read_key(&self.0) {
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                create_key_file(&self.0.file(KEY)).map(PoolKey)
+            }
+            found => found,
+        }
+    }
+
+    /// Lets clients of other nodes find the server at an address, which is `HOST:PORT`.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub fn publish(&self, address: &str, protection: Protection) -> Result<()> {
+        let files = self.0.files()?;
+        remove_if_present(&files, NEW_ADDRESS)?;
+        let word = if protection == Protection::Encryption { ENCRYPTION } else { INTEGRITY };
+        let file = files.create_file(NEW_ADDRESS, 0o600)?;
+        file.write_at(format!("{address} {word}\n").as_bytes(), 0)?;
+        files.rename(NEW_ADDRESS, &files, ADDRESS, Rename::Replace)
+    }
+
+    /// Removes the socket and the address, so that clients do not look for a server that has ended.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub fn remove(&self) -> Result<()> {
+        let files = self.0.files()?;
+        remove_if_present(&files, ADDRESS)?;
+        remove_if_present(&files, SOCKET.as_bytes())
+    }
+}
+
+/// Finds the server of a store. Errors: `Unavailable` if no server accepts connections; for a
+/// server over TCP, those of the file with the key.
+pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
+    let unavailable = |cause: &dyn std::fmt::Display| {
+        let reason = format!("{cause}; start a server with: quell batch serve STORE");
+        Error {
+            source: Some(reason.into()),
+            ..Error::new(ErrorKind::Unavailable, "find the server of", dir.subject())
+        }
+    };
+    let socket = dir.file(SOCKET);
+    let by_socket = match UnixStream::connect(&socket) {
+        Ok(_) => {
+            let key = PoolKey([0; KEY_BYTES]);
+            return Ok(ClientSettings::new(Role::Batch, Endpoint::Unix(socket), key));
+        }
+        Err(cause) => cause,
+    };
+    // The socket of a server of another node accepts no connections.
+    let Some((address, protection)) = read_address(dir)? else { return Err(unavailable(&by_socket)) };
+    TcpStream::connect_timeout(&address, CONNECT_LIMIT).map_err(|cause| unavailable(&cause))?;
+    let key = read_key(dir)?;
+    Ok(ClientSettings { protection, ..ClientSettings::new(Role::Batch, Endpoint::Tcp(address), key) })
+}
+
+fn read_key(dir: &StoreDir) -> Result<PoolKey> {
+    let bytes = read_key_file(&dir.file(KEY), KEY_BYTES)?;
+    match bytes.try_into() {
+        Ok(key) => Ok(PoolKey(key)),
+        Err(_) => Err(damaged(dir, "the file `key` does not have 32 bytes")),
+    }
+}
+
+/// Returns the address and the protection in the file, if there is one.
+fn read_address(dir: &StoreDir) -> Result<Option<(SocketAddr, Protection)>> {
+    let file = match dir.files()?.open_file(ADDRESS) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = [0; ADDRESS_BYTES_MAX + 1];
+    let length = file.read_at(&mut bytes, 0)?;
+    match parse_address(&bytes[..length]) {
+        Some(found) => Ok(Some(found)),
+        None => Err(damaged(dir, "the file `address` does not have its format, or the host is not known")),
+    }
+}
+
+fn parse_address(bytes: &[u8]) -> Option<(SocketAddr, Protection)> {
+    use std::net::ToSocketAddrs;
+    if bytes.len() > ADDRESS_BYTES_MAX {
+        return None;
+    }
+    let (address, word) = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?.split_once(' ')?;
+    let protection = match word {
+        INTEGRITY => Protection::Integrity,
+        ENCRYPTION => Protection::Encryption,
+        _ => return None,
+    };
+    Some((address.to_socket_addrs().ok()?.next()?, protection))
+}
+
+fn damaged(dir: &StoreDir, reason: &str) -> Error {
+    let source = Some(reason.to_owned().into());
+    Error { source, ..Error::new(ErrorKind::Damaged, "find the server of", dir.subject()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_as_it_was_published_and_nothing_else_is() {
+        for (text, expected) in [
+            ("127.0.0.1:70 integrity\n", Some(Protection::Integrity)),
+            ("[::1]:70 encryption\n", Some(Protection::Encryption)),
+            ("127.0.0.1:70 integrity", None),
+            ("127.0.0.1:70 none\n", None),
+            ("127.0.0.1 integrity\n", None),
+            ("127.0.0.1:70\n", None),
+            ("", None),
+        ] {
+            let found = parse_address(text.as_bytes());
+            assert_eq!(
+                found.map(|(address, protection)| (address.port(), protection)),
+                expected.map(|p| (70, p)),
+                "{text}"
+            );
+        }
+        assert_eq!(parse_address(&[b'1'; ADDRESS_BYTES_MAX + 1]), None);
+    }
+}

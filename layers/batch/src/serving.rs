@@ -1,0 +1,210 @@
+//! The execution of the requests of clients on a store that this process has open.
+//! docs/formats/batch-protocol.md describes the messages.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quell_batch_service::{Bytes, ListedName, NewBatch, PROTOCOL, Reply, Request};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::{Failure, decode, encode};
+use serde::Serialize;
+
+use crate::store::BatchStore;
+
+/// The largest number of names in a reply.
+const NAMES_MAX: usize = 1024;
+/// The size of the batches, or of the conflicts, of a reply, above which no more are added, in
+/// bytes.
+const LISTED_BYTES: usize = 128 << 10;
+/// The kinds of requests, in the order of their numbers, as counters name them.
+const KINDS: [&str; 18] = [
+    "hello",
+    "lookup",
+    "find",
+    "parent",
+    "list",
+    "create",
+    "link",
+    "remove",
+    "remove_dir",
+    "rename",
+    "change",
+    "sync",
+    "begin",
+    "commit",
+    "abort",
+    "batches",
+    "conflicts",
+    "counters",
+];
+
+/// A store whose requests this process executes.
+#[derive(Debug)]
+pub struct ServedStore {
+    store: BatchStore,
+    requests: [AtomicU64; KINDS.len()],
+    failures: AtomicU64,
+}
+
+impl ServedStore {
+    /// Serves a store.
+    pub fn new(store: BatchStore) -> ServedStore {
+        ServedStore {
+            store,
+            requests: [const { AtomicU64::new(0) }; KINDS.len()],
+            failures: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &BatchStore {
+        &self.store
+    }
+
+    /// Executes an encoded request, and returns the encoded reply.
+    pub fn execute(&self, request: &[u8], reply_bytes_max: usize) -> Vec<u8> {
+        let failed = |error: Error| {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            encode(&Reply::Failed(Failure::new(&error)))
+        };
+        let refuse = |reason: &str| {
+            let source = Some(reason.to_owned().into());
+            Error { source, ..Error::new(ErrorKind::InvalidInput, "execute a request", "") }
+        };
+        let request: Request = match decode(request) {
+            Ok(request) => request,
+            Err(error) => return failed(error),
+        };
+        self.requests[kind_of(&request)].fetch_add(1, Ordering::Relaxed);
+        if !request.is_within_limits() {
+            return failed(refuse("a part of the request is too long, or not valid"));
+        }
+        match self.perform(request) {
+            Ok(reply) => {
+                let encoded = encode(&reply);
+                match encoded.len() <= reply_bytes_max {
+                    true => encoded,
+                    false => failed(refuse("the reply is longer than the client accepts")),
+                }
+            }
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Returns the numbers of requests of each kind, and of failed requests.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let numbers = self.requests.iter().map(|number| number.load(Ordering::Relaxed));
+        let mut counters: Vec<_> = KINDS.into_iter().zip(numbers).collect();
+        counters.push(("failed", self.failures.load(Ordering::Relaxed)));
+        counters
+    }
+
+    fn perform(&self, request: Request) -> Result<Reply> {
+        let names = self.store.primary().name_space();
+        Ok(match request {
+            Request::Hello { protocol: PROTOCOL } => {
+                Reply::Welcome { store: self.store.primary().store_number() }
+            }
+            Request::Hello { .. } => {
+                let reason = format!("the server has version {PROTOCOL} of the protocol");
+                let error = Error::new(ErrorKind::Unsupported, "greet", "");
+                return Err(Error { source: Some(reason.into()), ..error });
+            }
+            Request::Lookup { dir, name } => Reply::Found(names.lookup(dir, &name.0)?),
+            Request::Find { number, place } => Reply::Found(Some(names.find(number, &place)?)),
+            Request::Parent { dir } => {
+                let (dir, name) = names.parent(dir)?;
+                Reply::Parent { dir, name: Bytes(name) }
+            }
+            Request::List { dir, after } => {
+                let mut listed = Vec::new();
+                let mut is_last = true;
+                names.list(dir, &after.0, &mut |name, number, kind| {
+                    is_last = listed.len() < NAMES_MAX;
+                    if is_last {
+                        let name = Bytes(name.to_vec());
+                        listed.push(ListedName { name, number, type_bits: kind.mode_bits() });
+                    }
+                    is_last
+                })?;
+                Reply::Names { names: listed, is_last }
+            }
+            Request::Create { dir, name, node, new, now } => {
+                Reply::Found(Some(names.create(dir, &name.0, node, new.into(), now.into())?))
+            }
+            Request::Link { number, place, dir, name, now } => {
+                Reply::Found(Some(names.link((number, &place), dir, &name.0, now.into())?))
+            }
+            Request::Remove { dir, name, now } => Reply::Removed(names.remove(dir, &name.0, now.into())?),
+            Request::RemoveDir { dir, name, now } => {
+                Reply::Removed(names.remove_dir(dir, &name.0, now.into())?)
+            }
+            Request::Rename(rename) => {
+                let (from, to) = ((rename.from_dir, &rename.from.0[..]), (rename.to_dir, &rename.to.0[..]));
+                Reply::Renamed(names.rename(from, to, rename.mode, rename.now.into())?)
+            }
+            Request::Change { number, place, change, now } => {
+                Reply::Changed(names.change((number, &place), &change, now.into())?)
+            }
+            Request::Sync => {
+                names.sync()?;
+                Reply::Done
+            }
+            Request::Begin { name, caller, subtree, is_atomic } => {
+                Reply::Begun(self.store.begin(NewBatch { name, caller, subtree, is_atomic })?)
+            }
+            Request::Commit { batch } => Reply::Batch(self.store.commit_locked(batch)?.summary()),
+            Request::Abort { batch } => Reply::Batch(self.store.abort_locked(batch)?.summary()),
+            Request::Batches { after } => {
+                let records = self.store.primary().batches()?;
+                let later = records.iter().filter(|record| record.number > after);
+                let (batches, is_last) = page(later.map(|record| record.summary()));
+                Reply::Batches { batches, is_last }
+            }
+            Request::Conflicts { batch, from } => {
+                let from = usize::try_from(from).unwrap_or(usize::MAX);
+                let (conflicts, is_last) = page(self.store.conflicts_of(batch)?.into_iter().skip(from));
+                Reply::Conflicts { conflicts, is_last }
+            }
+            Request::Counters => {
+                let counters = self.counters().into_iter();
+                Reply::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect())
+            }
+        })
+    }
+}
+
+/// Returns the first items that fit into a reply, and whether these are all.
+fn page<T: Serialize>(mut items: impl Iterator<Item = T>) -> (Vec<T>, bool) {
+    let (mut page, mut page_bytes) = (Vec::new(), 0);
+    while page_bytes < LISTED_BYTES {
+        let Some(item) = items.next() else { return (page, true) };
+        page_bytes += encode(&item).len();
+        page.push(item);
+    }
+    let is_last = items.next().is_none();
+    (page, is_last)
+}
+
+/// Returns the number of the kind of a request.
+fn kind_of(request: &Request) -> usize {
+    match request {
+        Request::Hello { .. } => 0,
+        Request::Lookup { .. } => 1,
+        Request::Find { .. } => 2,
+        Request::Parent { .. } => 3,
+        Request::List { .. } => 4,
+        Request::Create { .. } => 5,
+        Request::Link { .. } => 6,
+        Request::Remove { .. } => 7,
+        Request::RemoveDir { .. } => 8,
+        Request::Rename(_) => 9,
+        Request::Change { .. } => 10,
+        Request::Sync => 11,
+        Request::Begin { .. } => 12,
+        Request::Commit { .. } => 13,
+        Request::Abort { .. } => 14,
+        Request::Batches { .. } => 15,
+        Request::Conflicts { .. } => 16,
+        Request::Counters => 17,
+    }
+}

@@ -1,0 +1,233 @@
+//! The directory of a store. docs/formats/batch.md draws its files.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quell_batch_service::{Certificate, TableDir, TableFiles};
+use quell_kv::{DiskOptions, DiskStore, Durability};
+use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
+use quell_vfs::{Error, ErrorKind, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat, syncfs};
+use rustix::io::Errno;
+
+/// The content of the file `format`.
+pub(crate) const FORMAT: &[u8] = b"QUELLBATCH1\n";
+/// The operation of errors.
+pub(crate) const OPEN: &str = "open the store";
+/// The directories of a store.
+pub(crate) const KEYS: &str = "keys";
+pub(crate) const TABLES: &str = "tables";
+pub(crate) const DATA: &str = "data";
+pub(crate) const BATCHES: &str = "batches";
+/// The file with the certificate of a batch, in its directory.
+pub(crate) const CERTIFICATE: &[u8] = b"certificate";
+pub(crate) const NEW_CERTIFICATE: &[u8] = b"certificate.new";
+/// The largest certificate that is read, in bytes.
+const CERTIFICATE_BYTES_MAX: usize = 64 << 20;
+/// The time between two attempts to open a store that another process has open.
+pub(crate) const RETRY: Duration = Duration::from_millis(20);
+/// The memory for blocks of the key-value store, in bytes.
+const CACHE_BYTES: u64 = 16 << 20;
+
+/// The directory of a store.
+#[derive(Debug)]
+pub(crate) struct StoreDir {
+    pub(crate) path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl StoreDir {
+    /// Opens a directory that belongs to the caller alone.
+    pub(crate) fn open(path: &Path) -> Result<StoreDir> {
+        Ok(StoreDir { path: path.to_owned(), fd: open_private_dir(path, false, OPEN)? })
+    }
+
+    /// Opens a directory that belongs to the caller alone, and creates it if it does not exist.
+    pub(crate) fn create(path: &Path, operation: &'static str) -> Result<StoreDir> {
+        Ok(StoreDir { path: path.to_owned(), fd: open_private_dir(path, true, operation)? })
+    }
+
+    /// Opens the directory again.
+    pub(crate) fn duplicate(&self) -> Result<StoreDir> {
+        Ok(StoreDir { path: self.path.clone(), fd: self.open_dir(".")? })
+    }
+
+    /// Returns a path of a file of the store. It does not depend on the path of the store, which
+    /// may change meanwhile, and is valid as long as this value exists.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(name)
+    }
+
+    pub(crate) fn subject(&self) -> &[u8] {
+        self.path.as_os_str().as_bytes()
+    }
+
+    /// Returns the directory itself, with the operations on its files.
+    pub(crate) fn files(&self) -> Result<PosixDir> {
+        Ok(PosixDir::of_descriptor(self.open_dir(".")?))
+    }
+
+    pub(crate) fn data(&self) -> Result<Arc<dyn WritableDir>> {
+        Ok(Arc::new(PosixDir::of_descriptor(self.open_dir(DATA)?)))
+    }
+
+    pub(crate) fn open_dir(&self, name: &str) -> Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(&self.fd, name, flags, Mode::empty())
+            .map_err(|error| Error::from_io(error.into(), OPEN, self.subject()))
+    }
+
+    /// Returns the directory of the tables.
+    pub(crate) fn tables(&self) -> Result<OwnedFd> {
+        self.open_dir(TABLES)
+    }
+
+    /// Opens the key-value store. While another process has it open, this waits, at most for
+    /// `wait`.
+    pub(crate) fn open_keys_within(&self, wait: Duration) -> Result<DiskStore> {
+        let end = Instant::now() + wait;
+        loop {
+            match self.open_keys() {
+                Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
+                    std::thread::sleep(RETRY)
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    pub(crate) fn open_keys(&self) -> Result<DiskStore> {
+        let options =
+            DiskOptions { cache_bytes: CACHE_BYTES, durability: Durability::Process, ..Default::default() };
+        DiskStore::open(&self.file(KEYS), &options).map_err(|error| match error.kind {
+            ErrorKind::Busy => {
+                let source = Some("another process has it open".into());
+                Error { source, ..Error::new(ErrorKind::Busy, OPEN, self.subject()) }
+            }
+            _ => Error { subject: self.subject().to_vec(), ..error },
+        })
+    }
+
+    pub(crate) fn check_format(&self) -> Result<()> {
+        let refuse = |kind, reason: &str| {
+            let source = Some(reason.to_owned().into());
+            Err(Error { source, ..Error::new(kind, OPEN, self.subject()) })
+        };
+        let file = match self.files()?.open_file(b"format") {
+            Ok(file) => file,
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                return refuse(
+                    ErrorKind::NotFound,
+                    "there is no store for batches in this directory; create one: quell batch init DIR",
+                );
+            }
+            Err(error) => return Err(error),
+        };
+        let mut content = [0; FORMAT.len() + 1];
+        let length = file.read_at(&mut content, 0)?;
+        match &content[..length] == FORMAT {
+            true => Ok(()),
+            false => refuse(ErrorKind::Damaged, "its file `format` is not that of a store of this version"),
+        }
+    }
+
+    /// Makes the data files of a batch survive a power failure, if it has any.
+    pub(crate) fn sync_data(&self, number: u64) -> Result<()> {
+        match self.open_dir(&format!("{DATA}/{number}")) {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            opened => syncfs(opened?)
+                .map_err(|error| Error::from_io(error.into(), "synchronize the data of", self.subject())),
+        }
+    }
+
+    /// Locks the directory of a batch, until the descriptor is closed.
+    ///
+    /// # Errors
+    /// `Busy` if a process uses the batch.
+    pub(crate) fn lock_batch(&self, number: u64) -> Result<OwnedFd> {
+        let dir = match self.open_dir(&format!("{BATCHES}/{number}")) {
+            // Its files were removed already.
+            Err(error) if error.kind == ErrorKind::NotFound => self.open_dir(".")?,
+            opened => opened?,
+        };
+        match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(dir),
+            Err(Errno::WOULDBLOCK) => {
+                let source = Some("a process uses it".into());
+                Err(Error { source, ..Error::new(ErrorKind::Busy, "use batch", number.to_string()) })
+            }
+            Err(error) => Err(Error::from_io(error.into(), "lock batch", number.to_string())),
+        }
+    }
+
+    /// Keeps data files that no inode refers to yet, until the descriptor is closed: a client of a
+    /// server writes such files while no process has the store open.
+    pub(crate) fn keep_data(&self) -> Result<OwnedFd> {
+        self.lock_data(FlockOperation::NonBlockingLockShared)
+    }
+
+    /// Makes sure that no client of a server uses the store, until the descriptor is closed.
+    ///
+    /// # Errors
+    /// `Busy` if one does.
+    pub(crate) fn exclude_clients(&self) -> Result<OwnedFd> {
+        self.lock_data(FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn lock_data(&self, operation: FlockOperation) -> Result<OwnedFd> {
+        let dir = self.open_dir(DATA)?;
+        match flock(&dir, operation) {
+            Ok(()) => Ok(dir),
+            Err(Errno::WOULDBLOCK) => {
+                let source = Some("a mount waits for a server of the store, or garbage is collected".into());
+                Err(Error { source, ..Error::new(ErrorKind::Busy, "use the data of", self.subject()) })
+            }
+            Err(error) => Err(Error::from_io(error.into(), "lock the data of", self.subject())),
+        }
+    }
+
+    /// Returns the directory of a batch.
+    pub(crate) fn batch(&self, number: u64) -> Result<BatchDir> {
+        let open = || self.open_dir(&format!("{BATCHES}/{number}"));
+        Ok(BatchDir { files: PosixDir::of_descriptor(open()?), tables: TableDir::new(open()?) })
+    }
+
+    /// Removes the files that a batch has written for itself.
+    pub(crate) fn remove_batch(&self, number: u64) -> Result<()> {
+        let batch = match self.batch(number) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        batch.tables.list()?.into_iter().try_for_each(|table| batch.tables.remove(table))?;
+        remove_if_present(&batch.files, CERTIFICATE)?;
+        remove_if_present(&batch.files, NEW_CERTIFICATE)?;
+        let batches = PosixDir::of_descriptor(self.open_dir(BATCHES)?);
+        batches.remove_dir(number.to_string().as_bytes())
+    }
+}
+
+/// The directory of a batch, with the operations on its tables and on its other files.
+pub(crate) struct BatchDir {
+    pub(crate) files: PosixDir,
+    pub(crate) tables: TableDir,
+}
+
+impl BatchDir {
+    /// Reads the certificate. Errors: `NotFound` if there is none.
+    pub(crate) fn certificate(&self) -> Result<Certificate> {
+        let file = self.files.open_file(CERTIFICATE)?;
+        let mut bytes = vec![0; CERTIFICATE_BYTES_MAX + 1];
+        let length = file.read_at(&mut bytes, 0)?;
+        Certificate::decode(&bytes[..length])
+    }
+}
+
+pub(crate) fn remove_if_present(dir: &PosixDir, name: &[u8]) -> Result<()> {
+    match dir.remove(name) {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}

@@ -1,0 +1,223 @@
+//! The messages between the clients and the server of a store. docs/formats/batch-protocol.md
+//! describes them.
+
+use quell_vfs::{Kind, NAME_BYTES_MAX, NewEntry, Rename};
+use quell_wire::Failure;
+use serde::{Deserialize, Serialize};
+
+use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict};
+use crate::change::{DataChange, InodeChange};
+use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
+use crate::names::{Found, NewNode, Place, Removed, Renamed};
+
+/// The version of the protocol.
+pub const PROTOCOL: u32 = 1;
+/// The largest length of the target of a symbolic link, in bytes: that of Linux.
+const TARGET_BYTES_MAX: usize = 4095;
+/// The largest length of the name of a batch, in bytes.
+const BATCH_NAME_BYTES_MAX: usize = 255;
+/// The largest number of groups of a caller: that of Linux.
+const GROUPS_MAX: usize = 65_536;
+
+/// A request of a client. The operations on names are those of [`NameSpace`](crate::NameSpace).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // docs/formats/batch-protocol.md has the fields
+pub enum Request {
+    Hello { protocol: u32 },
+    Lookup { dir: u64, name: Bytes },
+    Find { number: u64, place: Place },
+    Parent { dir: u64 },
+    List { dir: u64, after: Bytes },
+    Create { dir: u64, name: Bytes, node: NewNode, new: Attributes, now: Timestamp },
+    Link { number: u64, place: Place, dir: u64, name: Bytes, now: Timestamp },
+    Remove { dir: u64, name: Bytes, now: Timestamp },
+    RemoveDir { dir: u64, name: Bytes, now: Timestamp },
+    Rename(RenameRequest),
+    Change { number: u64, place: Place, change: InodeChange, now: Timestamp },
+    Sync,
+    Begin { name: String, caller: BatchCaller, subtree: u64, is_atomic: bool },
+    Commit { batch: u64 },
+    Abort { batch: u64 },
+    Batches { after: u64 },
+    Conflicts { batch: u64, from: u64 },
+    Counters,
+}
+
+/// Bytes of a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes(#[serde(with = "serde_bytes")] pub Vec<u8>);
+
+/// The attributes of a new entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Attributes {
+    pub permissions: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// A rename.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct RenameRequest {
+    pub from_dir: u64,
+    pub from: Bytes,
+    pub to_dir: u64,
+    pub to: Bytes,
+    #[serde(with = "RenameMode")]
+    pub mode: Rename,
+    pub now: Timestamp,
+}
+
+/// The encoding of [`Rename`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Rename")]
+enum RenameMode {
+    Replace,
+    Keep,
+    Exchange,
+}
+
+/// The reply to a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Reply {
+    Welcome {
+        store: u128,
+    },
+    Failed(Failure),
+    Found(Option<Found>),
+    Parent {
+        dir: u64,
+        name: Bytes,
+    },
+    /// The next names of a directory, and whether there are no later ones.
+    Names {
+        names: Vec<ListedName>,
+        is_last: bool,
+    },
+    Removed(Removed),
+    Renamed(Renamed),
+    Changed(Inode),
+    Done,
+    /// A batch that has begun.
+    Begun(BatchRecord),
+    Batch(BatchSummary),
+    /// The next batches, and whether there are no later ones.
+    Batches {
+        batches: Vec<BatchSummary>,
+        is_last: bool,
+    },
+    Conflicts {
+        conflicts: Vec<Conflict>,
+        is_last: bool,
+    },
+    Counters(Vec<(String, u64)>),
+}
+
+/// A name of a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct ListedName {
+    pub name: Bytes,
+    pub number: u64,
+    /// The type bits of `st_mode`.
+    pub type_bits: u32,
+}
+
+impl From<NewEntry> for Attributes {
+    fn from(NewEntry { permissions, uid, gid }: NewEntry) -> Attributes {
+        Attributes { permissions, uid, gid }
+    }
+}
+
+impl From<Attributes> for NewEntry {
+    fn from(Attributes { permissions, uid, gid }: Attributes) -> NewEntry {
+        NewEntry { permissions, uid, gid }
+    }
+}
+
+impl ListedName {
+    /// Returns the kind of the entry, if the type bits are valid.
+    pub fn kind(&self) -> Option<Kind> {
+        Kind::from_mode(self.type_bits)
+    }
+}
+
+impl Request {
+    /// Returns whether all parts of the request are within their limits. The name space checks
+    /// everything that depends on its state.
+    pub fn is_within_limits(&self) -> bool {
+        match self {
+            Request::Hello { .. }
+            | Request::Parent { .. }
+            | Request::Sync
+            | Request::Commit { .. }
+            | Request::Abort { .. }
+            | Request::Batches { .. }
+            | Request::Conflicts { .. }
+            | Request::Counters => true,
+            // Too long a name is an error of the name space.
+            Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
+            Request::Find { place, .. } | Request::Link { place, .. } => is_place(place),
+            Request::List { after, .. } => after.0.len() <= NAME_BYTES_MAX,
+            Request::Create { node, .. } => match node {
+                NewNode::Symlink(target) => (1..=TARGET_BYTES_MAX).contains(&target.len()),
+                NewNode::File | NewNode::Dir => true,
+            },
+            Request::Rename(rename) => rename.from.0.len() <= NAME_BYTES_MAX,
+            Request::Change { place, change, .. } => is_place(place) && is_change(change),
+            Request::Begin { name, caller, .. } => {
+                name.len() <= BATCH_NAME_BYTES_MAX && caller.groups.len() <= GROUPS_MAX
+            }
+        }
+    }
+
+    /// Returns whether a second execution has the same result as the first one, unless other
+    /// requests were executed in between.
+    pub fn is_repeatable(&self) -> bool {
+        match self {
+            Request::Hello { .. }
+            | Request::Lookup { .. }
+            | Request::Find { .. }
+            | Request::Parent { .. }
+            | Request::List { .. }
+            | Request::Sync
+            | Request::Commit { .. }
+            | Request::Batches { .. }
+            | Request::Conflicts { .. }
+            | Request::Counters => true,
+            Request::Create { .. }
+            | Request::Link { .. }
+            | Request::Remove { .. }
+            | Request::RemoveDir { .. }
+            | Request::Rename(_)
+            | Request::Change { .. }
+            | Request::Begin { .. }
+            | Request::Abort { .. } => false,
+        }
+    }
+}
+
+fn is_place(place: &Place) -> bool {
+    match place {
+        Place::Name { name, .. } => (1..=NAME_BYTES_MAX).contains(&name.len()),
+        Place::Dir(_) | Place::Linked(_) => true,
+    }
+}
+
+fn is_change(change: &InodeChange) -> bool {
+    let is_content = |content: &Content| match content {
+        Content::Empty | Content::File(_) => true,
+        Content::Inline(bytes) => bytes.len() <= INLINE_BYTES_MAX,
+        Content::Target(_) | Content::Parent { .. } => false,
+    };
+    let is_data = match &change.data {
+        Some(DataChange::Replace { expected, new, .. }) => is_content(expected) && is_content(new),
+        // The ends of writes and appends are checked when they are applied.
+        None | Some(DataChange::Inline { .. } | DataChange::File(..)) => true,
+    };
+    // Extended attributes are checked when they are applied.
+    let is_time = change.modified.is_none_or(|Timestamp(_, nanoseconds)| nanoseconds < 1_000_000_000);
+    is_data && is_time
+}
