@@ -283,7 +283,7 @@ impl Service {
         };
         let server = Rc::new(RefCell::new(server));
         let clock = Rc::new(SystemClock::new());
-        let Storage { store, chunks, .. } = storage;
+        let Storage { store, chunks, inline_bytes_max, .. } = storage;
         let replication = Replication::new(store, chunks, Rc::clone(&clock) as _, Rc::new(network.clone()));
         replication.set_lease_end(has_replicas.then_some(Duration::ZERO));
         let environment = Environment {
@@ -291,6 +291,7 @@ impl Service {
             chunks: replication.chunks(),
             peers: replication.peers(Rc::new(network)),
             clients: Rc::new(LocalClients { waker, server: Rc::clone(&server) }),
+            inline_bytes_max,
             machine: machine()?,
             has_copies: has_replicas,
             clock: Rc::clone(&clock) as _,

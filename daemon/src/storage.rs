@@ -10,7 +10,7 @@ use quell_pool_service::{ChunkDir, Chunks};
 use quell_posix::PosixDir;
 use quell_runtime::{is_private, make_private};
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::MemberId;
+use quell_wire::pool::{INLINE_BYTES_MAX, MemberId};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, mkdirat, openat, unlinkat};
 
 use crate::failure::Failure;
@@ -25,6 +25,8 @@ pub struct Storage {
     pub chunks: Arc<dyn Chunks>,
     /// The directory of the chunks, for clients.
     pub chunk_dir: OwnedFd,
+    /// The largest length of the inline data of a file, in bytes.
+    pub inline_bytes_max: usize,
 }
 
 impl Storage {
@@ -32,7 +34,12 @@ impl Storage {
     pub fn duplicate(&self) -> std::result::Result<Storage, Failure> {
         let chunk_dir = self.chunk_dir.try_clone();
         let chunk_dir = chunk_dir.map_err(|e| Failure::cannot(format!("cannot copy a descriptor: {e}")))?;
-        Ok(Storage { store: Arc::clone(&self.store), chunks: Arc::clone(&self.chunks), chunk_dir })
+        Ok(Storage {
+            store: Arc::clone(&self.store),
+            chunks: Arc::clone(&self.chunks),
+            chunk_dir,
+            inline_bytes_max: self.inline_bytes_max,
+        })
     }
 }
 
@@ -92,6 +99,8 @@ impl DaemonStorage {
                     store: Arc::new(MemoryStore::with_limit(Arc::clone(names))),
                     chunks: Arc::new(ChunkDir::new(Arc::new(PosixDir::of_descriptor(opened)))),
                     chunk_dir,
+                    // Names have only a part of the memory, and a tmpfs creates files quickly.
+                    inline_bytes_max: 0,
                 })
             }
         }
@@ -174,7 +183,8 @@ fn open_directory(base: &Path, directory: &Path) -> Result<Storage> {
     let chunk_dir = opened.as_fd().try_clone_to_owned();
     let chunk_dir =
         chunk_dir.map_err(|e| Error::from_io(e, "open", chunks.as_os_str().as_encoded_bytes()))?;
-    Ok(Storage { store, chunks: Arc::new(ChunkDir::new(Arc::new(opened))), chunk_dir })
+    let chunks = Arc::new(ChunkDir::new(Arc::new(opened)));
+    Ok(Storage { store, chunks, chunk_dir, inline_bytes_max: INLINE_BYTES_MAX })
 }
 
 fn create_private(directory: &Path) -> Result<()> {

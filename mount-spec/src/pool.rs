@@ -128,7 +128,7 @@ impl PoolPlacement {
         self.members.get(usize::from(partition)).map(|member| member.0)
     }
 
-    /// Returns the ranges of a file of this size, in their order.
+    /// Returns the ranges of a file of this size with data in chunks, in their order.
     pub fn of_data(&self, node: NodeId, size_bytes: u64) -> impl Iterator<Item = PlacedRange> + '_ {
         let (id, chunk_bytes) = (FileId::from(node), u64::from(self.chunk_bytes));
         let member_at = move |offset: u64| {
@@ -154,6 +154,19 @@ impl PoolPlacement {
 }
 
 impl PoolConnection {
+    /// Returns whether the data of a file is on the member of its attributes, not in chunks.
+    ///
+    /// # Errors
+    ///
+    /// Those of a lost connection, and `Stale` if the file was removed.
+    pub fn is_inline(&self, file: NodeId) -> Result<bool> {
+        let attributes = Operation::Attributes { id: FileId::from(file) };
+        ask(self, None, &attributes, ("stat", b""), |reply| match reply {
+            Reply::Node(node) => Some(node.is_inline),
+            _ => None,
+        })
+    }
+
     /// Returns the placement of a pool with chunks of `chunk_bytes` bytes.
     ///
     /// # Errors

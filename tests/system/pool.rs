@@ -425,6 +425,13 @@ fn the_map_of_a_file_names_the_daemons_that_have_its_data() {
     }
     let table = pool.quell(&["pool", "map", "p:/file"]).expect(0).text();
     assert_eq!(table.lines().count(), lines.len() + 1);
+    // The data of a small file is beside its attributes.
+    pool.sh("echo small >small").expect(0);
+    let map = pool.quell(&["pool", "map", "p:/small", "--json"]).expect(0);
+    let lines: Vec<serde_json::Value> =
+        map.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[1]["end"], &lines[1]["daemon"]), (&6.into(), &lines[0]["daemon"]));
+    assert_eq!(lines.len(), 2);
     pool.sh("mkdir dir").expect(0);
     assert_eq!(pool.quell(&["pool", "map", "p:/dir"]).expect(0).text().lines().count(), 1);
     pool.quell(&["pool", "map", "p:/missing"]).expect(2).says("there is no such file");

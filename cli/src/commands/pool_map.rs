@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use quell_mount_spec::{PoolConnection, open_pool_at};
+use quell_mount_spec::{PlacedRange, PoolConnection, open_pool_at};
 use quell_runtime::Pool;
 use quell_vfs::{Context, FileSystem, Kind};
 use serde_json::json;
@@ -21,10 +21,10 @@ pub fn run(args: &PoolMapArgs) -> Result<ExitCode, Failure> {
     let refused = |reason: &str| Failure::wrong_input(format!("{}: {reason}", shown(&args.file)));
     let found =
         fs.attributes_of_path(&Context::OWN, path)?.ok_or_else(|| refused("there is no such file"))?;
-    let placement = PoolConnection::open(&socket)?.placement(pool.chunk_bytes)?;
-    let attributes =
-        placement.of_attributes(found.node).ok_or_else(|| refused("the daemon has no such file"))?;
-    let (attributes, host) = daemon_of(&pool, attributes);
+    let connection = PoolConnection::open(&socket)?;
+    let placement = connection.placement(pool.chunk_bytes)?;
+    let member = placement.of_attributes(found.node).ok_or_else(|| refused("the daemon has no such file"))?;
+    let (attributes, host) = daemon_of(&pool, member);
     match args.json {
         true => outln!("{}", json!({ "part": "attributes", "daemon": attributes, "host": host })),
         false => outln!("attributes: daemon {attributes}  {host}"),
@@ -35,7 +35,13 @@ pub fn run(args: &PoolMapArgs) -> Result<ExitCode, Failure> {
     if !args.json {
         outln!("{:>15} {:>15}  daemon", "start", "end");
     }
-    for range in placement.of_data(found.node, found.size_bytes) {
+    let size_bytes = found.size_bytes;
+    let ranges = match connection.is_inline(found.node)? {
+        true if size_bytes == 0 => Vec::new(),
+        true => vec![PlacedRange { bytes: 0..size_bytes, member }],
+        false => placement.of_data(found.node, size_bytes).collect(),
+    };
+    for range in ranges {
         let (start, end) = (range.bytes.start, range.bytes.end);
         let (daemon, host) = daemon_of(&pool, range.member);
         match args.json {

@@ -135,10 +135,10 @@ impl Client {
     }
 
     /// Removes uses of a node. After the last one, its references are returned to the daemon: at
-    /// once for a file with data, so that the space of a removed file is free then, and otherwise
+    /// once for a file with chunks, so that the space of a removed file is free then, and otherwise
     /// together with those of other nodes.
     pub fn release(&self, id: FileId, uses: u64) -> Result<()> {
-        let Some(Released { returned, generation, has_data }) = lock(&self.nodes).release(id, uses) else {
+        let Some(Released { returned, generation, has_chunks }) = lock(&self.nodes).release(id, uses) else {
             return Ok(());
         };
         let mut waiting = lock(&self.returned);
@@ -149,7 +149,7 @@ impl Client {
         if waiting.generation == generation && returned.1 > 0 {
             waiting.references.push(returned);
         }
-        let is_enough = has_data || waiting.references.len() >= RETURNED_TOGETHER;
+        let is_enough = has_chunks || waiting.references.len() >= RETURNED_TOGETHER;
         drop(waiting);
         if is_enough { self.send_returned() } else { Ok(()) }
     }

@@ -91,6 +91,8 @@ fn is_repeatable(operation: &Operation<'_>) -> bool {
         | Operation::List { .. }
         | Operation::Read { .. }
         | Operation::Write { .. }
+        | Operation::ReadInline { .. }
+        | Operation::WriteInline { .. }
         | Operation::NoteData { .. }
         | Operation::OwnPartitions
         | Operation::Placement

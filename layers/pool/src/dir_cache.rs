@@ -63,6 +63,7 @@ mod tests {
             uid: 0,
             gid: 0,
             is_named: true,
+            is_inline: false,
             size_bytes: 0,
             modified: Stamp::default(),
             changed: Stamp::default(),

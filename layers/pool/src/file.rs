@@ -1,17 +1,22 @@
 //! An open file of a pool.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use quell_vfs::{Attributes, Change, Error, ErrorKind, File, OpenMode, ReadAt, Result, WritableFile, errno};
 use quell_wire::pool::{
-    DATA_FILES_MAX, DirectAccess, FILE_BYTES_MAX, FIRST_DATA_FILE, ONLY_DATA_FILE, Operation, Reply,
-    Settings, data_files, read_ahead, read_data_files,
+    DATA_FILES_MAX, DirectAccess, FILE_BYTES_MAX, FIRST_DATA_FILE, INLINE_BYTES_MAX, ONLY_DATA_FILE,
+    Operation, Reply, Settings, data_files, read_ahead, read_data_files,
 };
 
 use crate::client::Client;
 use crate::daemon::{done, node};
 use crate::nodes::KnownNode;
+
+/// The number of writes of inline data through one open file. Each one is a request, and writes all
+/// inline data of the file to the store again. A program that writes small pieces one after the
+/// other uses the chunks after this number.
+const INLINE_WRITES_MAX: u32 = 4;
 
 /// An open file. It is a use of its node.
 pub struct PoolFile {
@@ -25,6 +30,8 @@ pub struct PoolFile {
     must_drop_set_id: AtomicBool,
     /// Whether the member of the attributes has recorded that the file may have data.
     has_noted_data: AtomicBool,
+    /// The number of writes of inline data through this open file.
+    inline_writes: AtomicU32,
     /// The local files with the chunks on this machine. They are opened when they are needed.
     local: [OnceLock<Box<dyn quell_posix::WritableFile>>; DATA_FILES_MAX],
 }
@@ -84,6 +91,7 @@ impl PoolFile {
             has_dropped_set_id: AtomicBool::new(false),
             must_drop_set_id: AtomicBool::new(false),
             has_noted_data: AtomicBool::new(false),
+            inline_writes: AtomicU32::new(0),
             local: Default::default(),
         }
     }
@@ -184,13 +192,66 @@ impl PoolFile {
         if !self.has_noted_data.load(Ordering::Relaxed) {
             let note = Operation::NoteData { id: self.node.id };
             self.client.requests.ask(None, &note, ("write", b""), done)?;
-            self.has_noted_data.store(true, Ordering::Relaxed);
+            self.note_chunks();
         }
         Ok(())
     }
 
+    /// Records that the data of the file is in chunks, and that this was noted.
+    fn note_chunks(&self) {
+        self.node.set_in_chunks();
+        self.has_noted_data.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes inline data. Returns false, and has written nothing, if the data of the file is in
+    /// chunks.
+    fn write_inline(&self, data: &[u8], offset: u64) -> Result<bool> {
+        if self.node.is_in_chunks()
+            || offset + data.len() as u64 > INLINE_BYTES_MAX as u64
+            || self.inline_writes.fetch_add(1, Ordering::Relaxed) >= INLINE_WRITES_MAX
+        {
+            return Ok(false);
+        }
+        let write = Operation::WriteInline { id: self.node.id, offset, data };
+        let is_written = self.client.requests.ask(None, &write, ("write", b""), |reply| match reply {
+            Reply::Written(_) => Some(true),
+            Reply::InChunks => Some(false),
+            _ => None,
+        })?;
+        if !is_written {
+            self.note_chunks();
+        }
+        Ok(is_written)
+    }
+
+    /// Reads inline data. Returns `None` if the data of the file is in chunks.
+    fn read_inline(&self, into: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        if self.node.is_in_chunks() {
+            return Ok(None);
+        }
+        let bytes = u32::try_from(into.len()).unwrap_or(u32::MAX);
+        let read = Operation::ReadInline { id: self.node.id, offset, bytes };
+        let found = self.client.requests.ask(None, &read, ("read", b""), |reply| match reply {
+            Reply::Inline { data, size_bytes } if data.len() <= into.len() => {
+                let left = size_bytes.saturating_sub(offset).min(into.len() as u64) as usize;
+                into[..data.len()].copy_from_slice(&data);
+                into[data.len()..left.max(data.len())].fill(0);
+                Some(Some(left))
+            }
+            Reply::InChunks => Some(None),
+            _ => None,
+        })?;
+        if found.is_none() {
+            self.node.set_in_chunks();
+        }
+        Ok(found)
+    }
+
     /// Writes a range. Returns whether the size at the member of the attributes includes all of it.
     fn write_range(&self, from: &[u8], offset: u64) -> Result<bool> {
+        if self.write_inline(from, offset)? {
+            return Ok(true);
+        }
         self.note_data()?;
         let (mut is_known, mut rest) = (true, from);
         for part in self.parts(offset, from.len()) {
@@ -260,6 +321,9 @@ impl PoolFile {
 impl ReadAt for PoolFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.check_open()?;
+        if let Some(read) = self.read_inline(into, offset)? {
+            return Ok(read);
+        }
         let mut wanted = into.len();
         if offset.checked_add(wanted as u64).is_none_or(|end| end > self.node.known_bytes()) {
             wanted = (self.size_bytes()?.saturating_sub(offset)).min(wanted as u64) as usize;

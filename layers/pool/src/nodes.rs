@@ -21,6 +21,8 @@ pub struct KnownNode {
     /// The largest end of the writes whose size was not sent to the daemon, in bytes; 0 if there
     /// are none.
     unsent_end: AtomicU64,
+    /// The data of the file is in chunks, not inline. It stays there.
+    is_in_chunks: AtomicBool,
     /// The daemon last reported set-id bits.
     has_set_id: AtomicBool,
     /// The node was removed while the client had no reference to it, because its daemon has ended.
@@ -30,8 +32,8 @@ pub struct KnownNode {
 impl KnownNode {
     fn new(id: FileId, kind: NodeKind) -> KnownNode {
         let (known_bytes, unsent_end) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (has_set_id, is_gone) = (AtomicBool::new(false), AtomicBool::new(false));
-        KnownNode { id, kind, known_bytes, unsent_end, has_set_id, is_gone }
+        let [is_in_chunks, has_set_id, is_gone] = [const { AtomicBool::new(false) }; 3];
+        KnownNode { id, kind, known_bytes, unsent_end, is_in_chunks, has_set_id, is_gone }
     }
 
     /// Returns whether the node does not exist any more, although it is in use.
@@ -52,6 +54,19 @@ impl KnownNode {
     pub fn note(&self, node: &Node) {
         self.known_bytes.store(node.size_bytes.max(self.unsent_end()), Ordering::Relaxed);
         self.has_set_id.store(node.permissions & SET_ID != 0, Ordering::Relaxed);
+        if !node.is_inline {
+            self.set_in_chunks();
+        }
+    }
+
+    /// Returns whether the data of the file is known to be in chunks.
+    pub fn is_in_chunks(&self) -> bool {
+        self.is_in_chunks.load(Ordering::Relaxed)
+    }
+
+    /// Records that the data of the file is in chunks.
+    pub fn set_in_chunks(&self) {
+        self.is_in_chunks.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether the daemon last reported set-id bits.
@@ -100,8 +115,8 @@ pub struct Released {
     pub returned: Returned,
     /// The generation of the connection that has the references.
     pub generation: u64,
-    /// The file had data when it was last used.
-    pub has_data: bool,
+    /// The file had data in chunks when it was last used.
+    pub has_chunks: bool,
 }
 
 /// All nodes that are in use.
@@ -196,7 +211,7 @@ impl Nodes {
         Some(Released {
             returned: (id, held),
             generation: self.generation,
-            has_data: node.kind == NodeKind::File && node.known_bytes() > 0,
+            has_chunks: node.kind == NodeKind::File && node.is_in_chunks() && node.known_bytes() > 0,
         })
     }
 }
@@ -222,6 +237,7 @@ mod tests {
             gid: 0,
             is_named: true,
             size_bytes: 10,
+            is_inline: false,
             modified: Stamp::default(),
             changed: Stamp::default(),
         };
@@ -230,7 +246,7 @@ mod tests {
         nodes.use_again(NodeId(7)).unwrap();
         assert_eq!(nodes.release(FileId(7), 2), None);
         assert_eq!(nodes.get(NodeId(7)).unwrap().known_bytes(), 10);
-        let released = Released { returned: (FileId(7), 2), generation: 0, has_data: true };
+        let released = Released { returned: (FileId(7), 2), generation: 0, has_chunks: true };
         assert_eq!(nodes.release(FileId(7), 1), Some(released));
         assert_eq!(nodes.get(NodeId(7)).unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(nodes.release(FileId::ROOT, 100), None);

@@ -5,12 +5,12 @@ mod simulated;
 
 use std::sync::Arc;
 
-use quell_pool::PoolFs;
+use quell_pool::{Daemon, PoolFs};
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{Change, Context, FileSystem, NewEntry, NodeId, OpenMode, Rename, Time, WritableFile};
 
-use quell_wire::pool::Consistency;
+use quell_wire::pool::{Consistency, FileId, Operation};
 use simulated::SimulatedPool;
 
 /// Runs `check` on pools of this number of members. Each mount is a client of another member.
@@ -177,14 +177,14 @@ fn a_client_finds_directories_again_after_another_one_changes_them() {
 }
 
 /// Returns a file of a pool of one member, and the mount that created it.
-fn with_file(pool: &SimulatedPool, check: impl Fn(&PoolFs, NodeId, &dyn WritableFile)) {
+fn with_file(pool: &SimulatedPool, name: &str, check: impl Fn(&PoolFs, NodeId, &dyn WritableFile)) {
     // The first client uses the chunks of its member itself, the second one sends requests.
-    for name in [b"first", b"other"] {
+    for client in ["first", "other"] {
         let fs = PoolFs::new(Arc::new(pool.connect(0)), 4096);
         let context = Context::default();
         let new = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };
-        let (entry, file) =
-            fs.writable().unwrap().create(&context, fs.root(), name, new, OpenMode::READ_WRITE).unwrap();
+        let (name, mode) = (format!("{client} {name}").into_bytes(), OpenMode::READ_WRITE);
+        let (entry, file) = fs.writable().unwrap().create(&context, fs.root(), &name, new, mode).unwrap();
         check(&fs, entry.node(), &*file);
         file.close().unwrap();
     }
@@ -193,18 +193,88 @@ fn with_file(pool: &SimulatedPool, check: impl Fn(&PoolFs, NodeId, &dyn Writable
 #[test]
 fn a_write_replaces_a_time_in_the_future() {
     let pool = SimulatedPool::start(1, 4096);
-    with_file(&pool, |fs, node, file| {
-        file.write_at(b"first", 0).unwrap();
-        let future = Time { seconds: 4_000_000_000, nanoseconds: 5 };
-        let change = Change { modified: Some(future), ..Change::default() };
-        fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
-        assert_eq!(file.attributes().unwrap().modified, future);
-        let change = Change { permissions: Some(0o600), ..Change::default() };
-        fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
-        assert_eq!(file.attributes().unwrap().modified, future);
-        file.write_at(b"other", 0).unwrap();
-        assert!(file.attributes().unwrap().modified < future);
+    // Inline data, and data in chunks.
+    for position in [0, 5000] {
+        with_file(&pool, &position.to_string(), |fs, node, file| {
+            file.write_at(b"first", position).unwrap();
+            let future = Time { seconds: 4_000_000_000, nanoseconds: 5 };
+            let change = Change { modified: Some(future), ..Change::default() };
+            fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
+            assert_eq!(file.attributes().unwrap().modified, future);
+            let change = Change { permissions: Some(0o600), ..Change::default() };
+            fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
+            assert_eq!(file.attributes().unwrap().modified, future);
+            file.write_at(b"other", position).unwrap();
+            assert!(file.attributes().unwrap().modified < future);
+        });
+    }
+}
+
+#[test]
+fn the_time_of_inline_data_is_kept_when_it_moves_to_chunks() {
+    let pool = SimulatedPool::start(1, 4096);
+    let client = pool.connect(0);
+    with_file(&pool, "file", |fs, node, file| {
+        file.write_at(b"data", 0).unwrap();
+        for seconds in [1_000_000_000, 4_000_000_000] {
+            let time = Time { seconds, nanoseconds: 5 };
+            let change = Change { modified: Some(time), ..Change::default() };
+            fs.writable().unwrap().change(&Context::default(), node, &change).unwrap();
+            // A client sends it before a write, which may fail.
+            let note = Operation::NoteData { id: FileId::from(node) };
+            client.call(None, &note, &mut |reply| drop(reply.unwrap())).unwrap();
+            assert_eq!(file.attributes().unwrap().modified, time);
+        }
     });
+}
+
+#[test]
+fn inline_data_moves_to_chunks_when_it_does_not_fit_and_all_clients_see_it() {
+    let context = Context::default();
+    let new = NewEntry { permissions: 0o644, uid: 1000, gid: 1000 };
+    for number in 0..20 {
+        let pool = SimulatedPool::start(3, 4096);
+        let mount = |member| PoolFs::new(Arc::new(pool.connect(member)), 4096);
+        let (writer, reader) = (mount(number % 3), mount((number + 1) % 3));
+        let verbs = writer.writable().unwrap();
+        let (_entry, file) =
+            verbs.create(&context, writer.root(), b"file", new, OpenMode::READ_WRITE).unwrap();
+        let local_files = || (0..3).map(|member| pool.local_files(member).len()).sum::<usize>();
+        file.write_at(b"begin", 0).unwrap();
+        file.write_at(b"end", 4093).unwrap();
+        assert_eq!(local_files(), 0, "the data is inline");
+        let found = reader.lookup(&context, reader.root(), b"file").unwrap().unwrap();
+        let other = reader.writable().unwrap();
+        let other = other.open_as(&context, found.node(), OpenMode::READ_WRITE).unwrap();
+        let contents = || {
+            let mut data = vec![9; 10_000];
+            let read = other.read_at(&mut data, 0).unwrap();
+            data.truncate(read);
+            data
+        };
+        let mut expected = [&b"begin"[..], &[0; 4088], b"end"].concat();
+        assert_eq!(contents(), expected);
+        match number % 4 {
+            0 => file.write_at(b"more", 4096).unwrap(),
+            1 => assert_eq!(file.append(b"more").unwrap(), 4096),
+            2 => other.write_at(b"more", 4096).unwrap(),
+            // Many small writes through one open file.
+            _ => (0..8).for_each(|_| file.write_at(b"BEGIN", 0).unwrap()),
+        }
+        match number % 4 {
+            3 => expected[..5].copy_from_slice(b"BEGIN"),
+            _ => expected.extend(b"more"),
+        }
+        assert!(local_files() > 0, "the data is in chunks");
+        assert_eq!(contents(), expected);
+        assert_eq!(file.attributes().unwrap().size_bytes, expected.len() as u64);
+        // It stays there.
+        let change = Change { size_bytes: Some(0), ..Change::default() };
+        reader.writable().unwrap().change(&context, found.node(), &change).unwrap();
+        file.write_at(b"again", 0).unwrap();
+        assert_eq!(contents(), b"again");
+        assert!(local_files() > 0);
+    }
 }
 
 #[test]
@@ -215,7 +285,7 @@ fn the_space_of_a_removed_file_is_free_after_its_last_reference() {
     let fs = PoolFs::new(Arc::new(pool.connect(0)), 4096);
     let (entry, file) =
         fs.writable().unwrap().create(&context, fs.root(), b"file", new, OpenMode::READ_WRITE).unwrap();
-    file.write_at(b"data", 0).unwrap();
+    file.write_at(&[1; 5000], 0).unwrap();
     file.close().unwrap();
     drop(file);
     fs.writable().unwrap().remove(&context, fs.root(), b"file").unwrap();

@@ -37,6 +37,9 @@ pub const DATA_BYTES_MAX: usize = 512 << 10;
 /// The largest length of a message, in bytes: file data, and space for everything else.
 pub const MESSAGE_BYTES_MAX: usize = DATA_BYTES_MAX + (16 << 10);
 
+/// The largest length of the inline data of a file, in bytes. A member may have a smaller limit.
+pub const INLINE_BYTES_MAX: usize = 8 << 10;
+
 /// The largest size of a file, in bytes: that of `off_t`.
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 

@@ -55,7 +55,11 @@ impl Counters {
         counters.requests[kind as usize] += 1;
         counters.latency.add(elapsed);
         match result {
-            Ok(Reply::Bytes(data)) if kind == OperationKind::Read => counters.read_bytes += data.len() as u64,
+            Ok(Reply::Bytes(data) | Reply::Inline { data, .. }) if kind == OperationKind::Read => {
+                counters.read_bytes += data.len() as u64;
+            }
+            // A write to a file with chunks has written nothing.
+            Ok(Reply::InChunks) => {}
             Ok(_) => counters.written_bytes += data_bytes,
             Err(_) => counters.errors[kind as usize] += 1,
         }

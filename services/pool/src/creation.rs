@@ -67,6 +67,8 @@ impl Member {
             target: target.to_vec(),
             has_xattrs: false,
             has_chunks: false,
+            is_inline: kind == NodeKind::File,
+            inline_bytes: 0,
             truncating_to_bytes: None,
         };
         let mut batch = Batch::new();

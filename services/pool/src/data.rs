@@ -15,6 +15,7 @@ use quell_wire::pool::{FILE_BYTES_MAX, FileId, MemberId, NodeKind, PeerRequest, 
 
 use crate::inode::{Inode, to_bytes};
 use crate::keys;
+use crate::lock_table::Lock;
 use crate::member::Member;
 use crate::replies::unexpected;
 
@@ -32,11 +33,17 @@ impl Member {
 
     /// Writes to a chunk of this member. If this is also the member of the attributes, this changes
     /// the size and times of the file.
-    pub(crate) fn write(&self, id: FileId, chunk: u64, offset: u32, data: &[u8]) -> Result<Reply<'static>> {
+    pub(crate) async fn write(
+        self: &Rc<Member>,
+        id: FileId,
+        chunk: u64,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<Reply<'static>> {
         let start = self.start_in_file(chunk, offset, data.len())?;
         let is_home = self.map.home(id)? == self.id;
         match is_home {
-            true => drop(self.note_data(id)?),
+            true => self.note_data(id).await?,
             false => self.note_local_file(id)?,
         }
         self.environment.chunks.write(id, data, start)?;
@@ -68,25 +75,35 @@ impl Member {
             .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "use a chunk beyond its end", ""))
     }
 
-    /// Records that a file of this member may have data, on any member.
+    /// Records that a file of this member may have chunks, on any member. Data that is inline is
+    /// moved to them.
     ///
     /// # Errors
     ///
     /// `Stale` if there is no such file, or if it is being removed: the write is late.
-    pub(crate) fn note_data(&self, id: FileId) -> Result<Reply<'static>> {
+    pub(crate) async fn note_data(self: &Rc<Member>, id: FileId) -> Result<()> {
         if self.files_with_data.borrow_mut().get(&id).is_none() {
-            let mut inode = self.inode(id)?;
-            inode.check_is_file()?;
-            if self.is_unused(id, &inode) {
-                return Err(Error::new(ErrorKind::Stale, "node", id.0.to_string()));
-            }
-            if !inode.has_chunks {
-                inode.has_chunks = true;
-                self.put_inode(id, &inode)?;
+            if self.written_inode(id)?.is_inline {
+                let _size = self.lock(Lock::Size(id)).await?;
+                self.move_to_chunks(id).await?;
             }
             self.files_with_data.borrow_mut().put(id, ());
         }
-        Ok(Reply::Done)
+        Ok(())
+    }
+
+    /// Returns the record of a file that a client writes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`note_data`](Member::note_data).
+    pub(crate) fn written_inode(&self, id: FileId) -> Result<Inode> {
+        let inode = self.inode(id)?;
+        inode.check_is_file()?;
+        match self.is_unused(id, &inode) {
+            true => Err(Error::new(ErrorKind::Stale, "node", id.0.to_string())),
+            false => Ok(inode),
+        }
     }
 
     /// Adds all files with chunks on this member to those that are reported to the members of their
@@ -143,16 +160,16 @@ impl Member {
     }
 
     /// Performs `note_data` for a client, which may write without requests afterwards.
-    pub(crate) fn note_data_for_client(&self, id: FileId) -> Result<Reply<'static>> {
-        let reply = self.note_data(id)?;
+    pub(crate) async fn note_data_for_client(self: &Rc<Member>, id: FileId) -> Result<Reply<'static>> {
+        self.note_data(id).await?;
         self.begin_writing(id)?;
-        Ok(reply)
+        Ok(Reply::Done)
     }
 
     /// Adds changes that clients have made to the local file without requests to the attributes.
     /// This must be the member of the attributes.
     pub(crate) fn add_changes_of_data(&self, id: FileId, inode: &mut Inode) -> Result<()> {
-        if inode.kind != NodeKind::File || !inode.has_chunks {
+        if inode.kind != NodeKind::File || !inode.has_chunks || inode.is_inline {
             return Ok(());
         }
         if let Some(data) = self.environment.chunks.state(id)? {

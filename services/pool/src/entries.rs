@@ -167,7 +167,7 @@ impl Member {
     }
 
     /// Records that a file has at least this size, and was written now.
-    pub(crate) async fn grow(&self, id: FileId, size_bytes_min: u64) -> Result<Reply<'static>> {
+    pub(crate) async fn grow(self: &Rc<Member>, id: FileId, size_bytes_min: u64) -> Result<Reply<'static>> {
         if size_bytes_min > FILE_BYTES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "write", ""));
         }
@@ -180,8 +180,11 @@ impl Member {
                 Some("a truncation of the file is not complete, because a member cannot be reached".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unavailable, "write", "") });
         }
+        if inode.is_inline {
+            self.move_to_chunks(id).await?;
+            inode = self.inode(id)?;
+        }
         inode.size_bytes = inode.size_bytes.max(size_bytes_min);
-        inode.has_chunks = true;
         inode.write_at(self.now());
         self.put_inode(id, &inode)?;
         Ok(Reply::Done)
@@ -203,7 +206,6 @@ impl Member {
             Some(end) if end <= FILE_BYTES_MAX => inode.size_bytes = end,
             _ => return Err(Error::new(ErrorKind::InvalidInput, "append", "")),
         }
-        inode.has_chunks = true;
         inode.write_at(self.now());
         let mut batch = Batch::new();
         batch.put(&keys::inode(id), &to_bytes(&inode));
@@ -247,11 +249,13 @@ impl Member {
         }
         // Without synchronous sizes, there may be data beyond the recorded size.
         let is_shorter = size_bytes < inode.size_bytes || self.map.consistency() == Consistency::Commit;
-        let truncates = inode.has_chunks && is_shorter || inode.truncating_to_bytes.is_some();
+        let has_chunks = inode.has_chunks && !inode.is_inline;
+        let truncates = has_chunks && is_shorter || inode.truncating_to_bytes.is_some();
+        let mut batch = Batch::new();
+        self.cut_inline_data(id, &mut inode, size_bytes, &mut batch)?;
         inode.size_bytes = size_bytes;
         inode.truncating_to_bytes = truncates.then_some(size_bytes);
         inode.write_at(self.now());
-        let mut batch = Batch::new();
         batch.put(&keys::inode(id), &to_bytes(&inode));
         if truncates {
             batch.put(&keys::unfinished(id), &[]);

@@ -71,6 +71,8 @@ pub struct Environment {
     pub peers: Rc<dyn Peers>,
     /// The clients of the node.
     pub clients: Rc<dyn Clients>,
+    /// The largest length of the inline data of a file, in bytes.
+    pub inline_bytes_max: usize,
     /// A number that members share if and only if they run on one machine.
     pub machine: u64,
     /// Whether the pool has copies, so that requests are sent again to the daemon that runs a

@@ -26,6 +26,11 @@ pub struct Inode {
     pub has_xattrs: bool,
     /// Whether the file may have chunks.
     pub has_chunks: bool,
+    /// Whether the data of the file is inline (module `inline`). Then chunks that it may have are
+    /// not part of it. A file whose data is not inline may have chunks.
+    pub is_inline: bool,
+    /// The length of the inline data. A file without any has no record of it.
+    pub inline_bytes: u32,
     /// The size to which the chunks are being truncated. It is set until all members have truncated
     /// theirs.
     pub truncating_to_bytes: Option<u64>,
@@ -42,6 +47,7 @@ impl Inode {
             gid: self.gid,
             is_named: self.name.is_some(),
             size_bytes: self.size_bytes,
+            is_inline: self.is_inline,
             modified: self.modified,
             changed: self.changed,
         }

@@ -18,6 +18,7 @@ const MARKS: u8 = 9;
 const UNFINISHED: u8 = 10;
 const XATTRS: u8 = 11;
 const RESULT: u8 = 12;
+const INLINE_DATA: u8 = 13;
 
 /// The number of bytes before the name in the key of an entry.
 pub const ENTRY_PREFIX_BYTES: usize = 17;
@@ -89,6 +90,11 @@ pub fn unfinished(id: FileId) -> Vec<u8> {
 /// The key of the extended attributes of a node.
 pub fn xattrs(id: FileId) -> Vec<u8> {
     numbered(XATTRS, id.0)
+}
+
+/// The key of the inline data of a file.
+pub fn inline_data(id: FileId) -> Vec<u8> {
+    numbered(INLINE_DATA, id.0)
 }
 
 /// The key of the result of a request.

@@ -18,6 +18,7 @@ mod directories;
 mod entries;
 mod environment;
 mod holds;
+mod inline;
 mod inode;
 mod keys;
 mod listing;

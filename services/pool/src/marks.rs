@@ -38,6 +38,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::SetXattr { .. }
         | Operation::RemoveXattr { .. }
         | Operation::Write { .. }
+        | Operation::WriteInline { .. }
         | Operation::NoteData { .. }
         | Operation::Grow { .. }
         | Operation::Reserve { .. } => true,
@@ -49,6 +50,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::XattrNames { .. }
         | Operation::List { .. }
         | Operation::Read { .. }
+        | Operation::ReadInline { .. }
         | Operation::Sync { .. }
         | Operation::Release { .. }
         | Operation::Space

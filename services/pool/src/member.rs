@@ -12,8 +12,8 @@ use futures_util::future::{join_all, join4};
 use lru::LruCache;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::pool::{
-    FileId, MemberId, Operation, PeerMessage, PeerRequest, Reply, Route, Stamp, TransactionId,
-    XATTRS_BYTES_MAX,
+    FileId, INLINE_BYTES_MAX, MemberId, Operation, PeerMessage, PeerRequest, Reply, Route, Stamp,
+    TransactionId, XATTRS_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
@@ -381,8 +381,10 @@ impl Member {
             Operation::SetXattr { id, name, value, mode } => self.set_xattr(origin, id, (name, value), mode),
             Operation::RemoveXattr { id, name } => self.remove_xattr(origin, id, name),
             Operation::Read { id, chunk, offset, bytes } => self.read(id, chunk, offset, bytes),
-            Operation::Write { id, chunk, offset, data } => self.write(id, chunk, offset, data),
-            Operation::NoteData { id } => self.note_data_for_client(id),
+            Operation::Write { id, chunk, offset, data } => self.write(id, chunk, offset, data).await,
+            Operation::ReadInline { id, offset, bytes } => self.read_inline(id, offset, bytes),
+            Operation::WriteInline { id, offset, data } => self.write_inline(origin, id, offset, data).await,
+            Operation::NoteData { id } => self.note_data_for_client(id).await,
             Operation::Grow { id, size_bytes_min } => self.grow(id, size_bytes_min).await,
             Operation::Reserve { id, bytes } => self.reserve(origin, id, bytes).await,
             Operation::Sync { id } => self.sync(id).await,
@@ -427,6 +429,8 @@ impl Member {
             | Operation::XattrNames { id }
             | Operation::SetXattr { id, .. }
             | Operation::RemoveXattr { id, .. }
+            | Operation::ReadInline { id, .. }
+            | Operation::WriteInline { id, .. }
             | Operation::NoteData { id }
             | Operation::Grow { id, .. }
             | Operation::Reserve { id, .. }
@@ -587,6 +591,7 @@ fn reply_bytes_max(request: &PeerRequest<'_>) -> u32 {
     const SMALL: u32 = 8 << 10;
     match request {
         PeerRequest::Perform(Operation::Read { bytes, .. }) => bytes.saturating_add(SMALL),
+        PeerRequest::Perform(Operation::ReadInline { .. }) => SMALL + INLINE_BYTES_MAX as u32,
         PeerRequest::Perform(Operation::Xattr { .. } | Operation::XattrNames { .. }) => {
             SMALL + XATTRS_BYTES_MAX as u32
         }

@@ -105,6 +105,8 @@ impl Member {
                 target: Vec::new(),
                 has_xattrs: false,
                 has_chunks: false,
+                is_inline: false,
+                inline_bytes: 0,
                 truncating_to_bytes: None,
             },
         )

@@ -6,6 +6,7 @@ use quell_kv::{Batch, KeyRange};
 use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result};
 use quell_wire::pool::{FileId, Matching, NodeKind, PeerRequest, Reply};
 
+use crate::inline::delete_inline_data;
 use crate::inode::{Inode, to_bytes};
 use crate::keys;
 use crate::lock_table::Lock;
@@ -69,8 +70,7 @@ impl Member {
         let mut inode = self.inode(id)?;
         let is_held = self.member_holds.borrow().is_held(id) || !self.knows_references();
         if !is_held && !inode.has_chunks {
-            batch.delete(&keys::inode(id));
-            delete_xattrs(id, &inode, batch);
+            delete_node(id, &inode, batch);
             return Ok(None);
         }
         inode.name = None;
@@ -139,8 +139,7 @@ impl Member {
             // A late request may have set extended attributes meanwhile.
             let inode = self.inode(id)?;
             let mut batch = Batch::new();
-            batch.delete(&keys::inode(id));
-            delete_xattrs(id, &inode, &mut batch);
+            delete_node(id, &inode, &mut batch);
             batch.delete(&keys::unfinished(id));
             self.environment.store.commit(batch)?;
             self.unfinished.borrow_mut().remove(&id);
@@ -177,4 +176,11 @@ impl Member {
             true
         })
     }
+}
+
+/// Adds the removal of all records of a node to a batch.
+fn delete_node(id: FileId, inode: &Inode, batch: &mut Batch) {
+    batch.delete(&keys::inode(id));
+    delete_xattrs(id, inode, batch);
+    delete_inline_data(id, inode, batch);
 }

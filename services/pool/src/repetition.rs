@@ -125,6 +125,7 @@ impl Member {
             }
             Performed::Size => self.serve_request(origin, request).await,
             Performed::Extension(offset) => Ok(Reply::Offset(offset)),
+            Performed::Inline => Ok(Reply::Written(true)),
         }
     }
 }

@@ -19,6 +19,8 @@ pub fn into_owned(reply: Reply<'_>) -> Reply<'static> {
         Reply::Bytes(bytes) => Reply::Bytes(own(bytes)),
         Reply::Value(value) => Reply::Value(value.map(own)),
         Reply::Written(is_recorded) => Reply::Written(is_recorded),
+        Reply::Inline { data, size_bytes } => Reply::Inline { data: own(data), size_bytes },
+        Reply::InChunks => Reply::InChunks,
         Reply::Offset(offset) => Reply::Offset(offset),
         Reply::Space { total_bytes, free_bytes, available_bytes, file_system } => {
             Reply::Space { total_bytes, free_bytes, available_bytes, file_system }

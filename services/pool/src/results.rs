@@ -22,6 +22,8 @@ pub enum Performed {
     Change(FileId),
     /// The change of the size, but not that of the other attributes.
     Size,
+    /// The write of inline data.
+    Inline,
     /// The extension of a file, which had this size.
     Extension(u64),
 }
@@ -122,6 +124,7 @@ pub fn is_performed_once(request: &PeerRequest<'_>) -> bool {
                 | Operation::SetXattr { .. }
                 | Operation::RemoveXattr { .. }
                 | Operation::Reserve { .. }
+                | Operation::WriteInline { .. }
         ) | PeerRequest::PrepareName { .. }
             | PeerRequest::PrepareNode { .. }
             | PeerRequest::PrepareRemoval { .. }

@@ -3,6 +3,8 @@
 //! the first seed, and `QUELL_HISTORIES` the number of seeds.
 
 mod cluster;
+mod contents;
+mod contents_model;
 mod invariants;
 mod repetitions;
 mod replicas;
@@ -15,9 +17,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use cluster::Cluster;
+use contents::Accesses;
 use futures_executor::LocalPool;
 use time::World;
-use workload::{Fault, Shared, run_client, run_faults};
+use workload::{Fault, Focus, Shared, run_client, run_faults};
 
 /// The time at which all clients must have ended.
 const CLIENTS_END: Duration = Duration::from_secs(400);
@@ -32,16 +35,21 @@ struct Shape {
     members: u16,
     clients: usize,
     operations: usize,
-    /// Whether most operations move directories.
-    moves_dirs: bool,
+    focus: Focus,
     /// The time of the end of the faults, in seconds.
     faults_end_s: u64,
     /// Whether each member has a backup on another daemon.
     replicates: bool,
 }
 
-const SHAPE: Shape =
-    Shape { members: 3, clients: 4, operations: 24, moves_dirs: false, faults_end_s: 30, replicates: false };
+const SHAPE: Shape = Shape {
+    members: 3,
+    clients: 4,
+    operations: 24,
+    focus: Focus::Names,
+    faults_end_s: 30,
+    replicates: false,
+};
 
 /// The result of a simulation.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +58,7 @@ struct Outcome {
     wrong: Vec<String>,
     /// The operations and their results.
     history: String,
+    accesses: Accesses,
 }
 
 /// Runs the simulation of a seed.
@@ -61,7 +70,7 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
         cluster.keep_backups();
     }
     let faults_end = Duration::from_secs(shape.faults_end_s);
-    let shared = Shared::new(shape.moves_dirs);
+    let shared = Shared::new(shape.focus);
     shared.clients_running.set(shape.clients);
     for _ in 0..shape.clients {
         world.spawn(run_client(Rc::clone(&cluster), Rc::clone(&shared), shape.operations));
@@ -103,28 +112,34 @@ fn simulate(seed: u64, shape: Shape, kinds: &[Fault]) -> Outcome {
         wrong.push("no member has moved".into());
     }
     let is_linearizable = shared.history.borrow().is_linearizable();
-    let history = shared.history.borrow().describe();
+    let mut history = shared.history.borrow().describe();
     if !is_linearizable {
         wrong.push(format!("no order of the operations explains the results:\n{history}"));
     }
-    Outcome { wrong, history }
+    let contents = shared.contents.borrow();
+    wrong.extend(contents.violations());
+    history.push_str(&contents.describe());
+    Outcome { wrong, history, accesses: contents.accesses }
 }
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// Simulates `count` seeds with faults of these kinds.
-fn check_seeds(count: u64, shape: Shape, kinds: &[Fault]) {
+/// Simulates `count` seeds with faults of these kinds. Returns the accesses of all.
+fn check_seeds(count: u64, shape: Shape, kinds: &[Fault]) -> Accesses {
+    let mut accesses = Accesses::default();
     let first = variable("QUELL_SEED").unwrap_or(0);
     for seed in first..first + variable("QUELL_HISTORIES").unwrap_or(count) {
-        let wrong = simulate(seed, shape, kinds).wrong;
+        let Outcome { wrong, accesses: of_seed, .. } = simulate(seed, shape, kinds);
+        accesses.add(of_seed);
         assert!(
             wrong.is_empty(),
             "{shape:?}, {kinds:?}:\n{}\nrepeat it with QUELL_SEED={seed} QUELL_HISTORIES=1",
             wrong.join("\n")
         );
     }
+    accesses
 }
 
 #[test]
@@ -175,7 +190,7 @@ fn names_are_linearizable_when_daemons_fail_with_their_storage() {
     check_seeds(5, shape, &[]);
     check_seeds(20, shape, &[Fault::Fail]);
     check_seeds(10, shape, &[Fault::Fail, Fault::Loss, Fault::Stop, Fault::Clock]);
-    check_seeds(10, Shape { moves_dirs: true, ..shape }, &[Fault::Fail]);
+    check_seeds(10, Shape { focus: Focus::Dirs, ..shape }, &[Fault::Fail]);
 }
 
 #[test]
@@ -184,13 +199,41 @@ fn names_are_linearizable_when_members_move_between_daemons() {
     check_seeds(20, shape, &[Fault::Move]);
     check_seeds(10, shape, &[Fault::Move, Fault::Fail]);
     check_seeds(10, shape, &[Fault::Move, Fault::Fail, Fault::Loss, Fault::Stop, Fault::Clock]);
-    check_seeds(10, Shape { moves_dirs: true, ..shape }, &[Fault::Move]);
+    check_seeds(10, Shape { focus: Focus::Dirs, ..shape }, &[Fault::Move]);
 }
 
 #[test]
 fn moves_of_directories_make_no_cycles() {
-    let shape = Shape { clients: 5, operations: 20, moves_dirs: true, ..SHAPE };
+    let shape = Shape { clients: 5, operations: 20, focus: Focus::Dirs, ..SHAPE };
     check_seeds(20, shape, &[]);
     check_seeds(20, shape, &[Fault::Kill]);
     check_seeds(20, shape, &Fault::ALL);
+}
+
+#[test]
+fn contents_are_linearizable() {
+    let shape = Shape { operations: 40, focus: Focus::Contents, ..SHAPE };
+    let Accesses { inline_writes, inline_reads, chunk_writes, chunk_reads } = check_seeds(20, shape, &[]);
+    let fewest = inline_writes.min(inline_reads).min(chunk_writes).min(chunk_reads);
+    assert!(fewest > 0, "not all kinds of accesses were used");
+    check_seeds(40, shape, &[Fault::Kill]);
+    check_seeds(20, shape, &[Fault::Loss]);
+    check_seeds(20, shape, &[Fault::Stop, Fault::Disconnect]);
+    check_seeds(20, shape, &[Fault::Full]);
+    check_seeds(20, shape, &Fault::ALL);
+}
+
+#[test]
+fn contents_are_linearizable_when_daemons_fail_or_members_move() {
+    let shape = Shape {
+        members: 4,
+        operations: 40,
+        focus: Focus::Contents,
+        faults_end_s: 60,
+        replicates: true,
+        ..SHAPE
+    };
+    check_seeds(20, shape, &[Fault::Fail]);
+    check_seeds(20, shape, &[Fault::Move]);
+    check_seeds(10, shape, &[Fault::Move, Fault::Fail, Fault::Loss, Fault::Stop, Fault::Clock]);
 }

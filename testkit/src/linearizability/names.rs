@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quell_vfs::{ErrorKind, Rename};
 
+use super::model::Model;
+
 /// The root directory.
 pub const ROOT: u64 = 0;
 /// The first number for nodes whose identifier is not known, because the reply was lost. Real
@@ -44,17 +46,13 @@ struct Node {
 }
 
 /// All names.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Names {
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Names {
     entries: BTreeMap<Name, Node>,
     removed: BTreeSet<u64>,
 }
 
 impl Names {
-    pub fn new() -> Names {
-        Names { entries: BTreeMap::new(), removed: BTreeSet::new() }
-    }
-
     fn is_empty(&self, dir: u64) -> bool {
         self.entries.range((dir, 0)..=(dir, u8::MAX)).next().is_none()
     }
@@ -155,10 +153,11 @@ impl Names {
     }
 }
 
-impl Names {
-    /// Performs an operation whose result is not known, and returns whether it has an effect. Each
-    /// operation has a different `number`.
-    pub fn perform_unknown(&mut self, operation: &NameOperation, number: u64) -> bool {
+impl Model for Names {
+    type Operation = NameOperation;
+    type Result = NameResult;
+
+    fn perform_unknown(&mut self, operation: &NameOperation, number: u64) -> bool {
         let has_effect = !matches!(operation, NameOperation::Lookup(_)) && self.errors(operation).is_empty();
         if has_effect {
             self.apply(operation, UNKNOWN + number);
@@ -166,8 +165,7 @@ impl Names {
         has_effect
     }
 
-    /// Performs an operation and returns whether it can have this result.
-    pub fn perform(&mut self, operation: &NameOperation, result: &NameResult) -> bool {
+    fn perform(&mut self, operation: &NameOperation, result: &NameResult) -> bool {
         let errors = self.errors(operation);
         match (operation, result) {
             (NameOperation::Lookup(name), NameResult::Found(Some(id))) => self.finds(name, *id),

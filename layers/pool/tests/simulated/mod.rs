@@ -22,7 +22,9 @@ use quell_pool_service::{
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore as MemoryDirs;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::pool::{Consistency, DirectAccess, MemberId, Operation, Partitions, Reply, Stamp};
+use quell_wire::pool::{
+    Consistency, DirectAccess, INLINE_BYTES_MAX, MemberId, Operation, Partitions, Reply, Stamp,
+};
 use quell_wire::{Failure, decode, encode};
 
 const PARTITIONS: u16 = 64;
@@ -137,6 +139,7 @@ fn start_members(chunk_bytes: u32, consistency: Consistency, shared: &[Shared]) 
             store: Arc::new(MemoryStore::new()),
             chunks: Arc::new(ChunkDir::new(Arc::clone(&shared.chunk_dir))),
             peers: Rc::new(Network { members: Rc::downgrade(&members) }),
+            inline_bytes_max: INLINE_BYTES_MAX,
             machine: u64::from(id.0),
             has_copies: false,
             clients: Rc::new(Forgetting(Arc::clone(&shared.dirs_version))),

@@ -82,6 +82,8 @@ pub struct Node {
     pub is_named: bool,
     /// The size in bytes; of a symbolic link the length of its target.
     pub size_bytes: u64,
+    /// Whether the data of the file is inline. This is false for ever when it was false once.
+    pub is_inline: bool,
     /// The time of the last change of the data.
     pub modified: Stamp,
     /// The time of the last change of the data or attributes.

@@ -19,8 +19,8 @@ impl Operation<'_> {
                 OperationKind::Change
             }
             Operation::List { .. } => OperationKind::List,
-            Operation::Read { .. } => OperationKind::Read,
-            Operation::Write { .. } => OperationKind::Write,
+            Operation::Read { .. } | Operation::ReadInline { .. } => OperationKind::Read,
+            Operation::Write { .. } | Operation::WriteInline { .. } => OperationKind::Write,
             Operation::NoteData { .. } | Operation::Grow { .. } | Operation::Reserve { .. } => {
                 OperationKind::Extend
             }
@@ -32,7 +32,7 @@ impl Operation<'_> {
     /// Returns the number of bytes of file data in the operation.
     pub fn data_bytes(&self) -> u64 {
         match self {
-            Operation::Write { data, .. } => data.len() as u64,
+            Operation::Write { data, .. } | Operation::WriteInline { data, .. } => data.len() as u64,
             _ => 0,
         }
     }

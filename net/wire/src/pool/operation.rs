@@ -218,8 +218,29 @@ pub enum Operation<'a> {
         #[serde(borrow, with = "serde_bytes")]
         data: &'a [u8],
     },
-    /// Records that a file may have data: `Reply::Done`. A client sends it before its first write
-    /// to an open file.
+    /// Reads from a file with inline data: `Reply::Inline`, or `Reply::InChunks` if the file has
+    /// chunks.
+    ReadInline {
+        /// The file.
+        id: FileId,
+        /// The first byte.
+        offset: u64,
+        /// The number of bytes.
+        bytes: u32,
+    },
+    /// Writes to a file with inline data, if the data is inline afterwards, too: `Reply::Written`.
+    /// Otherwise writes nothing, does the same as `NoteData`, and the reply is `Reply::InChunks`.
+    WriteInline {
+        /// The file.
+        id: FileId,
+        /// The first byte.
+        offset: u64,
+        /// The data, at most [`INLINE_BYTES_MAX`](super::INLINE_BYTES_MAX).
+        #[serde(borrow, with = "serde_bytes")]
+        data: &'a [u8],
+    },
+    /// Moves inline data of a file to its chunks, and records that the file may have chunks:
+    /// `Reply::Done`. A client sends it before its first write to the chunks of an open file.
     NoteData {
         /// The file.
         id: FileId,
@@ -364,6 +385,17 @@ pub enum Reply<'a> {
     Value(#[serde(borrow, with = "serde_bytes")] Option<Cow<'a, [u8]>>),
     /// Data was written; `true` if the size of the file was recorded, too.
     Written(bool),
+    /// Inline data of a file.
+    Inline {
+        /// The data from the requested offset on. The bytes after it, up to the end of the file,
+        /// are zeros.
+        #[serde(borrow, with = "serde_bytes")]
+        data: Cow<'a, [u8]>,
+        /// The size of the file, in bytes.
+        size_bytes: u64,
+    },
+    /// The data of the file is in chunks, and stays there.
+    InChunks,
     /// An offset in a file.
     Offset(u64),
     /// The space of the pool or of a member, in bytes.

@@ -24,6 +24,8 @@ use crate::replies::into_owned;
 use crate::{ClientCounts, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap, Replication};
 
 pub const CHUNK_BYTES: u32 = 64;
+/// Less than a chunk, so that writes at the begin of a file are inline and others are not.
+pub const INLINE_BYTES_MAX: usize = 40;
 const PARTITIONS: u16 = 16;
 /// The same values as for the connections between daemons.
 const REPLY_LIMIT: Duration = Duration::from_secs(30);
@@ -126,6 +128,7 @@ impl Cluster {
             store: replication.store(),
             chunks: replication.chunks(),
             peers: replication.peers(Rc::new(network)),
+            inline_bytes_max: INLINE_BYTES_MAX,
             machine: u64::from(number),
             has_copies: self.has_copies,
             clients: Rc::new(NoClients),

@@ -18,6 +18,7 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
     let mut entries: Vec<(FileId, Vec<u8>, EntryRecord)> = Vec::new();
     let mut chunks: BTreeSet<FileId> = BTreeSet::new();
     let mut xattrs: BTreeSet<FileId> = BTreeSet::new();
+    let mut inline: BTreeMap<FileId, usize> = BTreeMap::new();
     for number in 0..cluster.members() {
         let store = &cluster.disk(number).store;
         store
@@ -33,6 +34,7 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
                     6 => wrong
                         .push(format!("member {number} has a decision that other members have not received")),
                     11 => drop(xattrs.insert(id())),
+                    13 => drop(inline.insert(id(), value.len())),
                     10 => wrong.push(format!("member {number} has an unfinished node {:?}", id())),
                     _ => {}
                 }
@@ -82,6 +84,14 @@ pub fn violations(cluster: &Rc<Cluster>) -> Vec<String> {
             .symmetric_difference(&with_xattrs)
             .map(|id| format!("{id:?} and its extended attributes do not belong together")),
     );
+    let without_chunks = chunks.iter().filter(|id| inodes.get(id).is_some_and(|inode| !inode.has_chunks));
+    wrong.extend(without_chunks.map(|id| format!("{id:?} has chunks, but not according to its record")));
+    let with_inline = inodes.iter().filter(|(_, inode)| inode.is_inline && inode.inline_bytes > 0);
+    let with_inline: BTreeMap<FileId, usize> =
+        with_inline.map(|(id, inode)| (*id, inode.inline_bytes as usize)).collect();
+    if inline != with_inline {
+        wrong.push(format!("inline data {inline:?} does not belong to the records {with_inline:?}"));
+    }
     // Every node is reached from the root.
     let mut reached = BTreeSet::from([FileId::ROOT]);
     let mut waiting = vec![FileId::ROOT];

@@ -117,6 +117,29 @@ fn a_repeated_request_is_performed_once() {
 }
 
 #[test]
+fn a_repeated_write_of_inline_data_does_not_undo_a_later_one() {
+    for restarts in [false, true] {
+        check(move |cluster| async move {
+            let names = own_names(&cluster);
+            let Ok(Reply::Held(file)) = send(&cluster, 1, 1, &create(&names[0], NewKind::File)).await else {
+                panic!("the file was not created")
+            };
+            let id = file.id;
+            let write = |data| PeerRequest::Perform(Operation::WriteInline { id, offset: 0, data });
+            assert_eq!(send(&cluster, 2, 2, &write(b"first")).await, Ok(Reply::Written(true)));
+            assert_eq!(send(&cluster, 3, 2, &write(b"later")).await, Ok(Reply::Written(true)));
+            if restarts {
+                restart(&cluster);
+            }
+            assert_eq!(send(&cluster, 2, 2, &write(b"first")).await, Ok(Reply::Written(true)));
+            let read = PeerRequest::Perform(Operation::ReadInline { id, offset: 0, bytes: 9 });
+            let data = std::borrow::Cow::Borrowed(&b"later"[..]);
+            assert_eq!(send(&cluster, 4, 4, &read).await, Ok(Reply::Inline { data, size_bytes: 5 }));
+        });
+    }
+}
+
+#[test]
 fn a_request_that_has_failed_is_not_performed_later() {
     check(|cluster| async move {
         let names = own_names(&cluster);

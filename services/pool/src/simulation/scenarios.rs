@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_executor::LocalPool;
 use quell_kv::{KeyRange, KeyValue};
-use quell_wire::pool::{FileId, Matching, NewKind, Operation, Reply};
+use quell_wire::pool::{FileId, Matching, NewKind, Operation, Reply, Settings};
 
 use super::cluster::{Client, Cluster};
 use super::invariants;
@@ -133,6 +133,64 @@ fn open_files_without_a_name_survive_the_start_of_their_member() {
             let read = Operation::Read { id, chunk: 0, offset: 0, bytes: 8 };
             assert_eq!(perform(&client, read).await, Reply::Bytes(vec![1; 8].into()));
         }
+        client.end();
+    });
+}
+
+#[test]
+fn inline_data_is_valid_after_a_move_that_was_interrupted_and_the_next_move_removes_its_chunk() {
+    check(|cluster| async move {
+        let client = cluster.connect(0).unwrap();
+        let map = cluster.running(0).unwrap().member.map.clone();
+        let mut moved = 0;
+        for (number, name) in NAMES.chunks(1).enumerate() {
+            let (dir, kind, permissions) = (FileId::ROOT, NewKind::File, 0o600);
+            let create = Operation::Create { dir, name, kind, permissions, uid: 1000, gid: 1000 };
+            let Reply::Held(node) = perform(&client, create).await else { panic!("no reference") };
+            let (id, home) = (node.id, map.home(node.id).unwrap().0);
+            let owner = map.owner_of_chunk(id, 0).0;
+            if owner == home || home == 0 {
+                continue;
+            }
+            let write = Operation::WriteInline { id, offset: 0, data: b"abcdefgh" };
+            assert_eq!(perform(&client, write).await, Reply::Written(true));
+            let has_chunk = || {
+                let names = cluster.disk(owner).chunks.root().names().unwrap();
+                names.contains(&id.data_name(0))
+            };
+            // Some commits fail.
+            cluster.disk(home).set_full(true);
+            let note = Operation::NoteData { id };
+            for _ in 0..3 {
+                if !has_chunk() {
+                    client.perform(&note).await.unwrap().unwrap_err();
+                }
+            }
+            assert!(has_chunk());
+            cluster.disk(home).set_full(false);
+            if number % 2 == 0 {
+                cluster.kill(home);
+                cluster.restart(home);
+            }
+            let read = Operation::ReadInline { id, offset: 2, bytes: 100 };
+            let inline = Reply::Inline { data: b"cdefgh"[..].into(), size_bytes: 8 };
+            assert_eq!(perform(&client, read).await, inline);
+            let resized = |size_bytes| Operation::Change {
+                id,
+                settings: Settings { size_bytes: Some(size_bytes), ..Settings::default() },
+            };
+            perform(&client, resized(2)).await;
+            assert_eq!(perform(&client, note).await, Reply::Done);
+            assert_eq!(
+                perform(&client, resized(8)).await,
+                perform(&client, Operation::Attributes { id }).await
+            );
+            let read = Operation::Read { id, chunk: 0, offset: 0, bytes: 8 };
+            assert_eq!(perform(&client, read).await, Reply::Bytes(b"ab"[..].into()));
+            moved += 1;
+        }
+        assert!(moved > 1, "the data of few files moves to another member");
+        remove_files(&client).await;
         client.end();
     });
 }

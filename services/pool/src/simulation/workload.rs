@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use quell_testkit::linearizability::{History, Name, NameOperation, NameResult};
 use quell_vfs::{ErrorKind, Rename};
-use quell_wire::pool::{
-    FileId, Matching, NewKind, NodeKind, Operation, RenameMode, Reply, Settings, XattrMode,
-};
+use quell_wire::pool::{FileId, Matching, NewKind, NodeKind, Operation, RenameMode, Reply, XattrMode};
 
-use super::cluster::{CHUNK_BYTES, Client, Cluster};
+use super::cluster::{Client, Cluster};
+use super::contents::{Contents, InChunks};
 use super::time::World;
 use crate::member::is_unknown;
 
@@ -23,6 +22,7 @@ const ATTEMPTS_MAX: u32 = 40;
 #[derive(Default)]
 pub struct Shared {
     pub history: RefCell<History>,
+    pub contents: RefCell<Contents>,
     /// Directories that clients have seen.
     dirs: RefCell<Vec<u64>>,
     pub clients_running: Cell<usize>,
@@ -33,13 +33,24 @@ pub struct Shared {
     pub unknown: Cell<usize>,
     /// The longest time of an operation.
     pub longest: Cell<Duration>,
-    /// Whether most operations move directories.
-    moves_dirs: bool,
+    /// The objects that most operations use.
+    focus: Focus,
+}
+
+/// The objects that most operations use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Focus {
+    #[default]
+    Names,
+    /// Directories, which are moved.
+    Dirs,
+    /// The contents of a few files.
+    Contents,
 }
 
 impl Shared {
-    pub fn new(moves_dirs: bool) -> Rc<Shared> {
-        let shared = Shared { moves_dirs, ..Shared::default() };
+    pub fn new(focus: Focus) -> Rc<Shared> {
+        let shared = Shared { focus, ..Shared::default() };
         shared.dirs.borrow_mut().push(FileId::ROOT.0);
         Rc::new(shared)
     }
@@ -68,7 +79,9 @@ pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: us
             world.sleep(world.below_time(Duration::from_secs(1))).await;
             continue;
         };
-        let mut process = Process { client, shared: &shared, held: std::mem::take(&mut held) };
+        let held_before = std::mem::take(&mut held);
+        let mut process =
+            Process { client, shared: &shared, held: held_before, in_chunks: InChunks::default() };
         let has_held = process.hold_again(world.now() < lost + RECONNECTION_LIMIT).await;
         if !has_held {
             held = std::mem::take(&mut process.held);
@@ -79,7 +92,8 @@ pub async fn run_client(cluster: Rc<Cluster>, shared: Rc<Shared>, operations: us
         while left > 0 {
             left -= 1;
             pause(&world).await;
-            let goes_on = match world.one_in(3) {
+            let uses_file = if shared.focus == Focus::Contents { !world.one_in(4) } else { world.one_in(3) };
+            let goes_on = match uses_file {
                 true => process.use_a_file(&cluster).await,
                 false => process.use_a_name(&cluster).await,
             };
@@ -107,10 +121,11 @@ async fn pause(world: &Rc<World>) {
 }
 
 /// A client process of one start of a member. It ends with the first operation without a result.
-struct Process<'a> {
-    client: Client,
-    shared: &'a Shared,
+pub struct Process<'a> {
+    pub client: Client,
+    pub shared: &'a Shared,
     held: Vec<(FileId, NodeKind)>,
+    pub in_chunks: InChunks,
 }
 
 impl Process<'_> {
@@ -134,7 +149,7 @@ impl Process<'_> {
     }
 
     /// Performs an operation. `None` if the member of the client has ended.
-    async fn perform(&self, operation: &Operation<'_>) -> Option<quell_vfs::Result<Reply<'static>>> {
+    pub async fn perform(&self, operation: &Operation<'_>) -> Option<quell_vfs::Result<Reply<'static>>> {
         let reply = self.client.perform(operation).await;
         if let Some(Err(error)) = &reply
             && is_unknown(error)
@@ -150,10 +165,15 @@ impl Process<'_> {
         let name =
             || -> Name { (world.pick(&self.shared.dirs.borrow()), world.below(usize::from(NAMES)) as u8) };
         let mode = world.pick(&[Rename::Replace, Rename::Replace, Rename::Keep, Rename::Exchange]);
-        let moves_dirs = self.shared.moves_dirs;
-        let operation = match world.below(if moves_dirs { 14 } else { 9 }) {
+        let focus = self.shared.focus;
+        let kinds = if focus == Focus::Dirs { 14 } else { 9 };
+        let operation = match world.below(kinds) {
             0..3 => NameOperation::Lookup(name()),
-            3..6 => NameOperation::Create { name: name(), is_dir: moves_dirs || world.one_in(2) },
+            3..6 => {
+                let is_dir = focus == Focus::Dirs || focus == Focus::Names && world.one_in(2);
+                NameOperation::Create { name: name(), is_dir }
+            }
+            6 if focus == Focus::Contents && !world.one_in(4) => NameOperation::Lookup(name()),
             6 => NameOperation::Remove { name: name(), is_dir: world.one_in(2) },
             7.. => NameOperation::Rename { from: name(), to: name(), mode },
         };
@@ -218,7 +238,8 @@ impl Process<'_> {
         self.perform(&operation).await.is_some()
     }
 
-    /// Writes to a file, truncates it or returns a reference. Returns false if there is no result.
+    /// Uses the content of a file or an extended attribute, or returns a reference. Returns false
+    /// if there is no result.
     async fn use_a_file(&mut self, cluster: &Rc<Cluster>) -> bool {
         let world = &cluster.world;
         if self.held.is_empty() {
@@ -229,36 +250,18 @@ impl Process<'_> {
         if kind != NodeKind::Symlink && world.one_in(5) {
             return self.change_xattr(cluster, id).await;
         }
-        if kind != NodeKind::File || world.one_in(3) {
+        let releases = if self.shared.focus == Focus::Contents { 12 } else { 3 };
+        if kind != NodeKind::File || world.one_in(releases) {
             self.held.swap_remove(position);
             let release = Operation::Release { references: vec![(id, 1)] };
             return self.perform(&release).await.is_some();
         }
-        let size_bytes = world.below(4 * CHUNK_BYTES as usize) as u64;
-        if world.one_in(3) {
-            let settings = Settings { size_bytes: Some(size_bytes), ..Settings::default() };
-            let changed = self.perform(&Operation::Change { id, settings }).await;
-            if let Some(Err(error)) = &changed
-                && error.kind == ErrorKind::Stale
-            {
-                self.shared.lost_files.set(self.shared.lost_files.get() + 1);
-            }
-            return changed.is_some();
-        }
-        let (chunk, data) = (size_bytes / u64::from(CHUNK_BYTES), [1; 8]);
-        let size_bytes_min = chunk * u64::from(CHUNK_BYTES) + data.len() as u64;
-        if !matches!(self.perform(&Operation::NoteData { id }).await, Some(Ok(_))) {
-            return true;
-        }
-        let write = Operation::Write { id, chunk, offset: 0, data: &data };
-        match self.perform(&write).await {
-            Some(Ok(Reply::Written(false))) => {
-                // A write during an interrupted truncation is refused.
-                self.client.perform(&Operation::Grow { id, size_bytes_min }).await.is_some()
-            }
-            Some(_) => true,
-            None => false,
-        }
+        self.use_contents(cluster, id).await
+    }
+
+    /// Counts a file that was removed although the client has a reference to it.
+    pub fn lose_file(&self) {
+        self.shared.lost_files.set(self.shared.lost_files.get() + 1);
     }
 }
 
