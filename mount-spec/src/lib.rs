@@ -39,7 +39,7 @@ pub use pool::{PlacedRange, PoolConnection, PoolMarks, PoolPlacement};
 pub use pool_daemons::{open_pool, open_pool_at};
 pub use process_counters::{
     PROCESS_COUNTERS, PROCESS_COUNTERS_OFFSET, ProcessCounters, create_process_counters,
-    process_counters_bytes, read_process_counters,
+    process_counters_bytes, read_process_counters, remove_ended_process_counters,
 };
 pub use shared_tree::{MemoryFile, SealedFile, SharedFile, SharedFiles, SharedTree, encode_table};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};

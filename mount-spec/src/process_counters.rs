@@ -14,7 +14,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use quell_vfs::{Error, Result};
@@ -68,19 +68,12 @@ pub fn process_counters_bytes(directories: usize) -> usize {
 }
 
 /// Creates the file for this process in the runtime directory, names it in the view, and returns it
-/// with a shared lock.
+/// with a shared lock. Removes the files of processes that have ended.
 pub fn create_process_counters(runtime: &Path, view: &mut View) -> Result<File> {
+    remove_ended_process_counters(runtime);
     let process = std::process::id();
     let path = runtime.join(format!("{PREFIX}{process}{SUFFIX}"));
-    // A process with the same number may have left one.
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path)(error)),
-        _ => {}
-    }
-    let mut options = OpenOptions::new();
-    let mut file =
-        options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(failed(&path))?;
-    flock(&file, FlockOperation::LockShared).map_err(|error| failed(&path)(error.into()))?;
+    let mut file = create_locked(&path).map_err(failed(&path))?;
     let directories = view.directories();
     let mut bytes = Vec::from(MAGIC);
     bytes.extend_from_slice(&process.to_le_bytes());
@@ -92,16 +85,51 @@ pub fn create_process_counters(runtime: &Path, view: &mut View) -> Result<File> 
     Ok(file)
 }
 
+/// Creates a file and locks it.
+fn create_locked(path: &Path) -> std::io::Result<File> {
+    loop {
+        // A process with the same number may have left one.
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        flock(&file, FlockOperation::LockShared)?;
+        // Before it had the lock, another process may have removed it.
+        if file.metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+}
+
+/// Removes the files of all processes of this user that have ended.
+pub fn remove_ended_process_counters(runtime: &Path) {
+    for path in paths(runtime) {
+        open_unless_ended(&path);
+    }
+}
+
 /// Reads the counters of all running views of this user, and removes the files of those that have
 /// ended.
 pub fn read_process_counters(runtime: &Path) -> Vec<ProcessCounters> {
-    let names = std::fs::read_dir(runtime).into_iter().flatten().flatten();
-    let is_counters = |name: &str| name.starts_with(PREFIX) && name.ends_with(SUFFIX);
-    let paths = names.filter(|entry| is_counters(&entry.file_name().to_string_lossy()));
-    paths.filter_map(|entry| read(&entry.path())).collect()
+    paths(runtime).filter_map(|path| read(&path)).collect()
 }
 
-fn read(path: &PathBuf) -> Option<ProcessCounters> {
+fn paths(runtime: &Path) -> impl Iterator<Item = PathBuf> {
+    let names = std::fs::read_dir(runtime).into_iter().flatten().flatten();
+    let is_counters = |name: &str| name.starts_with(PREFIX) && name.ends_with(SUFFIX);
+    names.filter(move |entry| is_counters(&entry.file_name().to_string_lossy())).map(|entry| entry.path())
+}
+
+fn read(path: &Path) -> Option<ProcessCounters> {
+    let mut bytes = Vec::new();
+    open_unless_ended(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    decode(&bytes)
+}
+
+/// Opens the file of a running process. Removes that of one that has ended.
+fn open_unless_ended(path: &Path) -> Option<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).ok()?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
@@ -109,9 +137,7 @@ fn read(path: &PathBuf) -> Option<ProcessCounters> {
         let _ = std::fs::remove_file(path);
         return None;
     }
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    decode(&bytes)
+    Some(file)
 }
 
 fn decode(bytes: &[u8]) -> Option<ProcessCounters> {
@@ -149,6 +175,21 @@ mod tests {
         drop(file);
         assert_eq!(read_process_counters(runtime.path()), []);
         assert_eq!(std::fs::read_dir(runtime.path()).unwrap().count(), 0, "the file is removed");
+    }
+
+    #[test]
+    fn the_files_of_processes_that_have_ended_are_removed() {
+        let runtime = tempfile::tempdir().unwrap();
+        let view = || View::parse(br#"{"log":[{"path":"/m","stores":["/s"]}]}"#).unwrap();
+        let ended = runtime.path().join("preload-1.counters");
+        std::fs::write(&ended, b"").unwrap();
+        let file = create_process_counters(runtime.path(), &mut view()).unwrap();
+        assert!(!ended.exists());
+        remove_ended_process_counters(runtime.path());
+        assert_eq!(read_process_counters(runtime.path()).len(), 1, "the process runs");
+        drop(file);
+        remove_ended_process_counters(runtime.path());
+        assert_eq!(std::fs::read_dir(runtime.path()).unwrap().count(), 0);
     }
 
     #[test]

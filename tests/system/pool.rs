@@ -64,8 +64,6 @@ impl Pool {
         let left: Vec<_> = std::fs::read_dir(self.stage.path("data")).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
         assert_eq!(std::fs::read_dir(&self.files).unwrap().count(), 0);
-        // Removes the counters of programs that have ended.
-        self.quell(&["stats", "--json", "/"]);
         self.stage.expect_nothing_left();
     }
 }

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool_at};
+use quell_mount_spec::{PoolConnection, VIEW_VARIABLE, View, open_pool_at, remove_ended_process_counters};
 use quell_runtime::{Pool, Registry};
-use quell_supervisor::{MemberState, find_pool, member_states, pools, stop_pool};
+use quell_supervisor::{MemberState, find_pool, member_states, pools, runtime_directory, stop_pool};
 use quell_vfs::{Context, Cursor, FileSystem, Space, Writable};
 use quell_wire::pool::{Consistency, PoolDaemon};
 use serde::Serialize;
@@ -212,6 +212,10 @@ fn down(args: &PoolDownArgs) -> Result<ExitCode, Failure> {
         return Err(Failure::with_code(NO, reason));
     }
     stop_pool(&pool)?;
+    // Those of programs that have used it.
+    if let Ok(runtime) = runtime_directory() {
+        remove_ended_process_counters(&runtime);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
