@@ -18,6 +18,9 @@ use crate::memory;
 
 /// The part of the memory that names and attributes may use: one of this number of equal parts.
 const NAMES_PART: u64 = 8;
+/// The space that each store on a disk occupies, so that files can be removed after data has filled
+/// the disk: clients write data without the daemon.
+const BALLAST_BYTES: u64 = 8 << 20;
 
 /// The storage of a member.
 pub struct Storage {
@@ -177,7 +180,8 @@ fn open_directory(base: &Path, directory: &Path) -> Result<Storage> {
     check_private(directory)?;
     let (store, chunks) = (directory.join("store"), directory.join("chunks"));
     // The store is locked by the daemon that has it open.
-    let store: Arc<dyn KeyValue> = Arc::new(DiskStore::open(&store, &DiskOptions::default())?);
+    let options = DiskOptions { ballast_bytes: BALLAST_BYTES, ..DiskOptions::default() };
+    let store: Arc<dyn KeyValue> = Arc::new(DiskStore::open(&store, &options)?);
     create_private(&chunks)?;
     let opened = PosixDir::open(&chunks)?;
     let chunk_dir = opened.as_fd().try_clone_to_owned();

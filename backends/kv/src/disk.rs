@@ -40,7 +40,7 @@ use crate::{Batch, KEY_BYTES_MAX, KeyRange, KeyValue, Value};
 use directory::Directory;
 use engine_error::kind_of;
 use recent::Recent;
-use space::Space;
+use space::{Ballast, Space};
 
 /// Number of full write buffers that may wait for the engine's thread.
 const BACKLOG_MAX: usize = 2;
@@ -80,6 +80,10 @@ pub struct DiskOptions {
     /// writing. Commits that contain a delete, and those with [`Batch::allow_reserve`], may use it
     /// up to the last 4 MiB, or up to a half of a smaller reserve.
     pub reserve_bytes: u64,
+    /// Size of a file that occupies space until a commit that may use the reserve needs it. 0:
+    /// there is none. With at least 8 MiB, entries can be deleted on a disk that other writers have
+    /// filled to the last byte.
+    pub ballast_bytes: u64,
     /// What a commit waits for.
     pub durability: Durability,
 }
@@ -90,6 +94,7 @@ impl Default for DiskOptions {
             cache_bytes: 16 << 20,
             write_buffer_bytes: 16 << 20,
             reserve_bytes: 128 << 20,
+            ballast_bytes: 0,
             durability: Durability::Process,
         }
     }
@@ -102,8 +107,11 @@ impl Default for DiskOptions {
 /// [`reserve_bytes`](DiskOptions::reserve_bytes), a commit returns `NoSpace` and has written
 /// nothing. The store continues to work, and accepts commits again as soon as there is more space.
 /// The free space is examined after each 256 KiB of commits, and before each commit while it is
-/// small. If other writers use up the reserve, or a quota or an I/O error stops a write of a commit
-/// or of the background work, then the store has failed: see [`KeyValue`].
+/// small. If [`ballast_bytes`](DiskOptions::ballast_bytes) is set, it is examined after 5 ms, too,
+/// and a commit that may use the reserve is also possible after other writers have used up the free
+/// space, once until there is more again. If other writers use up the reserve, or a quota or an I/O
+/// error stops a write of a commit or of the background work, then the store has failed: see
+/// [`KeyValue`].
 ///
 /// **Waiting.** A commit waits while two full write buffers have not reached the disk, and while
 /// the engine synchronizes its journal before a flush.
@@ -164,6 +172,14 @@ impl DiskStore {
             0 => 0,
             _ => write_buffer_bytes * 2,
         };
+        let ballast = match options.ballast_bytes {
+            0 => None,
+            bytes => {
+                let opened = Ballast::open(&directory.ballast(), bytes);
+                let failed = |cause| Error::from_io(cause, "open", path.as_os_str().as_bytes());
+                Some(opened.map_err(failed)?)
+            }
+        };
         Ok(DiskStore {
             entries,
             database,
@@ -176,7 +192,7 @@ impl DiskStore {
             flushing: Mutex::new(()),
             commits: Mutex::new(()),
             recent: Recent::new(),
-            space: Space::new(options.reserve_bytes),
+            space: Space::new(options.reserve_bytes, ballast),
             failed: OnceLock::new(),
             directory,
         })

@@ -259,6 +259,8 @@ impl Member {
         batch.put(&keys::inode(id), &to_bytes(&inode));
         if truncates {
             batch.put(&keys::unfinished(id), &[]);
+            // It frees space.
+            batch.allow_reserve();
         }
         self.put_result(origin, Performed::Size, &mut batch);
         self.environment.store.commit(batch)?;

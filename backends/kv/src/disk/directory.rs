@@ -15,6 +15,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 const LOCK: &str = "lock";
 const ENGINE: &str = "engine";
 const FORMAT: &str = "format";
+const BALLAST: &str = "ballast";
 /// Content of the file `format`.
 const MAGIC: &[u8] = b"QUELLKV1\n";
 
@@ -75,6 +76,11 @@ impl Directory {
         self.path.join(ENGINE)
     }
 
+    /// Returns the path of the file that occupies space.
+    pub(super) fn ballast(&self) -> PathBuf {
+        self.path.join(BALLAST)
+    }
+
     /// Records that the engine's files have been created. Afterwards they are never removed.
     pub(super) fn mark_complete(&self) -> Result<()> {
         if self.is_complete {
@@ -103,7 +109,7 @@ fn check_names(path: &Path) -> Result<()> {
     let format_new = format!("{FORMAT}.new");
     for entry in fs::read_dir(path).map_err(|cause| error(cause, path))? {
         let name = entry.map_err(|cause| error(cause, path))?.file_name();
-        if ![LOCK, ENGINE, FORMAT, &format_new].iter().any(|known| name == *known) {
+        if ![LOCK, ENGINE, FORMAT, BALLAST, &format_new].iter().any(|known| name == *known) {
             let source = Some(format!("{} does not belong to a store", name.display()).into());
             return Err(Error {
                 source,

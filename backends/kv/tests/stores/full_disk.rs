@@ -88,12 +88,48 @@ fn fill_beyond_the_reserve(disk: &Path) {
     assert_stored(&store, found + 1);
 }
 
+/// Another writer fills the disk to the last byte. With a ballast, entries can be deleted, and the
+/// store goes on after space was freed, several times.
+fn delete_on_a_disk_without_free_space(disk: &Path) {
+    let path = disk.join("ballast-store");
+    let data = disk.join("data");
+    // The write buffer is large enough for everything: a flush that finds no space fails.
+    let options = DiskOptions { reserve_bytes: 16 << 20, ballast_bytes: 8 << 20, ..DiskOptions::default() };
+    let store = DiskStore::open(&path, &options).unwrap();
+    let stored = std::fs::metadata(path.join("ballast")).unwrap().len();
+    assert_eq!(stored, 8 << 20, "the file occupies its space");
+    (0..300).for_each(|number| {
+        store.commit(batch(&[(&key(number), Some(&[number as u8; 1_000]))])).unwrap();
+    });
+    for round in 0..3 {
+        let mut file = std::fs::File::create(&data).unwrap();
+        while file.write_all(&[1; 4_096]).is_ok() {}
+        while file.write_all(&[1]).is_ok() {}
+        drop(file);
+        let put = store.commit(batch(&[(b"new", Some(b""))])).unwrap_err();
+        assert_eq!(put.kind, ErrorKind::NoSpace);
+        for number in round * 100..(round + 1) * 100 {
+            store.commit(batch(&[(&key(number), None)])).unwrap();
+            assert_eq!(get(&store, &key(number)), None);
+        }
+        store.sync().unwrap();
+        std::fs::remove_file(&data).unwrap();
+        // Each commit examines the free space while it is small, so this occupies it again.
+        store.commit(batch(&[(b"after", Some(&[round as u8; 10]))])).unwrap();
+        assert_eq!(std::fs::metadata(path.join("ballast")).unwrap().len(), 8 << 20);
+    }
+    store.close().unwrap();
+    let store = DiskStore::open(&path, &options).unwrap();
+    assert_eq!(entries(&store, &KeyRange::all()), [(b"after".to_vec(), vec![2; 10])]);
+}
+
 /// Not a test of its own: the process in the mount namespace.
 #[test]
 fn child_fills_a_small_disk() {
     let Some(disk) = std::env::var_os(DIRECTORY) else { return };
     fill_to_the_reserve(disk.as_ref());
     fill_beyond_the_reserve(disk.as_ref());
+    delete_on_a_disk_without_free_space(disk.as_ref());
     println!("the disk was full");
 }
 
