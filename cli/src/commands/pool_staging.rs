@@ -1,13 +1,14 @@
 //! `quell pool stage-in` and `stage-out`. Source and destination are chosen here; `quell-staging`
 //! copies the files.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use quell_mount_spec::{PoolConnection, open_pool};
 use quell_runtime::Pool;
 use quell_supervisor::find_pool;
-use quell_vfs::FileSystem;
+use quell_vfs::{ErrorKind, FileSystem};
 
 use crate::arguments::{PoolStageInArgs, PoolStageOutArgs};
 use crate::failure::{Failure, NO, YES};
@@ -30,13 +31,14 @@ pub fn stage_in(args: &PoolStageInArgs, quiet: bool) -> Result<ExitCode, Failure
 
 pub fn stage_out(args: &PoolStageOutArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (pool, path) = pool_and_path(&args.source)?;
-    let fs = connect(&pool)?;
-    // The marks are read before the first listing, so that they do not include later changes.
+    let (fs, socket) = connect_to_the_rest(&pool)?;
+    // The marks are read before the first listing, so that they do not include later changes. If a
+    // daemon has ended, everything else is copied.
     let is_whole = args.part.part.is_none() && is_root(path);
     let marks = match is_whole {
         true => {
-            let connection = PoolConnection::open(&first_socket(&pool)?)?;
-            Some((connection.marks()?, connection))
+            let connection = PoolConnection::open(&socket)?;
+            Some((connection.marks(), connection))
         }
         false => None,
     };
@@ -50,7 +52,8 @@ pub fn stage_out(args: &PoolStageOutArgs, quiet: bool) -> Result<ExitCode, Failu
     if let Some((marks, connection)) = marks
         && is_complete
     {
-        connection.record_marks(&marks)?;
+        // An error without a file that failed: `pool down` will refuse.
+        connection.record_marks(&marks?)?;
     }
     Ok(ExitCode::from(if is_complete { YES } else { NO }))
 }
@@ -75,4 +78,23 @@ pub(super) fn pool_and_path(text: &str) -> Result<(Pool, &[u8]), Failure> {
 
 fn connect(pool: &Pool) -> Result<Arc<dyn FileSystem>, Failure> {
     Ok(Arc::new(open_pool(&first_socket(pool)?, pool.chunk_bytes)?))
+}
+
+/// Connects to the first daemon of this node that serves. What other daemons have can be used if
+/// one of them has ended.
+fn connect_to_the_rest(pool: &Pool) -> Result<(Arc<dyn FileSystem>, PathBuf), Failure> {
+    let mut refused = None;
+    for socket in pool.sockets() {
+        match open_pool(&socket, pool.chunk_bytes) {
+            Ok(fs) => return Ok((Arc::new(fs.with_reachable_parts()), socket)),
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => {
+                refused.get_or_insert(error);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match refused {
+        Some(error) => Err(error.into()),
+        None => Err(Failure::cannot(format!("the pool {} has no daemon on this node", shown(&pool.name)))),
+    }
 }

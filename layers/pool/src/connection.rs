@@ -89,6 +89,7 @@ fn is_repeatable(operation: &Operation<'_>) -> bool {
         | Operation::Xattr { .. }
         | Operation::XattrNames { .. }
         | Operation::List { .. }
+        | Operation::ListReachable { .. }
         | Operation::Read { .. }
         | Operation::Write { .. }
         | Operation::ReadInline { .. }

@@ -10,7 +10,7 @@ use quell_vfs::{
     WritableFile, XATTR_VALUE_BYTES_MAX, check_user_xattr, errno,
 };
 use quell_wire::pool::{
-    FileId, Matching, NewKind, Node, NodeKind, Operation, RenameMode, Reply, Settings, XattrMode,
+    FileId, Matching, NewKind, Node, NodeKind, Operation, RenameMode, Reply, Settings, Stamp, XattrMode,
 };
 
 use crate::client::Client;
@@ -20,7 +20,10 @@ use crate::file::PoolFile;
 use crate::nodes::KnownNode;
 
 /// A pool, seen through the daemon of this node.
-pub struct PoolFs(Arc<Client>);
+///
+/// The second field: whether the rest of a pool without copies can be used after a daemon has
+/// ended.
+pub struct PoolFs(Arc<Client>, bool);
 
 impl std::fmt::Debug for PoolFs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -31,7 +34,7 @@ impl std::fmt::Debug for PoolFs {
 impl PoolFs {
     /// Returns the file system of a pool with chunks of this size, in bytes.
     pub fn new(daemon: Arc<dyn Daemon>, chunk_bytes: u32) -> PoolFs {
-        PoolFs(Arc::new(Client::new(daemon, chunk_bytes)))
+        PoolFs(Arc::new(Client::new(daemon, chunk_bytes)), false)
     }
 
     /// Connects to one of several daemons of a pool with copies and with chunks of this size, in
@@ -42,7 +45,21 @@ impl PoolFs {
     ///
     /// Those of [`Daemons::connect`].
     pub fn reconnecting(daemons: Box<dyn Daemons>, chunk_bytes: u32) -> Result<PoolFs> {
-        Ok(PoolFs(Arc::new(Client::open(daemons, chunk_bytes)?)))
+        Ok(PoolFs(Arc::new(Client::open(daemons, chunk_bytes)?), false))
+    }
+
+    /// Lets programs that copy a pool see as much of it as possible if a daemon has ended: a
+    /// listing that fails because of it has first returned all entries of the other daemons, and
+    /// the root directory has attributes.
+    #[must_use]
+    pub fn with_reachable_parts(self) -> PoolFs {
+        PoolFs(self.0, true)
+    }
+
+    /// Returns whether an error means that a part of the pool cannot be reached, and the rest is to
+    /// be used.
+    fn is_partly_reachable(&self, error: &Error) -> bool {
+        self.1 && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
     }
 
     /// Returns a directory that is in use.
@@ -164,7 +181,24 @@ impl FileSystem for PoolFs {
     fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
         let known = self.0.node(node)?;
         self.0.commit(&known)?;
-        Ok(self.0.requests.attributes(context.deadline, known.id)?.attributes())
+        match self.0.requests.attributes(context.deadline, known.id) {
+            Err(error) if known.id == FileId::ROOT && self.is_partly_reachable(&error) => {
+                let root = Node {
+                    id: FileId::ROOT,
+                    kind: NodeKind::Dir,
+                    permissions: 0o700,
+                    uid: 0,
+                    gid: 0,
+                    is_named: true,
+                    size_bytes: 0,
+                    modified: Stamp::default(),
+                    changed: Stamp::default(),
+                    is_inline: false,
+                };
+                Ok(root.attributes())
+            }
+            found => Ok(found?.attributes()),
+        }
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -200,13 +234,25 @@ impl FileSystem for PoolFs {
         visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
         let (dir, mut after) = (self.dir(dir)?, after.0);
+        // Why the entries of a part of the pool are missing.
+        let mut missing = None;
         loop {
             // The visitor may use the connection, so it is called after the request has ended.
-            let list = Operation::List { dir, after };
+            let list = match &missing {
+                None => Operation::List { dir, after },
+                Some(_) => Operation::ListReachable { dir, after },
+            };
             let part = self.0.requests.ask(context.deadline, &list, ("list", b""), |reply| match reply {
                 Reply::Entries(entries) => Some(entries.into_owned()),
                 _ => None,
-            })?;
+            });
+            let part = match part {
+                Err(error) if missing.is_none() && self.is_partly_reachable(&error) => {
+                    missing = Some(error);
+                    continue;
+                }
+                part => part?,
+            };
             for entry in &part.entries {
                 let shown = DirEntry {
                     name: &entry.name,
@@ -221,7 +267,7 @@ impl FileSystem for PoolFs {
                 after = entry.cursor;
             }
             if !part.has_more || part.entries.is_empty() {
-                return Ok(());
+                return missing.map_or(Ok(()), Err);
             }
         }
     }

@@ -10,7 +10,7 @@ use quell_wire::pool::{Entries, Entry, FileId, MESSAGE_BYTES_MAX, PeerRequest, R
 use crate::inode::{EntryRecord, from_bytes};
 use crate::keys;
 use crate::map::NameHash;
-use crate::member::Member;
+use crate::member::{Member, is_unknown};
 use crate::replies::unexpected;
 
 /// The number of entries that one member returns at a time, unless several have the same hash.
@@ -23,14 +23,21 @@ const ENTRY_BYTES: usize = 32;
 
 impl Member {
     /// Returns the entries of a directory after the cursor `after`: as many as are certainly the
-    /// next ones.
-    pub(crate) async fn list(self: &Rc<Member>, dir: FileId, after: u64) -> Result<Reply<'static>> {
+    /// next ones. The entries of members that cannot be reached are left out, or cause an error.
+    pub(crate) async fn list(
+        self: &Rc<Member>,
+        dir: FileId,
+        after: u64,
+        leaves_out: bool,
+    ) -> Result<Reply<'static>> {
         let part = PeerRequest::ListPart { dir, after, count_max: PART_ENTRIES_MAX };
         let mut parts = Vec::new();
         for reply in self.call_all(&part).await {
-            match reply? {
-                Reply::Entries(entries) => parts.push(entries),
-                other => return Err(unexpected(&other)),
+            match reply {
+                Ok(Reply::Entries(entries)) => parts.push(entries),
+                Ok(other) => return Err(unexpected(&other)),
+                Err(error) if leaves_out && is_unknown(&error) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(Reply::Entries(merge(parts)))

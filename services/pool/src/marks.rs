@@ -49,6 +49,7 @@ pub fn is_change(operation: &Operation<'_>) -> bool {
         | Operation::Xattr { .. }
         | Operation::XattrNames { .. }
         | Operation::List { .. }
+        | Operation::ListReachable { .. }
         | Operation::Read { .. }
         | Operation::ReadInline { .. }
         | Operation::Sync { .. }

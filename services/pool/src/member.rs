@@ -191,7 +191,8 @@ impl Member {
                 self.return_references(released).await;
                 Ok(Reply::Done)
             }
-            Operation::List { dir, after } => self.list(dir, after).await,
+            Operation::List { dir, after } => self.list(dir, after, false).await,
+            Operation::ListReachable { dir, after } => self.list(dir, after, true).await,
             Operation::Space => self.space().await,
             Operation::OwnPartitions => Ok(Reply::Partitions(self.map.partitions_of(self.id))),
             Operation::Placement => Ok(Reply::Placement(self.map.owners().to_vec())),
@@ -396,6 +397,7 @@ impl Member {
             }
             // The daemon of the client's node performs these.
             Operation::List { .. }
+            | Operation::ListReachable { .. }
             | Operation::Release { .. }
             | Operation::Space
             | Operation::OwnPartitions
@@ -442,6 +444,7 @@ impl Member {
                 false => Err(Error::new(ErrorKind::InvalidInput, "ask member", member.0.to_string())),
             },
             Operation::List { .. }
+            | Operation::ListReachable { .. }
             | Operation::Release { .. }
             | Operation::Space
             | Operation::OwnPartitions

@@ -18,7 +18,7 @@ impl Operation<'_> {
             Operation::Change { .. } | Operation::SetXattr { .. } | Operation::RemoveXattr { .. } => {
                 OperationKind::Change
             }
-            Operation::List { .. } => OperationKind::List,
+            Operation::List { .. } | Operation::ListReachable { .. } => OperationKind::List,
             Operation::Read { .. } | Operation::ReadInline { .. } => OperationKind::Read,
             Operation::Write { .. } | Operation::WriteInline { .. } => OperationKind::Write,
             Operation::NoteData { .. } | Operation::Grow { .. } | Operation::Reserve { .. } => {

@@ -305,6 +305,14 @@ pub enum Operation<'a> {
         /// The nodes.
         ids: Vec<FileId>,
     },
+    /// Does the same as `List`, but leaves out the entries of members that cannot be reached:
+    /// `Reply::Entries`.
+    ListReachable {
+        /// The directory.
+        dir: FileId,
+        /// The cursor of the last entry that the client has, or 0.
+        after: u64,
+    },
 }
 
 /// One entry of a listing.
