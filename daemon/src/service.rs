@@ -16,7 +16,7 @@ use quell_pool_service::{
     BackupEvent, ClientCounts, ClientId, Clients, Environment, Member, PoolMap, Replication,
 };
 use quell_runtime::Socket;
-use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, ServerOptions, Ticket, Waker};
+use quell_transport::local::{self, LocalServer, PAYLOAD_BYTES_MAX, Reactor, ServerOptions, Ticket, Waker};
 use quell_transport::peer::Transport;
 use quell_vfs::{Error, ErrorKind, errno};
 use quell_wire::pool::{DaemonId, LEASE_MS, MemberId};
@@ -325,6 +325,7 @@ impl Service {
     /// until a client ends the member.
     fn run(mut self, network: &dyn Transport, is_ending: &AtomicBool) -> Result<EndedMember, Failure> {
         let sends = network.collect();
+        let mut reactor = self.reactor(network)?;
         let (mut repeated, mut maintained) = (Instant::now(), Instant::now());
         while !self.member.is_stopping() {
             let is_last = is_ending.load(Ordering::Relaxed);
@@ -340,6 +341,10 @@ impl Service {
                 if maintained.elapsed() >= MAINTENANCE_INTERVAL {
                     maintained = Instant::now();
                     self.maintain();
+                    // There may be other daemons now.
+                    if reactor.is_none() {
+                        reactor = self.reactor(network)?;
+                    }
                 }
             }
             self.executor.run_until_stalled();
@@ -348,9 +353,11 @@ impl Service {
             if is_last || self.member.is_stopping() || self.is_released() {
                 break;
             }
-            if !self.send_replies() {
-                let has_changes = self.member.has_unsent_times();
-                self.server.borrow_mut().wait(Some(if has_changes { INTERVAL } else { SLEEP_MAX }))?;
+            if self.send_replies() {
+                self.server.borrow_mut().turn(reactor.as_deref());
+            } else {
+                let limit = if self.member.has_unsent_times() { INTERVAL } else { SLEEP_MAX };
+                self.server.borrow_mut().wait_with(reactor.as_deref(), Some(limit))?;
             }
         }
         let Service { server, member, replication, executor, outbox, kept, .. } = self;
@@ -364,6 +371,13 @@ impl Service {
     fn is_released(&self) -> bool {
         self.released.is_some_and(|limit| self.performing.get() == 0 || Instant::now() > limit)
             && self.replication.is_settled()
+    }
+
+    /// Lets this thread serve the connections to other daemons while it waits, unless the thread of
+    /// another member does so.
+    fn reactor(&self, network: &dyn Transport) -> Result<Option<Box<dyn Reactor>>, Failure> {
+        let events = self.server.borrow().events()?;
+        Ok(network.reactor(events)?)
     }
 
     fn waker(&self) -> Waker {

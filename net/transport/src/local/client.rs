@@ -131,10 +131,7 @@ pub struct LocalChannel {
     /// Whether the daemon has closed the connection or was replaced.
     closed: AtomicBool,
     replacement: Option<ReplacementCheck>,
-    /// Polling for the replies of a daemon that was awake.
     polling: Polling,
-    /// Polling for the replies of a daemon that the doorbell has woken.
-    waking: Polling,
     /// The number of processors that this process may use.
     processors: u32,
 }
@@ -229,7 +226,6 @@ impl LocalChannel {
             closed: AtomicBool::new(false),
             replacement,
             polling: Polling::new(Instant::now()),
-            waking: Polling::new(Instant::now()),
             processors: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
         })
     }
@@ -294,8 +290,8 @@ impl LocalChannel {
             return Err(error.into());
         }
         slot.is_unanswered = true;
-        let was_rung = self.submit(slot.number, length);
-        self.wait(slot.number, was_rung, deadline).map_err(|unanswered| match unanswered {
+        self.submit(slot.number, length);
+        self.wait(slot.number, deadline).map_err(|unanswered| match unanswered {
             Unanswered::Lost { error, .. } => {
                 Unanswered::Lost { error, was_taken: !self.withdraw(slot.number) }
             }
@@ -366,18 +362,15 @@ impl LocalChannel {
         }
     }
 
-    /// Makes the request of a slot visible to the daemon. Returns whether it rang the doorbell.
-    fn submit(&self, slot: usize, length: usize) -> bool {
+    fn submit(&self, slot: usize, length: usize) {
         self.segment.request_bytes(slot).store(length as u32, Ordering::Relaxed);
         self.segment.processor(slot).store(rustix::thread::sched_getcpu() as u32, Ordering::Relaxed);
         self.segment.state(slot).store(REQUESTED, Ordering::Release);
         self.segment.pending().fetch_or(1 << slot, Ordering::SeqCst);
         let is_watched = self.segment.watched().load(Ordering::SeqCst) != 0;
-        let rings = !is_watched || self.status.daemon() == Daemon::Sleeping;
-        if rings {
+        if !is_watched || self.status.daemon() == Daemon::Sleeping {
             ring(&self.doorbell);
         }
-        rings
     }
 
     /// Withdraws a request that the daemon has not taken. Returns false if it has taken it.
@@ -392,16 +385,11 @@ impl LocalChannel {
         Unanswered::Lost { error: unavailable(&self.path), was_taken: false }
     }
 
-    /// Waits until the daemon has replied. `was_rung`: the doorbell was rung for this request.
-    fn wait(
-        &self,
-        slot: usize,
-        was_rung: bool,
-        deadline: Option<Instant>,
-    ) -> std::result::Result<(), Unanswered> {
+    /// Waits until the daemon has replied.
+    fn wait(&self, slot: usize, deadline: Option<Instant>) -> std::result::Result<(), Unanswered> {
         let state = self.segment.state(slot);
         let start = Instant::now();
-        if self.poll(state, start, was_rung) {
+        if self.poll(state, start) {
             return Ok(());
         }
         // A failure means that the state is already `REPLIED`.
@@ -413,8 +401,7 @@ impl LocalChannel {
                 _ => Err(Error::new(ErrorKind::Damaged, "wait for the daemon at", &self.path).into()),
             };
             if state.load(Ordering::Acquire) == REPLIED {
-                let polling = if was_rung { &self.waking } else { &self.polling };
-                polling.slept(start.elapsed(), SHORT_WAIT);
+                self.polling.slept(start.elapsed(), SHORT_WAIT);
                 return Ok(());
             }
             slept?;
@@ -424,27 +411,20 @@ impl LocalChannel {
     /// Polls for the reply as long as this is likely to be quicker than to sleep. Returns whether
     /// the reply is there. If the clients and the daemon need all processors, a thread that polls
     /// would take the processor from another client, which can prepare its next request meanwhile.
-    ///
-    /// A daemon that the doorbell wakes needs about 25 us on a virtual machine until it runs, and a
-    /// client that slept meanwhile would need this time again, in which the daemon would fall
-    /// asleep again: each call would then cost both. So the client polls for the reply of a daemon
-    /// that it has woken, too.
-    fn poll(&self, state: &AtomicU32, start: Instant, was_rung: bool) -> bool {
+    fn poll(&self, state: &AtomicU32, start: Instant) -> bool {
         if self.status.clients() >= self.processors {
             return false;
         }
-        let (polling, mut is_waking) = if was_rung { (&self.waking, true) } else { (&self.polling, false) };
-        let Some(mut attempt) = polling.begin(start, start + POLL_TIME) else { return false };
+        let Some(mut attempt) = self.polling.begin(start, start + POLL_TIME) else { return false };
         loop {
             match self.status.daemon() {
-                Daemon::Sleeping if is_waking => {}
-                // It waits for something before it can reply.
+                // It was woken by the doorbell, or waits for something before it can reply.
                 Daemon::Sleeping => return false,
                 // It runs only when this thread does not.
                 Daemon::AwakeOn(processor) if processor == rustix::thread::sched_getcpu() as u32 => {
                     return false;
                 }
-                Daemon::AwakeOn(_) => is_waking = false,
+                Daemon::AwakeOn(_) => {}
             }
             for _ in 0..LOADS_PER_CHECK {
                 if state.load(Ordering::Acquire) == REPLIED {

@@ -23,6 +23,7 @@ use super::handshake::{self, FURTHER_MAX, HELLO_BYTES, Status};
 use super::layout::{AWAITED, COUNTERS_OF_CLIENT, PAYLOAD_BYTES_MAX, REPLIED, REQUESTED, SLOTS};
 use super::memory::{Daemon, Segment, StatusPage};
 use super::polling::{LOADS_PER_CHECK, Polling};
+use super::reactor::Reactor;
 use super::waker::{WakeState, Waker, eventfd};
 
 /// The maximum number of connections whose client has not sent its first message.
@@ -42,6 +43,11 @@ const EVENTS_INTERVAL: Duration = Duration::from_micros(100);
 const WATCH_TIME: Duration = Duration::from_millis(10);
 /// The maximum number of events that are taken from the kernel at a time.
 const EVENTS_AT_A_TIME: usize = 64;
+/// The longest time of polling if other connections are served by sleeping only.
+const REACTOR_POLL_TIME: Duration = Duration::from_micros(10);
+/// The longest time for which a server with requests does not receive messages of other
+/// connections.
+const TURN_INTERVAL: Duration = Duration::from_micros(50);
 /// Polling pays if sleeps are shorter than this multiple of the polling time.
 const SHORT_SLEEP: u32 = 4;
 /// The connections that the kernel queues until they are accepted.
@@ -188,6 +194,10 @@ pub struct LocalServer {
     /// When to accept again, if the listener may have connections that were not accepted.
     accept_at: Option<Instant>,
     events_taken: Instant,
+    /// Whether there may be more events than were taken.
+    has_more_events: bool,
+    /// When the reactor last received messages.
+    turned: Instant,
     /// Whether requests were taken since the last `wait`.
     has_taken: bool,
     last_activity: Instant,
@@ -261,6 +271,8 @@ impl LocalServer {
             // Connections that were made before.
             accept_at: Some(now),
             events_taken: now,
+            has_more_events: false,
+            turned: now,
             has_taken: false,
             last_activity: now,
             polling: Polling::new(now),
@@ -377,6 +389,12 @@ impl LocalServer {
     /// [`Waker`], unless polling was
     /// without success the last time, or other programs need the processor.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.wait_with(None, timeout)
+    }
+
+    /// Waits as `wait`, and serves other connections meanwhile. `reactor` has the descriptor that
+    /// [`events`](LocalServer::events) returns.
+    pub fn wait_with(&mut self, reactor: Option<&dyn Reactor>, timeout: Option<Duration>) -> Result<()> {
         let start = Instant::now();
         // The time that the requests have taken does not count: their clients prepare the next ones
         // only now.
@@ -384,6 +402,7 @@ impl LocalServer {
             self.last_activity = start;
         }
         self.has_changed = false;
+        self.turn_at(reactor, start);
         if start - self.events_taken >= EVENTS_INTERVAL {
             self.take_events(Some(Duration::ZERO))?;
         }
@@ -391,8 +410,8 @@ impl LocalServer {
             self.watch_until = start + WATCH_TIME;
             self.unwatch_inactive();
         }
-        if !self.has_changed && !self.poll(start, timeout) {
-            self.sleep(timeout)?;
+        if !self.has_changed && !self.poll(start, reactor.is_some(), timeout) {
+            self.sleep(reactor, timeout)?;
         }
         if self.shared.take_request() {
             self.last_activity = Instant::now();
@@ -400,12 +419,33 @@ impl LocalServer {
         Ok(())
     }
 
+    /// Receives messages of other connections, unless this was done recently. To be called between
+    /// two calls of `wait_with` that are far apart.
+    pub fn turn(&mut self, reactor: Option<&dyn Reactor>) {
+        if reactor.is_some() {
+            self.turn_at(reactor, Instant::now());
+        }
+    }
+
+    fn turn_at(&mut self, reactor: Option<&dyn Reactor>, now: Instant) {
+        if let Some(reactor) = reactor
+            && now - self.turned >= TURN_INTERVAL
+        {
+            reactor.turn();
+            self.turned = now;
+        }
+    }
+
     /// Polls for requests; returns whether there is a reason to return to the caller.
-    fn poll(&mut self, start: Instant, timeout: Option<Duration>) -> bool {
+    fn poll(&mut self, start: Instant, has_reactor: bool, timeout: Option<Duration>) -> bool {
         if self.is_ready() {
             return true;
         }
-        let end = self.last_activity + self.options.poll_time;
+        let end = self.last_activity
+            + match has_reactor {
+                true => self.options.poll_time.min(REACTOR_POLL_TIME),
+                false => self.options.poll_time,
+            };
         let end = timeout.map_or(end, |timeout| end.min(start + timeout));
         if self.shares_processor || start >= end {
             return false;
@@ -425,14 +465,19 @@ impl LocalServer {
         }
     }
 
-    fn sleep(&mut self, timeout: Option<Duration>) -> Result<()> {
+    fn sleep(&mut self, reactor: Option<&dyn Reactor>, timeout: Option<Duration>) -> Result<()> {
         self.shared.status.set(Daemon::Sleeping);
         let slept = match self.is_ready() {
             true => Ok(()),
             false => {
                 let start = Instant::now();
-                let slept = self.take_events(timeout);
-                self.polling.slept(start.elapsed(), self.options.poll_time * SHORT_SLEEP);
+                // Events that were there before do not end the wait of a reactor.
+                let waits = reactor.filter(|_| !self.has_more_events);
+                let has_waited = waits.is_some_and(|reactor| reactor.wait(self.limit(timeout)));
+                let slept = self.take_events(if has_waited { Some(Duration::ZERO) } else { timeout });
+                let duration = start.elapsed();
+                self.turned = start + duration;
+                self.polling.slept(duration, self.options.poll_time * SHORT_SLEEP);
                 slept
             }
         };
@@ -491,12 +536,23 @@ impl LocalServer {
         self.shared.status.set_clients(self.watched.len() as u32);
     }
 
-    /// Waits for events of the kernel, and handles them.
-    fn take_events(&mut self, timeout: Option<Duration>) -> Result<()> {
+    /// Returns the limit of a wait: `timeout`, or the time until a connection needs attention.
+    fn limit(&self, timeout: Option<Duration>) -> Option<Duration> {
         let greeting = self.greetings.front().map(|greeting| greeting.deadline);
         let next = [greeting, self.accept_at].into_iter().flatten().min();
         let remaining = next.map(|next| next.saturating_duration_since(Instant::now()));
-        let timeout = [timeout, remaining].into_iter().flatten().min().map(|timeout| Timespec {
+        [timeout, remaining].into_iter().flatten().min()
+    }
+
+    /// Returns a descriptor that is readable while there are events that end a sleep, such as new
+    /// connections. Only a new event makes it readable again after [`wait`](LocalServer::wait).
+    pub fn events(&self) -> Result<OwnedFd> {
+        self.epoll.try_clone().map_err(|cause| Error::from_io(cause, "copy", "an epoll instance"))
+    }
+
+    /// Waits for events of the kernel, and handles them.
+    fn take_events(&mut self, timeout: Option<Duration>) -> Result<()> {
+        let timeout = self.limit(timeout).map(|timeout| Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         });
@@ -507,6 +563,7 @@ impl LocalServer {
             Err(Errno::INTR) => 0,
             Err(cause) => return Err(failed("wait for", "clients")(cause)),
         };
+        self.has_more_events = count == EVENTS_AT_A_TIME;
         for event in &events[..count] {
             match Source::decode(event.data) {
                 Source::Listener => self.accept_at = Some(Instant::now()),

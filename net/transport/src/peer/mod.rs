@@ -10,6 +10,7 @@
 mod client;
 mod compression;
 mod connection;
+mod driver;
 #[cfg(test)]
 mod exchange_test;
 mod frame;

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -11,11 +12,12 @@ use std::time::{Duration, Instant};
 use quell_vfs::{Error, ErrorKind, Result};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, sleep_until};
 
 use super::connection::{Failure, Proved, initiate, respond, serve};
+use super::driver::Driver;
 use super::handler::Handler;
 use super::handshake::Refusal;
 use super::not_executed::not_executed;
@@ -23,6 +25,7 @@ use super::peer_state::{CollectedPeers, Peer, PeerCounters};
 use super::settings::{MemberId, Settings};
 use super::stream::{Endpoint, Stream};
 use super::transport::{CollectedSends, Done, Traffic, Transport};
+use crate::local::Reactor;
 
 /// The pause after the first failure to connect, or to accept.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
@@ -36,7 +39,7 @@ pub struct PeerNetwork {
     shared: Arc<Shared>,
     address: SocketAddr,
     /// `None` after `stop`.
-    runtime: Mutex<Option<Runtime>>,
+    driver: Mutex<Option<Arc<Driver>>>,
     listener: AbortHandle,
 }
 
@@ -69,14 +72,10 @@ impl PeerNetwork {
         let listener = std::net::TcpListener::bind(settings.listen).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(settings.threads)
-            .thread_name("quell-peers")
-            .enable_all()
-            .build()
+        let driver = Driver::start(settings.threads)
             .map_err(|cause| Error::from_io(cause, "start threads for", "peer connections"))?;
         let listener = {
-            let _context = runtime.enter();
+            let _context = driver.runtime.enter();
             TcpListener::from_std(listener).map_err(failed)?
         };
         let shared = Arc::new(Shared {
@@ -88,8 +87,8 @@ impl PeerNetwork {
             refused: AtomicU64::new(0),
             is_stopping: AtomicBool::new(false),
         });
-        let listener = runtime.spawn(listen(shared.clone(), listener)).abort_handle();
-        Ok(PeerNetwork { shared, address, runtime: Mutex::new(Some(runtime)), listener })
+        let listener = driver.runtime.spawn(listen(shared.clone(), listener)).abort_handle();
+        Ok(PeerNetwork { shared, address, driver: Mutex::new(Some(driver)), listener })
     }
 
     /// Returns the counters of each member.
@@ -103,8 +102,8 @@ impl PeerNetwork {
         self.shared.refused.load(Ordering::Relaxed)
     }
 
-    fn runtime(&self) -> MutexGuard<'_, Option<Runtime>> {
-        self.runtime.lock().unwrap_or_else(PoisonError::into_inner)
+    fn driver(&self) -> MutexGuard<'_, Option<Arc<Driver>>> {
+        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,8 +113,8 @@ impl Transport for PeerNetwork {
     }
 
     fn set_members(&self, members: &HashMap<MemberId, SocketAddr>) -> Result<()> {
-        let runtime = self.runtime();
-        let Some(runtime) = &*runtime else { return Ok(()) };
+        let driver = self.driver();
+        let Some(runtime) = driver.as_ref().map(|driver| &driver.runtime) else { return Ok(()) };
         let mut peers = self.shared.peers.write().unwrap_or_else(PoisonError::into_inner);
         let mut removed = Vec::new();
         peers.retain(|id, peer| {
@@ -160,6 +159,16 @@ impl Transport for PeerNetwork {
         Box::new(CollectedPeers::begin())
     }
 
+    fn reactor(&self, events: OwnedFd) -> Result<Option<Box<dyn Reactor>>> {
+        let driver = self.driver();
+        match driver.as_ref().filter(|_| !self.shared.peers().is_empty()) {
+            Some(driver) => {
+                driver.lend(events).map_err(|cause| Error::from_io(cause, "watch", "the clients of a daemon"))
+            }
+            None => Ok(None),
+        }
+    }
+
     fn traffic(&self) -> Traffic {
         let peers = self.shared.peers();
         let mut traffic = *self.shared.ended();
@@ -168,15 +177,15 @@ impl Transport for PeerNetwork {
     }
 
     fn stop(&self, limit: Duration) {
-        let Some(runtime) = self.runtime().take() else { return };
+        let Some(driver) = self.driver().take() else { return };
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         self.listener.abort();
         let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
         peers.iter().for_each(|peer| peer.begin_stop());
-        drain(&runtime, &peers, limit);
+        drain(&driver.runtime, &peers, limit);
         peers.iter().for_each(|peer| peer.remove());
         // Tasks end at their next wait; a handler that blocks does not hold this thread.
-        runtime.shutdown_timeout(DRAIN_INTERVAL.saturating_mul(500));
+        driver.end(DRAIN_INTERVAL.saturating_mul(500));
     }
 }
 
@@ -209,11 +218,11 @@ impl Drop for PeerNetwork {
     /// Ends the threads and all calls, as the end of the process would. Only `stop` answers what
     /// was begun.
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime().take() {
+        if let Some(driver) = self.driver().take() {
             self.shared.is_stopping.store(true, Ordering::SeqCst);
             let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
             peers.iter().for_each(|peer| peer.remove());
-            runtime.shutdown_background();
+            driver.end(Duration::ZERO);
         }
     }
 }

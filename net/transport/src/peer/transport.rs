@@ -5,11 +5,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use quell_vfs::Result;
 
 use super::settings::MemberId;
+use crate::local::Reactor;
 
 /// The function that receives the result of a call.
 pub type Done = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
@@ -48,6 +50,15 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// exists: [`send`](CollectedSends::send) must follow them. Without a collection, a thread of
     /// the connections is woken for each of them, and writes it. A thread has at most one.
     fn collect(&self) -> Box<dyn CollectedSends>;
+
+    /// Lets the calling thread serve the connections while it waits for the events of a server,
+    /// whose descriptor is passed. Handlers and the receivers of results then run on this thread.
+    /// Returns `None` if this is not possible, or has no use yet, because there are no other
+    /// members.
+    fn reactor(&self, events: OwnedFd) -> Result<Option<Box<dyn Reactor>>> {
+        drop(events);
+        Ok(None)
+    }
 
     /// Returns the bytes that were exchanged with all members, also with those that are no longer
     /// listed. The numbers never decrease.
