@@ -299,7 +299,12 @@ fn everything_that_the_other_daemons_have_is_copied_if_one_has_ended() {
             fs::write(tree.join(name), name).unwrap();
         }
         pool.quell(&["pool", "stage-in", &format!("{}/.", tree.display()), "p:/"]).expect(0);
-        crate::stage::send(pool.daemons()[ended], Signal::KILL);
+        let daemon = pool.daemons()[ended];
+        crate::stage::send(daemon, Signal::KILL);
+        // Until then, connections to it can be lost while the command begins.
+        while fs::read_to_string(format!("/proc/{daemon}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
         let out = pool.stage.path("out");
         let run = pool.quell(&["pool", "stage-out", "p:/", out.to_str().unwrap(), "--json"]).expect(1);
         let text = run.text();
