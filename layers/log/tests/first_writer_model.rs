@@ -1,4 +1,4 @@
-//! A model of the protocol of [decision 39](../../../docs/decisions/0039-files-of-one-writer.md),
+//! A model of the protocol of [decision 42](../../../docs/decisions/0042-files-of-one-writer.md),
 //! which turns the object of a file's first writer into a container. All interleavings of the first
 //! writer, two nodes that turn the object, and a node that replaces the file are visited, and each
 //! process may stop after any step. The protocol is not built; the model shows that it is right,
