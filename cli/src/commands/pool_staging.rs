@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quell_mount_spec::{PoolConnection, open_pool};
 use quell_runtime::Pool;
 use quell_supervisor::find_pool;
-use quell_vfs::{ErrorKind, FileSystem};
+use quell_vfs::FileSystem;
 
 use crate::arguments::{PoolStageInArgs, PoolStageOutArgs};
 use crate::failure::{Failure, NO, YES};
@@ -87,10 +87,8 @@ fn connect_to_the_rest(pool: &Pool) -> Result<(Arc<dyn FileSystem>, PathBuf), Fa
     for socket in pool.sockets() {
         match open_pool(&socket, pool.chunk_bytes) {
             Ok(fs) => return Ok((Arc::new(fs.with_reachable_parts()), socket)),
-            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unavailable) => {
-                refused.get_or_insert(error);
-            }
-            Err(error) => return Err(error.into()),
+            // For example ECONNRESET while a killed daemon ends.
+            Err(error) => _ = refused.get_or_insert(error),
         }
     }
     match refused {
