@@ -23,6 +23,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
+use super::peer_state::without_collection;
 use crate::local::Reactor;
 
 /// How long the service thread may be absent before the own thread serves the connections, and at
@@ -129,7 +130,8 @@ impl Driver {
             // that wakes this one.
             self.leave.notify_one();
         }
-        self.runtime.block_on(work);
+        // Nothing sends what would be collected before the end of the wait.
+        without_collection(|| self.runtime.block_on(work));
         self.is_borrowed.store(false, Ordering::SeqCst);
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use quell_vfs::Error;
 use quell_vfs::ErrorKind::Unavailable;
 
-use super::frame::{FrameKind, Status, decode_ids};
+use super::frame::{Fields, FrameKind, Status, decode_ids};
 use super::handshake::Hello;
 use super::incoming::{Incoming, Verdict};
 use super::outgoing::{Credit, Frame, Outgoing};
@@ -256,4 +256,20 @@ fn a_delayed_connection_cannot_replace_a_later_one() {
     receiver.resume(2, 1, [].into_iter()).unwrap();
     assert!(receiver.resume(1, 6, [].into_iter()).is_err(), "a session that was replaced");
     receiver.resume(2, 2, [].into_iter()).unwrap();
+}
+
+#[test]
+fn an_executed_request_has_an_unsent_answer_until_it_is_repeated_on_the_next_connection() {
+    let mut receiver = Incoming::new(LIMIT);
+    receiver.resume(1, 1, [].into_iter()).unwrap();
+    let request = Fields::new(FrameKind::Request, 1);
+    assert_eq!(receiver.request(&request, 1).unwrap(), Verdict::Execute);
+    assert!(receiver.answer(1, 1, Status::Done, Vec::new()));
+    assert!(receiver.has_output() && !receiver.has_unsent_answer());
+    // The connection is lost, and the reply with it.
+    receiver.disconnected();
+    receiver.resume(1, 2, [1].into_iter()).unwrap();
+    assert!(!receiver.has_output() && receiver.has_unsent_answer());
+    assert_eq!(receiver.request(&request, 1).unwrap(), Verdict::Ignore);
+    assert!(receiver.has_output() && !receiver.has_unsent_answer());
 }

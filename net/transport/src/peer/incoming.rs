@@ -228,6 +228,14 @@ impl Incoming {
         !self.to_send.is_empty()
     }
 
+    /// Returns whether a request was executed whose reply is not sent on the present connection. It
+    /// is sent when the request is repeated.
+    pub fn has_unsent_answer(&self) -> bool {
+        self.entries.values().any(
+            |entry| matches!(entry.state, State::Answered { queued_on, .. } if queued_on != self.connection),
+        )
+    }
+
     /// Adds replies to send, until they have about `bytes_max` bytes.
     pub fn take(&mut self, bytes_max: usize, frames: &mut Vec<Frame>) {
         let mut bytes = 0;

@@ -88,6 +88,15 @@ impl CollectedPeers {
     }
 }
 
+/// Calls a function whose requests and replies are not collected, although this thread collects
+/// them otherwise.
+pub(super) fn without_collection<T>(call: impl FnOnce() -> T) -> T {
+    let collected = COLLECTED.with_borrow_mut(Option::take);
+    let result = call();
+    COLLECTED.with_borrow_mut(|present| *present = collected);
+    result
+}
+
 impl CollectedSends for CollectedPeers {
     fn send(&self) {
         while let Some((_, peer)) =
@@ -678,14 +687,18 @@ impl Peer {
         self.state().link.is_some()
     }
 
-    /// Sends the last frame of this member. Returns false, and does nothing, while a request is not
-    /// answered, because the frame tells the other side that its other requests were not executed.
+    /// Sends the last frame of this member. Returns false, and does nothing, while the answer to a
+    /// request is not sent, because the frame tells the other side that its other requests were not
+    /// executed.
     pub fn say_goodbye(&self) -> bool {
         let mut state = self.state();
         if state.incoming.begun() > 0 || state.incoming.has_output() {
             return false;
         }
         let Some(link) = state.link.clone() else { return true };
+        if state.incoming.has_unsent_answer() {
+            return false;
+        }
         state.first.push(Frame::bare(FrameKind::Goodbye, 0));
         drop(state);
         self.flush(&link);
