@@ -354,7 +354,7 @@ impl Service {
                 break;
             }
             if self.send_replies() {
-                self.server.borrow_mut().turn(reactor.as_deref());
+                self.server.borrow_mut().turn(reactor.as_deref())?;
             } else {
                 let limit = if self.member.has_unsent_times() { INTERVAL } else { SLEEP_MAX };
                 self.server.borrow_mut().wait_with(reactor.as_deref(), Some(limit))?;

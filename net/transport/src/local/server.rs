@@ -402,14 +402,7 @@ impl LocalServer {
             self.last_activity = start;
         }
         self.has_changed = false;
-        self.turn_at(reactor, start);
-        if start - self.events_taken >= EVENTS_INTERVAL {
-            self.take_events(Some(Duration::ZERO))?;
-        }
-        if start >= self.watch_until {
-            self.watch_until = start + WATCH_TIME;
-            self.unwatch_inactive();
-        }
+        self.turn_at(reactor, start)?;
         if !self.has_changed && !self.poll(start, reactor.is_some(), timeout) {
             self.sleep(reactor, timeout)?;
         }
@@ -419,21 +412,27 @@ impl LocalServer {
         Ok(())
     }
 
-    /// Receives messages of other connections, unless this was done recently. To be called between
-    /// two calls of `wait_with` that are far apart.
-    pub fn turn(&mut self, reactor: Option<&dyn Reactor>) {
-        if reactor.is_some() {
-            self.turn_at(reactor, Instant::now());
-        }
+    /// Accepts connections, hears doorbells, and receives messages of other connections, unless
+    /// this was done recently. To be called between two calls of `wait_with` that are far apart.
+    pub fn turn(&mut self, reactor: Option<&dyn Reactor>) -> Result<()> {
+        self.turn_at(reactor, Instant::now())
     }
 
-    fn turn_at(&mut self, reactor: Option<&dyn Reactor>, now: Instant) {
+    fn turn_at(&mut self, reactor: Option<&dyn Reactor>, now: Instant) -> Result<()> {
         if let Some(reactor) = reactor
             && now - self.turned >= TURN_INTERVAL
         {
             reactor.turn();
             self.turned = now;
         }
+        if now - self.events_taken >= EVENTS_INTERVAL {
+            self.take_events(Some(Duration::ZERO))?;
+        }
+        if now >= self.watch_until {
+            self.watch_until = now + WATCH_TIME;
+            self.unwatch_inactive();
+        }
+        Ok(())
     }
 
     /// Polls for requests; returns whether there is a reason to return to the caller.
@@ -472,9 +471,9 @@ impl LocalServer {
             false => {
                 let start = Instant::now();
                 // Events that were there before do not end the wait of a reactor.
-                let waits = reactor.filter(|_| !self.has_more_events);
-                let has_waited = waits.is_some_and(|reactor| reactor.wait(self.limit(timeout)));
-                let slept = self.take_events(if has_waited { Some(Duration::ZERO) } else { timeout });
+                let returns_at_once =
+                    reactor.is_some_and(|reactor| self.has_more_events || reactor.wait(self.limit(timeout)));
+                let slept = self.take_events(if returns_at_once { Some(Duration::ZERO) } else { timeout });
                 let duration = start.elapsed();
                 self.turned = start + duration;
                 self.polling.slept(duration, self.options.poll_time * SHORT_SLEEP);
