@@ -80,8 +80,8 @@ pub struct DiskOptions {
     /// writing. Commits that contain a delete, and those with [`Batch::allow_reserve`], may use it
     /// up to the last 4 MiB, or up to a half of a smaller reserve.
     pub reserve_bytes: u64,
-    /// Size of a file that occupies space until a commit that may use the reserve needs it. 0:
-    /// there is none. With at least 8 MiB, entries can be deleted on a disk that other writers have
+    /// Size of a file that occupies space until a commit that may use the reserve needs it; 0 for
+    /// no file. With at least 8 MiB, entries can be deleted on a disk that other writers have
     /// filled to the last byte.
     pub ballast_bytes: u64,
     /// What a commit waits for.

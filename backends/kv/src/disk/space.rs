@@ -99,13 +99,12 @@ pub(super) struct Ballast {
 }
 
 impl Ballast {
-    /// Opens the file, or creates it. It is not an error if there is no space for it.
+    /// Opens the file, or creates it. A new one occupies nothing until a commit has found enough
+    /// space.
     pub(super) fn open(path: &Path, bytes: u64) -> std::io::Result<Ballast> {
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         let is_loaded = file.metadata()?.blocks() * 512 >= bytes;
-        let ballast = Ballast { file, bytes, is_loaded: Mutex::new(is_loaded) };
-        ballast.load();
-        Ok(ballast)
+        Ok(Ballast { file, bytes, is_loaded: Mutex::new(is_loaded) })
     }
 
     /// Occupies the space, unless another thread changes the file. If the file system refuses, the

@@ -96,11 +96,12 @@ fn delete_on_a_disk_without_free_space(disk: &Path) {
     // The write buffer is large enough for everything: a flush that finds no space fails.
     let options = DiskOptions { reserve_bytes: 16 << 20, ballast_bytes: 8 << 20, ..DiskOptions::default() };
     let store = DiskStore::open(&path, &options).unwrap();
-    let stored = std::fs::metadata(path.join("ballast")).unwrap().len();
-    assert_eq!(stored, 8 << 20, "the file occupies its space");
+    let stored = || std::fs::metadata(path.join("ballast")).unwrap().len();
+    assert_eq!(stored(), 0, "nothing is occupied before a commit");
     (0..300).for_each(|number| {
         store.commit(batch(&[(&key(number), Some(&[number as u8; 1_000]))])).unwrap();
     });
+    assert_eq!(stored(), 8 << 20, "the file occupies its space");
     for round in 0..3 {
         let mut file = std::fs::File::create(&data).unwrap();
         while file.write_all(&[1; 4_096]).is_ok() {}
@@ -116,7 +117,7 @@ fn delete_on_a_disk_without_free_space(disk: &Path) {
         std::fs::remove_file(&data).unwrap();
         // Each commit examines the free space while it is small, so this occupies it again.
         store.commit(batch(&[(b"after", Some(&[round as u8; 10]))])).unwrap();
-        assert_eq!(std::fs::metadata(path.join("ballast")).unwrap().len(), 8 << 20);
+        assert_eq!(stored(), 8 << 20);
     }
     store.close().unwrap();
     let store = DiskStore::open(&path, &options).unwrap();
