@@ -133,8 +133,11 @@ fn open_unless_ended(path: &Path) -> Option<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).ok()?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-        // Another process may have removed it first.
-        let _ = std::fs::remove_file(path);
+        // Another process may have removed it first, and the path may have a file of a process that
+        // runs.
+        if file.metadata().is_ok_and(|found| found.nlink() > 0) {
+            let _ = std::fs::remove_file(path);
+        }
         return None;
     }
     Some(file)

@@ -39,8 +39,8 @@ fn map(path: &Path, directories: usize) -> Option<&'static [AtomicU64]> {
     if !is_own || !is_regular || (found.st_size as u64) < length as u64 {
         return None;
     }
-    // SAFETY: the file belongs to this user and is at least this long. Only `quell stats` removes
-    // it, and no program shortens it. The mapping is never removed.
+    // SAFETY: the file belongs to this user and is at least this long. It is removed only
+    // after the end of the program, and no program shortens it. The mapping is never removed.
     unsafe {
         let address = libc::mmap(
             std::ptr::null_mut(),
