@@ -78,7 +78,9 @@ fn store_and_path(text: &Path) -> (PathBuf, Vec<u8>) {
     let (store, _) = split_path(text);
     if store.join("format").is_file() {
         // The rest with its last slash or period, which has a meaning for the copy.
-        return (store.to_owned(), bytes[store.as_os_str().len()..].to_vec());
+        let is_no_slash = |byte: &u8| *byte != b'/';
+        let end = store.as_os_str().as_bytes().iter().rposition(is_no_slash).map_or(0, |last| last + 1);
+        return (store.to_owned(), bytes[end..].to_vec());
     }
     match bytes.windows(2).position(|pair| pair == b":/") {
         Some(colon) => (OsStr::from_bytes(&bytes[..colon]).into(), bytes[colon + 1..].to_vec()),
