@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use crate::batch::can_mount;
-use crate::stage::{Stage, eventually, words};
+use crate::stage::{Stage, eventually, send, words};
 
 impl Stage {
     /// Returns the command that runs a script with a store at a directory.
@@ -123,5 +123,44 @@ fn a_program_is_not_executed_without_its_store() {
         run(&batch(&store.join("no/such"), &dir), &[]).expect(2).says("no/such");
     }
     assert!(stage.batches(&store).is_empty());
+    stage.expect_nothing_left();
+}
+
+#[test]
+fn a_batch_that_is_lost_is_reported() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let (store, dir) = (stage.batch_store(), stage.dir("job"));
+    let script = "echo > $1/lost; touch $2; while [ -e $2 ]; do sleep 0.02; done";
+    let mut command = stage.run_batch(&store, &dir, &[], script);
+    let program = stage.start(command.arg(stage.path("ready")));
+    assert!(eventually(|| stage.path("ready").exists()), "{}", program.err());
+    send(stage.holder(), Signal::KILL);
+    fs::remove_file(stage.path("ready")).unwrap();
+    program.wait().expect(3).says("batch 1 was not committed");
+    assert_eq!(stage.batches(&store)[0]["state"], "open");
+    stage.run(stage.quell().args(words(&[&"batch", &"abort", &store, &"1"]))).expect(0);
+    assert_eq!(stage.read_store(&store, "ls $1"), "");
+}
+
+#[test]
+fn the_commit_is_awaited_if_the_runtime_directory_is_named_by_a_symbolic_link() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let (store, dir) = (stage.batch_store(), stage.dir("job"));
+    // Another process creates the name as well, so the result of the commit has to be known.
+    let script = "echo > $1/same; touch $2; while [ -e $2 ]; do sleep 0.02; done";
+    let mut command = stage.run_batch(&store, &dir, &["--strict"], script);
+    std::os::unix::fs::symlink(stage.runtime().parent().unwrap(), stage.path("link")).unwrap();
+    command.env("QUELL_RUNTIME_DIR", stage.path("link/runtime")).arg(stage.path("ready"));
+    let program = stage.start(&mut command);
+    assert!(eventually(|| stage.path("ready").exists()), "{}", program.err());
+    stage.read_store(&store, "echo other > $1/same");
+    fs::remove_file(stage.path("ready")).unwrap();
+    program.wait().expect(1).says("1 conflict");
     stage.expect_nothing_left();
 }

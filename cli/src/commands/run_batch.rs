@@ -12,13 +12,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
-use quell_supervisor::{PlanSource, batch_plan, enter_mount, mount, mount_target, runtime_directory};
+use quell_supervisor::{
+    BatchMode, PlanSource, batch_plan, enter_mount, mount, mount_target, runtime_directory,
+};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::arguments::{BatchModeArg, EnterMountArgs, RunArgs, Via};
-use crate::commands::umount::{unmount, unmount_and_commit};
+use crate::commands::umount::{batch_of, unmount, unmount_and_commit};
 use crate::failure::{Failure, NO};
 use crate::inputs::{real_path, shown};
 use crate::output::errln;
@@ -53,22 +55,37 @@ pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure
 /// Creates a directory for a mount.
 fn new_mount_point() -> Result<PathBuf, Failure> {
     let path = runtime_directory()?.join(format!("batch-{}", std::process::id()));
+    // A command with the same process number that was killed may have left it. One that is still
+    // mounted is not removed.
+    let _ = std::fs::remove_dir(&path);
     let created = DirBuilder::new().mode(0o700).create(&path);
-    created.map_err(|error| Failure::cannot(format!("{}: {error}", shown(&path))))?;
-    Ok(path)
+    // The process that serves the mount reports the path without symbolic links.
+    created
+        .and_then(|()| path.canonicalize())
+        .map_err(|error| Failure::cannot(format!("{}: {error}", shown(&path))))
 }
 
 fn run_at(
     args: &RunArgs,
     store: &Path,
-    mode: quell_supervisor::BatchMode,
+    mode: BatchMode,
     (point, directory): (&Path, &Path),
     quiet: bool,
 ) -> Result<ExitCode, Failure> {
     let target = mount_target(point, false)?;
+    let is_batch = matches!(mode, BatchMode::Batch { .. });
     let plan = batch_plan(store, mode, directory)?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
-    let status = match execute(args, point, directory) {
+    // Known before the program runs, because the process that serves the mount may be killed.
+    let batch = batch_of(point);
+    let executed = match &batch {
+        None if is_batch => Err(Failure::cannot(format!(
+            "{}: the process that serves the batch does not answer; the program was not started",
+            shown(point)
+        ))),
+        _ => execute(args, point, directory),
+    };
+    let status = match executed {
         Ok(status) => status,
         Err(failure) => {
             // The batch is empty.
@@ -78,7 +95,7 @@ fn run_at(
     };
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     let code = u8::try_from(code).unwrap_or(u8::MAX);
-    match unmount_and_commit(point, false, quiet) {
+    match unmount_and_commit(point, batch.as_ref(), false, quiet) {
         Ok(conflicts) if conflicts > 0 && args.cover.strict && code == 0 => Ok(ExitCode::from(NO)),
         Ok(_) => Ok(ExitCode::from(code)),
         Err(failure) if code == 0 => Err(failure),

@@ -1,6 +1,6 @@
 //! `quell umount`: removes a mount that the caller created with `quell mount`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +9,10 @@ use quell_batch_service::{BatchSummary, SummaryState};
 use quell_supervisor::{
     BatchReport, END_TIMEOUT, is_quell_mount, mount_point_path, reports_of, unmount_and_wait,
 };
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::arguments::UmountArgs;
 use crate::commands::batch_store::report_conflicts;
@@ -24,40 +28,54 @@ pub fn run(args: UmountArgs, quiet: bool) -> Result<ExitCode, Failure> {
             "{path} is not a mount of Quell; `grep quell: /proc/mounts` lists the mounts"
         )));
     }
-    unmount_and_commit(&path, args.force, quiet)?;
+    unmount_and_commit(&path, batch_of(&path).as_ref(), args.force, quiet)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The batch of a mount.
+pub struct MountedBatch {
+    store: PathBuf,
+    number: u64,
+    /// The file with the messages of the process that serves the mount.
+    messages: Option<PathBuf>,
+}
+
+/// Returns the batch of a mount. `None` if the mount has none, or if its process does not answer.
+pub fn batch_of(path: &Path) -> Option<MountedBatch> {
+    let reports = reports_of(path).map(|found| found.reports).unwrap_or_default();
+    reports.into_iter().find_map(|report| match report.batch {
+        Some(BatchReport { store, batch: Some(number), path: point, .. }) if point == path => {
+            Some(MountedBatch { store, number, messages: report.messages })
+        }
+        _ => None,
+    })
 }
 
 /// Unmounts, and waits until the batch of the mount is committed, if it has one. Reports conflicts,
 /// and returns their number.
-pub fn unmount_and_commit(path: &Path, force: bool, quiet: bool) -> Result<u64, Failure> {
+pub fn unmount_and_commit(
+    path: &Path,
+    batch: Option<&MountedBatch>,
+    force: bool,
+    quiet: bool,
+) -> Result<u64, Failure> {
+    let Some(batch) = batch else {
+        unmount(path, force)?;
+        return Ok(0);
+    };
     // The process that serves the mount commits its batch when it ends.
-    let reports = reports_of(path).map(|found| found.reports).unwrap_or_default();
-    let batch = reports.into_iter().find_map(|report| {
-        let messages = report.messages;
-        report.batch.filter(|batch| batch.path == path).map(|batch| (batch, messages))
-    });
-    match batch {
-        Some((BatchReport { store, batch: Some(number), .. }, messages)) => {
-            if let Some(process) = unmount_and_wait(path, force)? {
-                wait_for_end(process);
-            }
-            check_committed(&store, number, messages.as_deref(), quiet)
-        }
-        _ => {
-            unmount(path, force)?;
-            Ok(0)
-        }
+    if let Some(process) = unmount_and_wait(path, force)? {
+        wait_for_end(process);
     }
+    check_committed(&batch.store, batch.number, batch.messages.as_deref(), quiet)
 }
 
 /// Waits for the end of a process that commits a batch, which may last as long as the batch is
-/// large.
+/// large. A process that has ended and that its parent has not waited for counts as ended.
 fn wait_for_end(process: i32) {
-    const INTERVAL: Duration = Duration::from_millis(100);
-    while Path::new(&format!("/proc/{process}")).exists() {
-        std::thread::sleep(INTERVAL);
-    }
+    let Some(process) = Pid::from_raw(process) else { return };
+    let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return };
+    while poll(&mut [PollFd::new(&process, PollFlags::IN)], None) == Err(Errno::INTR) {}
 }
 
 /// Checks that a batch was committed, reports its conflicts, and returns their number.
