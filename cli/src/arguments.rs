@@ -227,13 +227,13 @@ pub struct RunArgs {
     /// be repeated.
     #[arg(long = "pool", value_name = "NAME[=DIR]")]
     pub pools: Vec<String>,
-    /// Show the files of STORE, which `quell batch init` has created, or of a directory in it, in
+    /// Show the files of STORE, which `quell batch init` has created, or of a directory in it, at
     /// DIR, an existing directory. Only the program and its children see them.
     ///
-    /// What they change is published when the program has ended, with --mode batch. Conflicts with
-    /// changes of others are reported; with --strict, the exit code is 1 then if that of the
-    /// program is 0.
-    #[arg(long, value_name = "STORE[/PATH]=DIR", conflicts_with_all = ["index", "config", "image", "logs", "pools", "boot", "recording", "share"])]
+    /// With --mode batch, their changes are published when the program has ended, and conflicts
+    /// with changes of others are reported. With --strict, the exit code is then 1 if there are
+    /// conflicts and the program has returned 0.
+    #[arg(long, value_name = "STORE[/PATH]=DIR", conflicts_with_all = ["index", "config", "image", "logs", "pools", "boot", "share"])]
     pub batch: Option<String>,
     #[command(flatten)]
     pub batch_mode: BatchModeArgs,
@@ -718,7 +718,7 @@ pub struct MountArgs {
 /// Options of a store for batches, common to `run` and `mount`.
 #[derive(Debug, Args)]
 pub struct BatchModeArgs {
-    /// With `sync`, each change is one of the store at once; with `batch`, all changes are
+    /// With `sync`, each change is visible in the store at once; with `batch`, all changes are
     /// published at the end [default: sync for `quell mount`, batch for `quell run`].
     #[arg(long, value_name = "MODE", value_enum, requires = "batch")]
     pub mode: Option<BatchModeArg>,

@@ -1,4 +1,4 @@
-//! A mount that only this process and its children see at another directory.
+//! A mount that this process and its children see at another directory, and other processes do not.
 
 use std::path::Path;
 

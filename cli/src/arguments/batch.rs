@@ -46,10 +46,10 @@ pub struct BatchInitArgs {
 }
 
 /// Let several processes use a store at the same time, and with --listen several nodes. Runs until
-/// Ctrl-C or SIGTERM; then requests that were begun are answered, and the command ends.
+/// Ctrl-C or SIGTERM; then it answers the requests that it has begun, and ends.
 ///
-/// Mounts and commands open the directory of the store as before, and find the server there. The
-/// data of files larger than 64 KiB does not pass through the server.
+/// Mounts and commands find the server in the directory of the store, so they need no other options
+/// than without a server. They read and write the data of files larger than 64 KiB themselves.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -95,7 +95,8 @@ pub struct BatchStatusArgs {
 /// List the changes of a batch that were in conflict with changes of others, with the reasons and
 /// the names under which new entries and contents were kept. The exit code is 1 if there are any.
 ///
-/// With --keep or --rename, resolve them: they are then not listed any more.
+/// With --keep or --rename, resolve them and remove them from the list. A server of the store must
+/// be ended before.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -114,8 +115,8 @@ pub struct BatchConflictsArgs {
     /// The paths of the conflicts to resolve, as they are listed.
     #[arg(value_name = "PATH", requires = "resolution")]
     pub paths: Vec<PathBuf>,
-    /// Keep the entry of the batch (`mine`) in the place of that of others, which is removed, or
-    /// remove the entry of the batch (`theirs`).
+    /// `mine`: replace the entry of others at PATH by the entry of the batch. `theirs`: keep the
+    /// entry of others, and remove the entry of the batch.
     #[arg(long, value_name = "SIDE", value_enum, group = "resolution")]
     pub keep: Option<ConflictSide>,
     /// Give the entry of the batch the path NEW in the store. Only for one PATH.
@@ -167,8 +168,8 @@ pub struct BatchAbortArgs {
 /// copy is read back and verified before it gets its name in DIR. A file that exists in DIR with
 /// the size and the modification time of the source is not copied again, so an interrupted command
 /// is continued by running it again. Each entry that was not copied is printed on standard error,
-/// and the exit code is then 1. Other processes wait for the store meanwhile, except running
-/// batches.
+/// and the exit code is then 1. If the store has no server, other processes wait for it meanwhile,
+/// except running batches.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -210,6 +211,7 @@ pub struct BatchImportArgs {
 /// Check a store: its tables, the tree of its names, its data files, and the changes of batches
 /// that are not committed. Each problem is printed with the identifier of its kind. The exit code
 /// is 1 if problems are left. Other processes wait for the store meanwhile, except running batches.
+/// A server of the store must be ended before.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -231,8 +233,8 @@ pub struct BatchFsckArgs {
 }
 
 /// Remove the files of a store that nothing refers to: tables, data files, and directories of
-/// batches that have ended. Files that the store has not created are never removed. Running batches
-/// go on, other processes wait for the store.
+/// batches that have ended. Files that Quell has not created are never removed. Running batches
+/// continue, and other processes wait for the store. A server of the store must be ended before.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -39,8 +39,8 @@ pub fn run(args: &BatchConflictsArgs, quiet: bool) -> Result<ExitCode, Failure> 
         outln!("{}", json!({ "resolved": resolved, "not_kept": not_kept }));
     } else if not_kept > 0 && !quiet {
         errln!(
-            "quell: {} of the batch left out, so there is nothing to keep; repeat the changes, or use --keep theirs",
-            counted(not_kept, "change was", "changes were")
+            "quell: {} left out, so there is nothing to keep; repeat the changes, or use --keep theirs",
+            counted(not_kept, "change of the batch was", "changes of the batch were")
         );
     }
     Ok(ExitCode::from(if not_kept > 0 { NO } else { YES }))

@@ -1,5 +1,5 @@
-//! The files of a store that nothing refers to. Only files that the store has created itself, by
-//! their names, are ever removed:
+//! The files of a store that nothing refers to. Only files whose names have the form that Quell
+//! gives them are ever removed:
 //!
 //! - tables that neither the image nor an open batch uses,
 //! - data files of the synchronous mode and of batches that have ended, to which neither the image

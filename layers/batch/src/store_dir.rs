@@ -182,7 +182,8 @@ impl StoreDir {
         match flock(&dir, operation) {
             Ok(()) => Ok(dir),
             Err(Errno::WOULDBLOCK) => {
-                let source = Some("a mount waits for a server of the store, or garbage is collected".into());
+                let source =
+                    Some("a mount waits for a server of the store, or `quell batch gc` is running".into());
                 Err(Error { source, ..Error::new(ErrorKind::Busy, "use the data of", self.subject()) })
             }
             Err(error) => Err(Error::from_io(error.into(), "lock the data of", self.subject())),

@@ -1,8 +1,8 @@
 //! A model of the protocol of [decision 42](../../../docs/decisions/0042-files-of-one-writer.md),
-//! which turns the object of a file's first writer into a container. All interleavings of the first
-//! writer, two nodes that turn the object, and a node that replaces the file are visited, and each
-//! process may stop after any step. The protocol is not built; the model shows that it is right,
-//! and that leaving out one of its rules is found.
+//! which converts the object of a file's first writer into a container. The model visits all
+//! interleavings of the first writer, two nodes that convert the object, and a node that replaces
+//! the file, and each process may stop after any step. The protocol is not implemented; the model
+//! shows that it keeps its promises, and that it breaks one of them if a rule is left out.
 
 use std::collections::HashSet;
 
@@ -54,7 +54,7 @@ struct State {
     /// Another node has renamed the file, so the first writer cannot find the container.
     is_renamed: bool,
 
-    /// The next step of each of two nodes that turn the object into a container.
+    /// The next step of each of two nodes that convert the object into a container.
     turning: [u8; 2],
     /// The latest object that replaced the file.
     replacement: u8,
@@ -140,7 +140,7 @@ impl State {
         }
     }
 
-    /// The step that a node can take that turns the object into a container.
+    /// The next possible step of a node that converts the object into a container.
     fn turn(&self, node: usize, fault: Fault, next: &mut Vec<State>) {
         let mut state = *self;
         state.turning[node] = match self.turning[node] {

@@ -48,7 +48,7 @@ impl PoolFs {
         Ok(PoolFs(Arc::new(Client::open(daemons, chunk_bytes)?), false))
     }
 
-    /// Lets programs that copy a pool see as much of it as possible if a daemon has ended: a
+    /// Lets programs that copy a pool see as much of it as possible after a daemon has ended: a
     /// listing that fails because of it has first returned all entries of the other daemons, and
     /// the root directory has attributes.
     #[must_use]

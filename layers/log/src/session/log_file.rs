@@ -332,7 +332,7 @@ impl LogFile {
     pub fn write_zeros(&self, writer: &Writer, offset: FileOffset, length: u64) -> Result<()> {
         if !self.container.head().has_zeros() {
             return Err(Error {
-                source: Some("an earlier version of Quell created the file: copy it".into()),
+                source: Some("an earlier version of Quell created the file; use a copy of it".into()),
                 ..Error::new(ErrorKind::Unsupported, "write zeros to", offset.to_string())
             });
         }

@@ -59,7 +59,7 @@ impl<'a> Repair<'a> {
     pub(super) fn run(mut self) -> Result<Repairs> {
         let last = self.scan.last_inode;
         if last >= self.image.next_inode() {
-            let detail = format!("an inode has the number {last}, which is not given yet");
+            let detail = format!("an inode has the number {last}, which the store has not assigned yet");
             self.report(ProblemKind::InodeNumber, ROOT, b"", detail);
         }
         self.report_links();

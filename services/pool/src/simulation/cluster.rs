@@ -24,7 +24,7 @@ use crate::replies::into_owned;
 use crate::{ClientCounts, ClientId, Clients, Clock, Environment, Member, Peers, PoolMap, Replication};
 
 pub const CHUNK_BYTES: u32 = 64;
-/// Less than a chunk, so that writes at the begin of a file are inline and others are not.
+/// Less than a chunk, so that writes at the beginning of a file are inline and others are not.
 pub const INLINE_BYTES_MAX: usize = 40;
 const PARTITIONS: u16 = 16;
 /// The same values as for the connections between daemons.
