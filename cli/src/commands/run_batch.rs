@@ -1,5 +1,5 @@
 //! `quell run --batch`: executes a program that sees the files of a store for batches in a
-//! directory, and publishes what it has changed when it has ended.
+//! directory, and publishes its changes when it has ended.
 //!
 //! A process of `quell mount` serves the files at a mount point in the runtime directory. The
 //! program sees them in its directory, because it runs in a mount namespace of its own, where the
