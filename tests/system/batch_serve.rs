@@ -9,7 +9,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::batch::can_mount;
-use crate::stage::{Running, Stage, eventually, words};
+use crate::skip;
+use crate::stage::{Running, Stage, eventually, has, is_root, words};
+use crate::testbed::Testbed;
 
 impl Stage {
     /// Starts a server of a store, and waits until it serves.
@@ -97,4 +99,43 @@ fn a_server_is_refused_if_it_cannot_serve() {
     assert!(stage.batches(&store).is_empty());
     server.signal(Signal::TERM);
     server.wait().expect(0);
+}
+
+#[test]
+fn locks_of_a_store_hold_between_the_nodes_of_a_parallel_file_system() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    let stage = Stage::new();
+    let testbed = Testbed::start(&stage);
+    let stores = ["1", "2"].map(|node| testbed.node(node).join("store"));
+    let batch = |words: &[&str], store: &Path| {
+        let mut command = stage.quell();
+        stage.run(command.arg("batch").arg(words[0]).arg(store).args(&words[1..]))
+    };
+    batch(&["init"], &stores[0]).expect(0);
+    // A batch that is running on one node is neither aborted nor committed on the other one.
+    let job = stage.mount_batch(&stores[0], &["--mode", "batch"], "job");
+    fs::write(job.point.join("file"), "of the batch").unwrap();
+    for verb in ["abort", "commit"] {
+        batch(&[verb, "1"], &stores[1]).expect(3).says("a process uses it");
+    }
+    job.umount();
+    assert_eq!(stage.batches(&stores[1])[0]["state"], "committed");
+    // A store that is open on one node is not opened on the other one.
+    let own = stage.mount_batch(&stores[0], &[], "own");
+    batch(&["gc"], &stores[1]).expect(3).says("another process has it open");
+    own.umount();
+    // The data files of a mount are kept while it waits for the next server.
+    let server = stage.batch_server(&stores[0], &["--listen", "127.0.0.1:0"]);
+    let served = stage.mount_batch(&stores[1], &[], "served");
+    fs::write(served.point.join("large"), vec![7; 200_000]).unwrap();
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+    batch(&["gc"], &stores[0]).expect(3).says("a mount waits for a server");
+    let server = stage.batch_server(&stores[0], &["--listen", "127.0.0.1:0"]);
+    served.umount();
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+    batch(&["gc"], &stores[0]).expect(0);
 }

@@ -10,13 +10,12 @@ use quell_batch_service::{
     BatchState, BlockCache, Certificate, Checked, DataFile, Image, Problem, ProblemKind, Table, TableDir,
     TableFiles, check_tables,
 };
-use quell_kv::DiskStore;
 use quell_posix::{Dir, WritableDir};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use crate::data_files::{Found, numbered, visit_data};
 use crate::store::BatchStore;
-use crate::store_dir::{KEYS, StoreDir};
+use crate::store_dir::{KEYS, OpenKeys, StoreDir};
 
 /// The identifiers of the kinds of problems of a store, besides those of
 /// [`ProblemKind`].
@@ -77,7 +76,7 @@ pub fn fsck(
     };
     let tables = TableDir::new(dir.tables()?);
     let mut found = Vec::new();
-    check_tables(&keys, &tables, &mut |problem| found.push(problem.clone()))?;
+    check_tables(&keys.store, &tables, &mut |problem| found.push(problem.clone()))?;
     if !found.is_empty() {
         // Without its tables the image cannot be read.
         found.iter().for_each(|problem| report(&of_image(problem, None)));
@@ -109,7 +108,7 @@ fn of_image(problem: &Problem, store: Option<&BatchStore>) -> StoreProblem {
 }
 
 /// Opens the key-value store. `None` if it is lost or damaged, or has no image.
-fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<DiskStore>> {
+fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<OpenKeys>> {
     // Opening a directory without a key-value store would create one.
     if !dir.files()?.names()?.iter().any(|name| name == KEYS.as_bytes()) {
         return Ok(None);
@@ -118,15 +117,15 @@ fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<DiskStore>> {
         Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => return Ok(None),
         keys => keys?,
     };
-    match Image::is_present(&keys)? {
+    match Image::is_present(&keys.store)? {
         true => Ok(Some(keys)),
-        false => keys.close().map(|()| None),
+        false => keys.store.close().map(|()| None),
     }
 }
 
 /// Rebuilds the image from the copy of its description. What is left of the key-value store is kept
 /// as `keys.lost`.
-fn rebuild(dir: &StoreDir) -> Result<DiskStore> {
+fn rebuild(dir: &StoreDir) -> Result<OpenKeys> {
     let files = dir.files()?;
     let tables = TableDir::new(dir.tables()?);
     if !Image::can_be_rebuilt(&tables)? {
@@ -148,7 +147,7 @@ fn rebuild(dir: &StoreDir) -> Result<DiskStore> {
         }
     }
     let keys = dir.open_keys()?;
-    Image::rebuild(&keys, &tables)?;
+    Image::rebuild(&keys.store, &tables)?;
     Ok(keys)
 }
 

@@ -16,6 +16,7 @@
 //! | `file_system` | the file system of the contract |
 //! | `subtree` | a directory of a name space as the root of another one |
 //! | `store_dir` | the directory of a store |
+//! | `store_lock` | the locks of a store |
 //! | `store` | a store that this process has open |
 //! | `serving` | the execution of the requests of clients on such a store |
 //! | `server_files` | the files by which clients find a server |
@@ -48,6 +49,7 @@ mod shared;
 mod state;
 mod store;
 mod store_dir;
+mod store_lock;
 mod subtree;
 
 pub use access::StoreAccess;

@@ -1,6 +1,5 @@
 //! A batch of this process: its private name space, and its end.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use quell_vfs::{Rename, Result};
 use crate::access::StoreAccess;
 use crate::file_system::BatchFs;
 use crate::store_dir::{BATCHES, CERTIFICATE, NEW_CERTIFICATE, StoreDir, remove_if_present};
+use crate::store_lock::StoreLock;
 use crate::subtree::tree_below;
 
 /// The private name space of a batch. This process does not have the store open meanwhile, so other
@@ -27,7 +27,7 @@ pub struct OpenBatch {
     /// The number of attempts to commit.
     attempts: AtomicU64,
     /// Held while this process uses the batch.
-    _lock: OwnedFd,
+    _lock: StoreLock,
 }
 
 impl std::fmt::Debug for OpenBatch {
@@ -45,9 +45,9 @@ impl OpenBatch {
     /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
     pub fn begin(store: StoreAccess, path: &[u8], name: &str, is_atomic: bool) -> Result<OpenBatch> {
         let (record, store_number, dir) = store.begin(path, name, is_atomic)?;
+        let lock = dir.lock_batch(record.number)?;
         // Others can use the store from here on.
         drop(store);
-        let lock = dir.lock_batch(record.number)?;
         let tables = Arc::new(TableDir::new(dir.open_dir(&format!("{BATCHES}/{}", record.number))?));
         let image = TableDir::new(dir.tables()?);
         let names = PrivateEntries::open(&record, &image, tables.clone(), MEMORY_BYTES)?;

@@ -1,7 +1,6 @@
 //! A store that a server has open: the master image, and its batches, by requests to the server.
 //! docs/formats/batch-protocol.md describes the messages.
 
-use std::os::fd::OwnedFd;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use quell_wire::{decode, encode};
 
 use crate::server_files::find_server;
 use crate::store_dir::StoreDir;
+use crate::store_lock::StoreLock;
 
 /// The largest reply to a request, in bytes: an inode with its content and extended attributes.
 const REPLY_BYTES_MAX: u32 = 512 << 10;
@@ -36,7 +36,7 @@ pub(crate) struct Remote {
     store_number: u128,
     dir: StoreDir,
     /// Held while this client may have data files to which no inode refers yet.
-    _data: OwnedFd,
+    _data: StoreLock,
 }
 
 /// The connection to the present server.

@@ -8,14 +8,14 @@ use std::time::Duration;
 use quell_batch_service::{
     BatchRecord, BatchState, Certificate, Conflict, Image, NewBatch, Primary, TableDir,
 };
-use quell_kv::DiskStore;
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
 
 use crate::file_system::BatchFs;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
-use crate::store_dir::{BATCHES, DATA, FORMAT, StoreDir, TABLES};
+use crate::store_dir::{BATCHES, DATA, FORMAT, OpenKeys, StoreDir, TABLES};
+use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
 
 /// An open store. One process at a time has it open.
@@ -25,6 +25,8 @@ pub struct BatchStore {
     // the directory.
     primary: Primary,
     pub(crate) dir: StoreDir,
+    /// Held until the key-value store is closed.
+    _keys: StoreLock,
 }
 
 impl BatchStore {
@@ -51,8 +53,8 @@ impl BatchStore {
         let keys = dir.open_keys()?;
         let owner = rustix::process::geteuid().as_raw();
         let root = NewEntry { permissions: 0o755, uid: owner, gid: rustix::process::getegid().as_raw() };
-        Image::create(&keys, random_number(), root, now())?;
-        keys.close()?;
+        Image::create(&keys.store, random_number(), root, now())?;
+        keys.store.close()?;
         // The file `format` marks the store as complete.
         let format = files.create_file(b"format.new", 0o600)?;
         format.write_at(FORMAT, 0)?;
@@ -73,10 +75,10 @@ impl BatchStore {
         BatchStore::with_keys(dir, keys)
     }
 
-    pub(crate) fn with_keys(dir: StoreDir, keys: DiskStore) -> Result<BatchStore> {
+    pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys) -> Result<BatchStore> {
         let tables = Arc::new(TableDir::new(dir.tables()?));
-        let primary = Primary::open(Arc::new(keys), tables)?;
-        Ok(BatchStore { primary, dir })
+        let primary = Primary::open(Arc::new(keys.store), tables)?;
+        Ok(BatchStore { primary, dir, _keys: keys.lock })
     }
 
     /// Returns the primary server, which has the master image.

@@ -10,8 +10,9 @@ use quell_batch_service::{Certificate, TableDir, TableFiles};
 use quell_kv::{DiskOptions, DiskStore, Durability};
 use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
 use quell_vfs::{Error, ErrorKind, Result};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat, syncfs};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags, openat, syncfs};
+
+use crate::store_lock::{LockKind, StoreLock, try_lock};
 
 /// The content of the file `format`.
 pub(crate) const FORMAT: &[u8] = b"QUELLBATCH1\n";
@@ -31,6 +32,14 @@ const CERTIFICATE_BYTES_MAX: usize = 64 << 20;
 pub(crate) const RETRY: Duration = Duration::from_millis(20);
 /// The memory for blocks of the key-value store, in bytes.
 const CACHE_BYTES: u64 = 16 << 20;
+
+/// The key-value store of a store that this process has open.
+#[derive(Debug)]
+pub(crate) struct OpenKeys {
+    // The store is closed before the lock is removed.
+    pub(crate) store: DiskStore,
+    pub(crate) lock: StoreLock,
+}
 
 /// The directory of a store.
 #[derive(Debug)]
@@ -87,7 +96,7 @@ impl StoreDir {
 
     /// Opens the key-value store. While another process has it open, this waits, at most for
     /// `wait`.
-    pub(crate) fn open_keys_within(&self, wait: Duration) -> Result<DiskStore> {
+    pub(crate) fn open_keys_within(&self, wait: Duration) -> Result<OpenKeys> {
         let end = Instant::now() + wait;
         loop {
             match self.open_keys() {
@@ -99,16 +108,20 @@ impl StoreDir {
         }
     }
 
-    pub(crate) fn open_keys(&self) -> Result<DiskStore> {
+    /// Opens the key-value store. Errors: `Busy` if another process, of any node, has it open.
+    pub(crate) fn open_keys(&self) -> Result<OpenKeys> {
+        let busy = || Error {
+            source: Some("another process has it open".into()),
+            ..Error::new(ErrorKind::Busy, OPEN, self.subject())
+        };
+        let lock = self.try_lock(LockKind::Keys)?.ok_or_else(busy)?;
         let options =
             DiskOptions { cache_bytes: CACHE_BYTES, durability: Durability::Process, ..Default::default() };
-        DiskStore::open(&self.file(KEYS), &options).map_err(|error| match error.kind {
-            ErrorKind::Busy => {
-                let source = Some("another process has it open".into());
-                Error { source, ..Error::new(ErrorKind::Busy, OPEN, self.subject()) }
-            }
+        let store = DiskStore::open(&self.file(KEYS), &options).map_err(|error| match error.kind {
+            ErrorKind::Busy => busy(),
             _ => Error { subject: self.subject().to_vec(), ..error },
-        })
+        })?;
+        Ok(OpenKeys { store, lock })
     }
 
     pub(crate) fn check_format(&self) -> Result<()> {
@@ -143,51 +156,45 @@ impl StoreDir {
         }
     }
 
-    /// Locks the directory of a batch, until the descriptor is closed.
+    /// Locks a batch, until the value is dropped.
     ///
     /// # Errors
-    /// `Busy` if a process uses the batch.
-    pub(crate) fn lock_batch(&self, number: u64) -> Result<OwnedFd> {
-        let dir = match self.open_dir(&format!("{BATCHES}/{number}")) {
-            // Its files were removed already.
-            Err(error) if error.kind == ErrorKind::NotFound => self.open_dir(".")?,
-            opened => opened?,
-        };
-        match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(dir),
-            Err(Errno::WOULDBLOCK) => {
-                let source = Some("a process uses it".into());
-                Err(Error { source, ..Error::new(ErrorKind::Busy, "use batch", number.to_string()) })
-            }
-            Err(error) => Err(Error::from_io(error.into(), "lock batch", number.to_string())),
-        }
+    /// `Busy` if a process uses the batch; as for [`try_lock`].
+    pub(crate) fn lock_batch(&self, number: u64) -> Result<StoreLock> {
+        self.try_lock(LockKind::Batch(number))?.ok_or_else(|| Error {
+            source: Some("a process uses it".into()),
+            ..Error::new(ErrorKind::Busy, "use batch", number.to_string())
+        })
     }
 
-    /// Keeps data files that no inode refers to yet, until the descriptor is closed: a client of a
+    /// Keeps data files that no inode refers to yet, until the value is dropped: a client of a
     /// server writes such files while no process has the store open.
-    pub(crate) fn keep_data(&self) -> Result<OwnedFd> {
-        self.lock_data(FlockOperation::NonBlockingLockShared)
+    pub(crate) fn keep_data(&self) -> Result<StoreLock> {
+        self.lock_data(LockKind::KeepData)
     }
 
-    /// Makes sure that no client of a server uses the store, until the descriptor is closed.
+    /// Makes sure that no client of a server uses the store, until the value is dropped.
     ///
     /// # Errors
     /// `Busy` if one does.
-    pub(crate) fn exclude_clients(&self) -> Result<OwnedFd> {
-        self.lock_data(FlockOperation::NonBlockingLockExclusive)
+    pub(crate) fn exclude_clients(&self) -> Result<StoreLock> {
+        self.lock_data(LockKind::ExcludeClients)
     }
 
-    fn lock_data(&self, operation: FlockOperation) -> Result<OwnedFd> {
-        let dir = self.open_dir(DATA)?;
-        match flock(&dir, operation) {
-            Ok(()) => Ok(dir),
-            Err(Errno::WOULDBLOCK) => {
-                let source =
-                    Some("a mount waits for a server of the store, or `quell batch gc` is running".into());
-                Err(Error { source, ..Error::new(ErrorKind::Busy, "use the data of", self.subject()) })
-            }
-            Err(error) => Err(Error::from_io(error.into(), "lock the data of", self.subject())),
-        }
+    fn lock_data(&self, kind: LockKind) -> Result<StoreLock> {
+        self.try_lock(kind)?.ok_or_else(|| {
+            let reason = "a mount waits for a server of the store, or `quell batch gc` is running";
+            let source = Some(reason.into());
+            Error { source, ..Error::new(ErrorKind::Busy, "use the data of", self.subject()) }
+        })
+    }
+
+    fn try_lock(&self, kind: LockKind) -> Result<Option<StoreLock>> {
+        try_lock(&self.files()?, kind).map_err(|error| Error {
+            operation: "lock the store",
+            subject: self.subject().to_vec(),
+            ..error
+        })
     }
 
     /// Returns the directory of a batch.

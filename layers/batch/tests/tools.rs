@@ -43,6 +43,7 @@ fn only_files_that_nothing_refers_to_are_removed() {
     put(&fs, "replaced", &[3; LARGE]);
     drop(fs);
     committed.commit(WAIT).unwrap();
+    drop(committed);
     let aborted = store.begin();
     put(&aborted.file_system(), "aborted", &[4; LARGE]);
     aborted.abort(WAIT).unwrap();
@@ -269,4 +270,39 @@ fn the_documentation_lists_all_kinds_of_problems() {
     let section = document.split("## Checks and repairs").nth(1).unwrap().split("\n## ").next().unwrap();
     let listed = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     assert_eq!(listed.collect::<Vec<_>>(), quell_batch::problem_kinds());
+}
+
+/// Returns the inode number and the first byte of each lock of an open file description on this
+/// machine.
+fn range_locks() -> BTreeSet<(u64, String)> {
+    let listed = fs::read_to_string("/proc/locks").unwrap();
+    let of_line = |line: &str| -> Option<(u64, String)> {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let at = words.iter().position(|word| *word == "OFDLCK")?;
+        let inode = words[at + 4].rsplit(':').next()?.parse().ok()?;
+        Some((inode, words[at + 5].to_owned()))
+    };
+    listed.lines().filter_map(of_line).collect()
+}
+
+#[test]
+fn locks_are_range_locks_of_a_regular_file_which_hold_between_nodes() {
+    use std::os::unix::fs::MetadataExt;
+    let store = Store::new();
+    let lock = fs::symlink_metadata(store.path().join("lock")).unwrap();
+    assert!(lock.is_file());
+    let is_locked = |byte: &str| range_locks().contains(&(lock.ino(), byte.to_owned()));
+    assert!(!is_locked("1"));
+    let open = store.open();
+    assert!(is_locked("1"), "the key-value store");
+    drop(open);
+    let batch = store.begin();
+    assert!(is_locked("2") && !is_locked("1"), "the first batch");
+    batch.abort(WAIT).unwrap();
+    drop(batch);
+    assert!(!is_locked("2"));
+    // A store without the file, as an earlier program has created it.
+    fs::remove_file(store.path().join("lock")).unwrap();
+    let batch = store.begin();
+    batch.commit(WAIT).unwrap();
 }
