@@ -19,8 +19,16 @@ use crate::view::{VirtualDir, absolute};
 /// Virtual descriptors have numbers below this one.
 const NUMBERS_MAX: usize = 1 << 16;
 
-/// For each number, whether it is virtual. Read without a lock, for calls on other descriptors.
-static IS_VIRTUAL: [AtomicU8; NUMBERS_MAX] = [const { AtomicU8::new(0) }; NUMBERS_MAX];
+/// The values of `KINDS`.
+const NOT_VIRTUAL: u8 = 0;
+/// Another process may have the placeholder.
+const SHARED: u8 = 1;
+/// Only this process has the placeholder.
+const PRIVATE: u8 = 2;
+
+/// For each number, whether it is virtual, and whether its placeholder is shared. Read without a
+/// lock, for calls on other descriptors.
+static KINDS: [AtomicU8; NUMBERS_MAX] = [const { AtomicU8::new(NOT_VIRTUAL) }; NUMBERS_MAX];
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -42,8 +50,8 @@ pub fn is_virtual(fd: c_int) -> bool {
     COUNT.load(Ordering::Relaxed) > 0
         && usize::try_from(fd)
             .ok()
-            .and_then(|number| IS_VIRTUAL.get(number))
-            .is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
+            .and_then(|number| KINDS.get(number))
+            .is_some_and(|kind| kind.load(Ordering::Relaxed) != NOT_VIRTUAL)
 }
 
 /// Returns the open file of a virtual descriptor.
@@ -99,14 +107,14 @@ pub fn directory_path(fd: c_int) -> Option<(&'static VirtualDir, Vec<u8>)> {
     }
 }
 
-/// Adds a virtual descriptor, and returns its number. Errors: EMFILE for a number that is too
-/// large.
+/// Adds a virtual descriptor with a new placeholder, and returns its number. Errors: EMFILE for a
+/// number that is too large.
 pub fn insert(fd: OwnedFd, description: Arc<Description>) -> Outcome<c_int> {
     let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
     if number as usize >= NUMBERS_MAX {
         return Err(Errno(libc::EMFILE));
     }
-    set(&mut write_lock(&TABLE), placeholder::leak(fd), description);
+    set(&mut write_lock(&TABLE), placeholder::leak(fd), description, PRIVATE);
     Ok(number)
 }
 
@@ -115,29 +123,51 @@ pub fn is_possible(fd: c_int) -> bool {
     usize::try_from(fd).is_ok_and(|number| number < NUMBERS_MAX)
 }
 
-/// Makes `to`, which is open, a descriptor of an open file.
+/// Makes `to`, which is open, a descriptor of an open file. Its placeholder may be shared.
 pub fn assign(to: c_int, description: Arc<Description>) -> Option<Arc<Description>> {
     if to as usize >= NUMBERS_MAX {
         return None;
     }
-    set(&mut write_lock(&TABLE), to, description)
+    set(&mut write_lock(&TABLE), to, description, SHARED)
 }
 
-fn set(table: &mut Table, fd: c_int, description: Arc<Description>) -> Option<Arc<Description>> {
+fn set(table: &mut Table, fd: c_int, description: Arc<Description>, kind: u8) -> Option<Arc<Description>> {
     let before = table.insert(fd, description);
     if before.is_none() {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        IS_VIRTUAL[fd as usize].store(1, Ordering::Relaxed);
     }
+    KINDS[fd as usize].store(kind, Ordering::Relaxed);
     before
 }
 
 /// Removes a virtual descriptor.
 pub fn remove(fd: c_int) -> Option<Arc<Description>> {
-    let removed = write_lock(&TABLE).remove(&fd)?;
+    remove_with_kind(fd).map(|(removed, _)| removed)
+}
+
+/// Removes a virtual descriptor. Returns its open file, and whether only this process can have the
+/// placeholder.
+pub fn remove_for_close(fd: c_int) -> Option<(Arc<Description>, bool)> {
+    remove_with_kind(fd).map(|(removed, kind)| (removed, kind == PRIVATE))
+}
+
+fn remove_with_kind(fd: c_int) -> Option<(Arc<Description>, u8)> {
+    let mut table = write_lock(&TABLE);
+    let removed = table.remove(&fd)?;
     COUNT.fetch_sub(1, Ordering::Relaxed);
-    IS_VIRTUAL[fd as usize].store(0, Ordering::Relaxed);
-    Some(removed)
+    Some((removed, KINDS[fd as usize].swap(NOT_VIRTUAL, Ordering::Relaxed)))
+}
+
+/// Records that another process may get the placeholders. To be called before a fork, an exec, or a
+/// message with descriptors. Takes no lock.
+pub fn share_all() {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for kind in &KINDS {
+        // Another thread may close or open the descriptor.
+        let _ = kind.compare_exchange(PRIVATE, SHARED, Ordering::Relaxed, Ordering::Relaxed);
+    }
 }
 
 /// Returns the number of a virtual descriptor that a path in `/dev` or `/proc` names. The kernel

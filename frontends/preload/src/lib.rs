@@ -58,6 +58,7 @@ mod resolve;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod selector;
 mod shared_memory;
+mod spare_placeholders;
 mod start;
 mod streams;
 mod supervise;

@@ -22,8 +22,8 @@
 //!               +16  path    bytes     absolute
 //! ```
 //!
-//! A header doubles the time that creating and closing a placeholder takes, because the kernel
-//! allocates memory for it.
+//! The first header doubles the time that creating and closing a placeholder takes, because the
+//! kernel allocates memory for it. `spare_placeholders` uses placeholders with a header again.
 //!
 //! Numbers are little endian. Both are written and read by processes of one user: a memfd of
 //! another user is not accepted, because it would make this process use its own permissions for a
@@ -33,7 +33,7 @@
 //! that of a statically linked program, or of a stream of libc for standard output, adds its data
 //! to the memfd; `collected` finds it, and the open file writes it to the virtual file.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use libc::c_int;
@@ -41,9 +41,13 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno as SystemError;
 
 use crate::errno::{Errno, Outcome};
+use crate::spare_placeholders;
 
 /// Larger than any offset of data; less than the largest offset of a memfd.
 pub const HEADER_OFFSET: u64 = 1 << 62;
+
+/// The unit of `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
 
 const MAGIC: &[u8; 8] = b"QUELLFD1";
 const FIXED_BYTES: usize = 16;
@@ -110,8 +114,11 @@ impl Header {
     }
 }
 
-/// Creates a placeholder with the lowest free number.
+/// Creates a placeholder, or takes a spare one, with the lowest free number.
 pub fn create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
+    if let Some(spare) = spare_placeholders::take(header, close_on_exec) {
+        return Ok(spare);
+    }
     let memfd = match header.name() {
         Some(name) => {
             let memfd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
@@ -121,7 +128,7 @@ pub fn create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
         }
         None => {
             let memfd = rustix::fs::memfd_create(NAME_START, MemfdFlags::CLOEXEC)?;
-            write_header(&memfd, header)?;
+            write_header(memfd.as_fd(), header)?;
             memfd
         }
     };
@@ -134,7 +141,8 @@ pub fn create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
     Ok(lower)
 }
 
-fn write_header(memfd: &OwnedFd, header: &Header) -> Outcome<()> {
+/// Writes the description into a placeholder, in place of its name or of an earlier description.
+pub fn write_header(memfd: BorrowedFd<'_>, header: &Header) -> Outcome<()> {
     let bytes = header.encode();
     match rustix::io::pwrite(memfd, &bytes, HEADER_OFFSET)? {
         written if written == bytes.len() => Ok(()),
@@ -151,7 +159,7 @@ pub fn set_header(fd: BorrowedFd<'_>, header: &Header) -> Outcome<()> {
         return Ok(());
     }
     let again = rustix::fs::open(proc_path(fd.as_raw_fd()), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    write_header(&again, header)
+    write_header(again.as_fd(), header)
 }
 
 fn proc_path(fd: c_int) -> String {
@@ -347,7 +355,22 @@ fn has_pages(fd: BorrowedFd<'_>) -> bool {
 
 /// Returns whether data was written to the placeholder without this library.
 pub fn has_collected(fd: BorrowedFd<'_>) -> bool {
-    has_pages(fd) && has_data(fd)
+    rustix::fs::fstat(fd).is_ok_and(|found| has_more_than_header(&found)) && has_data(fd)
+}
+
+/// Returns whether a placeholder has more pages than its header needs. Only a header is beyond
+/// `HEADER_OFFSET`.
+fn has_more_than_header(found: &rustix::fs::Stat) -> bool {
+    let header_bytes = (found.st_size as u64).saturating_sub(HEADER_OFFSET);
+    found.st_blocks as u64 * BLOCK_BYTES > header_bytes.next_multiple_of(page_bytes())
+}
+
+/// Returns whether a placeholder has no data before the header. Its position changes.
+pub fn is_empty(fd: BorrowedFd<'_>) -> bool {
+    match rustix::fs::seek(fd, SeekFrom::Data(0)) {
+        Ok(first) => first >= HEADER_OFFSET,
+        Err(error) => error == SystemError::NXIO,
+    }
 }
 
 /// Returns whether the placeholder has data before the header. The position of `fd` does not

@@ -203,6 +203,7 @@ pub fn after_raw_fork() {
 /// Publishes all files that are open in this process: before a fork or an exec, and at the end.
 pub fn publish_all(part: Part) -> Outcome<()> {
     notice_fork();
+    descriptors::share_all();
     let mut result = Ok(());
     for (fd, description) in descriptors::all() {
         if let Description::File(file) = &*description {

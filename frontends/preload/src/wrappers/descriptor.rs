@@ -12,18 +12,26 @@ use crate::open_file::reported_flags;
 use crate::own_descriptors;
 use crate::placeholder::{self, Part, borrow};
 use crate::refusals::refused;
+use crate::spare_placeholders;
 use crate::streams;
 use crate::wrappers::{locks, opened, with_descriptor};
 
 /// Closes a virtual descriptor. Its data is published, and an error of this is returned; the
 /// descriptor is closed in any case, as by close(2).
 fn close_virtual(fd: c_int) -> Outcome<()> {
-    let Some(description) = descriptors::remove(fd) else { return Err(Errno(libc::EBADF)) };
+    let Some((description, is_private)) = descriptors::remove_for_close(fd) else {
+        return Err(Errno(libc::EBADF));
+    };
     // The kernel's descriptor is closed when `own` is dropped, after its data was collected.
     let own = placeholder::own(fd);
     let published = publish(fd, &description);
+    let is_reusable = is_private && !descriptors::refers(&description);
     let closed = close_last(description);
-    drop(own);
+    if is_reusable {
+        spare_placeholders::keep(own);
+    } else {
+        drop(own);
+    }
     published.and(closed)
 }
 

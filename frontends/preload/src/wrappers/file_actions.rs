@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use libc::{c_char, c_int, mode_t, posix_spawn_file_actions_t};
 use quell_threads::lock;
 
+use crate::descriptors;
 use crate::errno::{Errno, Outcome};
 use crate::guard::inside;
 use crate::next::wrap;
@@ -25,6 +26,8 @@ static OPENED: Mutex<BTreeMap<usize, Vec<OwnedFd>>> = Mutex::new(BTreeMap::new()
 fn open_for_child(entry: Found, flags: c_int, mode: mode_t) -> Outcome<OwnedFd> {
     let number = inside(|| open_entry(entry.into_inner()?, flags | libc::O_CLOEXEC, mode))?;
     let high = inside(|| Ok(own_descriptors::duplicate(placeholder::borrow(number))?));
+    // The child gets it, so it is not used for another file.
+    descriptors::share_all();
     close_descriptor(number);
     high
 }

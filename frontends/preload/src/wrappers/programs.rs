@@ -454,6 +454,14 @@ extern "C" fn vfork_function() -> *const c_void {
     if view::is_active() { FORK.address() } else { VFORK.address() }
 }
 
+/// Records that the child of clone(2), which is created without the handlers of fork(2), has the
+/// placeholders. It may be called in a signal handler.
+extern "C" fn clone_function() -> *const c_void {
+    next!(CLONE, c"clone");
+    descriptors::share_all();
+    CLONE.address()
+}
+
 /// Collects the arguments of a program up to NULL, which is the last element.
 ///
 /// # Safety
@@ -602,9 +610,19 @@ macro_rules! continue_in {
 pub(super) use continue_in;
 
 continue_in!(vfork, vfork_function);
+continue_in!(clone, clone_function);
 continue_in!(execl, execl_function);
 continue_in!(execle, execle_function);
 continue_in!(execlp, execlp_function);
+
+// Without the handlers of fork(2), as clone(2).
+wrap! {
+    fn _Fork() -> libc::pid_t, |next| {
+        descriptors::share_all();
+        // SAFETY: there are no preconditions.
+        unsafe { next() }
+    }
+}
 
 wrap! {
     fn system(command: *const c_char) -> c_int, |next| {

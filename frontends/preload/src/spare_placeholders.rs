@@ -1,0 +1,73 @@
+//! Placeholders of closed files, which later opens use again. Creating a placeholder and closing it
+//! takes 13.6 us; taking one of these and returning it takes 3 us.
+//!
+//! A placeholder is returned only if this process has created it, and no other process can have its
+//! open file description: whoever has it shares the position, and finds the header of another file
+//! in it. `descriptors` therefore records which placeholders are shared: those that existed when
+//! the process was forked, executed or spawned a program, or sent a descriptor, and those that the
+//! process has received itself. A process that the program creates by a clone(2) of its own is not
+//! noticed if system calls are not dispatched.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Mutex;
+
+use quell_threads::try_lock;
+
+use crate::own_descriptors;
+use crate::placeholder::{self, Header};
+
+/// The maximum number of placeholders that are kept. Each has a page of memory.
+const SPARES_MAX: usize = 16;
+
+/// The placeholders, with numbers of the library's own.
+struct Spares {
+    /// The process that has them. A forked child has closed them.
+    process: u32,
+    placeholders: Vec<ManuallyDrop<OwnedFd>>,
+}
+
+/// A thread that finds it locked continues without it. In a child of a process whose other thread
+/// held the lock during the fork, it stays locked.
+static SPARES: Mutex<Spares> = Mutex::new(Spares { process: 0, placeholders: Vec::new() });
+
+/// Returns a placeholder with the lowest free number and the position 0, unless there is none or it
+/// cannot be used.
+pub fn take(header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
+    let spare = {
+        let mut spares = try_lock(&SPARES)?;
+        match spares.process == std::process::id() {
+            true => ManuallyDrop::into_inner(spares.placeholders.pop()?),
+            false => return None,
+        }
+    };
+    let prepared = prepare(&spare, header, close_on_exec);
+    own_descriptors::remove(spare.as_raw_fd());
+    prepared
+}
+
+fn prepare(spare: &OwnedFd, header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
+    placeholder::write_header(spare.as_fd(), header).ok()?;
+    let lowest = rustix::io::fcntl_dupfd_cloexec(spare, 0).ok()?;
+    if !close_on_exec {
+        rustix::io::fcntl_setfd(&lowest, rustix::io::FdFlags::empty()).ok()?;
+    }
+    Some(lowest)
+}
+
+/// Keeps the placeholder of a closed file, which no other process has, or closes it.
+pub fn keep(closed: OwnedFd) {
+    let Some(mut spares) = try_lock(&SPARES) else { return };
+    let process = std::process::id();
+    if spares.process != process {
+        // The child has closed the descriptors, and may have opened others with their numbers.
+        *spares = Spares { process, placeholders: Vec::new() };
+    }
+    if spares.placeholders.len() < SPARES_MAX
+        && placeholder::is_empty(closed.as_fd())
+        && placeholder::set_position(closed.as_fd(), 0).is_ok()
+        && let Ok(spare) = own_descriptors::duplicate(&closed)
+    {
+        spares.placeholders.push(ManuallyDrop::new(spare));
+    }
+}
