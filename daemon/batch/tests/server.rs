@@ -143,6 +143,34 @@ fn conflicts_of_a_batch_are_listed_in_parts() {
 }
 
 #[test]
+fn a_repeated_commit_gets_the_result_of_the_first_one() {
+    use quell_batch_service::{Reply, Request};
+    let served = Served::start(false);
+    let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
+    let fs = batch.file_system();
+    for number in 0..2000 {
+        write(&*fs, &number.to_string(), b"");
+    }
+    batch.prepare().unwrap();
+    let store = served.server().store();
+    let request = quell_wire::encode(&Request::Commit { batch: batch.record().number });
+    let commit = || quell_wire::decode::<Reply>(&store.execute(&request, 1 << 20)).unwrap();
+    // Both requests have begun before one of them can go on.
+    let turn = store.store().primary().turn(batch.record().number);
+    std::thread::scope(|scope| {
+        let both = [scope.spawn(commit), scope.spawn(commit)];
+        while !store.counters().contains(&("commit", 2)) && !both.iter().all(|one| one.is_finished()) {
+            std::thread::yield_now();
+        }
+        drop(turn);
+        for reply in both.map(|thread| thread.join().unwrap()) {
+            let Reply::Batch(summary) = reply else { panic!("{reply:?}") };
+            assert_eq!(summary.state, SummaryState::Committed { entries: 2000, conflicts: 0 });
+        }
+    });
+}
+
+#[test]
 fn clients_go_on_with_the_next_server() {
     let mut served = Served::start(true);
     let (access, fs) = (served.access(), served.mount());

@@ -33,6 +33,7 @@ mod table;
 mod table_dir;
 mod table_ref;
 mod table_set;
+mod turns;
 mod verify;
 
 pub use batch::{
@@ -56,3 +57,4 @@ pub use protocol::{Attributes, Bytes, ListedName, PROTOCOL, RenameRequest, Reply
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
 pub use table_dir::TableDir;
 pub use table_ref::TableRef;
+pub use turns::Turn;

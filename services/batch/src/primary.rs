@@ -1,11 +1,10 @@
 //! The primary server of a store: the master image, and the batches over it.
 
-use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, RwLock};
 
 use quell_kv::KeyValue;
-use quell_threads::{lock, read_lock, write_lock};
+use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
@@ -22,6 +21,7 @@ use crate::names::{Names, Place};
 use crate::private::PrivateEntries;
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_ref::TableRef;
+use crate::turns::{Turn, Turns};
 use crate::verify::{Submission, Verdict, verify};
 
 /// The number of inode numbers of a batch.
@@ -38,8 +38,7 @@ const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 #[derive(Debug)]
 pub struct Primary {
     image: Arc<RwLock<Names<Image>>>,
-    /// The batches that are being committed: each once at a time.
-    committing: Mutex<HashSet<u64>>,
+    turns: Turns,
 }
 
 /// Receives a data file, and the directory and the name of its inode.
@@ -65,7 +64,7 @@ impl Primary {
     /// As for [`Image::open`].
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
         let image = Arc::new(RwLock::new(Names(Image::open(store, files)?)));
-        Ok(Primary { image, committing: Mutex::default() })
+        Ok(Primary { image, turns: Turns::default() })
     }
 
     /// Returns the master image, for synchronous operations.
@@ -130,33 +129,36 @@ impl Primary {
         Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, memory_bytes)))
     }
 
+    /// Waits until no other thread commits or aborts a batch, and keeps all of them from doing so.
+    pub fn turn(&self, batch: u64) -> Turn<'_> {
+        self.turns.take(batch)
+    }
+
     /// Verifies a batch and adds its changes to the image.
     ///
     /// # Errors
     /// `NotFound` if there is no such batch; `InvalidInput` if it is refused, or not open any more;
-    /// `Busy` if it is being committed, and for an atomic batch with conflicts, which stays open;
-    /// those of files and commits.
+    /// `Busy` for an atomic batch with conflicts, which stays open; those of files and commits.
     pub fn commit(
         &self,
         number: u64,
         certificate: &Certificate,
         files: &dyn TableFiles,
     ) -> Result<BatchRecord> {
-        if !lock(&self.committing).insert(number) {
-            let source = Some("it is being committed".into());
-            return Err(Error { source, ..Error::new(ErrorKind::Busy, "commit batch", number.to_string()) });
-        }
-        let committed = self.commit_once(number, certificate, files);
-        lock(&self.committing).remove(&number);
-        committed
+        self.commit_in_turn(&self.turn(number), certificate, files)
     }
 
-    fn commit_once(
+    /// As [`commit`](Self::commit), for a thread that has the turn of the batch.
+    ///
+    /// # Errors
+    /// As for [`commit`](Self::commit).
+    pub fn commit_in_turn(
         &self,
-        number: u64,
+        turn: &Turn<'_>,
         certificate: &Certificate,
         files: &dyn TableFiles,
     ) -> Result<BatchRecord> {
+        let number = turn.batch();
         let record = open_batch(&read_lock(&self.image).0, number)?;
         let (snapshot, cache) = {
             let names = read_lock(&self.image);
