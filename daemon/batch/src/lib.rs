@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod commit_threads;
 mod server;
 
 pub use quell_transport::peer::Protection;

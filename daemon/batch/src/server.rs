@@ -12,6 +12,8 @@ use quell_transport::peer::{
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
+use crate::commit_threads::{CommitQueue, CommitThreads};
+
 /// The options of a server. `ServerOptions::default` has the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
@@ -19,23 +21,34 @@ pub struct ServerOptions {
     pub clients_max: usize,
     /// The protection of messages over TCP.
     pub protection: Protection,
-    /// The number of threads that execute requests, at least 1. The verification of a batch uses
-    /// one of them until it has ended.
+    /// The number of threads that execute requests, at least 1.
     pub threads: usize,
+    /// The number of batches that are verified and committed at the same time, at least 1. Each
+    /// occupies a thread of its own. Others wait.
+    pub commits_max: usize,
     /// Whether clients over TCP are served as well.
     pub has_key: bool,
 }
 
 impl Default for ServerOptions {
-    /// Returns options with 256 clients, whose frames have an authentication tag over TCP, and 16
-    /// threads, for clients on this machine only.
+    /// Returns options with 256 clients, whose frames have an authentication tag over TCP, 16
+    /// threads and 4 commits at a time, for clients on this machine only.
     fn default() -> ServerOptions {
-        ServerOptions { clients_max: 256, protection: Protection::Integrity, threads: 16, has_key: false }
+        ServerOptions {
+            clients_max: 256,
+            protection: Protection::Integrity,
+            threads: 16,
+            commits_max: 4,
+            has_key: false,
+        }
     }
 }
 
-/// Executes requests on the threads.
-struct Requests(Arc<ServedStore>);
+/// Executes requests on the threads, and passes commits to theirs.
+struct Requests {
+    store: Arc<ServedStore>,
+    commits: Arc<CommitQueue>,
+}
 
 impl Service for Requests {
     type Rights = ();
@@ -46,8 +59,15 @@ impl Service for Requests {
     }
 
     fn execute(&self, taken: Vec<Taken<()>>) {
-        for Taken { request, reply, .. } in taken {
-            reply.send(self.0.execute(&request.bytes, request.reply_bytes_max));
+        for taken in taken {
+            if ServedStore::is_long(&taken.request.bytes) {
+                if let Some(Taken { reply, .. }) = self.commits.add(taken) {
+                    reply.send(self.store.refuse_busy("too many batches wait to be committed"));
+                }
+                continue;
+            }
+            let Taken { request, reply, .. } = taken;
+            reply.send(self.store.execute(&request.bytes, request.reply_bytes_max));
         }
     }
 
@@ -63,7 +83,7 @@ pub struct Server {
     protection: Protection,
     has_key: bool,
     connections: peer::Server,
-    workers: Mutex<Workers<Requests>>,
+    threads: Mutex<(Workers<Requests>, CommitThreads)>,
 }
 
 impl fmt::Debug for Server {
@@ -84,8 +104,16 @@ impl Server {
         // Without TCP no client needs to prove a key.
         let key = if options.has_key { files.key()? } else { PoolKey([0; 32]) };
         let store = Arc::new(ServedStore::new(store));
-        let workers = Workers::start(Requests(store.clone()), options.threads, "batch requests");
-        let mut workers = workers.map_err(|cause| Error::from_io(cause, "start threads for", "requests"))?;
+        let failed = |cause| Error::from_io(cause, "start threads for", "requests");
+        let mut commits = CommitThreads::start(&store, options.commits_max).map_err(failed)?;
+        let requests = Requests { store: store.clone(), commits: commits.queue() };
+        let mut workers = match Workers::start(requests, options.threads, "batch requests") {
+            Ok(workers) => workers,
+            Err(cause) => {
+                commits.end();
+                return Err(failed(cause));
+            }
+        };
         let settings = ServerSettings {
             protection: options.protection,
             clients_max: options.clients_max,
@@ -94,11 +122,12 @@ impl Server {
         match peer::Server::start(settings, workers.handler()) {
             Ok(connections) => {
                 let ServerOptions { protection, has_key, .. } = *options;
-                let workers = Mutex::new(workers);
-                Ok(Server { store, files, protection, has_key, connections, workers })
+                let threads = Mutex::new((workers, commits));
+                Ok(Server { store, files, protection, has_key, connections, threads })
             }
             Err(error) => {
                 workers.end();
+                commits.end();
                 Err(error)
             }
         }
@@ -158,7 +187,10 @@ impl Server {
         // Clients that look for a server meanwhile wait for the next one.
         let removed = self.files.remove();
         self.connections.stop(limit);
-        lock(&self.workers).end();
+        let (workers, commits) = &mut *lock(&self.threads);
+        // Workers pass requests to the threads of commits.
+        workers.end();
+        commits.end();
         self.store.store().primary().name_space().sync()?;
         removed
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quell_batch::{BatchFs, OpenBatch, StoreAccess};
+use quell_batch_server::ServerOptions;
 use quell_batch_service::{NewNode, ROOT, SummaryState};
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
@@ -140,6 +141,31 @@ fn conflicts_of_a_batch_are_listed_in_parts() {
         })
         .unwrap();
     assert_eq!(count, 1201);
+}
+
+#[test]
+fn operations_are_executed_while_all_threads_for_commits_are_in_use() {
+    let options = ServerOptions { threads: 1, commits_max: 1, ..ServerOptions::default() };
+    let served = Served::start_with(false, options);
+    let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
+    write(&*batch.file_system(), "of-batch", b"bytes");
+    let primary = served.server().store().store().primary();
+    let turn = primary.turn(batch.record().number);
+    std::thread::scope(|scope| {
+        let committing = scope.spawn(|| batch.commit(LONG));
+        // Several clients get answers before the commit has ended.
+        let has_begun = || served.server().store().counters().contains(&("commit", 1));
+        while !has_begun() && !committing.is_finished() {
+            std::thread::yield_now();
+        }
+        for number in 0..3 {
+            write(&served.mount(), &format!("own-{number}"), b"synchronous");
+        }
+        assert!(!committing.is_finished());
+        drop(turn);
+        let expected = SummaryState::Committed { entries: 1, conflicts: 0 };
+        assert_eq!(committing.join().unwrap().unwrap().state, expected);
+    });
 }
 
 #[test]

@@ -60,6 +60,20 @@ impl ServedStore {
         &self.store
     }
 
+    /// Returns whether the execution of an encoded request can last for minutes.
+    pub fn is_long(request: &[u8]) -> bool {
+        // The number of the request, and that of the batch.
+        const COMMIT_BYTES_MAX: usize = 11;
+        request.len() <= COMMIT_BYTES_MAX && matches!(decode(request), Ok(Request::Commit { .. }))
+    }
+
+    /// Returns the encoded reply for a request that is not executed now.
+    pub fn refuse_busy(&self, reason: &str) -> Vec<u8> {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        let error = Error::new(ErrorKind::Busy, "execute a request", "");
+        encode(&Reply::Failed(Failure::new(&Error { source: Some(reason.to_owned().into()), ..error })))
+    }
+
     /// Executes an encoded request, and returns the encoded reply.
     pub fn execute(&self, request: &[u8], reply_bytes_max: usize) -> Vec<u8> {
         let failed = |error: Error| {

@@ -20,6 +20,7 @@ pub struct Served {
     /// `None` while the server is restarted.
     server: Option<Server>,
     address: Option<SocketAddr>,
+    options: ServerOptions,
     path: PathBuf,
     _directory: tempfile::TempDir,
 }
@@ -27,17 +28,22 @@ pub struct Served {
 impl Served {
     /// Starts a server, which has no Unix socket if `is_tcp` is set.
     pub fn start(is_tcp: bool) -> Served {
+        Served::start_with(is_tcp, ServerOptions::default())
+    }
+
+    /// As [`start`](Self::start), with options.
+    pub fn start_with(is_tcp: bool, options: ServerOptions) -> Served {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         BatchStore::create(&path).unwrap();
-        let mut served = Served { server: None, address: None, path, _directory: directory };
+        let mut served = Served { server: None, address: None, options, path, _directory: directory };
         served.begin(is_tcp);
         served
     }
 
     fn begin(&mut self, is_tcp: bool) {
         let store = BatchStore::open(&self.path, LONG).unwrap();
-        let options = ServerOptions { has_key: is_tcp, ..ServerOptions::default() };
+        let options = ServerOptions { has_key: is_tcp, ..self.options.clone() };
         let server = Server::start(store, &options).unwrap();
         if is_tcp {
             // The next server has the same address. Another one is found after 5 s.
