@@ -190,13 +190,36 @@ fn part_of_process(part: StagingPart) -> Result<Part, Failure> {
 /// Copies with a progress line, until Ctrl-C, and returns whether everything was copied. `sync` is
 /// called before success is reported. After Ctrl-C, `interrupted` is the error.
 pub fn run(
+    titles: (&str, &str),
+    sources: &[Source],
+    target: &Arc<dyn WritableDir>,
+    options: (&StagingArgs, Option<StagingPart>),
+    quiet: bool,
+    sync: impl FnOnce() -> io::Result<()>,
+) -> Result<bool, Failure> {
+    let copied = copy(titles, sources, target, options, quiet)?;
+    let is_complete = copied.is_complete();
+    if is_complete {
+        sync().map_err(|e| Failure::with_code(NO, format!("cannot sync the copies: {e}")))?;
+    }
+    copied.report(is_complete)?;
+    Ok(is_complete)
+}
+
+/// A copy that has ended, before its success is reported.
+pub struct Copied {
+    progress: Progress,
+    output: Output,
+}
+
+/// Copies with a progress line, until Ctrl-C. After Ctrl-C, `interrupted` is the error.
+pub fn copy(
     (title, interrupted): (&str, &str),
     sources: &[Source],
     target: &Arc<dyn WritableDir>,
     (args, part): (&StagingArgs, Option<StagingPart>),
     quiet: bool,
-    sync: impl FnOnce() -> io::Result<()>,
-) -> Result<bool, Failure> {
+) -> Result<Copied, Failure> {
     // A copy keeps the directories above the current files open.
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum })
@@ -215,22 +238,34 @@ pub fn run(
     progress::watch_files(title, &progress, quiet || args.json, interrupted, || {
         quell_staging::copy(sources, target, options, &progress, &output)
     })??;
-    let is_complete = progress.failed() == 0;
-    if is_complete {
-        sync().map_err(|e| Failure::with_code(NO, format!("cannot sync the copies: {e}")))?;
-        let files = output.complete_files.load(Ordering::Relaxed);
-        output.write_line(|| json!({ "complete": true, "files": files }).to_string());
+    Ok(Copied { progress, output })
+}
+
+impl Copied {
+    /// Returns whether everything was copied.
+    pub fn is_complete(&self) -> bool {
+        self.progress.failed() == 0
     }
-    output.finish().map_err(|e| Failure::with_code(NO, format!("cannot write the manifest: {e}")))?;
-    if args.json {
-        outln!(
-            "{}",
-            json!({ "files": progress.files(), "unchanged": progress.unchanged(),
-                "directories": progress.directories(), "links": progress.links(),
-                "bytes": progress.bytes(), "failed": progress.failed() })
-        );
+
+    /// Prints the numbers with `--json`, and ends the manifest. `is_complete`: whether all copies
+    /// are at their destination and survive a power failure, which the manifest states then.
+    pub fn report(self, is_complete: bool) -> Result<(), Failure> {
+        let Copied { progress, output } = self;
+        if is_complete {
+            let files = output.complete_files.load(Ordering::Relaxed);
+            output.write_line(|| json!({ "complete": true, "files": files }).to_string());
+        }
+        output.finish().map_err(|e| Failure::with_code(NO, format!("cannot write the manifest: {e}")))?;
+        if output.json {
+            outln!(
+                "{}",
+                json!({ "files": progress.files(), "unchanged": progress.unchanged(),
+                    "directories": progress.directories(), "links": progress.links(),
+                    "bytes": progress.bytes(), "failed": progress.failed() })
+            );
+        }
+        Ok(())
     }
-    Ok(is_complete)
 }
 
 #[cfg(test)]

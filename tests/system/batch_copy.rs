@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::pool_staging::{listing, make_tree};
-use crate::stage::{Ended, Stage, send, words};
+use crate::stage::{Ended, Stage, eventually, send, words};
 
 impl Stage {
     fn batch(&self, arguments: &[&str]) -> Ended {
@@ -111,4 +111,27 @@ fn an_interrupted_import_publishes_complete_files_and_is_continued() {
     stage.batch(&["import", &many_text, &store]).expect(0);
     stage.batch(&["export", &store, &stage.text_of("out")]).expect(0);
     assert_eq!(listing(&stage.path("out/many")), listing(&many));
+}
+
+#[test]
+fn the_manifest_of_an_import_is_complete_only_after_the_commit() {
+    let (stage, tree, store) = stage_with_tree();
+    let manifest = stage.path("manifest");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &manifest, 0o600.into()).unwrap();
+    let mut command = stage.quell();
+    command.args(words(&[&"batch", &"import", &tree, &store, &"--manifest", &manifest]));
+    let importing = stage.start(&mut command);
+    // When the command has closed the store, it waits for the reader of its manifest.
+    let batch = Path::new(&store).join("batches/1");
+    assert!(eventually(|| batch.exists()), "{}", importing.err());
+    stage.batch(&["status", &store]).expect(0);
+    let (tables, away) = (Path::new(&store).join("tables"), stage.path("away"));
+    fs::rename(&tables, &away).unwrap();
+    let lines = fs::read_to_string(&manifest).unwrap();
+    importing.wait().expect(3).says("batch 1 was not committed, so nothing was imported");
+    assert!(lines.contains("tree/sub/28") && !lines.contains("\"complete\""), "{lines}");
+    fs::rename(&away, &tables).unwrap();
+    stage.batch(&["commit", &store, "1"]).expect(0);
+    stage.batch(&["export", &store, &stage.text_of("out")]).expect(0);
+    assert_eq!(listing(&stage.path("out/tree")), listing(Path::new(&tree)));
 }

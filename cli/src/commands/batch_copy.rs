@@ -16,7 +16,7 @@ use super::batch_store::{WAIT, report_conflicts};
 use crate::arguments::{BatchExportArgs, BatchImportArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::shown;
-use crate::staging::{make_dir, make_dirs, open_sources, run, source_in, sync_file_system};
+use crate::staging::{copy, make_dir, make_dirs, open_sources, run, source_in, sync_file_system};
 
 const EXPORT_INTERRUPTED: &str =
     "every file that has its final name is complete; run the command again to continue";
@@ -54,7 +54,7 @@ pub fn import(args: &BatchImportArgs, quiet: bool) -> Result<ExitCode, Failure> 
         make_dirs(&fs, &path[existing..]).and_then(|target| {
             let title = format!("copying to {}", shown(&args.destination));
             let options = (&args.staging, None);
-            run((&title, IMPORT_INTERRUPTED), &sources, &target, options, quiet, || Ok(()))
+            copy((&title, IMPORT_INTERRUPTED), &sources, &target, options, quiet)
         })
     };
     // The files of an interrupted command are published too, so that the next one continues.
@@ -66,10 +66,13 @@ pub fn import(args: &BatchImportArgs, quiet: bool) -> Result<ExitCode, Failure> 
             shown(&store_path),
         ))
     })?;
-    let is_complete = copied?;
+    let copied = copied?;
     let has_conflicts = matches!(committed.state, SummaryState::Committed { conflicts, .. } if conflicts > 0);
+    // A file in conflict does not have the name that the manifest states.
+    let is_complete = copied.is_complete() && !has_conflicts;
+    copied.report(is_complete)?;
     report_conflicts(&store_path, &committed, quiet);
-    Ok(ExitCode::from(if is_complete && !has_conflicts { YES } else { NO }))
+    Ok(ExitCode::from(if is_complete { YES } else { NO }))
 }
 
 /// Divides `STORE:/PATH`, or the path of a directory below a store, as `quell mount` accepts it.
