@@ -6,9 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use quell_blob_service::{CheckedStore, ExtentId, ExtentWriter, Extents, OpenStore, Options, Problem};
+use quell_blob_service::{
+    CheckedStore, ExtentId, ExtentWriter, Extents, JointRecords, OpenStore, Options, Problem,
+    read_joint_records,
+};
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
-use quell_rados::{LogOptions, ObjectExtents, Objects, Pool, PoolOptions, RadosStore};
+use quell_rados::{LogOptions, ObjectExtents, Objects, Pool, PoolOptions, RadosStore, group_name};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -75,15 +78,17 @@ fn open_storage(
     Ok((tables, RadosExtents(ObjectExtents::new(objects, name, CACHE_BYTES)?)))
 }
 
-/// Checks the store `name` in a namespace of a pool, and passes its problems to `report`.
+/// Checks a group of the store in a namespace of a pool, and passes its problems to `report`. Also
+/// returns its joint transactions.
 pub(crate) fn check(
     objects: Arc<dyn Objects>,
-    name: &str,
+    (group, groups): (u32, u32),
     repair: bool,
     report: &mut dyn FnMut(Problem),
-) -> Result<CheckedStore> {
-    let (tables, extents) = open_storage(objects, name, Box::new(|_| ()), false)?;
-    quell_blob_service::check(&tables, &extents, repair, report)
+) -> Result<(CheckedStore, JointRecords)> {
+    let (tables, extents) = open_storage(objects, &group_name(NAME, group), Box::new(|_| ()), false)?;
+    let checked = quell_blob_service::check(&tables, &extents, repair, report)?;
+    Ok((checked, read_joint_records(&tables, (group, groups), report)?))
 }
 
 /// The removal of objects that earlier servers have left, on a thread of its own. It ends when the
@@ -334,7 +339,7 @@ mod tests {
         assert!(found == data);
         drop((server, second));
         let mut problems = Vec::new();
-        check(objects, NAME, false, &mut |problem| problems.push(problem)).expect("checked");
+        check(objects, (0, 1), false, &mut |problem| problems.push(problem)).expect("checked");
         assert!(problems.is_empty(), "{problems:?}");
     }
 

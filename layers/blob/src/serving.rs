@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use quell_blob_service::{CheckedStore, Problem};
+use quell_blob_service::{CheckedStore, Problem, compare_joint_records};
 use quell_rados::{
     Lease, Objects, Observed, Observer, Replaced, ServerState, group_name, read_groups, read_server,
 };
@@ -219,42 +219,71 @@ impl ServingLease {
 pub(crate) fn check(pool: &str, repair: bool, report: &mut dyn FnMut(Problem)) -> Result<CheckedStore> {
     let objects: Arc<dyn Objects> = Arc::new(rados::open_pool(pool)?);
     let groups = read_groups(&*objects, NAME)?.unwrap_or(1);
-    let mut sum = CheckedStore::default();
+    // Each one may have to wait until the lease of a server that was killed has ended.
+    let taken: Vec<Result<ServingLease>> = std::thread::scope(|scope| {
+        let take = |group| {
+            let (objects, name) = (&objects, group_name(NAME, group));
+            scope.spawn(move || take_for_check(pool, objects, &name))
+        };
+        let threads: Vec<_> = (0..groups).map(take).collect();
+        let no_result = || Err(Error::new(ErrorKind::Damaged, "check", pool));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| no_result())).collect()
+    });
+    let (mut leases, mut failed) = (Vec::new(), None);
+    for lease in taken {
+        match lease {
+            Ok(lease) => leases.push(lease),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    let checked = match failed {
+        Some(error) => Err(error),
+        None => check_groups(&objects, groups, repair, report),
+    };
+    let mut lost = None;
+    for lease in leases {
+        // Another server may have changed the store meanwhile.
+        if !lease.may_reply() {
+            lost = lost.or(lease.lost());
+        }
+        lease.end();
+    }
+    match lost {
+        Some(lost) => Err(lost),
+        None => checked,
+    }
+}
+
+fn check_groups(
+    objects: &Arc<dyn Objects>,
+    groups: u32,
+    repair: bool,
+    report: &mut dyn FnMut(Problem),
+) -> Result<CheckedStore> {
+    let (mut sum, mut records) = (CheckedStore::default(), Vec::new());
     for group in 0..groups {
-        let checked = check_group(pool, &objects, &group_name(NAME, group), repair, report)?;
+        let (checked, of_group) = rados::check(objects.clone(), (group, groups), repair, report)?;
         sum.blobs += checked.blobs;
         sum.size_bytes = sum.size_bytes.saturating_add(checked.size_bytes);
         sum.extents += checked.extents;
         sum.extent_bytes += checked.extent_bytes;
+        records.push(of_group);
     }
+    compare_joint_records(&records, report);
     Ok(sum)
 }
 
-fn check_group(
-    pool: &str,
-    objects: &Arc<dyn Objects>,
-    name: &str,
-    repair: bool,
-    report: &mut dyn FnMut(Problem),
-) -> Result<CheckedStore> {
+/// Takes the lease of a group, so that no server serves it.
+fn take_for_check(pool: &str, objects: &Arc<dyn Objects>, name: &str) -> Result<ServingLease> {
     let has_store = objects.size(&format!("{name}.head"));
     has_store.map_err(|error| match error.kind {
         ErrorKind::NotFound => {
-            let source = Some("there is no store in this namespace of the pool".into());
+            let source = Some(format!("there is no {name} in this namespace of the pool").into());
             Error { source, ..Error::new(ErrorKind::NotFound, "check", pool) }
         }
         _ => error,
     })?;
-    let lease = ServingLease::take(objects, name, Takeover::IfDead, &mut |_| (), &|| false)?;
-    let checked = rados::check(objects.clone(), name, repair, report);
-    // Another server may have changed the store meanwhile.
-    let is_alone = lease.may_reply();
-    let lost = lease.lost();
-    lease.end();
-    match lost {
-        Some(lost) if !is_alone => Err(lost),
-        _ => checked,
-    }
+    ServingLease::take(objects, name, Takeover::IfDead, &mut |_| (), &|| false)
 }
 
 impl Drop for ServingLease {

@@ -100,6 +100,12 @@ impl Store {
         self.backend.groups()
     }
 
+    /// Returns the number of the group of servers that has the blob of a name: from 0, and less
+    /// than [`groups`](Store::groups).
+    pub fn group_of(&self, name: impl AsRef<[u8]>) -> u32 {
+        quell_wire::blob::group_of(name.as_ref(), self.groups())
+    }
+
     /// Begins a transaction, which reads the latest state.
     ///
     /// # Errors

@@ -139,6 +139,24 @@ impl Transaction {
         self.take(result)
     }
 
+    /// Returns the first position from `offset` on at which a blob has data. The bytes before it
+    /// are zeros. `None` if there is no data up to the end. The commit is refused if bytes before
+    /// the position have changed.
+    ///
+    /// # Errors
+    /// As for [`read`](Transaction::read).
+    pub fn next_data(&mut self, name: impl AsRef<[u8]>, offset: u64) -> Result<Option<u64>> {
+        let name = name.as_ref();
+        self.apply()?;
+        let result = self.state.next_data(name, offset);
+        let end = result.as_ref().ok().copied().flatten().unwrap_or(u64::MAX);
+        for name in self.names_of(name) {
+            self.note(&name, Part::Existence);
+            self.note(&name, Part::Range { start: offset, end });
+        }
+        self.take(result)
+    }
+
     /// Returns the attributes of a blob, or `None` if there is none of this name. The commit is
     /// refused if the size or existence has changed; a change of the time is no conflict.
     ///

@@ -45,11 +45,15 @@ pub enum ProblemKind {
     /// An extent exists, but has no entry in the tables. Repair: it is removed, unless a blob
     /// refers to it.
     OrphanExtent,
+    /// A blob is in another group of servers than the one of its name, so that no client finds it.
+    WrongGroup,
+    /// A transaction over several groups of servers is committed in some of them only.
+    HalfCommitted,
 }
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 11] = [
+    pub const ALL: [ProblemKind; 13] = [
         ProblemKind::DamagedEntry,
         ProblemKind::SharedContent,
         ProblemKind::OrphanContent,
@@ -61,6 +65,8 @@ impl ProblemKind {
         ProblemKind::MissingExtent,
         ProblemKind::DamagedExtent,
         ProblemKind::OrphanExtent,
+        ProblemKind::WrongGroup,
+        ProblemKind::HalfCommitted,
     ];
 
     /// Returns the identifier, which `quell blob fsck` prints.
@@ -77,6 +83,8 @@ impl ProblemKind {
             ProblemKind::MissingExtent => "missing-extent",
             ProblemKind::DamagedExtent => "damaged-extent",
             ProblemKind::OrphanExtent => "orphan-extent",
+            ProblemKind::WrongGroup => "wrong-group",
+            ProblemKind::HalfCommitted => "half-committed",
         }
     }
 }

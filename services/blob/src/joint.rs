@@ -2,18 +2,20 @@
 //! records of their outcomes. The code has no I/O but that of the tables, and no threads.
 //! docs/decisions/0035-groups-of-servers.md describes the protocol.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
-    JOINT_BYTES_MAX, JointId, OperationResult, Outcome, Part, Preparation, Read, Refusal, Version,
+    JOINT_BYTES_MAX, JointId, Operation, OperationResult, Outcome, Part, Preparation, Read, Refusal, Version,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::commuting::NameUse;
 use crate::keys;
-use crate::recent::{Change, RecentChanges};
+use crate::recent::{Change, ChangedPart, RecentChanges};
 use crate::tables::{Tables, visit_prefix};
 
 /// The largest number of joint transactions that are prepared in a group.
@@ -70,13 +72,16 @@ pub(crate) struct UnconfirmedRecord {
     pub(crate) participants: Vec<u32>,
 }
 
-/// The locks of a joint transaction that is prepared: exclusive ones on the parts that it changes,
-/// shared ones on those that it has read.
+/// The locks of a joint transaction that is prepared: on the parts that it changes, which only
+/// transforms that commute with its own ones may change, and on those that it has read.
 pub(crate) struct JointLocks {
     pub(crate) id: JointId,
     pub(crate) coordinator: u32,
-    /// The names of the operations.
-    names: HashSet<Vec<u8>>,
+    /// The names of the operations, with their uses.
+    names: HashMap<Vec<u8>, NameUse>,
+    /// Whether a transaction or a read that does not commute with this transaction was refused.
+    /// Then no other one is prepared that shares its locks, so that they end.
+    is_awaited: AtomicBool,
     changes: RecentChanges,
     reads: Vec<Read>,
     /// The outcome and, after a commit, the first state that contains it.
@@ -86,27 +91,52 @@ pub(crate) struct JointLocks {
 impl JointLocks {
     pub(crate) fn new(preparation: &Preparation, changes: &[Change]) -> JointLocks {
         let Preparation { id, coordinator, transaction, .. } = preparation;
-        let names = transaction.operations.iter().flat_map(|operation| operation.names());
+        let mut names = uses_of(&transaction.operations);
+        // A blob that the transaction creates exists only if it is committed.
+        for change in changes.iter().filter(|change| change.part == ChangedPart::Existence) {
+            names.insert(change.name.clone(), NameUse::Other);
+        }
         JointLocks {
             id: *id,
             coordinator: *coordinator,
-            names: names.map(<[u8]>::to_vec).collect(),
+            names,
+            is_awaited: AtomicBool::new(false),
             changes: changes_of(changes),
             reads: transaction.reads.clone(),
             outcome: OnceLock::new(),
         }
     }
 
-    /// Returns whether a transaction that has read these parts, and changes blobs of these names,
-    /// must wait.
-    pub(crate) fn stop<'a>(&self, reads: &[Read], mut names: impl Iterator<Item = &'a [u8]>) -> bool {
+    /// Returns whether a transaction that has read these parts, and uses names in these ways, must
+    /// wait.
+    pub(crate) fn stop(&self, reads: &[Read], names: &HashMap<Vec<u8>, NameUse>) -> bool {
         reads.iter().any(|read| self.changes.conflict(read, Version(0)).is_some())
-            || names.any(|name| self.names.contains(name))
+            || self.shared(names).any(|(own, other)| !own.commutes(other))
+    }
+
+    /// Returns whether a transaction that uses these names must wait because others wait for the
+    /// end of this one.
+    pub(crate) fn is_awaited_by_others(&self, names: &HashMap<Vec<u8>, NameUse>) -> bool {
+        self.is_awaited.load(Ordering::Relaxed) && self.shared(names).next().is_some()
+    }
+
+    /// Returns the uses of the names that this transaction and another one use.
+    fn shared<'a>(
+        &'a self,
+        names: &'a HashMap<Vec<u8>, NameUse>,
+    ) -> impl Iterator<Item = (&'a NameUse, &'a NameUse)> {
+        names.iter().filter_map(|(name, other)| Some((self.names.get(name)?, other)))
     }
 
     /// Returns whether a transaction with these changes must wait.
     pub(crate) fn stop_changes(&self, changes: &RecentChanges) -> bool {
         self.reads.iter().any(|read| changes.conflict(read, Version(0)).is_some())
+    }
+
+    /// Returns the refusal of a transaction or read that waits for the end of this transaction.
+    pub(crate) fn awaited(&self) -> Refusal {
+        self.is_awaited.store(true, Ordering::Relaxed);
+        self.refusal()
     }
 
     pub(crate) fn refusal(&self) -> Refusal {
@@ -126,7 +156,7 @@ impl JointLocks {
     /// in the state.
     fn check(&self, state: Version) -> Result<()> {
         match self.outcome.get() {
-            None => Err(Error { source: Some(Box::new(Locked(self.refusal()))), ..busy() }),
+            None => Err(Error { source: Some(Box::new(Locked(self.awaited()))), ..busy() }),
             Some((Outcome::Committed, version)) if *version > state => {
                 let source = Some("a transaction over several groups was committed meanwhile".into());
                 Err(Error { source, ..Error::new(ErrorKind::Stale, "read", "snapshot") })
@@ -134,6 +164,17 @@ impl JointLocks {
             Some(_) => Ok(()),
         }
     }
+}
+
+/// Returns the names that operations use, with their uses.
+pub(crate) fn uses_of<'a>(operations: impl IntoIterator<Item = &'a Operation>) -> HashMap<Vec<u8>, NameUse> {
+    let mut uses: HashMap<Vec<u8>, NameUse> = HashMap::new();
+    for operation in operations {
+        for name in operation.names() {
+            uses.entry(name.to_vec()).or_default().add(operation);
+        }
+    }
+    uses
 }
 
 /// The joint transactions that were prepared, and not ended, when a state was the latest one.
@@ -161,7 +202,7 @@ pub(crate) fn check_names(
     state: Version,
     is_read: &dyn Fn(&[u8]) -> bool,
 ) -> Result<()> {
-    let of_names = locks.iter().filter(|locks| locks.names.iter().any(|name| is_read(name)));
+    let of_names = locks.iter().filter(|locks| locks.names.keys().any(|name| is_read(name)));
     of_names.into_iter().try_for_each(|locks| locks.check(state))
 }
 

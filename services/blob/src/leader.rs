@@ -1,17 +1,18 @@
 //! The decisions of the thread that commits: whether a transaction of a group is committed, with
 //! which changes and result. Other code writes them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{Committed, JointId, Outcome, Preparation, Read, Refusal, Transaction, Version};
 
 use crate::apply::{self, Applied, Environment, NotDone};
+use crate::commuting::NameUse;
 use crate::garbage::REMOVED_IN_A_STEP;
 use crate::joint::{
     JointLocks, JointStep, OutcomeRecord, PREPARED_MAX, PreparedRecord, UnconfirmedRecord, changes_of,
-    find_locks, find_outcome, find_prepared, find_unconfirmed, invalid,
+    find_locks, find_outcome, find_prepared, find_unconfirmed, invalid, uses_of,
 };
 use crate::keys;
 use crate::prepared::{Prepared, Step};
@@ -168,9 +169,7 @@ impl Group<'_, '_> {
                 return Err(unknown_result().into());
             }
         }
-        let names: Vec<&[u8]> =
-            prepared.operations.iter().flat_map(|operation| operation.operation.names()).collect();
-        self.validate(prepared.snapshot, &prepared.reads, &names)?;
+        self.validate(prepared.snapshot, &prepared.reads, &self.uses(prepared))?;
         let mut own = Changes::new(&*self.all);
         let applied = match apply::apply(&mut own, &self.environment, &prepared.operations) {
             Ok(applied) => applied,
@@ -192,9 +191,23 @@ impl Group<'_, '_> {
         Ok(Decision::Applied(committed))
     }
 
+    /// Returns the names that the operations of a transaction use, if joint transactions are
+    /// prepared.
+    fn uses(&self, prepared: &Prepared) -> HashMap<Vec<u8>, NameUse> {
+        match self.locks().next() {
+            Some(_) => uses_of(prepared.operations.iter().map(|operation| &operation.operation)),
+            None => HashMap::new(),
+        }
+    }
+
     /// Compares the reads of a transaction with the commits after its snapshot, and with the joint
     /// transactions that are prepared.
-    fn validate(&self, snapshot: Option<Version>, reads: &[Read], names: &[&[u8]]) -> Decided<()> {
+    fn validate(
+        &self,
+        snapshot: Option<Version>,
+        reads: &[Read],
+        names: &HashMap<Vec<u8>, NameUse>,
+    ) -> Decided<()> {
         if let Some(snapshot) = snapshot {
             if snapshot < self.leader.recent.forgotten() {
                 return Err(Refusal::SnapshotTooOld);
@@ -207,8 +220,8 @@ impl Group<'_, '_> {
                 return Err(Refusal::Conflict(conflicts));
             }
         }
-        match self.locks().find(|locks| locks.stop(reads, names.iter().copied())) {
-            Some(locks) => Err(locks.refusal()),
+        match self.locks().find(|locks| locks.stop(reads, names)) {
+            Some(locks) => Err(locks.awaited()),
             None => Ok(()),
         }
     }
@@ -220,7 +233,7 @@ impl Group<'_, '_> {
         }
         let changes = changes_of(&applied.changes);
         match self.locks().find(|locks| locks.stop_changes(&changes)) {
-            Some(locks) => Err(locks.refusal()),
+            Some(locks) => Err(locks.awaited()),
             None => Ok(()),
         }
     }
@@ -269,9 +282,12 @@ impl Group<'_, '_> {
             let source = Some("4,096 other ones are not decided: quell blob gc ends them".into());
             return Err(Error { source, ..Error::new(ErrorKind::Busy, "prepare", "transaction") }.into());
         }
-        let Transaction { snapshot, reads, operations, .. } = transaction;
-        let names: Vec<&[u8]> = operations.iter().flat_map(|operation| operation.names()).collect();
+        let Transaction { snapshot, reads, .. } = transaction;
+        let names = uses_of(&transaction.operations);
         self.validate(*snapshot, reads, &names)?;
+        if let Some(locks) = self.locks().find(|locks| locks.is_awaited_by_others(&names)) {
+            return Err(locks.refusal());
+        }
         let mut own = Changes::new(&*self.all);
         let applied = match apply::apply(&mut own, &self.environment, &prepared.operations) {
             Ok(applied) => applied,
@@ -313,8 +329,9 @@ impl Group<'_, '_> {
         Ok(decision)
     }
 
-    /// Applies the operations of a joint transaction that is prepared. No other transaction has
-    /// changed the blobs since, so the results are those of the preparation.
+    /// Applies the operations of a joint transaction that is prepared. Other transactions have
+    /// changed the blobs since only by transforms that commute with its own ones, so the results
+    /// are those of the preparation.
     fn end(
         &mut self,
         id: JointId,

@@ -11,6 +11,8 @@
 
 mod apply;
 mod check;
+mod check_groups;
+mod commuting;
 mod content;
 mod counters;
 mod engine;
@@ -36,6 +38,7 @@ mod transform;
 mod versions;
 
 pub use check::{CheckedStore, Problem, ProblemKind, check};
+pub use check_groups::{JointRecords, compare_joint_records, read_joint_records};
 pub use extents::{
     EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, ExtentDir, ExtentId, ExtentWriter, Extents, MemoryExtents,
 };

@@ -11,12 +11,12 @@ mod split;
 mod state;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_blob_service::CommitResult;
 use quell_rados::Objects;
 use quell_threads::lock;
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, Result};
 use quell_wire::blob::{Reply, Request, StoreCounters, Transaction, Version};
 
 use self::joint::JointTransaction;
@@ -119,10 +119,24 @@ impl Backend for Grouped {
         self.threads.submit(move || read_bytes(&states, &name, offset, length_bytes), done);
     }
 
-    fn server_counters(&self, _limit: Duration) -> Result<StoreCounters> {
-        let source = Some("it has several groups of servers".into());
-        let error = Error::new(ErrorKind::Unsupported, "count the requests of", "the store");
-        Err(Error { source, ..error })
+    /// Returns the sums over all groups.
+    fn server_counters(&self, limit: Duration) -> Result<StoreCounters> {
+        let deadline = Instant::now() + limit;
+        let mut sum: Option<StoreCounters> = None;
+        for group in 0..self.servers.count() {
+            let remote = self.servers.remote(group)?;
+            let counters = remote.server_counters(deadline.saturating_duration_since(Instant::now()));
+            let failed = |error: Error| {
+                let (kind, source) = (error.kind, Some(Box::new(error) as _));
+                Error { source, ..Error::new(kind, "read the counters of", format!("group {group}")) }
+            };
+            let counters = counters.map_err(failed)?;
+            match &mut sum {
+                Some(sum) => sum.add(&counters),
+                None => sum = Some(counters),
+            }
+        }
+        Ok(sum.unwrap_or_default())
     }
 
     /// Also ends joint transactions whose clients have died.

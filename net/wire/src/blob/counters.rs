@@ -100,8 +100,42 @@ pub struct StoreCounters {
     pub unused_extent_bytes: u64,
 }
 
+impl StoreCounters {
+    /// Adds the counters of another server of the same store. The clients use all servers, so the
+    /// number of clients is the largest one. The time is that since the last start of a server.
+    pub fn add(&mut self, other: &StoreCounters) {
+        let StoreCounters { requests, failed, .. } = other;
+        for (sum, more) in self.requests.iter_mut().zip(requests).chain(self.failed.iter_mut().zip(failed)) {
+            *sum = sum.saturating_add(*more);
+        }
+        self.uptime_ms = self.uptime_ms.min(other.uptime_ms);
+        self.clients = self.clients.max(other.clients);
+        for (sum, more) in [
+            (&mut self.conflicts, other.conflicts),
+            (&mut self.denied, other.denied),
+            (&mut self.operations, other.operations),
+            (&mut self.read_bytes, other.read_bytes),
+            (&mut self.written_bytes, other.written_bytes),
+            (&mut self.in_flight, other.in_flight),
+            (&mut self.snapshots, other.snapshots),
+            (&mut self.kept_bytes, other.kept_bytes),
+            (&mut self.history_bytes, other.history_bytes),
+            (&mut self.extents, other.extents),
+            (&mut self.extent_bytes, other.extent_bytes),
+            (&mut self.unused_extents, other.unused_extents),
+            (&mut self.unused_extent_bytes, other.unused_extent_bytes),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        self.reads.merge(&other.reads);
+        self.commits.merge(&other.commits);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::histogram::BUCKETS;
 
@@ -125,5 +159,17 @@ mod tests {
         let encoded = crate::encode(&counters);
         assert!(encoded.len() < 2048, "{}", encoded.len());
         assert_eq!(crate::decode::<StoreCounters>(&encoded).unwrap(), counters);
+    }
+
+    #[test]
+    fn counters_of_several_servers_are_added() {
+        let mut one = StoreCounters { uptime_ms: 5, clients: 3, extents: 2, ..StoreCounters::default() };
+        one.requests[1] = 7;
+        one.reads.add(Duration::from_micros(3));
+        let two = StoreCounters { uptime_ms: 9, clients: 4, extents: 1, ..one.clone() };
+        let mut sum = one.clone();
+        sum.add(&two);
+        assert_eq!((sum.uptime_ms, sum.clients, sum.extents, sum.requests[1]), (5, 4, 3, 14));
+        assert_eq!(sum.reads.count(), 2);
     }
 }

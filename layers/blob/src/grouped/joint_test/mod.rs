@@ -3,11 +3,15 @@
 //! for strict serializability. Runs with planted bugs show that the check finds them.
 
 mod clients;
+mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use quell_blob_service::{ClientId, Group, OpenStore, Permissions, SessionLimits, Sessions};
+use quell_blob_service::{
+    ClientId, Group, OpenStore, Permissions, Problem, ProblemKind, SessionLimits, Sessions,
+    compare_joint_records,
+};
 use quell_rados::{MemoryObjects, group_name};
 use quell_testkit::Random;
 use quell_testkit::serializability::{
@@ -51,6 +55,8 @@ type Replies = Arc<Mutex<Vec<(u64, Vec<u8>)>>>;
 struct Server {
     sessions: Arc<Sessions>,
     store: OpenStore,
+    /// Those of the client of [`call`].
+    permissions: Arc<Permissions>,
 }
 
 /// The requests of a step of a client, and their replies.
@@ -125,7 +131,8 @@ fn open(objects: &MemoryObjects, number: u32) -> Server {
     let objects = Arc::new(objects.clone());
     let opened = rados::open(objects, &group_name(rados::NAME, number), Box::new(|_| ())).expect("opened");
     let sessions = Sessions::new(opened.store.clone(), SessionLimits::default());
-    Server { sessions: Arc::new(sessions.in_group(group(number))), store: opened.store }
+    let permissions = Arc::new(Permissions::all());
+    Server { sessions: Arc::new(sessions.in_group(group(number))), store: opened.store, permissions }
 }
 
 /// Executes a request at once.
@@ -133,8 +140,8 @@ fn call(server: &Server, request: &Request) -> Reply {
     let replies = Replies::default();
     let own = replies.clone();
     let replied = Box::new(move |bytes| own.lock().unwrap().push((0, bytes)));
-    let permissions = Arc::new(Permissions::all());
-    server.sessions.execute(ClientId(u64::MAX), &permissions, &encode(request), MESSAGE_BYTES_MAX, replied);
+    let message = encode(request);
+    server.sessions.execute(ClientId(u64::MAX), &server.permissions, &message, MESSAGE_BYTES_MAX, replied);
     while server.store.commit_pending() {}
     let bytes = replies.lock().unwrap().pop().expect("a reply").1;
     decode(&bytes).expect("a reply")
@@ -354,9 +361,27 @@ impl World {
         assert_eq!(is_refused, self.bug != Bug::ForgedDecisions, "{reply:?}");
     }
 
+    /// Returns the problems that a check of all groups finds.
+    fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let check = |group| {
+            let objects = Arc::new(self.objects.clone());
+            let checked =
+                rados::check(objects, (group, GROUPS), false, &mut |problem| problems.push(problem));
+            checked.expect("checked").1
+        };
+        let records: Vec<_> = (0..GROUPS).map(check).collect();
+        compare_joint_records(&records, &mut |problem| problems.push(problem));
+        problems
+    }
+
     /// Ends all transactions, reads everything at new servers, and checks the history.
     fn finish(mut self) -> Result<BTreeMap<&'static str, usize>, String> {
         (0..CLIENTS).for_each(|index| self.die(index));
+        let problems = self.problems();
+        if !problems.is_empty() {
+            return Err(format!("{problems:?}"));
+        }
         self.servers = (0..GROUPS).map(|number| open(&self.objects, number)).collect();
         self.time += 1;
         for to in 0..GROUPS {
@@ -457,6 +482,19 @@ fn histories_of_several_groups_are_strictly_serializable() {
     for kind in ["locked", "aborted", "conflict", "prepared", "applied", "committed", "resolved"] {
         assert!(total.get(kind).copied().unwrap_or(0) >= least, "{kind}: {total:?}");
     }
+}
+
+#[test]
+fn a_check_of_all_groups_finds_transactions_that_are_committed_in_some() {
+    let found = (0..40).filter(|seed| {
+        let mut world = World::new(*seed, Bug::ForgedDecisions);
+        (0..STEPS).for_each(|_| world.step());
+        let problems = world.problems();
+        assert!(problems.iter().all(|problem| problem.kind == ProblemKind::HalfCommitted), "{problems:?}");
+        !problems.is_empty()
+    });
+    let found = found.count();
+    assert!(found >= 5, "found in {found} of 40 histories");
 }
 
 #[test]
