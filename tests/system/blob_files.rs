@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 
 use crate::skip;
-use crate::stage::{Mounted, Stage, has, is_root, words};
+use crate::stage::{Mounted, Stage, eventually, has, is_root, words};
 
 /// The interpreter for which Debian installs NumPy and h5py.
 const PYTHON: &str = "/usr/bin/python3";
 const ESTALE: i32 = 116;
 
 /// Returns whether this user can mount.
-fn can_mount() -> bool {
+pub fn can_mount() -> bool {
     let can = is_root() || has("fusermount3");
     if !can {
         println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
@@ -35,6 +35,30 @@ impl Stage {
     }
 }
 
+/// Uses a mount of the blobs `a/b` and `top`.
+pub const FILES: &str = r#"
+set -e; cd "$1"
+test "$(ls -A)" = "$(printf 'a\ntop')"
+test "$(ls -A a)" = b
+test "$(cat a/b)" = 'of a program'
+test "$(stat -c %a:%F top)" = '600:regular file'
+printf 'of a file\n' > new; printf 'and more\n' >> new
+mkdir -p deep/empty; mv a deep/moved; cp -p deep/moved/b copy
+test "$(cat new)" = "$(printf 'of a file\nand more')"
+cmp copy deep/moved/b
+test "$(stat -c %Y copy)" = "$(stat -c %Y deep/moved/b)"
+chmod 640 copy; touch -d '2001-02-03 04:05:06 UTC' copy
+test "$(stat -c %a:%Y copy)" = 640:981173106
+ln -s copy link; test "$(readlink link)" = copy; cmp link copy
+ln copy hard 2>&1 | grep -q 'not permitted'
+! rmdir deep 2>/dev/null; rmdir deep/empty; test ! -e deep/empty
+exec 3<>unlinked; rm unlinked; test ! -e unlinked; echo kept >&3; exec 3>&-
+truncate -s 100K sparse; printf x | dd of=sparse bs=1 seek=70000 conv=notrunc 2>/dev/null
+test "$(tr -d '\0' < sparse)" = x
+mkdir many; for i in $(seq 600); do : > many/$i; done
+test "$(ls many | wc -l)" = 600; rm -r many; test ! -e many
+"#;
+
 #[test]
 fn programs_read_and_write_blobs_as_files() {
     if !can_mount() {
@@ -48,29 +72,7 @@ fn programs_read_and_write_blobs_as_files() {
         stage.blob(&[&"put", &store, &file, &name]).expect(0);
     }
     let mounted = stage.mount_blobs(&store, "run7", "files");
-    let script = r#"
-        set -e; cd "$1"
-        test "$(ls -A)" = "$(printf 'a\ntop')"
-        test "$(ls -A a)" = b
-        test "$(cat a/b)" = 'of a program'
-        test "$(stat -c %a:%F top)" = '600:regular file'
-        printf 'of a file\n' > new; printf 'and more\n' >> new
-        mkdir -p deep/empty; mv a deep/moved; cp -p deep/moved/b copy
-        test "$(cat new)" = "$(printf 'of a file\nand more')"
-        cmp copy deep/moved/b
-        test "$(stat -c %Y copy)" = "$(stat -c %Y deep/moved/b)"
-        chmod 640 copy; touch -d '2001-02-03 04:05:06 UTC' copy
-        test "$(stat -c %a:%Y copy)" = 640:981173106
-        ln -s copy link; test "$(readlink link)" = copy; cmp link copy
-        ln copy hard 2>&1 | grep -q 'not permitted'
-        ! rmdir deep 2>/dev/null; rmdir deep/empty; test ! -e deep/empty
-        exec 3<>unlinked; rm unlinked; test ! -e unlinked; echo kept >&3; exec 3>&-
-        truncate -s 100K sparse; printf x | dd of=sparse bs=1 seek=70000 conv=notrunc 2>/dev/null
-        test "$(tr -d '\0' < sparse)" = x
-        mkdir many; for i in $(seq 600); do : > many/$i; done
-        test "$(ls many | wc -l)" = 600; rm -r many; test ! -e many
-    "#;
-    stage.sh(script, &[&mounted.point]).expect(0);
+    stage.sh(FILES, &[&mounted.point]).expect(0);
     let stats = stage.run(stage.quell().arg("stats").arg("--json").arg(&mounted.point)).expect(0).json();
     assert_eq!(stats[0]["blob"]["prefix"], "run7", "{stats}");
     assert!(stats[0]["blob"]["counters"]["hidden_blobs"].as_u64() >= Some(2), "{stats}");
@@ -159,6 +161,53 @@ fn numpy_h5py_and_sqlite_work_on_blobs() {
     server.signal(Signal::TERM);
     server.wait().expect(0);
     stage.blob(&[&"fsck", &store]).expect(0);
+}
+
+#[test]
+fn the_next_mount_removes_what_a_mount_that_was_killed_has_left() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.path("store");
+    let removed = |store: &Path| {
+        let names = stage.blob(&[&"ls", &store, &"p//removed/"]).expect(0).text();
+        names.lines().filter(|line| !line.ends_with("/mount")).count()
+    };
+    let killed = stage.mount_blobs(&store, "p", "killed");
+    let file = File::create_new(killed.point.join("file")).unwrap();
+    file.write_all_at(&[1; 100_000], 0).unwrap();
+    file.sync_all().unwrap();
+    fs::remove_file(killed.point.join("file")).unwrap();
+    let holder = rustix::process::Pid::from_raw(stage.holder()).unwrap();
+    rustix::process::kill_process(holder, Signal::KILL).unwrap();
+    assert!(eventually(|| stage.holders().is_empty()));
+    drop(file);
+    drop(killed);
+    assert_eq!(removed(&store), 1);
+
+    // This process is the only one that has the store open, so the other mount is dead.
+    let next = stage.mount_blobs(&store, "p", "next");
+    next.umount();
+    assert_eq!(removed(&store), 0);
+
+    // Through a server, a mount may live.
+    let (server, _) = stage.serve(&store, &[]);
+    let one = stage.mount_blobs(&store, "p", "one");
+    let file = File::create_new(one.point.join("file")).unwrap();
+    file.write_all_at(b"kept", 0).unwrap();
+    fs::remove_file(one.point.join("file")).unwrap();
+    let two = stage.mount_blobs(&store, "p", "two");
+    two.umount();
+    let mut data = [0; 4];
+    file.read_exact_at(&mut data, 0).unwrap();
+    assert_eq!(&data, b"kept");
+    assert_eq!(removed(&store), 1);
+    drop(file);
+    one.umount();
+    assert_eq!(stage.blob(&[&"ls", &store]).expect(0).text(), "");
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
 }
 
 #[test]

@@ -10,9 +10,10 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
+use crate::blob_files::{FILES, can_mount};
 use crate::blob_languages::{libraries, python};
 use crate::skip;
-use crate::stage::{Running, Stage, checkout, eventually, is_root, quell};
+use crate::stage::{Mounted, Running, Stage, checkout, eventually, is_root, quell};
 
 pub const POOL: &str = "rados://blob/system";
 
@@ -314,4 +315,126 @@ fn transactions_over_several_groups_survive_the_death_of_a_server() {
     second.wait().expect(0);
     third.wait().expect(0);
     run(&[&"fsck", &pool]).expect(0).says("0 problems");
+}
+
+#[test]
+fn blobs_of_several_groups_are_files_and_all_their_servers_are_counted() {
+    let stage = Stage::new();
+    if !can_mount() {
+        return;
+    }
+    let Some(ceph) = Ceph::start(&stage) else { return };
+    let pool = "rados://blob/files";
+    let directory = stage.path("server");
+    let store = format!("{pool}?key={}", directory.join("key").display());
+    let run = |arguments: &[&dyn AsRef<OsStr>]| stage.run(&mut ceph.blob(arguments));
+    let server = ceph.serve_pool(pool, &directory, &["--groups", "3"]);
+    assert!(eventually(|| server.out().lines().count() == 3), "{}", server.err());
+    let data = stage.file("data", "of a program\n");
+    for name in ["run7/a/b", "run7/top", "run7//hidden"] {
+        run(&[&"put", &store, &data, &name]).expect(0);
+    }
+    let mount = |name: &str| {
+        let point = stage.dir(name);
+        let mut command = ceph.inside(quell());
+        command.args(["mount", "--blob", &store, "--blob-prefix", "run7"]).arg(&point);
+        stage.run(&mut command).expect(0);
+        Mounted::at(&stage, point)
+    };
+    let (one, two) = (mount("one"), mount("two"));
+    stage.sh(FILES, &[&one.point]).expect(0);
+    // Most of these names belong to another group than the name before.
+    let renames = r#"
+set -e; cd "$1"; other=$2
+head -c 3000000 /dev/urandom > data-0; truncate -s 5M data-0; chmod 640 data-0
+touch -d '2001-02-03 04:05:06 UTC' data-0; sum=$(sha256sum < data-0)
+for i in 1 2 3 4 5 6 7 8; do
+    exec 3<"data-$((i - 1))"
+    mv "data-$((i - 1))" "data-$i"
+    test "$(sha256sum <&3)" = "$sum"; exec 3<&-
+    test "$(sha256sum < "$other/data-$i")" = "$sum"; test ! -e "$other/data-$((i - 1))"
+    test "$(stat -c %a:%s:%Y "data-$i")" = 640:5242880:981173106
+done
+for i in 1 2 3 4; do echo "$i" > new; mv new current; test "$(cat "$other/current")" = "$i"; done
+mkdir tree; for i in 1 2 3 4 5; do mkdir tree/$i; echo $i > tree/$i/file; done
+mv tree moved; test ! -e "$other/tree"
+for i in 1 2 3 4 5; do test "$(cat "$other/moved/$i/file")" = "$i"; done
+python3 - <<END
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for name in ("current", "data-8"):
+    before = [open(path, "rb").read() for path in (name, "moved/1/file")]
+    assert libc.renameat2(-100, name.encode(), -100, b"moved/1/file", 2) == 0, ctypes.get_errno()
+    assert [open(path, "rb").read() for path in ("moved/1/file", name)] == before
+END
+rm -r moved; ! test -e "$other/moved"
+"#;
+    stage.sh(renames, &[&one.point, &two.point]).expect(0);
+    let shown = run(&[&"top", &store, &"--once", &"--json", &"--interval", &"0.1"]).expect(0).json();
+    assert!(shown["counters"]["requests"]["commit"].as_u64() > Some(10), "{shown}");
+    let metrics = run(&[&"metrics", &store]).expect(0).text();
+    assert!(metrics.contains("quell_blob_up{"), "{metrics}");
+    one.umount();
+    two.umount();
+    let names = run(&[&"ls", &store]).expect(0).text();
+    assert!(!names.contains("removed"), "{names}");
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+    run(&[&"fsck", &pool]).expect(0).says("0 problems");
+}
+
+#[test]
+fn a_full_cluster_refuses_commits_loses_none_and_is_read() {
+    let stage = Stage::new();
+    let Some(ceph) = Ceph::start(&stage) else { return };
+    let directory = stage.path("server");
+    let store = format!("{POOL}?key={}", directory.join("key").display());
+    let run = |arguments: &[&dyn AsRef<OsStr>]| stage.run(&mut ceph.blob(arguments));
+    let mut server = ceph.serve(&directory, &[]);
+    wait_until_it_serves(&mut server);
+    let small = stage.file("small", "small\n");
+    let large = stage.file("large", vec![7; 300_000]);
+    run(&[&"put", &store, &small]).expect(0);
+    run(&[&"put", &store, &large]).expect(0);
+    let mut acknowledged = 0;
+    let mut add_until = |is_refused: bool| {
+        assert!(eventually(|| {
+            let added = run(&[&"add", &store, &"sum", &"0", &"1"]);
+            let was_refused = added.code() != Some(0);
+            match was_refused {
+                true => _ = added.expect(3).says("No space left on device"),
+                false => acknowledged += 1,
+            }
+            was_refused == is_refused
+        }));
+        acknowledged
+    };
+    add_until(false);
+    // An OSD is full when the used part of its space exceeds the last of these ratios, which must
+    // ascend.
+    let set_ratios = |ratios: [&str; 3]| {
+        for (name, ratio) in ["nearfull", "backfillfull", "full"].iter().zip(ratios) {
+            ceph.call(&["exec", "ceph", "osd", &format!("set-{name}-ratio"), ratio]);
+        }
+    };
+    for round in 0..2 {
+        set_ratios(["0.000001", "0.000002", "0.000003"]);
+        let before = add_until(true);
+        run(&[&"put", &store, &large, &"refused"]).expect(3).says("No space left on device");
+        let copy = stage.path("copy");
+        for (name, file) in [("small", &small), ("large", &large)] {
+            run(&[&"get", &store, &name, &copy]).expect(0);
+            assert_eq!(fs::read(&copy).unwrap(), fs::read(file).unwrap(), "{round}: {name}");
+            fs::remove_file(&copy).unwrap();
+        }
+        assert!(!run(&[&"ls", &store]).expect(0).text().contains("refused"));
+        set_ratios(["0.85", "0.90", "0.95"]);
+        let after = add_until(false);
+        assert_eq!(after, before + 1);
+        // The sum has each acknowledged addition once, and none that was refused.
+        assert_eq!(run(&[&"add", &store, &"sum", &"0", &"0"]).expect(0).text(), format!("{after}\n"));
+    }
+    server.signal(Signal::TERM);
+    server.wait().expect(0);
+    run(&[&"fsck", &POOL]).expect(0).says("0 problems");
 }

@@ -13,8 +13,45 @@ use crate::shared::{Found, Shared};
 /// exchange, those of the first directory need two, and all operations are at most twice as many.
 const MOVED_MAX: usize = (OPERATIONS_MAX - 16) / 2;
 
-/// The blobs of an entry that is renamed, and their new names.
-type Moves = Vec<(Vec<u8>, Vec<u8>)>;
+/// The largest size of the data that a rename copies, because its new name belongs to another group
+/// of servers, in bytes.
+const COPIED_BYTES_MAX: u64 = 64 << 20;
+/// The size of one read of a copy, in bytes.
+const COPY_PART_BYTES: u64 = 4 << 20;
+/// The largest sum of the names of the blobs that are renamed in a store with several groups of
+/// servers, in bytes: the part of a transaction in a group has at most 1 MiB.
+const MOVED_NAMES_BYTES_MAX: usize = 256 << 10;
+
+/// A blob of an entry that is renamed.
+struct Move {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    /// The copy of the blob in the group of servers of the new name, if that is another one.
+    copy: Option<Vec<u8>>,
+}
+
+/// The blobs of an entry that is renamed.
+type Moves = Vec<Move>;
+
+/// The copies that a rename has made.
+#[derive(Default)]
+struct Copies {
+    names: Vec<Vec<u8>>,
+    bytes: u64,
+}
+
+impl Move {
+    /// Adds the operations of the move. The new name is free.
+    fn add_to(&self, transaction: &mut Transaction) -> quell_blob::Result<()> {
+        match &self.copy {
+            Some(copy) => {
+                transaction.delete(&self.from)?;
+                transaction.rename(copy, &self.to)
+            }
+            None => transaction.rename(&self.from, &self.to),
+        }
+    }
+}
 
 /// The result of a step of a transaction: an error of the store, after which the transaction may be
 /// repeated, or a value, or the error with which this layer refuses the transaction.
@@ -187,7 +224,9 @@ impl Shared {
         let Renaming { from, to, mode, replaced } = renaming;
         let refuse = |kind| refuse(kind, "rename", from);
         let (from_file, to_file) = (self.names.of_file(from)?, self.names.of_file(to)?);
-        self.transact("rename", from, |transaction| {
+        let mut copies = Copies::default();
+        let renamed = self.transact("rename", from, |transaction| {
+            self.discard(&mut copies);
             let Some(source) = try_step!(self.find_in(transaction, from)) else {
                 return refuse(ErrorKind::NotFound);
             };
@@ -204,27 +243,35 @@ impl Shared {
             if source_is_dir && is_within(to, from) {
                 return refuse(ErrorKind::InvalidInput);
             }
-            let moves = try_step!(self.moves(transaction, from, to, source_is_dir));
+            let moves = try_step!(self.moves(transaction, &mut copies, (from, to), source_is_dir));
             match (mode, &target) {
                 (Rename::Exchange, None) => return refuse(ErrorKind::NotFound),
                 (Rename::Exchange, Some(target)) => {
                     if is_dir(target) && is_within(from, to) {
                         return refuse(ErrorKind::InvalidInput);
                     }
-                    let back = try_step!(self.moves(transaction, to, from, is_dir(target)));
+                    let back = try_step!(self.moves(transaction, &mut copies, (to, from), is_dir(target)));
                     if 2 * moves.len() + back.len() > 2 * MOVED_MAX {
                         return Ok(Err(too_many_blobs(from)));
                     }
                     // Exchanged through names that no other blob has.
-                    let aside = |position| self.names.of_removed(u64::MAX - position as u64);
-                    for (position, (blob, _)) in moves.iter().enumerate() {
-                        transaction.rename(blob, aside(position))?;
+                    let mut second = Moves::new();
+                    for Move { from, to, copy } in moves {
+                        let aside = match copy {
+                            Some(copy) => {
+                                transaction.delete(&from)?;
+                                copy
+                            }
+                            None => {
+                                let aside = refuse_on_error!(self.removed_name(&from));
+                                transaction.rename(&from, &aside)?;
+                                aside
+                            }
+                        };
+                        second.push(Move { from: aside, to, copy: None });
                     }
-                    for (blob, new) in &back {
-                        transaction.rename(blob, new)?;
-                    }
-                    for (position, (_, new)) in moves.iter().enumerate() {
-                        transaction.rename(aside(position), new)?;
+                    for of_move in back.iter().chain(&second) {
+                        of_move.add_to(transaction)?;
                     }
                     try_step!(self.touch_parent(transaction, from));
                     return self.touch_parent(transaction, to);
@@ -246,43 +293,111 @@ impl Shared {
                     },
                 },
             }
-            debug_assert!(source_is_dir || moves.first().is_some_and(|(blob, _)| *blob == from_file));
-            for (blob, new) in &moves {
-                transaction.rename(blob, new)?;
+            debug_assert!(source_is_dir || moves.first().is_some_and(|first| first.from == from_file));
+            for of_move in &moves {
+                of_move.add_to(transaction)?;
             }
             try_step!(self.touch_parent(transaction, from));
             self.touch_parent(transaction, to)
-        })
+        });
+        self.discard(&mut copies);
+        renamed
     }
 
-    /// Returns the blobs of an entry, and their names after a rename.
+    /// Returns the blobs of an entry, and their names after a rename from the first path to the
+    /// second one. Blobs whose new names belong to another group of servers are copied.
     fn moves(
         &self,
         transaction: &mut Transaction,
-        from: &[u8],
-        to: &[u8],
+        copies: &mut Copies,
+        (from, to): (&[u8], &[u8]),
         is_dir: bool,
     ) -> StepResult<Moves> {
-        if !is_dir {
-            return Ok(Ok(vec![(
-                refuse_on_error!(self.names.of_file(from)),
-                refuse_on_error!(self.names.of_file(to)),
-            )]));
-        }
-        let (old, new) = (refuse_on_error!(self.names.of_dir(from)), refuse_on_error!(self.names.of_dir(to)));
-        let mut moves = Moves::new();
-        for (blob, _) in transaction.list(&old, "", MOVED_MAX + 1)? {
-            let moved = [&new[..], &blob[old.len()..]].concat();
-            if moved.len() > quell_blob::NAME_BYTES_MAX {
-                return refuse(ErrorKind::NameTooLong, "rename", from);
+        let mut names = Vec::new();
+        if is_dir {
+            let (old, new) =
+                (refuse_on_error!(self.names.of_dir(from)), refuse_on_error!(self.names.of_dir(to)));
+            for (blob, _) in transaction.list(&old, "", MOVED_MAX + 1)? {
+                let moved = [&new[..], &blob[old.len()..]].concat();
+                if moved.len() > quell_blob::NAME_BYTES_MAX {
+                    return refuse(ErrorKind::NameTooLong, "rename", from);
+                }
+                names.push((blob, moved));
             }
-            moves.push((blob, moved));
+        } else {
+            let of_file = |path| self.names.of_file(path);
+            names.push((refuse_on_error!(of_file(from)), refuse_on_error!(of_file(to))));
         }
-        if moves.len() > MOVED_MAX {
+        let names_bytes: usize = names.iter().map(|(blob, moved)| blob.len() + moved.len()).sum();
+        let is_too_large = self.store.groups() > 1 && names_bytes > MOVED_NAMES_BYTES_MAX;
+        if names.len() > MOVED_MAX || is_too_large {
             return Ok(Err(too_many_blobs(from)));
+        }
+        let mut moves = Moves::new();
+        for (from, to) in names {
+            let copy = match self.store.group_of(&from) == self.store.group_of(&to) {
+                true => None,
+                false => Some(try_step!(self.copy(transaction, copies, &from, &to))),
+            };
+            moves.push(Move { from, to, copy });
         }
         Ok(Ok(moves))
     }
+
+    /// Copies a blob to the group of servers of its new name, and returns the name of the copy. The
+    /// transaction has then read the whole blob, and is refused if it changes.
+    fn copy(
+        &self,
+        transaction: &mut Transaction,
+        copies: &mut Copies,
+        from: &[u8],
+        to: &[u8],
+    ) -> StepResult<Vec<u8>> {
+        let Some(stat) = transaction.stat(from)? else {
+            return refuse(ErrorKind::NotFound, "rename", from);
+        };
+        let name = refuse_on_error!(self.removed_name(to));
+        copies.names.push(name.clone());
+        self.store.create(&name)?;
+        let mut end = 0;
+        while let Some(start) = transaction.next_data(from, end)? {
+            let length = COPY_PART_BYTES.min(stat.size_bytes.saturating_sub(start));
+            copies.bytes += length;
+            if copies.bytes > COPIED_BYTES_MAX {
+                return Ok(Err(too_large_copy(from)));
+            }
+            let mut part = vec![0; length as usize];
+            let count = transaction.read(from, start, &mut part)?;
+            if count == 0 {
+                break;
+            }
+            self.store.write(&name, start, &part[..count])?;
+            end = start + count as u64;
+        }
+        let (file, modified_ns) = (stat.file, Some(stat.modified_ns));
+        self.store.commit(vec![
+            Operation::Resize { name: name.clone(), size_bytes: stat.size_bytes },
+            Operation::SetAttributes { name: name.clone(), file, modified_ns },
+        ])?;
+        Ok(Ok(name))
+    }
+
+    /// Deletes the copies that were not given their new names.
+    fn discard(&self, copies: &mut Copies) {
+        for name in std::mem::take(copies).names {
+            // After an error, a later mount deletes it.
+            let _ = self.delete_removed(&name);
+        }
+    }
+}
+
+/// Returns the error of a rename that would copy too much data. The mv(1) command then copies the
+/// file itself.
+fn too_large_copy(path: &[u8]) -> Error {
+    let reason = "the new name belongs to another group of servers, and more than 64 MiB would be \
+                  copied; copy and remove it";
+    let error = Error::new(ErrorKind::Os(errno::EXDEV), "rename", path);
+    Error { source: Some(reason.into()), ..error }
 }
 
 /// Returns the error of a rename that needs more operations than a transaction can have.

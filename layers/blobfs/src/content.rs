@@ -3,14 +3,18 @@
 //! A write is added to the pending extents. A commit takes them: they are visible to reads of this
 //! mount as committing extents until the store has answered. If the commit fails, they are pending
 //! again, so that each later publish of any open file fails as well, until they are in the store.
+//!
+//! One commit at a time is in progress, so that commits have the order of the writes. All publishes
+//! that wait for it share the next one, and its error: while a server hangs, none of them waits
+//! longer than for two commits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use quell_blob::{Operation, OperationResult, SIZE_BYTES_MAX, Store};
+use quell_blob::{Committed, Operation, OperationResult, SIZE_BYTES_MAX, Store};
 use quell_mount_state::Extents;
-use quell_threads::lock;
+use quell_threads::{lock, wait_while};
 use quell_vfs::{Attributes, Error, ErrorKind, Result, Time};
 
 use crate::failure::failed;
@@ -27,8 +31,8 @@ const SET_ID: u32 = 0o6000;
 #[derive(Default)]
 pub(crate) struct Content {
     state: Mutex<State>,
-    /// Held during a commit, so that commits have the order of the writes.
-    commits: Mutex<()>,
+    /// The end of a commit.
+    ended: Condvar,
     /// The store last reported set-id bits.
     has_set_id: AtomicBool,
 }
@@ -41,6 +45,31 @@ struct State {
     written: Time,
     /// The number of open files.
     open: usize,
+    commits: Commits,
+}
+
+/// The commits of a file, which are numbered from 1.
+#[derive(Default)]
+struct Commits {
+    is_running: bool,
+    begun: u64,
+    /// The last one that has succeeded.
+    succeeded: u64,
+    /// The last one that has failed, and its error.
+    failed: Option<(u64, ErrorKind, String)>,
+}
+
+impl Commits {
+    /// Returns the result of the commit `number` for a write that it contains, if it has ended. A
+    /// later commit contains the writes of one that has failed.
+    fn result(&self, number: u64, blob: &[u8]) -> Option<Result<()>> {
+        if self.succeeded >= number {
+            return Some(Ok(()));
+        }
+        let (last, kind, reason) = self.failed.as_ref()?;
+        let error = || Error { source: Some(reason.clone().into()), ..Error::new(*kind, "write", blob) };
+        (*last >= number).then(|| Err(error()))
+    }
 }
 
 impl State {
@@ -129,11 +158,40 @@ impl Content {
                     break;
                 }
                 drop(state);
-                self.commit(store, blob, Vec::new())?;
+                self.publish(store, blob)?;
             }
             at += part.len() as u64;
         }
         Ok(())
+    }
+
+    /// Commits all writes, at the latest with the commit after the one that is in progress.
+    pub(crate) fn publish(&self, store: &Store, blob: &[u8]) -> Result<()> {
+        self.publish_with(blob, |operations| store.commit(operations))
+    }
+
+    fn publish_with(
+        &self,
+        blob: &[u8],
+        commit: impl FnOnce(Vec<Operation>) -> quell_blob::Result<Committed>,
+    ) -> Result<()> {
+        let mut state = lock(&self.state);
+        let Commits { is_running, begun, .. } = state.commits;
+        let number = match (state.pending.is_empty(), is_running) {
+            (false, _) => begun + 1,
+            (true, true) => begun,
+            (true, false) => return Ok(()),
+        };
+        loop {
+            if let Some(result) = state.commits.result(number, blob) {
+                return result;
+            }
+            if !state.commits.is_running {
+                drop(state);
+                return self.commit_with(blob, Vec::new(), commit).map(drop);
+            }
+            state = wait_while(&self.ended, state, |state| state.commits.is_running);
+        }
     }
 
     /// Commits all writes and then `operations`, as one transaction. Returns the results of
@@ -144,14 +202,25 @@ impl Content {
         blob: &[u8],
         operations: Vec<Operation>,
     ) -> Result<Vec<OperationResult>> {
-        let _turn = lock(&self.commits);
-        let taken = {
-            let mut state = lock(&self.state);
+        self.commit_with(blob, operations, |operations| store.commit(operations))
+    }
+
+    fn commit_with(
+        &self,
+        blob: &[u8],
+        operations: Vec<Operation>,
+        commit: impl FnOnce(Vec<Operation>) -> quell_blob::Result<Committed>,
+    ) -> Result<Vec<OperationResult>> {
+        let (number, taken) = {
+            let state = lock(&self.state);
+            let mut state = wait_while(&self.ended, state, |state| state.commits.is_running);
             if state.pending.is_empty() && operations.is_empty() {
                 return Ok(Vec::new());
             }
             state.committing = Arc::new(std::mem::take(&mut state.pending));
-            state.committing.clone()
+            state.commits.is_running = true;
+            state.commits.begun += 1;
+            (state.commits.begun, state.committing.clone())
         };
         let write = |(offset, data): (u64, &[u8])| Operation::Write {
             name: blob.to_vec(),
@@ -160,22 +229,105 @@ impl Content {
         };
         let writes = taken.count();
         let all = taken.iter().map(write).chain(operations).collect();
-        let result = store.commit(all);
+        let result = commit(all).map_err(|cause| failed(cause, "write", blob));
         let mut state = lock(&self.state);
         state.committing = Arc::default();
-        match result {
-            Ok(committed) => Ok(committed.results.into_iter().skip(writes).collect()),
-            Err(cause) => {
+        state.commits.is_running = false;
+        match &result {
+            Ok(_) => state.commits.succeeded = number,
+            Err(error) => {
+                state.commits.failed = Some((number, error.kind, error.to_string()));
                 let mut pending = (*taken).clone();
                 pending.add(&state.pending);
                 state.pending = pending;
-                Err(failed(cause, "write", blob))
             }
         }
+        drop(state);
+        self.ended.notify_all();
+        Ok(result?.results.into_iter().skip(writes).collect())
     }
 }
 
 fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
+
+    use quell_blob::Version;
+
+    use super::*;
+
+    const BLOB: &[u8] = b"file";
+
+    fn add(content: &Content, offset: u64) {
+        lock(&content.state).pending.write(offset, b"x");
+    }
+
+    /// Lets four threads publish while a commit is in progress, which is answered afterwards.
+    /// Returns the results of the first publish and of the four, and the number of commits.
+    fn publish_together(is_first_ok: bool, is_second_ok: bool) -> (bool, Vec<bool>, usize) {
+        let content = Content::default();
+        content.opened();
+        let (commits, ready) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let answer = |is_ok: bool| match is_ok {
+            true => Ok(Committed { version: Version(1), results: Vec::new() }),
+            false => Err(Error::new(ErrorKind::TimedOut, "commit", "transaction").into()),
+        };
+        let (answered, hang) = mpsc::channel::<()>();
+        add(&content, 0);
+        std::thread::scope(|scope| {
+            let (content, commits, ready) = (&content, &commits, &ready);
+            let first = scope.spawn(move || {
+                content.publish_with(BLOB, |operations| {
+                    commits.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(operations.len(), 1);
+                    hang.recv().expect("an answer");
+                    answer(is_first_ok)
+                })
+            });
+            let is_running = || lock(&content.state).commits.is_running;
+            while !is_running() {
+                std::thread::yield_now();
+            }
+            // All of these bytes are in the next commit.
+            (1..=4).for_each(|number| add(content, 2 * number));
+            let others: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(move || {
+                        ready.fetch_add(1, Ordering::Relaxed);
+                        content.publish_with(BLOB, |_| {
+                            commits.fetch_add(1, Ordering::Relaxed);
+                            answer(is_second_ok)
+                        })
+                    })
+                })
+                .collect();
+            while ready.load(Ordering::Relaxed) < 4 {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            answered.send(()).expect("a commit that waits");
+            let first = first.join().expect("no panic").is_ok();
+            let others = others.into_iter().map(|other| other.join().expect("no panic").is_ok()).collect();
+            (first, others, commits.load(Ordering::Relaxed))
+        })
+    }
+
+    #[test]
+    fn publishes_that_wait_share_the_next_commit_and_its_error() {
+        let (first, others, commits) = publish_together(true, true);
+        assert!(first && others.iter().all(|is_ok| *is_ok));
+        // A thread that was late finds nothing to commit.
+        assert_eq!(commits, 2);
+        // The next commit contains the writes of the one that has failed.
+        let (first, others, _) = publish_together(false, true);
+        assert!(!first && others.iter().all(|is_ok| *is_ok), "{others:?}");
+        let (first, others, _) = publish_together(true, false);
+        assert!(first && others.iter().all(|is_ok| !*is_ok), "{others:?}");
+    }
 }

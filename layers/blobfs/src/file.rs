@@ -32,6 +32,11 @@ impl BlobFile {
         }
     }
 
+    fn publish_writes(&self) -> Result<()> {
+        let _paths = read_lock(&self.shared.paths);
+        self.node.content.publish(&self.shared.store, &self.shared.blob_of(&self.node)?)
+    }
+
     fn commit(&self, operations: impl FnOnce(Vec<u8>) -> Vec<Operation>) -> Result<Vec<OperationResult>> {
         let _paths = read_lock(&self.shared.paths);
         let blob = self.shared.blob_of(&self.node)?;
@@ -60,7 +65,7 @@ impl WritableFile for BlobFile {
         if self.is_closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let committed = self.commit(|_| Vec::new()).map(drop);
+        let committed = self.publish_writes();
         self.node.content.closed();
         committed.and(self.shared.release(self.node.id, 1))
     }
@@ -86,7 +91,7 @@ impl WritableFile for BlobFile {
 
     fn publish(&self) -> Result<()> {
         self.check_open()?;
-        self.commit(|_| Vec::new()).map(drop)
+        self.publish_writes()
     }
 
     /// Does the same as `publish`, because each commit survives a power failure.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use quell_blob::{Operation, SIZE_BYTES_MAX, Store};
 use quell_mount_state::Cursors;
@@ -19,6 +20,7 @@ use crate::file::{BlobFile, without_set_id};
 use crate::listing::{Entry, position, read_page};
 use crate::names::{Names, join, parent};
 use crate::nodes::{Node, NodeState, Nodes};
+use crate::removed::Upkeep;
 use crate::shared::Shared;
 
 /// The space that is reported, in bytes: a store does not know its own.
@@ -32,8 +34,7 @@ pub struct BlobFs {
     cursors: Cursors<Entry>,
     /// The number of blobs without an entry that listings have found.
     hidden: AtomicU64,
-    /// The number of the last file that has lost its name.
-    removed: AtomicU64,
+    upkeep: Upkeep,
 }
 
 impl std::fmt::Debug for BlobFs {
@@ -53,8 +54,31 @@ impl BlobFs {
     pub fn new(store: Store, prefix: &[u8], owner: Owner, mount: u64) -> Result<BlobFs> {
         let names = Names::new(prefix, mount)?;
         let nodes = Mutex::new(Nodes::new());
-        let shared = Arc::new(Shared { store, names, owner, nodes, paths: RwLock::new(()) });
-        Ok(BlobFs { shared, cursors: Cursors::new(), hidden: AtomicU64::new(0), removed: AtomicU64::new(0) })
+        let (paths, removed, is_marked) = (RwLock::new(()), AtomicU64::new(0), Mutex::new(false));
+        let shared = Arc::new(Shared { store, names, owner, nodes, paths, removed, is_marked });
+        let (cursors, hidden) = (Cursors::new(), AtomicU64::new(0));
+        Ok(BlobFs { shared, cursors, hidden, upkeep: Upkeep::default() })
+    }
+
+    /// Starts a thread that removes the data of files without names that mounts have left whose
+    /// process was killed, and shows other mounts that this one lives. [`end`](BlobFs::end) ends
+    /// it. No other mount of this process uses the store.
+    ///
+    /// # Errors
+    ///
+    /// That of the operating system, if no thread can be started.
+    pub fn start_upkeep(&self) -> Result<()> {
+        self.upkeep.start(self.shared.clone())
+    }
+
+    /// Removes the data of files without names that other mounts have left whose last sign of life
+    /// is older than `after`. Returns the number of blobs.
+    ///
+    /// # Errors
+    ///
+    /// Those of the store.
+    pub fn remove_abandoned(&self, after: Duration) -> Result<u64> {
+        self.shared.remove_abandoned(after)
     }
 
     /// Returns the number of blobs that listings have not shown, because no file can have their
@@ -70,16 +94,19 @@ impl BlobFs {
     ///
     /// The first error; the other files are committed and deleted nevertheless.
     pub fn end(&self) -> Result<()> {
+        self.upkeep.end();
         let _paths = write_lock(&self.shared.paths);
         let nodes = lock(&self.shared.nodes).all();
         let end = |node: &Arc<Node>| match node.state() {
             NodeState::Named(_) if node.kind == Kind::File => {
                 let blob = self.shared.blob_of(node)?;
-                node.content.commit(&self.shared.store, &blob, Vec::new()).map(drop)
+                node.content.publish(&self.shared.store, &blob)
             }
             _ => self.shared.delete_data_of(node),
         };
-        nodes.iter().map(end).fold(Ok(()), Result::and)
+        let ended = nodes.iter().map(end).fold(Ok(()), Result::and);
+        // Blobs that could not be deleted are those of a dead mount when the mark is too old.
+        ended.and_then(|()| self.shared.remove_mark())
     }
 
     fn node(&self, id: NodeId) -> Result<Arc<Node>> {
@@ -105,10 +132,12 @@ impl BlobFs {
 
     /// Returns the blob for the data of the next file that loses its name, if a node at this path
     /// is in use.
-    fn unnamed_blob(&self, path: &[u8]) -> Option<Vec<u8>> {
-        let node = lock(&self.shared.nodes).at(path)?;
-        let number = self.removed.fetch_add(1, Ordering::Relaxed);
-        (node.kind != Kind::Dir).then(|| self.shared.names.of_removed(number))
+    fn unnamed_blob(&self, path: &[u8]) -> Result<Option<Vec<u8>>> {
+        let node = lock(&self.shared.nodes).at(path);
+        match node.filter(|node| node.kind != Kind::Dir) {
+            Some(_) => self.shared.removed_name(&self.shared.names.of_file(path)?).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Creates an entry, and adds `uses` uses of its node.
@@ -212,12 +241,13 @@ impl FileSystem for BlobFs {
                 let _paths = read_lock(&self.shared.paths);
                 let Some(path) = self.dir(dir)? else { return Ok(()) };
                 let below = self.shared.names.below(&path)?;
-                let state = self.shared.store.snapshot().map_err(|cause| failed(cause, "list", &path))?;
-                let start = match next_position {
-                    Some(start) => start,
-                    None => position(&self.cursors, (dir, after), &state, &below)?,
-                };
-                let page = read_page(&state, &below, &start)?;
+                let page = self.shared.at_one_state(|state| {
+                    let start = match &next_position {
+                        Some(start) => Clone::clone(start),
+                        None => position(&self.cursors, (dir, after), state, &below)?,
+                    };
+                    read_page(state, &below, &start)
+                })?;
                 let nodes = lock(&self.shared.nodes);
                 let numbers: Vec<NodeId> =
                     page.entries.iter().map(|entry| nodes.number_of(&join(&path, &entry.name))).collect();
@@ -314,7 +344,7 @@ impl Writable for BlobFs {
     fn remove(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
         let _paths = write_lock(&self.shared.paths);
         let path = self.entry(dir, name)?;
-        let unnamed = self.unnamed_blob(&path);
+        let unnamed = self.unnamed_blob(&path)?;
         self.shared.remove(&path, unnamed.as_deref())?;
         if let Some(unnamed) = unnamed {
             lock(&self.shared.nodes).detach(&path, NodeState::Unnamed(unnamed));
@@ -344,7 +374,7 @@ impl Writable for BlobFs {
     ) -> Result<()> {
         let _paths = write_lock(&self.shared.paths);
         let (from, to) = (self.entry(from_dir, from)?, self.entry(to_dir, to)?);
-        let replaced = self.unnamed_blob(&to).filter(|_| mode == Rename::Replace);
+        let replaced = if mode == Rename::Replace { self.unnamed_blob(&to)? } else { None };
         let last = self.last_attributes(&to);
         let renaming = Renaming { from: &from, to: &to, mode, replaced: replaced.clone() };
         self.shared.rename(&renaming)?;

@@ -30,6 +30,7 @@ mod file_system;
 mod listing;
 mod names;
 mod nodes;
+mod removed;
 mod shared;
 
 pub use attributes::Owner;

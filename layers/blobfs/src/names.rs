@@ -5,6 +5,7 @@
 //! | prefix, path | a file or a symbolic link |
 //! | prefix, path, `/` | the directory, with its attributes; it may also exist without this blob |
 //! | prefix, `/removed/`, mount, `/`, number | a file without a name that a mount still uses |
+//! | prefix, `/removed/`, mount, `/mount` | its time of change shows that the mount lives |
 //!
 //! The blob of the root is the prefix, or `/` if the prefix is empty.
 
@@ -71,8 +72,27 @@ impl Names {
 
     /// Returns the blob of a file without a name that this mount uses.
     pub(crate) fn of_removed(&self, number: u64) -> Vec<u8> {
-        let rest = format!("/removed/{:016x}/{number}", self.mount);
-        [&self.prefix[..], rest.as_bytes()].concat()
+        let number = format!("{:016x}/{number}", self.mount);
+        [&self.all_removed()[..], number.as_bytes()].concat()
+    }
+
+    /// Returns the blob whose time of change shows that this mount lives.
+    pub(crate) fn of_mount(&self) -> Vec<u8> {
+        let name = format!("{:016x}/mount", self.mount);
+        [&self.all_removed()[..], name.as_bytes()].concat()
+    }
+
+    /// Returns the beginning of the names of the blobs of files without names, of all mounts.
+    pub(crate) fn all_removed(&self) -> Vec<u8> {
+        [&self.prefix[..], b"/removed/"].concat()
+    }
+
+    /// Returns the other mount that has a blob below [`all_removed`](Names::all_removed).
+    pub(crate) fn other_mount(&self, blob: &[u8]) -> Option<u64> {
+        let rest = blob.strip_prefix(&self.all_removed()[..])?;
+        let digits = std::str::from_utf8(&rest[..rest.iter().position(|byte| *byte == b'/')?]).ok()?;
+        let mount = u64::from_str_radix(digits, 16).ok()?;
+        (mount != self.mount && digits == format!("{mount:016x}")).then_some(mount)
     }
 }
 
@@ -142,6 +162,9 @@ mod tests {
             (b"results/a/".into(), b"results/".into())
         );
         assert_eq!(names.of_removed(3), b"results//removed/0000000000000007/3");
+        let (removed, of_mount) = (names.of_removed(3), Names::new(b"results", 8).unwrap().of_mount());
+        assert_eq!((names.other_mount(&removed), names.other_mount(&of_mount)), (None, Some(8)));
+        assert_eq!(names.other_mount(b"results//removed/8/1"), None, "no mount has made this name");
         let all = Names::new(b"", 7).unwrap();
         assert_eq!((all.of_dir(b"").unwrap(), all.below(b"").unwrap()), (b"/".into(), b"".into()));
         assert_eq!((all.of_file(b"a").unwrap(), all.below(b"a").unwrap()), (b"a".into(), b"a/".into()));

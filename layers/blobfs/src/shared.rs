@@ -1,8 +1,10 @@
 //! The parts of a mount that its open files use as well.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
-use quell_blob::Store;
+use quell_blob::{Snapshot, Store};
 use quell_threads::lock;
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result};
 
@@ -21,7 +23,14 @@ pub(crate) struct Shared {
     /// from the use of a path until the store has answered. So a rename waits for the requests of
     /// this mount that were sent before, and later ones use the new names.
     pub(crate) paths: RwLock<()>,
+    /// The number of names of [`removed_name`](Shared::removed_name) so far.
+    pub(crate) removed: AtomicU64,
+    /// Whether the mount has a mark. Held while it is made or removed.
+    pub(crate) is_marked: Mutex<bool>,
 }
+
+/// The attempts to read a state of a store with several groups of servers.
+const ATTEMPTS: u32 = 20;
 
 /// An entry that was found in the store: a file, a symbolic link or a directory.
 #[derive(Debug, Clone, Copy)]
@@ -67,16 +76,33 @@ impl Shared {
         self.find_dir(path)
     }
 
+    /// Reads one state of the store. In a store with several groups of servers, a state cannot be
+    /// read if a transaction over several groups ends meanwhile; then a later one is read.
+    pub(crate) fn at_one_state<T>(&self, mut read: impl FnMut(&Snapshot) -> Result<T>) -> Result<T> {
+        let begin = || self.store.snapshot().map_err(|cause| failed(cause, "read", b"the store"));
+        for attempt in 1..ATTEMPTS {
+            match begin().and_then(|state| read(&state)) {
+                Err(error) if error.kind == ErrorKind::Stale && self.store.groups() > 1 => {
+                    std::thread::sleep(Duration::from_millis(u64::from(attempt)));
+                }
+                result => return result,
+            }
+        }
+        read(&begin()?)
+    }
+
     fn find_dir(&self, path: &[u8]) -> Result<Option<Found>> {
         let failed = |cause| failed(cause, "look up", path);
-        let blob = self.names.of_dir(path)?;
-        let state = self.store.snapshot().map_err(failed)?;
-        let first = state.list(self.names.below(path)?, "", 1).map_err(failed)?;
+        let (blob, below) = (self.names.of_dir(path)?, self.names.below(path)?);
+        let (first, stat) = self.at_one_state(|state| {
+            let first = state.list(&below, "", 1).map_err(failed)?;
+            let stat = if path.is_empty() { state.stat(&blob).map_err(failed)? } else { None };
+            Ok((first, stat))
+        })?;
         if !path.is_empty() {
             return Ok(Found::of_dir(&blob, &first));
         }
         // The root exists also without blobs.
-        let stat = state.stat(&blob).map_err(failed)?;
         let modified_ns = stat.or(first.first().map(|(_, stat)| *stat)).map_or(0, |stat| stat.modified_ns);
         Ok(Some(Found { kind: Kind::Dir, stat, modified_ns }))
     }

@@ -1,5 +1,7 @@
 //! Mounts and programs that use the library on the same blobs.
 
+use std::time::Duration;
+
 use quell_blob::{Operation, Store};
 use quell_blobfs::{BlobFs, Owner};
 use quell_vfs::{
@@ -160,13 +162,47 @@ fn the_data_of_removed_files_is_deleted_at_their_last_use_or_the_end_of_the_moun
     for name in [b"a", b"b"] {
         verbs.remove(&CONTEXT, root, name).unwrap();
     }
-    assert_eq!(blobs(), 2);
+    assert_eq!(blobs(), 3, "both, and the sign of life of the mount");
     fixture.fs.forget(a, 1);
     let mut data = [0; 4];
     assert_eq!((file.read_at(&mut data, 0).unwrap(), &data), (4, b"kept"));
     file.close().unwrap();
-    assert_eq!(blobs(), 1);
+    assert_eq!(blobs(), 2);
     fixture.fs.end().unwrap();
     assert_eq!(blobs(), 0);
     assert_eq!(fixture.fs.attributes(&CONTEXT, b).unwrap_err().kind, ErrorKind::Stale);
+}
+
+#[test]
+fn files_without_names_of_dead_mounts_are_removed_and_those_of_others_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&format!("dir:{}", directory.path().join("store").display())).unwrap();
+    let mount = |number| BlobFs::new(store.clone(), b"p", Owner { uid: 1, gid: 2 }, number).unwrap();
+    let removed = || store.snapshot().unwrap().list("p//removed/", "", 10).unwrap().len();
+    let one = mount(1);
+    let writable = one.writable().unwrap();
+    let (node, file) = writable.create(&CONTEXT, one.root(), b"file", NEW, OpenMode::WRITE).unwrap();
+    file.write_at(b"data", 0).unwrap();
+    file.sync().unwrap();
+    writable.remove(&CONTEXT, one.root(), b"file").unwrap();
+    assert_eq!(removed(), 2, "the data, and the sign of life of the mount");
+    let two = mount(2);
+    assert_eq!(two.remove_abandoned(Duration::from_secs(3600)).unwrap(), 0);
+    let mut data = [0; 4];
+    assert_eq!((file.read_at(&mut data, 0).unwrap(), &data), (4, b"data"));
+    // Its own are never abandoned.
+    assert_eq!(one.remove_abandoned(Duration::ZERO).unwrap(), 0);
+    assert_eq!(two.remove_abandoned(Duration::ZERO).unwrap(), 2);
+    assert_eq!(file.read_at(&mut data, 0).unwrap_err().kind, ErrorKind::Stale);
+    assert_eq!(removed(), 0);
+    drop((node, file));
+    // A mount that ends leaves nothing.
+    let three = mount(3);
+    let writable = three.writable().unwrap();
+    let (node, file) = writable.create(&CONTEXT, three.root(), b"file", NEW, OpenMode::WRITE).unwrap();
+    writable.remove(&CONTEXT, three.root(), b"file").unwrap();
+    assert_eq!(removed(), 2);
+    drop((node, file));
+    three.end().unwrap();
+    assert_eq!(removed(), 0);
 }

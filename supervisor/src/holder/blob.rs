@@ -31,16 +31,10 @@ pub fn create(context: &HolderContext, plan: &BlobPlan) -> Result<WritableMount,
             Error::Store(error) => Failure::from(error),
             refused => Failure::cannot(refused.to_string()),
         })?;
-        if store.groups() > 1 {
-            // Blobs cannot be renamed from group to group, and a removed file is renamed.
-            return Err(Failure::wrong_input(format!(
-                "{}: a store with several groups of servers cannot be mounted",
-                plan.store
-            )));
-        }
         let owner = Owner { uid: geteuid().as_raw(), gid: getegid().as_raw() };
         let mount = RandomState::new().hash_one(std::process::id());
         let fs = Arc::new(BlobFs::new(store, plan.prefix.as_bytes(), owner, mount)?);
+        fs.start_upkeep()?;
         Ok(Arc::new(Blobs { fs, plan: plan.clone() }))
     })
 }
