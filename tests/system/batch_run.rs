@@ -164,3 +164,34 @@ fn the_commit_is_awaited_if_the_runtime_directory_is_named_by_a_symbolic_link() 
     program.wait().expect(1).says("1 conflict");
     stage.expect_nothing_left();
 }
+
+#[test]
+fn a_batch_whose_start_is_interrupted_is_not_open() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let (store, dir) = (stage.batch_store(), stage.dir("job"));
+    let is_waiting = |count: usize| eventually(|| stage.holders().len() == count);
+    // The processes of the mounts wait until the store is not open any more.
+    let own = stage.mount_batch(&store, &[], "own");
+    let mut mount = stage.quell();
+    mount.args(words(&[&"mount", &"--batch", &store, &"--mode", &"batch", &dir]));
+    let mounting = stage.start(&mut mount);
+    assert!(is_waiting(2), "{}", mounting.err());
+    mounting.signal(Signal::KILL);
+    mounting.wait();
+    own.umount();
+    assert!(is_waiting(0));
+    let batches = stage.batches(&store);
+    assert!(batches.iter().all(|batch| batch["state"] == "aborted"), "{batches:?}");
+    let own = stage.mount_batch(&store, &[], "own");
+    let running = stage.start(&mut stage.run_batch(&store, &dir, &[], "echo executed"));
+    assert!(is_waiting(2), "{}", running.err());
+    running.signal(Signal::TERM);
+    own.umount();
+    let ended = running.wait().expect(143).says("interrupted");
+    assert_eq!(ended.text(), "");
+    assert!(stage.batches(&store).iter().all(|batch| batch["state"] != "open"));
+    stage.expect_nothing_left();
+}

@@ -43,8 +43,12 @@ pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&directory))));
     }
     let mode = plans::batch_mode(&args.batch_mode, BatchModeArg::Batch)?;
+    // From here on, a signal does not end this process before the mount is removed. The terminal
+    // sends SIGINT and SIGQUIT to the program as well, which decides about its end.
+    let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])
+        .map_err(|error| Failure::cannot(format!("cannot wait for signals: {error}")))?;
     let point = new_mount_point()?;
-    let ended = run_at(args, Path::new(store), mode, (&point, &directory), quiet);
+    let ended = run_at(args, Path::new(store), mode, (&point, &directory), signals, quiet);
     // If it is still mounted, the error of `run_at` is more useful.
     let removed = std::fs::remove_dir(&point);
     let code = ended?;
@@ -70,12 +74,19 @@ fn run_at(
     store: &Path,
     mode: BatchMode,
     (point, directory): (&Path, &Path),
+    mut signals: Signals,
     quiet: bool,
 ) -> Result<ExitCode, Failure> {
     let target = mount_target(point, false)?;
     let is_batch = matches!(mode, BatchMode::Batch { .. });
     let plan = batch_plan(store, mode, directory)?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
+    if let Some(signal) = signals.pending().next() {
+        // The batch is empty.
+        unmount(point, true)?;
+        let message = "interrupted before the program was started".to_owned();
+        return Err(Failure::with_code(u8::try_from(128 + signal).unwrap_or(u8::MAX), message));
+    }
     // Known before the program runs, because the process that serves the mount may be killed.
     let batch = batch_of(point);
     let executed = match &batch {
@@ -83,7 +94,7 @@ fn run_at(
             "{}: the process that serves the batch does not answer; the program was not started",
             shown(point)
         ))),
-        _ => execute(args, point, directory),
+        _ => execute(args, point, directory, signals),
     };
     let status = match executed {
         Ok(status) => status,
@@ -107,10 +118,13 @@ fn run_at(
 }
 
 /// Executes the program with the mount at the directory, and waits for its end.
-fn execute(args: &RunArgs, point: &Path, directory: &Path) -> Result<ExitStatus, Failure> {
+fn execute(
+    args: &RunArgs,
+    point: &Path,
+    directory: &Path,
+    mut signals: Signals,
+) -> Result<ExitStatus, Failure> {
     let failed = |error: std::io::Error| Failure::cannot(format!("start the program: {error}"));
-    // The terminal sends SIGINT and SIGQUIT to the program as well, which decides about its end.
-    let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).map_err(failed)?;
     let words = [OsStr::new("enter-mount"), point.as_os_str(), directory.as_os_str(), OsStr::new("--")];
     let mut child = Command::new("/proc/self/exe").args(words).args(&args.command).spawn().map_err(failed)?;
     let handle = signals.handle();

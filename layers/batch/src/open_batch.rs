@@ -45,9 +45,18 @@ impl OpenBatch {
     /// `NotFound` or `NotADirectory` if there is no such directory; those of files.
     pub fn begin(store: StoreAccess, path: &[u8], name: &str, is_atomic: bool) -> Result<OpenBatch> {
         let (record, store_number, dir) = store.begin(path, name, is_atomic)?;
+        let number = record.number;
+        // Others can use the store when this returns.
+        OpenBatch::open(record, store_number, dir).inspect_err(|_| {
+            // Nothing can use the batch. If this fails as well, it stays in the list of open
+            // batches.
+            let _ = store.abort(number);
+        })
+    }
+
+    /// Opens the private name space of a batch that has begun.
+    fn open(record: BatchRecord, store_number: u128, dir: StoreDir) -> Result<OpenBatch> {
         let lock = dir.lock_batch(record.number)?;
-        // Others can use the store from here on.
-        drop(store);
         let tables = Arc::new(TableDir::new(dir.open_dir(&format!("{BATCHES}/{}", record.number))?));
         let image = TableDir::new(dir.tables()?);
         let names = PrivateEntries::open(&record, &image, tables.clone(), MEMORY_BYTES)?;

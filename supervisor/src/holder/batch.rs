@@ -64,8 +64,9 @@ impl Content for Synchronous {
     }
 
     fn end(&self) -> Result<()> {
-        self.fs.end()?;
-        self.store.name_space().sync()
+        let ended = self.fs.end();
+        self.store.name_space().sync()?;
+        ended
     }
 
     fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport) {
@@ -91,6 +92,11 @@ impl Content for Batch {
 
     fn end(&self) -> Result<()> {
         self.batch.commit(COMMIT_WAIT).map(drop)
+    }
+
+    /// Discards the batch, which is empty.
+    fn abandon(&self) -> Result<()> {
+        self.batch.abort(COMMIT_WAIT).map(drop)
     }
 
     fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport) {

@@ -39,6 +39,7 @@ pub fn hold<V: Served>(
     served.report_start()?;
     if !context.answer_ready() && served.is_mounted() {
         served.abandon(context);
+        context.end_messages();
         return Ok(());
     }
     drop(lock);

@@ -43,6 +43,12 @@ pub trait Content: Send + Sync {
     /// Ends all open files as if they had been closed. The file system is not used afterwards.
     fn end(&self) -> Result<()>;
 
+    /// Ends a mount that its command has not reported as ready, because it was interrupted or the
+    /// mount failed. No program has used it.
+    fn abandon(&self) -> Result<()> {
+        self.end()
+    }
+
     /// Adds the description of the layer to the report of the mount at `path`.
     fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport);
 }
@@ -96,23 +102,38 @@ impl WritableMount {
             source: mount_source(options.source),
             ..quell_fuse::Options::default()
         };
-        let session = match quell_fuse::mount_at(content.file_system(), path, &fuse) {
-            Ok(session) => session,
-            Err(error) => {
-                if let Err(e) = content.end() {
-                    context.print(&format!("{}: {e}", shown(path)));
+        let mounted = quell_fuse::mount_at(content.file_system(), path, &fuse).map_err(Failure::from);
+        let mounted = mounted.and_then(|session| {
+            let mount = OwnMount::at(path);
+            let bound = bind(context, &signals, &mount);
+            match bound {
+                Ok(holder) => Ok((session, mount, holder)),
+                Err(failure) => {
+                    session.stop();
+                    Err(failure)
                 }
-                return Err(error.into());
             }
-        };
-        let mount = OwnMount::at(path);
-        let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
-        signals.wake(&mut holder)?;
-        mount.wake(&mut holder)?;
+        });
+        let (session, mount, holder) = mounted.inspect_err(|_| abandon(context, &*content, path))?;
         if context.plan.verbose {
             context.print(&format!("{} mounted on {}", options.description, shown(path)));
         }
         Ok(WritableMount { holder, session, content, path: path.to_owned(), signals, mount })
+    }
+}
+
+/// Creates the socket of the process.
+fn bind(context: &HolderContext, signals: &Signals, mount: &OwnMount) -> Result<Holder, Failure> {
+    let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
+    signals.wake(&mut holder)?;
+    mount.wake(&mut holder)?;
+    Ok(holder)
+}
+
+/// Ends a layer that no program has used.
+fn abandon(context: &HolderContext, content: &dyn Content, path: &Path) {
+    if let Err(e) = content.abandon() {
+        context.print(&format!("{}: {e}", shown(path)));
     }
 }
 
@@ -126,8 +147,9 @@ impl Served for WritableMount {
         true
     }
 
-    fn abandon(self, _context: &HolderContext) {
+    fn abandon(self, context: &HolderContext) {
         self.session.stop();
+        abandon(context, &*self.content, &self.path);
         self.holder.abandon();
     }
 
