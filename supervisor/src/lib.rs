@@ -71,6 +71,7 @@ pub use record::wait::{RecordingEnd, wait_for_recording};
 pub use reports::{Reports, reports_of};
 pub use resources::{check_available, load_boot_at, load_index, load_index_at, processors};
 pub use runtime::directory::runtime_directory;
+pub use runtime::end_record::{EndRecord, end_record_of, forget_end_record};
 pub use runtime::fifo::{Fifo, open_fifo};
 pub use runtime::job::current_job;
 pub use runtime::notices::is_first_notice;

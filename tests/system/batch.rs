@@ -228,3 +228,27 @@ fn a_store_is_refused_if_it_is_none() {
     chmod(&store, Mode::from_raw_mode(0o750)).unwrap();
     assert!(status(&store).err.contains("other users have access to it"));
 }
+
+#[test]
+fn the_end_of_a_killed_mount_with_a_batch_is_reported() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let batch = stage.mount_batch(&store, &["--mode", "batch"], "job");
+    fs::write(batch.point.join("lost"), "text").unwrap();
+    send(stage.holder(), Signal::KILL);
+    assert!(crate::stage::eventually(|| stage.holders().is_empty()));
+    let ended = stage.run(stage.quell().arg("umount").arg(&batch.point)).expect(3);
+    ended.says("batch 1 was not committed").says("quell batch abort");
+    stage.run(stage.quell().args(words(&[&"batch", &"abort", &store, &"1"]))).expect(0);
+    // Data that could not be saved at the end is reported as well.
+    let own = stage.mount_batch(&store, &["--mode", "batch"], "job");
+    fs::write(own.point.join("file"), "text").unwrap();
+    fs::rename(store.join("tables"), store.join("away")).unwrap();
+    let ended = stage.run(stage.quell().arg("umount").arg(&own.point)).expect(3);
+    ended.says("could not be saved").says("was not committed").says("quell batch commit");
+    fs::rename(store.join("away"), store.join("tables")).unwrap();
+    stage.run(stage.quell().args(words(&[&"batch", &"commit", &store, &"2"]))).expect(0);
+}

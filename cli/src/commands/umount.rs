@@ -7,7 +7,8 @@ use std::time::Duration;
 use quell_batch::StoreAccess;
 use quell_batch_service::{BatchSummary, SummaryState};
 use quell_supervisor::{
-    BatchReport, END_TIMEOUT, is_quell_mount, mount_point_path, reports_of, unmount_and_wait,
+    BatchReport, END_TIMEOUT, end_record_of, forget_end_record, is_quell_mount, mount_point_path, reports_of,
+    unmount_and_wait,
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -43,12 +44,23 @@ pub struct MountedBatch {
 /// Returns the batch of a mount. `None` if the mount has none, or if its process does not answer.
 pub fn batch_of(path: &Path) -> Option<MountedBatch> {
     let reports = reports_of(path).map(|found| found.reports).unwrap_or_default();
-    reports.into_iter().find_map(|report| match report.batch {
+    let of_report = reports.into_iter().find_map(|report| match report.batch {
         Some(BatchReport { store, batch: Some(number), path: point, .. }) if point == path => {
             Some(MountedBatch { store, number, messages: report.messages })
         }
         _ => None,
-    })
+    });
+    // A process that was killed does not answer.
+    let of_record =
+        || end_record_of(path)?.batch.map(|(store, number)| MountedBatch { store, number, messages: None });
+    of_report.or_else(of_record)
+}
+
+/// Returns why the process that served a mount could not save data, if it has ended and could not.
+fn end_failure(path: &Path) -> Option<String> {
+    let failure = end_record_of(path)?.failure;
+    forget_end_record(path);
+    failure
 }
 
 /// Unmounts, and waits until the batch of the mount is committed, if it has one. Reports conflicts,
@@ -67,7 +79,10 @@ pub fn unmount_and_commit(
     if let Some(process) = unmount_and_wait(path, force)? {
         wait_for_end(process);
     }
-    check_committed(&batch.store, batch.number, batch.messages.as_deref(), quiet)
+    let failure = end_failure(path);
+    let conflicts =
+        check_committed(&batch.store, batch.number, (failure.as_deref(), batch.messages.as_deref()), quiet)?;
+    failure.map_or(Ok(conflicts), |failure| Err(Failure::cannot(failure)))
 }
 
 /// Waits for the end of a process that commits a batch, which may last as long as the batch is
@@ -79,15 +94,29 @@ fn wait_for_end(process: i32) {
 }
 
 /// Checks that a batch was committed, reports its conflicts, and returns their number.
-fn check_committed(store: &Path, number: u64, messages: Option<&Path>, quiet: bool) -> Result<u64, Failure> {
+fn check_committed(
+    store: &Path,
+    number: u64,
+    (failure, messages): (Option<&str>, Option<&Path>),
+    quiet: bool,
+) -> Result<u64, Failure> {
     const WAIT: Duration = Duration::from_secs(60);
-    let batches = StoreAccess::open(store, WAIT)?.batches()?;
+    let batches = match StoreAccess::open(store, WAIT).and_then(|store| store.batches()) {
+        // The cause of both is probably the same.
+        Err(_) if failure.is_some() => Vec::new(),
+        batches => batches?,
+    };
     let batch = batches.into_iter().find(|batch| batch.number == number);
     let Some(batch @ BatchSummary { state: SummaryState::Committed { conflicts, .. }, .. }) = batch else {
-        let log = messages.map_or_else(String::new, |log| format!("; {} has the reason", shown(log)));
+        let reason = match (failure, messages) {
+            (Some(failure), _) => format!(": {failure}"),
+            (None, Some(log)) if log.exists() => format!("; {} has the reason", shown(log)),
+            _ => ": the process that served it has ended".to_owned(),
+        };
+        let store = shown(store);
         return Err(Failure::cannot(format!(
-            "batch {number} was not committed{log}; to repeat it: quell batch commit {} {number}",
-            shown(store)
+            "batch {number} was not committed{reason}; to repeat it: quell batch commit {store} {number}; or discard it with: \
+             quell batch abort {store} {number}"
         )));
     };
     report_conflicts(store, &batch, quiet);
@@ -96,7 +125,11 @@ fn check_committed(store: &Path, number: u64, messages: Option<&Path>, quiet: bo
 
 /// Unmounts, and waits for the end of the process that served the mount.
 pub fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
-    if let Some(process) = unmount_and_wait(path, force)? {
+    let unended = unmount_and_wait(path, force)?;
+    if let Some(failure) = end_failure(path) {
+        return Err(Failure::cannot(failure));
+    }
+    if let Some(process) = unended {
         errln!(
             "quell: {} is unmounted; process {process}, which served it, has not ended after {} s",
             shown(path),

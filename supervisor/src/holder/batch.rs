@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,6 +92,10 @@ impl Content for Batch {
 
     fn end(&self) -> Result<()> {
         self.batch.commit(COMMIT_WAIT).map(drop)
+    }
+
+    fn batch(&self) -> Option<(PathBuf, u64)> {
+        Some((self.plan.store.clone(), self.batch.record().number))
     }
 
     /// Discards the batch, which is empty.

@@ -21,6 +21,7 @@ use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::Target;
 use crate::protocol::report::HolderReport;
+use crate::runtime::end_record::{self, EndRecord};
 use crate::socket::server::{Holder, Need, Service};
 
 /// Interval at which the process checks that its mount still exists.
@@ -47,6 +48,11 @@ pub trait Content: Send + Sync {
     /// mount failed. No program has used it.
     fn abandon(&self) -> Result<()> {
         self.end()
+    }
+
+    /// Returns the store and the number of the batch that the end commits, if it does.
+    fn batch(&self) -> Option<(PathBuf, u64)> {
+        None
     }
 
     /// Adds the description of the layer to the report of the mount at `path`.
@@ -115,6 +121,15 @@ impl WritableMount {
             }
         });
         let (session, mount, holder) = mounted.inspect_err(|_| abandon(context, &*content, path))?;
+        let batch = content.batch();
+        end_record::remove(&context.address);
+        if batch.is_some()
+            && let Err(e) = (EndRecord { batch, failure: None }).write(&context.address)
+        {
+            session.stop();
+            abandon(context, &*content, path);
+            return Err(Failure::cannot(format!("{}: cannot write the end record: {e}", shown(path))));
+        }
         if context.plan.verbose {
             context.print(&format!("{} mounted on {}", options.description, shown(path)));
         }
@@ -150,6 +165,7 @@ impl Served for WritableMount {
     fn abandon(self, context: &HolderContext) {
         self.session.stop();
         abandon(context, &*self.content, &self.path);
+        end_record::remove(&context.address);
         self.holder.abandon();
     }
 
@@ -175,8 +191,16 @@ impl Served for WritableMount {
         // Programs that still use the mount get errors from here on; data that they have written is
         // kept.
         session.stop();
-        if let Err(e) = content.end() {
-            context.print(&format!("{}: some of the written data could not be saved: {e}", shown(&path)));
+        match content.end() {
+            Ok(()) => end_record::remove(&context.address),
+            Err(e) => {
+                let failure = format!("{}: some of the written data could not be saved: {e}", shown(&path));
+                context.print(&failure);
+                let record = EndRecord { batch: content.batch(), failure: Some(failure) };
+                if let Err(e) = record.write(&context.address) {
+                    context.print(&format!("cannot write the end record: {e}"));
+                }
+            }
         }
         ended?;
         Ok(())

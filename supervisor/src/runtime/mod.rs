@@ -2,6 +2,7 @@
 //! them.
 
 pub(crate) mod directory;
+pub(crate) mod end_record;
 pub(crate) mod fifo;
 pub(crate) mod job;
 pub(crate) mod key;
