@@ -209,9 +209,12 @@ public final class BlobCases {
         int add = t.exchange("one", 0, Transform.add(NumberType.U8, 1).repeated(2));
         t.resize("one", 4);
         t.rename("one", "two");
+        t.setAttributes("two", 0100640, 7, 8);
+        t.setModified("two", 1_000_000_007L);
         t.create("gone", true);
         t.delete("gone");
         check(text(t.read("two")).equals("bccd") && t.stat("two").sizeBytes() == 4);
+        check(t.stat("two").modifiedNs() == 1_000_000_007L);
         check(t.list("t").size() == 1 && t.version() >= 0 && !store.exists("two"));
         thrown(IllegalStateException.class, t::committed);
         Committed committed = t.commit();
@@ -220,7 +223,7 @@ public final class BlobCases {
         check(before.count() == 2 && before.getLong(0) == 'a' && before.getLong(1) == 'b');
         thrown(IllegalArgumentException.class, () -> committed.appended(0));
         thrown(IllegalArgumentException.class, () -> committed.before(0));
-        thrown(IndexOutOfBoundsException.class, () -> committed.appended(8));
+        thrown(IndexOutOfBoundsException.class, () -> committed.appended(10));
         thrown(IllegalStateException.class, t::commit);
         thrown(IllegalStateException.class, () -> t.delete("two"));
         try (Transaction unused = store.begin()) {

@@ -164,6 +164,14 @@ static void transactions_take_effect_together(quell_blob_store *store) {
     CHECK(quell_blob_transaction_rename(transaction, NAME("one"), NAME("three")) == 0);
     CHECK(quell_blob_transaction_read(transaction, NAME("three"), 0, bytes, 8) == 5);
     commit(transaction);
+    const quell_blob_file_attributes file = {.mode = 0100640, .uid = 7, .gid = 8};
+    const uint64_t time = 1000000007;
+    quell_blob_attributes found;
+    transaction = begin(store);
+    CHECK(quell_blob_transaction_set_attributes(transaction, NAME("three"), &file, NULL) == 0);
+    CHECK(quell_blob_transaction_set_attributes(transaction, NAME("three"), NULL, &time) == 0);
+    commit(transaction);
+    CHECK(quell_blob_stat(store, NAME("three"), &found) == 0 && found.modified_ns == time);
     CHECK(quell_blob_rename(store, NAME("three"), NAME("four")) == 0 && size_of(store, NAME("four")) == 5);
     CHECK(quell_blob_delete(store, NAME("four")) == 0 && quell_blob_delete(store, NAME("two")) == 0);
 }

@@ -60,10 +60,13 @@ static void transactions_take_effect_together(const Store &store) {
     std::size_t append = t.append("one", "de");
     t.resize("one", 4);
     t.rename("one", "two");
+    t.set_attributes("two", {0100640, 7, 8});
+    t.set_modified("two", 1000000007);
     t.create("gone", true);
     t.remove("gone");
     CHECK(t.read("two", 3, &byte, 1) == 1 && byte == 'd' && t.stat("two").size_bytes == 4);
     CHECK(t.list("t").size() == 1);
+    CHECK(t.stat("two").modified_ns == 1000000007);
     Committed committed = t.commit();
     CHECK(committed.appended(append) == 3 && committed.version() > 0);
     thrown<std::system_error>([&] { committed.appended(0); });

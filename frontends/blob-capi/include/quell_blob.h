@@ -231,6 +231,16 @@ typedef struct quell_blob_name {
   struct quell_blob_attributes attributes;
 } quell_blob_name;
 
+// The attributes of a blob as a file of `quell mount --blob`.
+typedef struct quell_blob_file_attributes {
+  // The type and the permissions, as `st_mode`.
+  uint32_t mode;
+  // The owner.
+  uint32_t uid;
+  // The group.
+  uint32_t gid;
+} quell_blob_file_attributes;
+
 // The attempts of a transaction that conflicts, and their delays. 0 selects the default.
 typedef struct quell_blob_retries {
   // The largest number of attempts (default 20).
@@ -608,6 +618,21 @@ int quell_blob_transaction_resize(const struct quell_blob_transaction *transacti
                                   const void *name,
                                   size_t name_bytes,
                                   uint64_t size_bytes);
+
+// Adds a change of the attributes of a blob as a file, which the store keeps and does not
+// interpret, or of the time of its last change, in nanoseconds since 1970 (UTC). NULL leaves the
+// attributes or the time as they are. The commit fails with ENOENT if there is no blob of this
+// name.
+//
+// # Safety
+//
+// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `file` and
+// `modified_ns` are NULL or initialized.
+int quell_blob_transaction_set_attributes(const struct quell_blob_transaction *transaction,
+                                          const void *name,
+                                          size_t name_bytes,
+                                          const struct quell_blob_file_attributes *file,
+                                          const uint64_t *modified_ns);
 
 // Adds a transform. It is applied to the numbers at the commit, so that transforms of several
 // transactions do not conflict.

@@ -302,6 +302,16 @@ class Transaction {
     std::size_t resize(std::string_view name, std::uint64_t size_bytes) {
         return added(quell_blob_transaction_resize(handle(), name.data(), name.size(), size_bytes));
     }
+    // Sets the attributes of a blob as a file of `quell mount --blob`.
+    std::size_t set_attributes(std::string_view name, const quell_blob_file_attributes &file) {
+        return added(
+            quell_blob_transaction_set_attributes(handle(), name.data(), name.size(), &file, nullptr));
+    }
+    // Sets the time of the last change, in nanoseconds since 1970 (UTC).
+    std::size_t set_modified(std::string_view name, std::uint64_t modified_ns) {
+        return added(
+            quell_blob_transaction_set_attributes(handle(), name.data(), name.size(), nullptr, &modified_ns));
+    }
     template <typename T>
     std::size_t transform(std::string_view name, std::uint64_t offset, const Transform<T> &transform) {
         quell_blob_transform given = transform.given(false);

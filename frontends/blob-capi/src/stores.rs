@@ -44,6 +44,18 @@ pub struct OptionsC {
     pub must_exist: c_int,
 }
 
+/// The attributes of a blob as a file of `quell mount --blob`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct FileAttributesC {
+    /// The type and the permissions, as `st_mode`.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
 /// The attributes of a blob.
 #[repr(C)]
 pub struct AttributesC {

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use quell_blob::{Committed, Error, OPERATIONS_MAX, Operation, Result, Retries, Transaction};
+use quell_blob::{Committed, Error, FileAttributes, OPERATIONS_MAX, Operation, Result, Retries, Transaction};
 use quell_boundary::{check_output, handle, invalid, last_message, return_handle, slice_mut, take_handle};
 use quell_threads::lock;
 use quell_vfs::ErrorKind;
@@ -13,7 +13,7 @@ use crate::errors::{number, status};
 use crate::owner::Owned;
 use crate::results::ResultHandle;
 use crate::snapshots::NamesHandle;
-use crate::stores::{AttributesC, OpenStore, StoreHandle, bytes, write_attributes};
+use crate::stores::{AttributesC, FileAttributesC, OpenStore, StoreHandle, bytes, write_attributes};
 use crate::transforms::{TransformC, transform};
 
 /// A transaction that is not committed.
@@ -306,6 +306,35 @@ pub unsafe extern "C" fn quell_blob_transaction_resize(
         let (open, name) =
             unsafe { (handle(transaction, "a transaction")?.open()?, bytes(name, name_bytes)?) };
         open.add(Operation::Resize { name: name.to_vec(), size_bytes })
+    })
+}
+
+/// Adds a change of the attributes of a blob as a file, which the store keeps and does not
+/// interpret, or of the time of its last change, in nanoseconds since 1970 (UTC). NULL leaves the
+/// attributes or the time as they are. The commit fails with ENOENT if there is no blob of this
+/// name.
+///
+/// # Safety
+///
+/// `transaction` is NULL or an open transaction; `name` has `name_bytes` bytes; `file` and
+/// `modified_ns` are NULL or initialized.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_blob_transaction_set_attributes(
+    transaction: *const TransactionHandle,
+    name: *const c_void,
+    name_bytes: usize,
+    file: *const FileAttributesC,
+    modified_ns: *const u64,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller meets the requirements above.
+        let (open, name, file, modified_ns) = unsafe {
+            let open = handle(transaction, "a transaction")?.open()?;
+            (open, bytes(name, name_bytes)?, file.as_ref(), modified_ns.as_ref().copied())
+        };
+        let file = file.map(|file| FileAttributes { mode: file.mode, uid: file.uid, gid: file.gid });
+        open.add(Operation::SetAttributes { name: name.to_vec(), file, modified_ns })
     })
 }
 

@@ -315,6 +315,25 @@ NATIVE(void, addRename)(JNIEnv *env, jclass class, jlong transaction, jbyteArray
     release(&named);
 }
 
+NATIVE(void, addAttributes)
+(JNIEnv *env, jclass class, jlong transaction, jbyteArray name, jint mode, jint uid, jint gid) {
+    struct bytes named;
+    if (!copy_array(env, name, &named))
+        return;
+    quell_blob_file_attributes file = {.mode = (uint32_t)mode, .uid = (uint32_t)uid, .gid = (uint32_t)gid};
+    check(env, quell_blob_transaction_set_attributes(TRANSACTION, named.data, named.length, &file, NULL));
+    release(&named);
+}
+
+NATIVE(void, addModified)(JNIEnv *env, jclass class, jlong transaction, jbyteArray name, jlong modified_ns) {
+    struct bytes named;
+    if (!copy_array(env, name, &named))
+        return;
+    uint64_t time = (uint64_t)modified_ns;
+    check(env, quell_blob_transaction_set_attributes(TRANSACTION, named.data, named.length, NULL, &time));
+    release(&named);
+}
+
 NATIVE(void, addResize)(JNIEnv *env, jclass class, jlong transaction, jbyteArray name, jlong size) {
     struct bytes named;
     if (!copy_array(env, name, &named))

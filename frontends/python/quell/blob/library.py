@@ -18,6 +18,10 @@ class Attributes(ctypes.Structure):
     _fields_ = [("size_bytes", c_uint64), ("modified_ns", c_uint64)]
 
 
+class FileAttributes(ctypes.Structure):
+    _fields_ = [("mode", c_uint32), ("uid", c_uint32), ("gid", c_uint32)]
+
+
 class Name(ctypes.Structure):
     _fields_ = [("name", c_void_p), ("name_bytes", c_size_t), ("attributes", Attributes)]
 
@@ -58,6 +62,7 @@ class ConflictOfParts(ctypes.Structure):
 STRUCTURES = {
     "quell_blob_options": Options,
     "quell_blob_attributes": Attributes,
+    "quell_blob_file_attributes": FileAttributes,
     "quell_blob_name": Name,
     "quell_blob_transform": TransformOfNumbers,
     "quell_blob_failure": Failure,
@@ -103,6 +108,7 @@ FUNCTIONS = {
     "quell_blob_transaction_write": [*_NAME, c_uint64, c_void_p, c_size_t],
     "quell_blob_transaction_append": [*_NAME, c_void_p, c_size_t],
     "quell_blob_transaction_resize": [*_NAME, c_uint64],
+    "quell_blob_transaction_set_attributes": [*_NAME, POINTER(FileAttributes), POINTER(c_uint64)],
     "quell_blob_transaction_apply": [*_NAME, c_uint64, POINTER(TransformOfNumbers)],
     "quell_blob_transaction_read": [*_NAME, c_uint64, c_void_p, c_size_t],
     "quell_blob_transaction_stat": [*_NAME, POINTER(Attributes)],

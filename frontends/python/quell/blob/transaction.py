@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from ..memory import Bytes
-from .library import call, last_error, opened, submit
+from .library import FileAttributes, call, last_error, opened, submit
 from .reads import Lists, Reads, checked
 from .values import encoded
 
@@ -84,6 +84,15 @@ class Transaction(Reads, Lists):
 
     def resize(self, name, size):
         return self._add("resize", name, checked(size))
+
+    def set_attributes(self, name, file=None, modified_ns=None):
+        """Sets the attributes of a blob as a file of `quell mount --blob`: `file` is a tuple of
+        `st_mode`, user and group. `modified_ns` is the time of the last change, in nanoseconds
+        since 1970. `None` leaves them as they are."""
+        given = None if file is None else FileAttributes(*file)
+        time_ns = None if modified_ns is None else ctypes.c_uint64(checked(modified_ns))
+        references = [None if value is None else ctypes.byref(value) for value in (given, time_ns)]
+        return self._add("set_attributes", name, *references)
 
     def transform(self, name, offset, transform):
         index = self._add("apply", name, checked(offset), transform.given())

@@ -143,6 +143,15 @@ class Transactions(InStore):
             with self.assertRaises(OSError):
                 batch.read("b")
         self.assertEqual(self.store.read("b"), b"23")
+        with self.store.batch() as batch:
+            batch.set_attributes("b", file=(0o100640, 7, 8), modified_ns=1_000_000_007)
+        self.assertEqual(self.store.stat("b").modified_ns, 1_000_000_007)
+        with self.store.batch() as batch:
+            batch.set_attributes("b", modified_ns=5)
+        self.assertEqual(self.store.stat("b").modified_ns, 5)
+        with self.assertRaises(FileNotFoundError):
+            with self.store.batch() as batch:
+                batch.set_attributes("missing", file=(0o100640, 7, 8))
 
     def test_a_conflict_names_blobs_and_ranges(self):
         self.store.create("a")

@@ -126,6 +126,11 @@ final class Native {
 
     static native void addRename(long transaction, byte[] name, byte[] to) throws BlobException;
 
+    static native void addAttributes(long transaction, byte[] name, int mode, int uid, int gid)
+            throws BlobException;
+
+    static native void addModified(long transaction, byte[] name, long modifiedNs) throws BlobException;
+
     static native void addResize(long transaction, byte[] name, long sizeBytes) throws BlobException;
 
     static native void addWrite(

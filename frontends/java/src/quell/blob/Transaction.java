@@ -111,6 +111,34 @@ public final class Transaction extends BlobReader {
     }
 
     /**
+     * Adds a change of the attributes of a blob as a file of {@code quell mount --blob}.
+     *
+     * @param name the name of the blob
+     * @param mode the type and the permissions, as {@code st_mode}
+     * @param uid the owner
+     * @param gid the group
+     * @return the index of the operation
+     * @throws BlobException if the operation is not valid
+     */
+    public int setAttributes(String name, int mode, int uid, int gid) throws BlobException {
+        byte[] encoded = Names.encode(name);
+        return add(0, null, t -> Native.addAttributes(t, encoded, mode, uid, gid));
+    }
+
+    /**
+     * Adds a change of the time of the last change of a blob.
+     *
+     * @param name the name of the blob
+     * @param modifiedNs the time, in nanoseconds since 1970 (UTC)
+     * @return the index of the operation
+     * @throws BlobException if the operation is not valid
+     */
+    public int setModified(String name, long modifiedNs) throws BlobException {
+        byte[] encoded = Names.encode(name);
+        return add(0, null, t -> Native.addModified(t, encoded, modifiedNs));
+    }
+
+    /**
      * Adds a write. The commit fails with NOT_FOUND if there is no blob of this name.
      *
      * @param name the name of the blob
