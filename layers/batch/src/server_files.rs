@@ -67,7 +67,10 @@ impl ServerFiles {
         let word = if protection == Protection::Encryption { ENCRYPTION } else { INTEGRITY };
         let file = files.create_file(NEW_ADDRESS, 0o600)?;
         file.write_at(format!("{address} {word}\n").as_bytes(), 0)?;
-        files.rename(NEW_ADDRESS, &files, ADDRESS, Rename::Replace)
+        // After a power failure, and on other nodes, the name must not have an empty file.
+        file.sync()?;
+        files.rename(NEW_ADDRESS, &files, ADDRESS, Rename::Replace)?;
+        WritableDir::sync(&files)
     }
 
     /// Removes the socket and the address, so that clients do not look for a server that has ended.
