@@ -103,13 +103,17 @@ fn operations_of_several_clients_are_linearizable_while_the_server_is_replaced()
             Shared { history: Mutex::default(), dirs: Mutex::new(vec![ROOT]), done: AtomicUsize::new(0) };
         let clients: Vec<_> = (0..CLIENTS).map(|_| served.access()).collect();
         std::thread::scope(|scope| {
-            for (number, access) in clients.iter().enumerate() {
+            let run = |(number, access)| {
                 let shared = &shared;
-                scope.spawn(move || run_client(access, shared, seed * 100 + number as u64));
-            }
+                scope.spawn(move || run_client(access, shared, seed * 100 + number as u64))
+            };
+            let running: Vec<_> = clients.iter().enumerate().map(run).collect();
+            // A client that fails performs no more operations.
+            let is_running = || !running.iter().all(|client| client.is_finished());
             // Twice in each history.
             for position in [1, 2] {
-                while shared.done.load(Ordering::Relaxed) < position * CLIENTS * OPERATIONS / 3 {
+                let operations = position * CLIENTS * OPERATIONS / 3;
+                while shared.done.load(Ordering::Relaxed) < operations && is_running() {
                     std::thread::yield_now();
                 }
                 served.restart(is_tcp);
