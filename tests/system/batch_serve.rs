@@ -57,6 +57,7 @@ fn several_mounts_and_batches_use_one_server() {
     job.umount();
     assert_eq!(stage.batches(&store)[0]["state"], "committed");
     assert_eq!(fs::read_to_string(two.point.join("dir/99")).unwrap(), "of the batch");
+    stage.run(stage.quell().args(words(&[&"batch", &"conflicts", &store, &"1"]))).expect(0);
     // A batch whose process was killed is aborted while the server serves.
     let lost = stage.mount_batch(&store.join("dir"), &["--mode", "batch"], "lost");
     let holder = stage.holders().into_iter().max().expect("the process of the last mount");
@@ -93,7 +94,11 @@ fn a_server_is_refused_if_it_cannot_serve() {
     serve(&["--listen", "0.0.0.0:0"]).expect(2).says("add --advertise HOST:PORT");
     serve(&["--listen", "nonsense"]).expect(2);
     let server = stage.batch_server(&store, &[]);
-    serve(&[]).expect(3).says("another process has it open");
+    serve(&[]).expect(3).says("`quell batch serve`) has it open");
+    for command in ["gc", "fsck"] {
+        let refused = stage.run(stage.quell().args(words(&[&"batch", &command, &store])));
+        refused.expect(3).says("end the server");
+    }
     assert!(!store.join("key").exists(), "without TCP there is no key");
     // Commands go through the server.
     assert!(stage.batches(&store).is_empty());

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use quell_batch::{BatchStore, Resolution, Resolved};
+use quell_batch::{BatchStore, Resolution, Resolved, StoreAccess};
 use quell_batch_service::Conflict;
 use serde_json::json;
 
@@ -14,12 +14,11 @@ use crate::inputs::{shown_bytes, text_of_bytes};
 use crate::output::{counted, errln, outln};
 
 pub fn run(args: &BatchConflictsArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let store = BatchStore::open(&args.store, WAIT)?;
     let resolution = match (args.keep, &args.rename) {
         (Some(ConflictSide::Mine), _) => Resolution::Mine,
         (Some(ConflictSide::Theirs), _) => Resolution::Theirs,
         (None, Some(path)) => Resolution::Rename(path.as_os_str().as_bytes().to_vec()),
-        (None, None) => return list(&store, args),
+        (None, None) => return list(args),
     };
     let count_is_right = match &resolution {
         Resolution::Rename(_) => args.paths.len() == 1,
@@ -32,6 +31,7 @@ pub fn run(args: &BatchConflictsArgs, quiet: bool) -> Result<ExitCode, Failure> 
         };
         return Err(Failure::wrong_input(message));
     }
+    let store = BatchStore::open(&args.store, WAIT)?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
     let paths = (!args.all).then_some(&paths[..]);
     let Resolved { resolved, not_kept } = store.resolve(args.batch, paths, &resolution)?;
@@ -46,12 +46,14 @@ pub fn run(args: &BatchConflictsArgs, quiet: bool) -> Result<ExitCode, Failure> 
     Ok(ExitCode::from(if not_kept > 0 { NO } else { YES }))
 }
 
-fn list(store: &BatchStore, args: &BatchConflictsArgs) -> Result<ExitCode, Failure> {
+fn list(args: &BatchConflictsArgs) -> Result<ExitCode, Failure> {
+    let store = StoreAccess::open(&args.store, WAIT)?;
+    let conflicts = store.conflicts(args.batch)?;
     let mut count = 0_u64;
     if args.output.json {
         outln!("{{\"conflicts\": [");
     }
-    store.primary().conflicts(args.batch, &mut |Conflict { dir, name, reason, kept_as }| {
+    for Conflict { dir, name, reason, kept_as } in conflicts {
         let path = store.path_of_name(dir, &name);
         let kept = kept_as.map(|kept| store.path_of_name(kept.dir, &kept.name));
         if args.output.json {
@@ -66,8 +68,7 @@ fn list(store: &BatchStore, args: &BatchConflictsArgs) -> Result<ExitCode, Failu
             outln!("{} {}{kept}", shown_bytes(&path), reason.text());
         }
         count += 1;
-        Ok(())
-    })?;
+    }
     if args.output.json {
         outln!("]}}");
     }

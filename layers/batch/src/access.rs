@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use quell_batch_service::{BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch};
 use quell_vfs::{Error, ErrorKind, Result};
 
+use crate::conflicts::path_of_name;
 use crate::file_system::BatchFs;
 use crate::remote::Remote;
 use crate::store::BatchStore;
@@ -90,6 +91,12 @@ impl StoreAccess {
         let names = self.name_space();
         let top = dir_at(&*names, path)?;
         Ok(BatchFs::new(tree_below(names, top), self.dir.data()?, 0))
+    }
+
+    /// Returns the path of a name in a directory, as
+    /// [`BatchStore::path_of_name`](BatchStore::path_of_name) does.
+    pub fn path_of_name(&self, dir: u64, name: &[u8]) -> Vec<u8> {
+        path_of_name(self.path_of(dir), dir, name)
     }
 
     /// Begins a batch of the user of this process in the tree below the directory at `path`.

@@ -29,12 +29,17 @@ pub struct Resolved {
     pub not_kept: u64,
 }
 
+/// Returns the path of a name in a directory, whose own path is `above` unless it was removed.
+pub(crate) fn path_of_name(above: Result<Vec<u8>>, dir: u64, name: &[u8]) -> Vec<u8> {
+    let above = above.unwrap_or_else(|_| format!("(removed directory {dir})").into_bytes());
+    [&above[..], b"/", name].concat()
+}
+
 impl BatchStore {
     /// Returns the path of a name in a directory. A directory that was removed has none, so the
     /// path has its number.
     pub fn path_of_name(&self, dir: u64, name: &[u8]) -> Vec<u8> {
-        let above = self.path_of(dir).unwrap_or_else(|_| format!("(removed directory {dir})").into_bytes());
-        [&above[..], b"/", name].concat()
+        path_of_name(self.path_of(dir), dir, name)
     }
 
     /// Resolves the conflicts of a batch at `paths`, as [`path_of_name`](Self::path_of_name)
@@ -127,8 +132,10 @@ fn replace(names: &dyn NameSpace, kept: &Kept, conflict: &Conflict) -> Result<()
     }
     // A directory is not replaced at once. If this ends in between, the other entry has another
     // name, and the next attempt continues.
-    let aside = [&kept.name[..], b".replaced"].concat();
-    let aside = &aside[..aside.len().min(quell_vfs::NAME_BYTES_MAX)];
+    const SUFFIX: &[u8] = b".replaced";
+    // Only the beginning of a long name fits, which differs from the name by the suffix.
+    let begin = &kept.name[..kept.name.len().min(quell_vfs::NAME_BYTES_MAX - SUFFIX.len())];
+    let aside = &[begin, SUFFIX].concat()[..];
     if theirs.is_some() {
         names.rename(to, (to.0, aside), Rename::Keep, now())?;
     }

@@ -14,6 +14,7 @@ use quell_posix::{Dir, WritableDir};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use crate::data_files::{Found, numbered, visit_data};
+use crate::exclusive::open_keys_within;
 use crate::store::BatchStore;
 use crate::store_dir::{KEYS, OpenKeys, StoreDir};
 
@@ -113,7 +114,7 @@ fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<OpenKeys>> {
     if !dir.files()?.names()?.iter().any(|name| name == KEYS.as_bytes()) {
         return Ok(None);
     }
-    let keys = match dir.open_keys_within(wait) {
+    let keys = match open_keys_within(dir, wait) {
         Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => return Ok(None),
         keys => keys?,
     };

@@ -19,6 +19,7 @@
 //! | `store_lock` | the locks of a store |
 //! | `store` | a store that this process has open |
 //! | `serving` | the execution of the requests of clients on such a store |
+//! | `exclusive` | the opening of a store without its server |
 //! | `server_files` | the files by which clients find a server |
 //! | `remote` | a store that a server has open |
 //! | `access` | the access to a store, in one of these two ways |
@@ -36,6 +37,7 @@ mod conflicts;
 mod content;
 mod data;
 mod data_files;
+mod exclusive;
 mod file;
 mod file_system;
 mod fsck;

@@ -11,6 +11,7 @@ use quell_batch_service::{
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
 
+use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
@@ -71,7 +72,7 @@ impl BatchStore {
     pub fn open(path: &Path, wait: Duration) -> Result<BatchStore> {
         let dir = StoreDir::open(path)?;
         dir.check_format()?;
-        let keys = dir.open_keys_within(wait)?;
+        let keys = open_keys_within(&dir, wait)?;
         BatchStore::with_keys(dir, keys)
     }
 

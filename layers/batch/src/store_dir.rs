@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use quell_batch_service::{Certificate, TableDir, TableFiles};
 use quell_kv::{DiskOptions, DiskStore, Durability};
@@ -92,20 +92,6 @@ impl StoreDir {
     /// Returns the directory of the tables.
     pub(crate) fn tables(&self) -> Result<OwnedFd> {
         self.open_dir(TABLES)
-    }
-
-    /// Opens the key-value store. While another process has it open, this waits, at most for
-    /// `wait`.
-    pub(crate) fn open_keys_within(&self, wait: Duration) -> Result<OpenKeys> {
-        let end = Instant::now() + wait;
-        loop {
-            match self.open_keys() {
-                Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => {
-                    std::thread::sleep(RETRY)
-                }
-                opened => return opened,
-            }
-        }
     }
 
     /// Opens the key-value store. Errors: `Busy` if another process, of any node, has it open.

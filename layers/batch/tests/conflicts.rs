@@ -218,3 +218,21 @@ fn changes_of_which_nothing_is_kept_are_dismissed() {
     assert_eq!(store.open().resolve(1, None, &Resolution::Theirs).unwrap(), Resolved::default());
     assert_eq!(tree(&store), ["/theirs text"]);
 }
+
+#[test]
+fn a_directory_with_the_longest_name_replaces_that_of_others() {
+    let store = Store::new();
+    let name = "n".repeat(255);
+    let batch = store.begin();
+    let fs = batch.file_system();
+    let mine = make_dir(&fs, fs.root(), &name);
+    put_in(&fs, mine, "mine", b"mine");
+    store.with_mount(|fs| {
+        let dir = make_dir(fs, fs.root(), &name);
+        put_in(fs, dir, "theirs", b"theirs");
+    });
+    drop(fs);
+    batch.commit(WAIT).unwrap();
+    let resolved = store.open().resolve(1, None, &Resolution::Mine).unwrap();
+    assert_eq!(resolved, Resolved { resolved: 1, not_kept: 0 });
+}

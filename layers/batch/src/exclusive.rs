@@ -1,0 +1,26 @@
+//! The opening of a key-value store for the parts of this crate that do not use a server.
+
+use std::time::{Duration, Instant};
+
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::server_files::find_server;
+use crate::store_dir::{OpenKeys, RETRY, StoreDir};
+
+/// Opens the key-value store. While another process has it open, this waits, at most for `wait`.
+///
+/// # Errors
+/// `Busy` if another process still has it open; those of files.
+pub(crate) fn open_keys_within(dir: &StoreDir, wait: Duration) -> Result<OpenKeys> {
+    let end = Instant::now() + wait;
+    loop {
+        match dir.open_keys() {
+            Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => std::thread::sleep(RETRY),
+            Err(error) if error.kind == ErrorKind::Busy && find_server(dir).is_ok() => {
+                let reason = "a server (`quell batch serve`) has it open, which this command cannot use; end the server";
+                return Err(Error { source: Some(reason.into()), ..error });
+            }
+            opened => return opened,
+        }
+    }
+}
