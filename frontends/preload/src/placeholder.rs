@@ -41,7 +41,6 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno as SystemError;
 
 use crate::errno::{Errno, Outcome};
-use crate::spare_placeholders;
 
 /// Larger than any offset of data; less than the largest offset of a memfd.
 pub const HEADER_OFFSET: u64 = 1 << 62;
@@ -114,11 +113,8 @@ impl Header {
     }
 }
 
-/// Creates a placeholder, or takes a spare one, with the lowest free number.
+/// Creates a placeholder with the lowest free number.
 pub fn create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
-    if let Some(spare) = spare_placeholders::take(header, close_on_exec) {
-        return Ok(spare);
-    }
     let memfd = match header.name() {
         Some(name) => {
             let memfd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;

@@ -1,12 +1,13 @@
 //! Placeholders of closed files, which later opens use again. Creating a placeholder and closing it
 //! takes 13.6 us; taking one of these and returning it takes 3 us.
 //!
-//! A placeholder is returned only if this process has created it, and no other process can have its
-//! open file description: whoever has it shares the position, and finds the header of another file
-//! in it. `descriptors` therefore records which placeholders are shared: those that existed when
-//! the process was forked, executed or spawned a program, or sent a descriptor, and those that the
-//! process has received itself. A process that the program creates by a clone(2) of its own is not
-//! noticed if system calls are not dispatched.
+//! A placeholder is kept only if this process has created it, and no other process can have its open
+//! file description. Otherwise that process would share the position of another file, and a program
+//! that it executes would find the header of the other file. `descriptors` therefore records which
+//! placeholders are shared: those that existed when the process was forked, executed or spawned a
+//! program, or sent a descriptor, and those that the process has received itself. The library does
+//! not notice a process that the program creates by a clone(2) of its own, unless system calls are
+//! dispatched.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,6 +15,7 @@ use std::sync::Mutex;
 
 use quell_threads::try_lock;
 
+use crate::errno::Outcome;
 use crate::own_descriptors;
 use crate::placeholder::{self, Header};
 
@@ -31,9 +33,16 @@ struct Spares {
 /// held the lock during the fork, it stays locked.
 static SPARES: Mutex<Spares> = Mutex::new(Spares { process: 0, placeholders: Vec::new() });
 
-/// Returns a placeholder with the lowest free number and the position 0, unless there is none or it
-/// cannot be used.
-pub fn take(header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
+/// Returns a placeholder of a closed file, or creates one. It has the lowest free number.
+pub fn take_or_create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> {
+    match take(header, close_on_exec) {
+        Some(spare) => Ok(spare),
+        None => placeholder::create(header, close_on_exec),
+    }
+}
+
+/// Returns a placeholder of a closed file, unless there is none or it cannot be used.
+fn take(header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
     let spare = {
         let mut spares = try_lock(&SPARES)?;
         match spares.process == std::process::id() {

@@ -15,6 +15,7 @@ use crate::open_dir::OpenDir;
 use crate::open_file::{CHANGEABLE_FLAGS, OpenFile, kept_flags, open_mode};
 use crate::placeholder::{self, Header};
 use crate::resolve::{Entry, LastLink, last_name, path_of};
+use crate::spare_placeholders;
 use crate::wrappers::{Target, find_and};
 
 /// The flags with which open(2) does not create a file that has a name.
@@ -179,7 +180,7 @@ fn open_uncounted(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_in
     let is_dir = is_dir || flags & libc::O_DIRECTORY != 0;
     let kept = kept_flags(flags) | if is_dir { libc::O_DIRECTORY } else { 0 };
     // First, so that it gets the lowest free number, as POSIX requires.
-    let fd = placeholder::create(&Header { flags: kept, path }, closes)?;
+    let fd = spare_placeholders::take_or_create(&Header { flags: kept, path }, closes)?;
     let description = match is_dir {
         true => open_dir(entry, flags)?,
         false => open_file(entry, flags, mode)?,
