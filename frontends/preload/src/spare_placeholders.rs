@@ -1,13 +1,13 @@
 //! Placeholders of closed files, which later opens use again. Creating a placeholder and closing it
 //! takes 13.6 us; taking one of these and returning it takes 3 us.
 //!
-//! A placeholder is kept only if this process has created it, and no other process can have its open
-//! file description. Otherwise that process would share the position of another file, and a program
-//! that it executes would find the header of the other file. `descriptors` therefore records which
-//! placeholders are shared: those that existed when the process was forked, executed or spawned a
-//! program, or sent a descriptor, and those that the process has received itself. The library does
-//! not notice a process that the program creates by a clone(2) of its own, unless system calls are
-//! dispatched.
+//! A placeholder is kept only if this process has created it, and no other process can have its
+//! open file description. Otherwise that process would share the position of another file, and a
+//! program that it executes would find the header of the other file. `descriptors` therefore
+//! records which placeholders are shared: those that existed when the process was forked, executed
+//! or spawned a program, or sent a descriptor, and those that the process has received itself. The
+//! library does not notice a process that the program creates by a clone(2) of its own, unless
+//! system calls are dispatched.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
