@@ -26,7 +26,7 @@ static OPENED: Mutex<BTreeMap<usize, Vec<OwnedFd>>> = Mutex::new(BTreeMap::new()
 fn open_for_child(entry: Found, flags: c_int, mode: mode_t) -> Outcome<OwnedFd> {
     let number = inside(|| open_entry(entry.into_inner()?, flags | libc::O_CLOEXEC, mode))?;
     let high = inside(|| Ok(own_descriptors::duplicate(placeholder::borrow(number))?));
-    // The child gets it, so it is not used for another file.
+    // The child inherits the placeholder, so it must not be used for another file.
     descriptors::share_all();
     close_descriptor(number);
     high

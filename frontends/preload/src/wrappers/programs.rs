@@ -454,8 +454,8 @@ extern "C" fn vfork_function() -> *const c_void {
     if view::is_active() { FORK.address() } else { VFORK.address() }
 }
 
-/// Records that the child of clone(2), which is created without the handlers of fork(2), has the
-/// placeholders. It may be called in a signal handler.
+/// Records that another process shares the placeholders, because clone(2) runs no handlers of
+/// fork(2). It can be called in a signal handler.
 extern "C" fn clone_function() -> *const c_void {
     next!(CLONE, c"clone");
     descriptors::share_all();
@@ -615,7 +615,7 @@ continue_in!(execl, execl_function);
 continue_in!(execle, execle_function);
 continue_in!(execlp, execlp_function);
 
-// Without the handlers of fork(2), as clone(2).
+// `_Fork` runs no handlers of fork(2) either.
 wrap! {
     fn _Fork() -> libc::pid_t, |next| {
         descriptors::share_all();
