@@ -91,7 +91,7 @@ macro_rules! families {
 families! {
     asynchronous_operations_complete "asynchronous.c";
     descriptors_work_with_other_calls "descriptors.c";
-    files_are_opened_after_others_were_closed "reopened.c";
+    placeholders_of_closed_files_are_used_again "reopened.c";
     copies_behave_as_on_a_real_directory "copies.c";
     mappings_behave_as_on_a_real_directory "mappings.c";
     streams_behave_as_on_a_real_directory "stdio.c";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
 
 use libc::c_int;
@@ -31,6 +31,13 @@ const PRIVATE: u8 = 2;
 static KINDS: [AtomicU8; NUMBERS_MAX] = [const { AtomicU8::new(NOT_VIRTUAL) }; NUMBERS_MAX];
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The process in which the values `PRIVATE` hold. A child that was created without the handlers of
+/// fork(2) has copies of them.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The number of calls of `share_all`.
+static SHARINGS: AtomicU64 = AtomicU64::new(0);
 
 static TABLE: RwLock<BTreeMap<c_int, Arc<Description>>> = RwLock::new(BTreeMap::new());
 
@@ -107,14 +114,22 @@ pub fn directory_path(fd: c_int) -> Option<(&'static VirtualDir, Vec<u8>)> {
     }
 }
 
-/// Adds a virtual descriptor with a new placeholder, and returns its number. Errors: EMFILE for a
-/// number that is too large.
-pub fn insert(fd: OwnedFd, description: Arc<Description>) -> Outcome<c_int> {
+/// Adds a virtual descriptor with a new placeholder, and returns its number. `sharings` is the
+/// value of [`sharings`] before the placeholder was created. Errors: EMFILE for a number that is
+/// too large.
+pub fn insert(fd: OwnedFd, description: Arc<Description>, sharings: u64) -> Outcome<c_int> {
     let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
     if number as usize >= NUMBERS_MAX {
         return Err(Errno(libc::EMFILE));
     }
-    set(&mut write_lock(&TABLE), placeholder::leak(fd), description, PRIVATE);
+    let mut table = write_lock(&TABLE);
+    let process = std::process::id();
+    if OWNER.load(Ordering::Relaxed) != process {
+        share_all();
+        OWNER.store(process, Ordering::Relaxed);
+    }
+    let kind = if self::sharings() == sharings { PRIVATE } else { SHARED };
+    set(&mut table, placeholder::leak(fd), description, kind);
     Ok(number)
 }
 
@@ -148,7 +163,8 @@ pub fn remove(fd: c_int) -> Option<Arc<Description>> {
 /// Removes a virtual descriptor. Returns its open file, and whether only this process can have the
 /// placeholder.
 pub fn remove_for_close(fd: c_int) -> Option<(Arc<Description>, bool)> {
-    remove_with_kind(fd).map(|(removed, kind)| (removed, kind == PRIVATE))
+    let is_owner = OWNER.load(Ordering::Relaxed) == std::process::id();
+    remove_with_kind(fd).map(|(removed, kind)| (removed, is_owner && kind == PRIVATE))
 }
 
 fn remove_with_kind(fd: c_int) -> Option<(Arc<Description>, u8)> {
@@ -161,13 +177,22 @@ fn remove_with_kind(fd: c_int) -> Option<(Arc<Description>, u8)> {
 /// Records that another process may get the placeholders. To be called before a fork, an exec, or a
 /// message with descriptors. Takes no lock.
 pub fn share_all() {
+    SHARINGS.fetch_add(1, Ordering::SeqCst);
     if COUNT.load(Ordering::Relaxed) == 0 {
         return;
     }
     for kind in &KINDS {
-        // Another thread may close or open the descriptor.
-        let _ = kind.compare_exchange(PRIVATE, SHARED, Ordering::Relaxed, Ordering::Relaxed);
+        if kind.load(Ordering::Relaxed) == PRIVATE {
+            // Another thread may close or open the descriptor.
+            let _ = kind.compare_exchange(PRIVATE, SHARED, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
+}
+
+/// Returns the number of times that the placeholders may have been passed to other processes. If it
+/// is the same later, a placeholder that was in no table meanwhile was not passed either.
+pub fn sharings() -> u64 {
+    SHARINGS.load(Ordering::SeqCst)
 }
 
 /// Returns the number of a virtual descriptor that a path in `/dev` or `/proc` names. The kernel

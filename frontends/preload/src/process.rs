@@ -24,6 +24,7 @@ use crate::open_file::OpenFile;
 use crate::own_descriptors;
 use crate::placeholder::{self, Header, Part};
 use crate::refusals;
+use crate::spare_placeholders;
 use crate::streams;
 use crate::view;
 use crate::wrappers::{file_actions, locks};
@@ -283,6 +284,8 @@ extern "C" fn before_fork() {
     let locked = locks::lock_for_fork();
     let (streams, files) = (crate::open_dir::lock_streams(), streams::lock_for_fork());
     let table = descriptors::lock_table();
+    // Another thread may have opened files since they were published.
+    descriptors::share_all();
     let (actions, reports) = (file_actions::lock_for_fork(), refusals::lock_for_fork());
     let locks = ForkLocks {
         own: own_descriptors::lock_for_fork(),
@@ -317,6 +320,7 @@ extern "C" fn begin_child() {
     // Dropping an object of the parent would write its buffer.
     let _ = ManuallyDrop::new(std::mem::replace(&mut *locks.table, child_table));
     crate::open_dir::renew_streams(&mut locks.streams);
+    spare_placeholders::forget();
     // The descriptors of the parent's stores.
     close_own(&mut locks.own, *locks.cwd_descriptor);
     drop(locks);

@@ -58,12 +58,23 @@ fn take(header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
 }
 
 fn prepare(spare: &OwnedFd, header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
+    // A program of another user than the one that has created it would not accept it.
+    if rustix::fs::fstat(spare).ok()?.st_uid != rustix::process::geteuid().as_raw() {
+        return None;
+    }
     placeholder::write_header(spare.as_fd(), header).ok()?;
     let lowest = rustix::io::fcntl_dupfd_cloexec(spare, 0).ok()?;
     if !close_on_exec {
         rustix::io::fcntl_setfd(&lowest, rustix::io::FdFlags::empty()).ok()?;
     }
     Some(lowest)
+}
+
+/// Forgets the placeholders in a forked child, which closes their descriptors.
+pub fn forget() {
+    if let Some(mut spares) = try_lock(&SPARES) {
+        *spares = Spares { process: 0, placeholders: Vec::new() };
+    }
 }
 
 /// Keeps the placeholder of a closed file, which no other process has, or closes it.

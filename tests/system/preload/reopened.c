@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <spawn.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 enum { FILES = 40, STACK_BYTES = 1 << 16 };
 
@@ -116,6 +117,25 @@ static void by_children(void) {
   fd = inherited();
   child = clone(in_child, stack + sizeof stack, SIGCHLD, &fd);
   replace_and_wait(child, fd);
+
+  fd = inherited();
+  child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+  if (child == 0) _exit(in_child(&fd));
+  replace_and_wait(child, fd);
+
+  /* The child closes the file and uses another one, and the parent continues with the first. */
+  fd = inherited();
+  child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+  if (child == 0) {
+    close(fd);
+    int own = open("b", O_RDONLY);
+    _exit(own == fd && lseek(own, 1, SEEK_SET) == 1 ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  SHOW(status);
+  SHOW(lseek(fd, 0, SEEK_CUR));
+  SHOW(close(fd));
 
   fd = inherited();
   char command[200];

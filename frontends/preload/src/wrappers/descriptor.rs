@@ -19,15 +19,16 @@ use crate::wrappers::{locks, opened, with_descriptor};
 /// Closes a virtual descriptor. Its data is published, and an error of this is returned; the
 /// descriptor is closed in any case, as by close(2).
 fn close_virtual(fd: c_int) -> Outcome<()> {
+    let sharings = descriptors::sharings();
     let Some((description, is_private)) = descriptors::remove_for_close(fd) else {
         return Err(Errno(libc::EBADF));
     };
     // The kernel's descriptor is closed when `own` is dropped, after its data was collected.
     let own = placeholder::own(fd);
     let published = publish(fd, &description);
-    let is_reusable = is_private && !descriptors::refers(&description);
+    let is_last = !descriptors::refers(&description);
     let closed = close_last(description);
-    if is_reusable {
+    if is_private && is_last && descriptors::sharings() == sharings {
         spare_placeholders::keep(own);
     } else {
         drop(own);

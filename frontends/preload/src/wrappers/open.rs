@@ -180,12 +180,13 @@ fn open_uncounted(entry: Box<Entry>, flags: c_int, mode: mode_t) -> Outcome<c_in
     let is_dir = is_dir || flags & libc::O_DIRECTORY != 0;
     let kept = kept_flags(flags) | if is_dir { libc::O_DIRECTORY } else { 0 };
     // First, so that it gets the lowest free number, as POSIX requires.
+    let sharings = descriptors::sharings();
     let fd = spare_placeholders::take_or_create(&Header { flags: kept, path }, closes)?;
     let description = match is_dir {
         true => open_dir(entry, flags)?,
         false => open_file(entry, flags, mode)?,
     };
-    descriptors::insert(fd, description.into())
+    descriptors::insert(fd, description.into(), sharings)
 }
 
 /// Opens a file of an indexed tree: the program gets the descriptor of the original file. Returns

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t};
 
+use crate::descriptors;
 use crate::dispatch;
 use crate::errno::{self, Errno};
 use crate::guard::is_inside;
@@ -24,12 +25,24 @@ struct OpenHow {
     resolve: u64,
 }
 
+/// Returns whether a system call creates a process, or a thread.
+fn creates_process(number: c_long) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if number == libc::SYS_fork || number == libc::SYS_vfork {
+        return true;
+    }
+    number == libc::SYS_clone || number == libc::SYS_clone3
+}
+
 /// Chooses the function in which a system call continues. It is not called by it, because a system
 /// call such as vfork(2) may return twice.
 extern "C" fn chosen(number: c_long) -> *const c_void {
     next!(SYSCALL, c"syscall");
     if number == libc::SYS_seccomp {
         dispatch::note_filter();
+    }
+    if creates_process(number) {
+        descriptors::share_all();
     }
     match !is_inside() && is_dispatched(number) && view::is_active() {
         true => call as *const c_void,
