@@ -394,15 +394,16 @@ impl Shared {
 /// Returns the error of a rename that would copy too much data. The mv(1) command then copies the
 /// file itself.
 fn too_large_copy(path: &[u8]) -> Error {
-    let reason = "the new name belongs to another group of servers, and more than 64 MiB would be \
-                  copied; copy and remove it";
+    let reason = "the new name belongs to another group of servers, and the rename would copy more than \
+                  64 MiB; copy the file or directory, then remove the old one";
     let error = Error::new(ErrorKind::Os(errno::EXDEV), "rename", path);
     Error { source: Some(reason.into()), ..error }
 }
 
 /// Returns the error of a rename that needs more operations than a transaction can have.
 fn too_many_blobs(path: &[u8]) -> Error {
-    let reason = "one transaction cannot rename so many blobs; copy the directory and remove it";
+    let reason =
+        "the names are too many or too long for one transaction; copy the directory, then remove the old one";
     let error = Error::new(ErrorKind::Os(errno::EXDEV), "rename", path);
     Error { source: Some(reason.into()), ..error }
 }

@@ -94,7 +94,6 @@ impl BlobFs {
     ///
     /// The first error; the other files are committed and deleted nevertheless.
     pub fn end(&self) -> Result<()> {
-        self.upkeep.end();
         let _paths = write_lock(&self.shared.paths);
         let nodes = lock(&self.shared.nodes).all();
         let end = |node: &Arc<Node>| match node.state() {
@@ -105,6 +104,8 @@ impl BlobFs {
             _ => self.shared.delete_data_of(node),
         };
         let ended = nodes.iter().map(end).fold(Ok(()), Result::and);
+        // It may be deleting many blobs of other mounts, which must not delay the commits.
+        self.upkeep.end();
         // Blobs that could not be deleted are those of a dead mount when the mark is too old.
         ended.and_then(|()| self.shared.remove_mark())
     }

@@ -142,10 +142,15 @@ impl Shared {
             return Ok(0);
         }
         // The mark is changed for the time of the store only.
-        let now_ns = self.change_mark()?;
-        if !*lock(&self.is_marked) {
-            self.delete_removed(&self.names.of_mount())?;
-        }
+        let now_ns = {
+            // A file that is removed meanwhile must not lose the mark.
+            let is_marked = lock(&self.is_marked);
+            let now_ns = self.change_mark()?;
+            if !*is_marked {
+                self.delete_removed(&self.names.of_mount())?;
+            }
+            now_ns
+        };
         let mut removed = 0;
         for (changed_ns, blobs) in mounts.into_values() {
             if Duration::from_nanos(now_ns.saturating_sub(changed_ns)) >= after {
