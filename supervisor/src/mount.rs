@@ -10,6 +10,7 @@ use crate::mount_point::{END_TIMEOUT, mount_point_path, refuse_mounted};
 use crate::protocol::plan::{Plan, Target};
 use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
+use crate::runtime::end_record;
 use crate::runtime::key::{mount_key, remove_lock};
 use crate::socket::client::process_of;
 use crate::socket::lock::lock_key_within;
@@ -39,6 +40,8 @@ pub fn mount(plan: &Plan) -> Result<(), Failure> {
     };
     let address = Address { directory: runtime_directory()?, key: mount_key(mountpoint) };
     let lock = lock_unused(&address, mountpoint)?;
+    // That of an earlier mount, which no `quell umount` has read.
+    end_record::remove(&address);
     match start_holder(plan, &address, &[], &lock)?.refused {
         None => Ok(()),
         Some(refusal) => {

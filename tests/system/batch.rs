@@ -230,7 +230,7 @@ fn a_store_is_refused_if_it_is_none() {
 }
 
 #[test]
-fn the_end_of_a_killed_mount_with_a_batch_is_reported() {
+fn umount_reports_a_batch_that_was_not_committed() {
     if !can_mount() {
         return;
     }

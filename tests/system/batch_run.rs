@@ -166,7 +166,7 @@ fn the_commit_is_awaited_if_the_runtime_directory_is_named_by_a_symbolic_link() 
 }
 
 #[test]
-fn a_batch_whose_start_is_interrupted_is_not_open() {
+fn a_batch_is_closed_if_its_start_is_interrupted() {
     if !can_mount() {
         return;
     }

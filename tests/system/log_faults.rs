@@ -312,7 +312,7 @@ fn a_store_that_becomes_read_only_can_still_be_read() {
     let changed = file.write_all_at(b"x", 0).and_then(|()| file.sync_all());
     assert_eq!(changed.map_err(number), Err(Some(30)));
     drop(file);
-    mounted.umount();
+    mounted.umount_with_lost_data("Read-only file system");
     let point = fixture.point();
     fixture.stage.run(&mut fixture.command(&[&small.path], &[], &point)).expect(3).says("mounted read-only");
     assert!(remount("rw"));

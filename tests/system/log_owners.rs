@@ -373,7 +373,7 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
         assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     }
     drop(file);
-    mounted.umount();
+    mounted.umount_with_lost_data("has ended writer");
     let again = fixture.mount();
     let bytes = fs::read(again.point.join("f")).unwrap();
     assert!(bytes == [vec![1; 100_000], vec![2; 100_000]].concat(), "{} bytes", bytes.len());

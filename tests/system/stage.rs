@@ -341,15 +341,27 @@ impl<'a> Mounted<'a> {
 
     #[track_caller]
     pub fn umount(self) {
+        let (code, error) = self.unmounted();
+        assert!(code == Some(0) && error.is_empty(), "{error}");
+    }
+
+    /// Unmounts, after data could not be saved: `quell umount` says so, with this reason.
+    pub fn umount_with_lost_data(self, reason: &str) {
+        let (code, error) = self.unmounted();
+        assert!(code == Some(3) && error.contains("could not be saved") && error.contains(reason), "{error}");
+    }
+
+    /// Unmounts, and returns the exit code and the messages.
+    fn unmounted(self) -> (Option<i32>, String) {
         // A program that another test starts has this process's descriptors open until its exec.
-        let mut error = String::new();
+        let mut last = (None, String::new());
         let is_done = eventually(|| {
             let ended = self.stage.run(self.stage.quell().arg("umount").arg(&self.point));
-            error = ended.err.clone();
-            ended.code() == Some(0) || !(error.contains("in use") || error.contains("busy"))
+            last = (ended.code(), ended.err.clone());
+            last.0 == Some(0) || !(last.1.contains("in use") || last.1.contains("busy"))
         });
-        assert!(is_done && error.is_empty(), "{error}");
-        assert!(!is_mounted(&self.point));
+        assert!(is_done && !is_mounted(&self.point), "{}", last.1);
+        last
     }
 }
 

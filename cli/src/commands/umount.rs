@@ -41,22 +41,30 @@ pub struct MountedBatch {
     messages: Option<PathBuf>,
 }
 
-/// Returns the batch of a mount. `None` if the mount has none, or if its process does not answer.
+/// Returns the batch of a mount: from its process or, if the process does not answer, from the end
+/// record. `None` if the mount has no batch.
 pub fn batch_of(path: &Path) -> Option<MountedBatch> {
     let reports = reports_of(path).map(|found| found.reports).unwrap_or_default();
+    let has_answer = !reports.is_empty();
     let of_report = reports.into_iter().find_map(|report| match report.batch {
         Some(BatchReport { store, batch: Some(number), path: point, .. }) if point == path => {
             Some(MountedBatch { store, number, messages: report.messages })
         }
         _ => None,
     });
-    // A process that was killed does not answer.
-    let of_record =
-        || end_record_of(path)?.batch.map(|(store, number)| MountedBatch { store, number, messages: None });
+    // A process that was killed does not answer. The record may be that of an earlier mount.
+    let of_record = || {
+        end_record_of(path).filter(|_| !has_answer)?.batch.map(|(store, number)| MountedBatch {
+            store,
+            number,
+            messages: None,
+        })
+    };
     of_report.or_else(of_record)
 }
 
-/// Returns why the process that served a mount could not save data, if it has ended and could not.
+/// Returns the reason why data of an ended mount could not be saved, and removes the end record.
+/// `None` if there is no such failure.
 fn end_failure(path: &Path) -> Option<String> {
     let failure = end_record_of(path)?.failure;
     forget_end_record(path);
@@ -110,13 +118,13 @@ fn check_committed(
     let Some(batch @ BatchSummary { state: SummaryState::Committed { conflicts, .. }, .. }) = batch else {
         let reason = match (failure, messages) {
             (Some(failure), _) => format!(": {failure}"),
-            (None, Some(log)) if log.exists() => format!("; {} has the reason", shown(log)),
-            _ => ": the process that served it has ended".to_owned(),
+            (None, Some(log)) if log.exists() => format!("; see {} for the reason", shown(log)),
+            _ => ": the process that served the mount was killed".to_owned(),
         };
         let store = shown(store);
         return Err(Failure::cannot(format!(
-            "batch {number} was not committed{reason}; to repeat it: quell batch commit {store} {number}; or discard it with: \
-             quell batch abort {store} {number}"
+            "batch {number} was not committed{reason}; to commit it: quell batch commit {store} {number}; to discard \
+             it: quell batch abort {store} {number}"
         )));
     };
     report_conflicts(store, &batch, quiet);

@@ -21,6 +21,7 @@ use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::Target;
 use crate::protocol::report::HolderReport;
+use crate::protocol::transfer::Address;
 use crate::runtime::end_record::{self, EndRecord};
 use crate::socket::server::{Holder, Need, Service};
 
@@ -124,11 +125,12 @@ impl WritableMount {
         let batch = content.batch();
         end_record::remove(&context.address);
         if batch.is_some()
-            && let Err(e) = (EndRecord { batch, failure: None }).write(&context.address)
+            && let Err(e) =
+                (EndRecord { process: std::process::id(), batch, failure: None }).write(&context.address)
         {
             session.stop();
             abandon(context, &*content, path);
-            return Err(Failure::cannot(format!("{}: cannot write the end record: {e}", shown(path))));
+            return Err(Failure::cannot(format!("{}: {}", shown(path), not_written(&context.address, &e))));
         }
         if context.plan.verbose {
             context.print(&format!("{} mounted on {}", options.description, shown(path)));
@@ -165,7 +167,7 @@ impl Served for WritableMount {
     fn abandon(self, context: &HolderContext) {
         self.session.stop();
         abandon(context, &*self.content, &self.path);
-        end_record::remove(&context.address);
+        end_record::remove_own(&context.address);
         self.holder.abandon();
     }
 
@@ -192,13 +194,14 @@ impl Served for WritableMount {
         // kept.
         session.stop();
         match content.end() {
-            Ok(()) => end_record::remove(&context.address),
+            Ok(()) => end_record::remove_own(&context.address),
             Err(e) => {
                 let failure = format!("{}: some of the written data could not be saved: {e}", shown(&path));
                 context.print(&failure);
-                let record = EndRecord { batch: content.batch(), failure: Some(failure) };
+                let record =
+                    EndRecord { process: std::process::id(), batch: content.batch(), failure: Some(failure) };
                 if let Err(e) = record.write(&context.address) {
-                    context.print(&format!("cannot write the end record: {e}"));
+                    context.print(&format!("{}: {}", shown(&path), not_written(&context.address, &e)));
                 }
             }
         }
@@ -270,4 +273,9 @@ fn write_back(mountpoint: &Path, messages: &Messages) {
             shown(mountpoint)
         ));
     }
+}
+
+/// Describes that the end record of a mount could not be written.
+fn not_written(address: &Address, cause: &std::io::Error) -> String {
+    format!("cannot write {}, which `quell umount` reads: {cause}", shown(end_record::path_of(address)))
 }

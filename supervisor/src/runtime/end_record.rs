@@ -1,6 +1,7 @@
-//! The end record of a mount: a file in the runtime directory, from which `quell umount` learns
-//! after the end of the process that served the mount which batch it had, and whether data could
-//! not be saved. The process removes the file if it has saved everything.
+//! The end record of a mount: a file in the runtime directory for `quell umount`. It contains the
+//! batch of the mount and, after a failure, the reason why data could not be saved. The process
+//! that serves a mount with a batch writes it at the start, and removes it when all data was saved.
+//! If the process was killed, the file remains.
 
 use std::fs::{File, remove_file};
 use std::io::{Result, Write};
@@ -14,8 +15,10 @@ use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::mount_key;
 
 /// The end record of a mount.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndRecord {
+    /// The process that served the mount.
+    pub process: u32,
     /// The store and the number of the mount's batch.
     pub batch: Option<(PathBuf, u64)>,
     /// Why data could not be saved. `None` while the mount is served, and if its process was
@@ -24,25 +27,40 @@ pub struct EndRecord {
 }
 
 impl EndRecord {
-    /// Writes the record of the mount of a holder.
+    /// Writes the record of the mount of this process. While a process commits the batch of a mount
+    /// that was removed, another one may serve a new mount at the same mount point: then the record
+    /// of the new mount remains.
     pub(crate) fn write(&self, address: &Address) -> Result<()> {
         let path = path_of(address);
+        if read(&path).is_some_and(|record| record.process != self.process) {
+            return Ok(());
+        }
         remove(address);
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(&serde_json::to_vec(self)?)
     }
 }
 
+/// Removes the record of the mount of this process, if there is one.
+pub(crate) fn remove_own(address: &Address) {
+    if read(&path_of(address)).is_some_and(|record| record.process == std::process::id()) {
+        remove(address);
+    }
+}
+
 /// Removes the record of a mount, if there is one.
 pub(crate) fn remove(address: &Address) {
-    // If it cannot be removed, `quell umount` reports a batch as it is in the store.
+    // After an error, `quell umount` still reads the state of the batch from the store.
     let _ = remove_file(path_of(address));
 }
 
 /// Returns the record of the mount that is, or was, at a mount point, if there is one.
 pub fn end_record_of(mountpoint: &Path) -> Option<EndRecord> {
-    let bytes = std::fs::read(path_of(&address_of(mountpoint)?)).ok()?;
-    serde_json::from_slice(&bytes).ok()
+    read(&path_of(&address_of(mountpoint)?))
+}
+
+fn read(path: &Path) -> Option<EndRecord> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
 /// Removes the record of the mount that was at a mount point.
@@ -56,6 +74,7 @@ fn address_of(mountpoint: &Path) -> Option<Address> {
     Some(Address { directory: runtime_directory().ok()?, key: mount_key(mountpoint) })
 }
 
-fn path_of(address: &Address) -> PathBuf {
+/// Returns the path of the record.
+pub(crate) fn path_of(address: &Address) -> PathBuf {
     address.directory.join(format!("{}.end", address.key))
 }
