@@ -60,9 +60,9 @@ impl Service for Requests {
 
     fn execute(&self, taken: Vec<Taken<()>>) {
         for taken in taken {
-            if ServedStore::is_long(&taken.request.bytes) {
+            if ServedStore::ends_batch(&taken.request.bytes) {
                 if let Some(Taken { reply, .. }) = self.commits.add(taken) {
-                    reply.send(self.store.refuse_busy("too many batches wait to be committed"));
+                    reply.send(self.store.refuse_end("256 commits are waiting for a thread, or the server is ending; repeat the command later"));
                 }
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The opening of a key-value store for the parts of this crate that do not use a server.
+//! Opening a key-value store for the commands that do not use a server.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub(crate) fn open_keys_within(dir: &StoreDir, wait: Duration) -> Result<OpenKey
         match dir.open_keys() {
             Err(error) if error.kind == ErrorKind::Busy && Instant::now() < end => std::thread::sleep(RETRY),
             Err(error) if error.kind == ErrorKind::Busy && find_server(dir).is_ok() => {
-                let reason = "a server (`quell batch serve`) has it open, which this command cannot use; end the server";
+                let reason = "a server (`quell batch serve`) has it open, and only one process can; end the server and repeat the command";
                 return Err(Error { source: Some(reason.into()), ..error });
             }
             opened => return opened,

@@ -60,17 +60,19 @@ impl ServedStore {
         &self.store
     }
 
-    /// Returns whether the execution of an encoded request can last for minutes.
-    pub fn is_long(request: &[u8]) -> bool {
+    /// Returns whether an encoded request commits or aborts a batch, which can last for minutes: an
+    /// abort waits for a commit of the same batch.
+    pub fn ends_batch(request: &[u8]) -> bool {
         // The number of the request, and that of the batch.
-        const COMMIT_BYTES_MAX: usize = 11;
-        request.len() <= COMMIT_BYTES_MAX && matches!(decode(request), Ok(Request::Commit { .. }))
+        const END_BYTES_MAX: usize = 11;
+        request.len() <= END_BYTES_MAX
+            && matches!(decode(request), Ok(Request::Commit { .. } | Request::Abort { .. }))
     }
 
-    /// Returns the encoded reply for a request that is not executed now.
-    pub fn refuse_busy(&self, reason: &str) -> Vec<u8> {
+    /// Returns the encoded reply that refuses a commit or an abort with `Busy`.
+    pub fn refuse_end(&self, reason: &str) -> Vec<u8> {
         self.failures.fetch_add(1, Ordering::Relaxed);
-        let error = Error::new(ErrorKind::Busy, "execute a request", "");
+        let error = Error::new(ErrorKind::Busy, "end a batch", "");
         encode(&Reply::Failed(Failure::new(&Error { source: Some(reason.to_owned().into()), ..error })))
     }
 
