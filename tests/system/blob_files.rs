@@ -164,7 +164,7 @@ fn numpy_h5py_and_sqlite_work_on_blobs() {
 }
 
 #[test]
-fn the_next_mount_removes_what_a_mount_that_was_killed_has_left() {
+fn the_next_mount_removes_the_blobs_of_a_killed_mount() {
     if !can_mount() {
         return;
     }

@@ -318,7 +318,7 @@ fn transactions_over_several_groups_survive_the_death_of_a_server() {
 }
 
 #[test]
-fn blobs_of_several_groups_are_files_and_all_their_servers_are_counted() {
+fn a_store_of_several_groups_can_be_mounted_and_top_sums_its_servers() {
     let stage = Stage::new();
     if !can_mount() {
         return;
@@ -384,7 +384,7 @@ rm -r moved; ! test -e "$other/moved"
 }
 
 #[test]
-fn a_full_cluster_refuses_commits_loses_none_and_is_read() {
+fn a_full_cluster_refuses_commits_and_acknowledged_data_stays_readable() {
     let stage = Stage::new();
     let Some(ceph) = Ceph::start(&stage) else { return };
     let directory = stage.path("server");

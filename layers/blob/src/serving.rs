@@ -12,7 +12,7 @@ use quell_rados::{
     Lease, Objects, Observed, Observer, Replaced, ServerState, group_name, read_groups, read_server,
 };
 use quell_threads::{lock, wait};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result, errno};
 use quell_wire::Failure;
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
@@ -226,7 +226,13 @@ pub(crate) fn check(pool: &str, repair: bool, report: &mut dyn FnMut(Problem)) -
             scope.spawn(move || take_for_check(pool, objects, &name))
         };
         let threads: Vec<_> = (0..groups).map(take).collect();
-        let no_result = || Err(Error::new(ErrorKind::Damaged, "check", pool));
+        let panicked = "a thread of the check has ended without a result";
+        let no_result = || {
+            Err(Error {
+                source: Some(panicked.into()),
+                ..Error::new(ErrorKind::Os(errno::EIO), "check", pool)
+            })
+        };
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| no_result())).collect()
     });
     let (mut leases, mut failed) = (Vec::new(), None);
@@ -278,7 +284,12 @@ fn take_for_check(pool: &str, objects: &Arc<dyn Objects>, name: &str) -> Result<
     let has_store = objects.size(&format!("{name}.head"));
     has_store.map_err(|error| match error.kind {
         ErrorKind::NotFound => {
-            let source = Some(format!("there is no {name} in this namespace of the pool").into());
+            let source = Some(
+                format!(
+                    "there is no store in this namespace of the pool: the object {name}.head does not exist"
+                )
+                .into(),
+            );
             Error { source, ..Error::new(ErrorKind::NotFound, "check", pool) }
         }
         _ => error,

@@ -40,7 +40,7 @@ pub fn read_joint_records(
         let name = keys::name_of(key)?;
         let owner = group_of(name, groups);
         if owner != group {
-            let detail = format!("the blob is in group {group}, and its name belongs to group {owner}");
+            let detail = format!("the blob is stored in group {group}, but its name selects group {owner}");
             let (kind, name) = (ProblemKind::WrongGroup, Some(name.to_vec()));
             report(Problem { kind, name, detail, is_repairable: false });
         }
@@ -81,14 +81,13 @@ pub fn compare_joint_records(groups: &[JointRecords], report: &mut dyn FnMut(Pro
         all.for_each(|id| _ = committed.entry(*id).or_insert(number));
     }
     let mut half = |id: &JointId, detail: String| {
-        let detail =
-            format!("the transaction {:032x}, {} over several groups {detail}", id.client, id.number);
+        let detail = format!("transaction {} of client {:032x} {detail}", id.number, id.client);
         report(Problem { kind: ProblemKind::HalfCommitted, name: None, detail, is_repairable: false });
     };
     for (number, group) in groups.iter().enumerate() {
         for (id, _) in group.outcomes.iter().filter(|(_, outcome)| **outcome == Outcome::Aborted) {
             if let Some(other) = committed.get(id) {
-                half(id, format!("is committed in group {other}, and aborted in group {number}"));
+                half(id, format!("is committed in group {other}, but aborted in group {number}"));
             }
         }
         for (id, participants) in &group.decisions {
@@ -97,7 +96,10 @@ pub fn compare_joint_records(groups: &[JointRecords], report: &mut dyn FnMut(Pro
                     group.has_forgotten || group.prepared.contains(id) || group.outcomes.contains_key(id)
                 });
                 if !knows {
-                    half(id, format!("is committed in group {number}, and unknown in group {other}"));
+                    half(
+                        id,
+                        format!("is committed in group {number}, but group {other} has no record of it"),
+                    );
                 }
             }
         }
