@@ -373,12 +373,10 @@ pub fn is_empty(fd: BorrowedFd<'_>) -> bool {
 /// change.
 fn has_data(fd: BorrowedFd<'_>) -> bool {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let first = rustix::fs::open(proc_path(fd.as_raw_fd()), flags, Mode::empty())
-        .and_then(|again| rustix::fs::seek(again, SeekFrom::Data(0)));
-    match first {
-        Ok(first) => first < HEADER_OFFSET,
-        // Collecting reports the error, unless there is no data.
-        Err(error) => error != SystemError::NXIO,
+    match rustix::fs::open(proc_path(fd.as_raw_fd()), flags, Mode::empty()) {
+        Ok(again) => !is_empty(again.as_fd()),
+        // Collecting reports the error.
+        Err(_) => true,
     }
 }
 
