@@ -2,7 +2,7 @@
 //! unmounted.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,11 @@ pub(crate) struct MountLocation {
 }
 
 impl MountLocation {
-    /// Returns the number of the kernel's FUSE connection: the minor device number of the mount.
-    pub(crate) fn connection(&self) -> Option<u32> {
-        self.number.map(|number| number.minor)
+    /// Opens the file that aborts the kernel's FUSE connection, whose number is the minor device
+    /// number of the mount. Most systems have this file, and the user who mounted may write to it.
+    pub(crate) fn abort_file(&self) -> Option<File> {
+        let path = format!("/sys/fs/fuse/connections/{}/abort", self.number?.minor);
+        File::options().write(true).open(path).ok()
     }
 
     /// Unmounts the mount if it is the topmost one at its path. With `lazily`, also while it is in

@@ -47,7 +47,7 @@ impl Session {
         location: MountLocation,
     ) -> Result<Session> {
         let counters = Arc::new(Counters::new(fs.writable().is_some()));
-        let state = Arc::new(SessionState::new(location.connection()));
+        let state = Arc::new(SessionState::new(location.abort_file()));
         let in_flight = RequestsInFlight { table: Arc::clone(&state.in_flight), fs: Arc::downgrade(&fs) };
         let frontend = Frontend::new(fs, options, Arc::clone(&counters), Arc::clone(&state));
         let writable_files = Arc::clone(&frontend.writable_files);

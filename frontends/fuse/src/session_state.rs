@@ -1,8 +1,8 @@
 //! The state of a session: whether it is over, and the reason. Its owner and its workers share this
 //! state.
 
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -28,18 +28,19 @@ pub(crate) struct SessionState {
     outcome: Mutex<Option<SessionEnd>>,
     changed: Condvar,
     pub(crate) in_flight: Arc<InFlight>,
-    /// The connection's number under `/sys/fs/fuse/connections`, if it is known.
-    connection: Option<u32>,
+    /// The file that aborts the connection, if the system has it. It is opened while the connection
+    /// exists, because the kernel gives its number to another one after the mount is gone.
+    abort: Option<File>,
 }
 
 impl SessionState {
-    pub(crate) fn new(connection: Option<u32>) -> SessionState {
+    pub(crate) fn new(abort: Option<File>) -> SessionState {
         SessionState {
             over: AtomicBool::new(false),
             outcome: Mutex::default(),
             changed: Condvar::new(),
             in_flight: Arc::default(),
-            connection,
+            abort,
         }
     }
 
@@ -67,9 +68,9 @@ impl SessionState {
         lock(&self.outcome).get_or_insert(outcome);
         self.over.store(true, Ordering::Relaxed);
         self.changed.notify_all();
-        if let Some(connection) = self.connection.filter(|_| !unmounted) {
-            // Most systems have this directory, and the user who mounted may write to it.
-            let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
+        if let Some(mut abort) = self.abort.as_ref().filter(|_| !unmounted) {
+            // Without the abort, each worker ends at its next request.
+            let _ = abort.write_all(b"1");
         }
     }
 
@@ -109,5 +110,31 @@ impl Drop for RequestGuard<'_> {
             self.state
                 .end(SessionEnd::Failed("a worker panicked; its message is on standard error".to_owned()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_is_stopped_aborts_the_connection_that_it_had_at_its_start() {
+        let temp = tempfile::tempdir().unwrap();
+        let (path, own) = (temp.path().join("abort"), temp.path().join("own"));
+        let state = SessionState::new(Some(File::create(&path).unwrap()));
+        std::fs::rename(&path, &own).unwrap();
+        std::fs::write(&path, "").unwrap(); // of another connection that has got the number
+        state.end(SessionEnd::Stopped);
+        assert_eq!(std::fs::read_to_string(own).unwrap(), "1");
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "");
+    }
+
+    #[test]
+    fn a_session_whose_mount_is_gone_aborts_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("abort");
+        let state = SessionState::new(Some(File::create(&path).unwrap()));
+        state.end(SessionEnd::Unmounted);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "");
     }
 }
