@@ -51,7 +51,7 @@ pub use holder::recording::waiting_for_recording;
 pub use inputs::{InputFile, real_path, root_of};
 pub use log_plan::{LogOptions, log_plan};
 pub use mount::{mount, mount_target};
-pub use mount_point::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and_wait};
+pub use mount_point::{END_TIMEOUT, discard_changes, is_quell_mount, mount_point_path, unmount_and_wait};
 pub use mount_table::{MOUNT_TABLE, MountTableEntry, file_system_of, mount_table, parse_mount_table};
 pub use pools::{
     CommandProgress, Compression, Consistency, CountedMember, DaemonId, JobNodes, KeeperCommand, Launcher,

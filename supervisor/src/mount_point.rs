@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::mount_table::{self, MountTableEntry};
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::mount_key;
-use crate::socket::client::{HolderProcess, process_of};
+use crate::socket::client::{HolderProcess, process_of, request_discard};
 
 /// How long the process that served a mount may take to end after the unmount.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -64,6 +64,12 @@ pub fn unmount_and_wait(path: &Path, force: bool) -> Result<Option<i32>, Failure
     let process = holder_of(path);
     unmount(path, force)?;
     Ok(process.filter(|process| !process.wait(END_TIMEOUT)).map(|process| process.pid))
+}
+
+/// Makes the process that serves the mount at `path` discard the changes of its batch when it ends.
+/// Returns whether it will: not if it has no batch, or has ended.
+pub fn discard_changes(path: &Path) -> Result<bool, Failure> {
+    Ok(request_discard(&runtime_directory()?, &mount_key(path))?)
 }
 
 /// Unmounts `path`; with `force`, even if it is in use.

@@ -192,6 +192,7 @@ fn a_batch_is_closed_if_its_start_is_interrupted() {
     own.umount();
     let ended = running.wait().expect(143).says("interrupted");
     assert_eq!(ended.text(), "");
-    assert!(stage.batches(&store).iter().all(|batch| batch["state"] != "open"));
+    let batches = stage.batches(&store);
+    assert_eq!(batches.last().unwrap()["state"], "aborted", "{batches:?}");
     stage.expect_nothing_left();
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use quell_supervisor::{
-    BatchMode, PlanSource, batch_plan, enter_mount, mount, mount_target, runtime_directory,
+    BatchMode, PlanSource, batch_plan, discard_changes, enter_mount, mount, mount_target, runtime_directory,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -82,8 +82,7 @@ fn run_at(
     let plan = batch_plan(store, mode, directory)?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
     if let Some(signal) = signals.pending().next() {
-        // The batch is empty.
-        unmount(point, true)?;
+        discard_and_unmount(point)?;
         let message = "interrupted before the program was started".to_owned();
         return Err(Failure::with_code(u8::try_from(128 + signal).unwrap_or(u8::MAX), message));
     }
@@ -99,8 +98,7 @@ fn run_at(
     let status = match executed {
         Ok(status) => status,
         Err(failure) => {
-            // The batch is empty.
-            unmount(point, true)?;
+            discard_and_unmount(point)?;
             return Err(failure);
         }
     };
@@ -115,6 +113,14 @@ fn run_at(
             Ok(ExitCode::from(code))
         }
     }
+}
+
+/// Removes a mount that no program has used, and aborts its batch if it has one.
+fn discard_and_unmount(point: &Path) -> Result<(), Failure> {
+    // If the process that serves the mount does not answer, it commits the batch, which is empty.
+    let discarded = discard_changes(point);
+    unmount(point, true)?;
+    discarded.map(drop)
 }
 
 /// Executes the program with the mount at the directory, and waits for its end.

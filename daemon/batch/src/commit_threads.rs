@@ -13,6 +13,17 @@ use quell_transport::peer::Taken;
 /// The largest number of commits that wait for a thread.
 const WAITING_MAX: usize = 256;
 
+/// The reason for which a commit is refused when too many wait for a thread.
+const QUEUE_IS_FULL: &str = "256 commits are waiting for a thread; repeat the command later";
+/// The reason for which a commit that no thread has begun is refused when the server ends.
+const SERVER_ENDS: &str = "the server ends; repeat the command when the next server runs, or without one";
+
+/// A commit that no thread will execute.
+pub(crate) struct Refused {
+    pub(crate) commit: Taken<()>,
+    pub(crate) reason: &'static str,
+}
+
 /// The commits that wait for a thread.
 #[derive(Default)]
 pub(crate) struct CommitQueue {
@@ -27,20 +38,37 @@ struct State {
 }
 
 impl CommitQueue {
-    /// Passes a commit to the threads. If too many wait already, or the threads have ended, it is
-    /// returned.
-    pub(crate) fn add(&self, commit: Taken<()>) -> Option<Taken<()>> {
+    /// Passes a commit to the threads.
+    ///
+    /// # Errors
+    /// The commit is returned if too many wait already, or the threads end.
+    pub(crate) fn add(&self, commit: Taken<()>) -> Result<(), Refused> {
         let mut state = lock(&self.state);
-        if state.is_ending || state.waiting.len() >= WAITING_MAX {
-            return Some(commit);
-        }
-        state.waiting.push_back(commit);
-        drop(state);
-        self.added.notify_one();
-        None
+        let reason = match state.is_ending {
+            true => SERVER_ENDS,
+            false if state.waiting.len() >= WAITING_MAX => QUEUE_IS_FULL,
+            false => {
+                state.waiting.push_back(commit);
+                drop(state);
+                self.added.notify_one();
+                return Ok(());
+            }
+        };
+        Err(Refused { commit, reason })
     }
 
-    /// Returns the next commit, when there is one. `None` after `end`, when all are taken.
+    /// Makes the threads end after the commits that they execute now, and returns the commits that
+    /// wait for a thread. Later ones are refused.
+    fn close(&self) -> Vec<Refused> {
+        let mut state = lock(&self.state);
+        state.is_ending = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.added.notify_all();
+        waiting.into_iter().map(|commit| Refused { commit, reason: SERVER_ENDS }).collect()
+    }
+
+    /// Returns the next commit, when there is one. `None` after `close`.
     fn next(&self) -> Option<Taken<()>> {
         let is_waiting = |state: &mut State| state.waiting.is_empty() && !state.is_ending;
         let waited = self.added.wait_while(lock(&self.state), is_waiting);
@@ -50,6 +78,7 @@ impl CommitQueue {
 
 /// Running threads.
 pub(crate) struct CommitThreads {
+    store: Arc<ServedStore>,
     queue: Arc<CommitQueue>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -60,7 +89,7 @@ impl CommitThreads {
     /// # Errors
     /// The error of the system if no thread can be created.
     pub(crate) fn start(store: &Arc<ServedStore>, threads: usize) -> io::Result<CommitThreads> {
-        let mut started = CommitThreads { queue: Arc::default(), threads: Vec::new() };
+        let mut started = CommitThreads { store: store.clone(), queue: Arc::default(), threads: Vec::new() };
         for _ in 0..threads.max(1) {
             let (store, queue) = (store.clone(), started.queue.clone());
             match std::thread::Builder::new().name("batch commits".into()).spawn(move || run(&store, &queue))
@@ -80,15 +109,29 @@ impl CommitThreads {
         self.queue.clone()
     }
 
-    /// Ends the threads after they have executed the commits of the queue. A second call does
-    /// nothing.
+    /// Refuses the commits that no thread has begun, and all later ones. Their batches stay open, so
+    /// their clients can repeat them. A second call does nothing.
+    pub(crate) fn refuse_waiting(&self) {
+        for refused in self.queue.close() {
+            refused.send(&self.store);
+        }
+    }
+
+    /// Refuses the commits that no thread has begun, and waits for those that are being executed. A
+    /// second call does nothing.
     pub(crate) fn end(&mut self) {
-        lock(&self.queue.state).is_ending = true;
-        self.queue.added.notify_all();
+        self.refuse_waiting();
         for thread in self.threads.drain(..) {
             // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
+    }
+}
+
+impl Refused {
+    /// Sends the reply to the client.
+    pub(crate) fn send(self, store: &ServedStore) {
+        self.commit.reply.send(store.refuse_end(self.reason));
     }
 }
 

@@ -61,8 +61,8 @@ impl Service for Requests {
     fn execute(&self, taken: Vec<Taken<()>>) {
         for taken in taken {
             if ServedStore::ends_batch(&taken.request.bytes) {
-                if let Some(Taken { reply, .. }) = self.commits.add(taken) {
-                    reply.send(self.store.refuse_end("256 commits are waiting for a thread, or the server is ending; repeat the command later"));
+                if let Err(refused) = self.commits.add(taken) {
+                    refused.send(&self.store);
                 }
                 continue;
             }
@@ -177,17 +177,19 @@ impl Server {
         &self.store
     }
 
-    /// Refuses new connections and requests, answers the requests that were begun, for at most
-    /// `limit`, ends the threads, and waits until all changes survive a power failure. A second
-    /// call does nothing.
+    /// Refuses new connections and requests, and the commits that wait for a thread, answers the
+    /// requests that were begun, for at most `limit`, ends the threads, and waits until all changes
+    /// survive a power failure. A second call does nothing.
     ///
     /// # Errors
     /// Those of the store.
     pub fn stop(&self, limit: Duration) -> Result<()> {
         // Clients that look for a server meanwhile wait for the next one.
         let removed = self.files.remove();
-        self.connections.stop(limit);
         let (workers, commits) = &mut *lock(&self.threads);
+        // Before the connections end, so that the clients get these replies.
+        commits.refuse_waiting();
+        self.connections.stop(limit);
         // Workers pass requests to the threads of commits.
         workers.end();
         commits.end();

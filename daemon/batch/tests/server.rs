@@ -169,6 +169,62 @@ fn operations_are_executed_while_all_threads_for_commits_are_in_use() {
 }
 
 #[test]
+fn a_server_that_ends_executes_the_commits_that_it_has_begun_and_refuses_the_others() {
+    use quell_batch_service::{Reply, Request};
+    use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
+    let options = ServerOptions { threads: 1, commits_max: 1, ..ServerOptions::default() };
+    let mut served = Served::start_with(false, options);
+    let mount = served.mount();
+    let batch = |name: &str| {
+        mount.make_dir(&Context::OWN, mount.root(), name.as_bytes(), NEW).unwrap().into_attributes();
+        let batch = OpenBatch::begin(served.access(), name.as_bytes(), name, false).unwrap();
+        write(&*batch.file_system(), "file", b"bytes");
+        batch
+    };
+    let (begun, waiting) = (batch("begun"), batch("waiting"));
+    waiting.prepare().unwrap();
+    let primary = served.server().store().store().primary();
+    let turn = primary.turn(begun.record().number);
+    std::thread::scope(|scope| {
+        let committing = scope.spawn(|| begun.commit(LONG));
+        while !served.server().store().counters().contains(&("commit", 1)) && !committing.is_finished() {
+            std::thread::yield_now();
+        }
+        // The server executes the requests of one client in their order, so the commit waits for a
+        // thread when the answer to the second request arrives.
+        let socket = Endpoint::Unix(served.socket());
+        let client = Client::start(ClientSettings::new(Role::Batch, socket, PoolKey([0; 32]))).unwrap();
+        let call = |request: &Request| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let done =
+                Box::new(move |result: quell_vfs::Result<Vec<u8>>| sender.send(result.unwrap()).unwrap());
+            client.call(quell_wire::encode(request), 1 << 20, std::time::Instant::now() + LONG, done);
+            receiver
+        };
+        let refused = call(&Request::Commit { batch: waiting.record().number });
+        call(&Request::Sync).recv().unwrap();
+        let stopping = scope.spawn(|| served.server().stop(LONG));
+        let Reply::Failed(failure) = quell_wire::decode(&refused.recv().unwrap()).unwrap() else {
+            panic!("it is not refused")
+        };
+        assert_eq!(failure.kind(), ErrorKind::Busy);
+        let error = failure.into_error("commit", b"a batch").to_string();
+        assert!(error.contains("the server ends"), "{error}");
+        assert!(!committing.is_finished());
+        drop(turn);
+        let expected = SummaryState::Committed { entries: 1, conflicts: 0 };
+        assert_eq!(committing.join().unwrap().unwrap().state, expected);
+        stopping.join().unwrap().unwrap();
+    });
+    drop(mount);
+    served.restart(false);
+    let states: Vec<_> = served.access().batches().unwrap().into_iter().map(|batch| batch.state).collect();
+    assert_eq!(states, [SummaryState::Committed { entries: 1, conflicts: 0 }, SummaryState::Open]);
+    let committed = waiting.commit(LONG).unwrap();
+    assert_eq!(committed.state, SummaryState::Committed { entries: 1, conflicts: 0 });
+}
+
+#[test]
 fn a_repeated_commit_gets_the_result_of_the_first_one() {
     use quell_batch_service::{Reply, Request};
     let served = Served::start(false);

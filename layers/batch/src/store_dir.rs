@@ -176,11 +176,7 @@ impl StoreDir {
     }
 
     fn try_lock(&self, kind: LockKind) -> Result<Option<StoreLock>> {
-        try_lock(&self.files()?, kind).map_err(|error| Error {
-            operation: "lock the store",
-            subject: self.subject().to_vec(),
-            ..error
-        })
+        try_lock(&self.files()?, kind).map_err(|error| lock_error(&self.path, error))
     }
 
     /// Returns the directory of a batch.
@@ -203,6 +199,22 @@ impl StoreDir {
     }
 }
 
+/// Describes an error of the file with the locks of a store.
+fn lock_error(store: &Path, error: Error) -> Error {
+    let source = match error.kind {
+        ErrorKind::PermissionDenied => {
+            let store = store.display();
+            let reason = format!(
+                "its file `lock` may not be written by its owner, perhaps because another user has created the file; \
+                 as root: chown --reference={store} {store}/lock && chmod 600 {store}/lock"
+            );
+            Some(reason.into())
+        }
+        _ => error.source,
+    };
+    Error { operation: "lock the store", subject: store.as_os_str().as_bytes().to_vec(), source, ..error }
+}
+
 /// The directory of a batch, with the operations on its tables and on its other files.
 pub(crate) struct BatchDir {
     pub(crate) files: PosixDir,
@@ -223,5 +235,25 @@ pub(crate) fn remove_if_present(dir: &PosixDir, name: &[u8]) -> Result<()> {
     match dir.remove(name) {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
         removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_lock_file_of_another_user_names_the_file_and_the_cure() {
+        let denied = Error::new(ErrorKind::PermissionDenied, "open", "lock");
+        let error = lock_error(Path::new("/shared/store"), denied);
+        assert_eq!(
+            (error.kind, error.subject.as_slice()),
+            (ErrorKind::PermissionDenied, &b"/shared/store"[..])
+        );
+        assert!(error.to_string().contains("chown --reference=/shared/store /shared/store/lock"), "{error}");
+        // Other errors keep their reason.
+        let source = Some("locks do not hold between nodes".into());
+        let other = Error { source, ..Error::new(ErrorKind::Unsupported, "lock", "lock") };
+        assert!(lock_error(Path::new("/shared/store"), other).to_string().contains("between nodes"));
     }
 }

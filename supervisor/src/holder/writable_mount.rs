@@ -45,8 +45,8 @@ pub trait Content: Send + Sync {
     /// Ends all open files as if they had been closed. The file system is not used afterwards.
     fn end(&self) -> Result<()>;
 
-    /// Ends a mount that its command has not reported as ready, because it was interrupted or the
-    /// mount failed. No program has used it.
+    /// Ends a mount without its changes: its command has not reported it as ready, because it was
+    /// interrupted or the mount failed, or has requested this. No program has used it.
     fn abandon(&self) -> Result<()> {
         self.end()
     }
@@ -123,11 +123,15 @@ impl WritableMount {
         });
         let (session, mount, holder) = mounted.inspect_err(|_| abandon(context, &*content, path))?;
         let batch = content.batch();
-        end_record::remove(&context.address);
-        if batch.is_some()
-            && let Err(e) =
-                (EndRecord { process: std::process::id(), batch, failure: None }).write(&context.address)
-        {
+        let recorded = match batch {
+            // There may be the record of an earlier mount at this mount point.
+            None => {
+                end_record::remove(&context.address);
+                Ok(())
+            }
+            batch => EndRecord { process: std::process::id(), batch, failure: None }.begin(&context.address),
+        };
+        if let Err(e) = recorded {
             session.stop();
             abandon(context, &*content, path);
             return Err(Failure::cannot(format!("{}: {}", shown(path), not_written(&context.address, &e))));
@@ -184,16 +188,17 @@ impl Served for WritableMount {
             mount,
             unmounted: None,
             is_signalled: false,
+            is_discarded: false,
         };
         let ended = holder.serve(None, CHECK_INTERVAL, &mut served);
-        let ServedMount { session, content, path, is_signalled, .. } = served;
+        let ServedMount { session, content, path, is_signalled, is_discarded, .. } = served;
         if is_signalled {
             write_back(&path, &context.messages);
         }
         // Programs that still use the mount get errors from here on; data that they have written is
         // kept.
         session.stop();
-        match content.end() {
+        match if is_discarded { content.abandon() } else { content.end() } {
             Ok(()) => end_record::remove_own(&context.address),
             Err(e) => {
                 let failure = format!("{}: some of the written data could not be saved: {e}", shown(&path));
@@ -222,6 +227,8 @@ struct ServedMount<'a> {
     unmounted: Option<Instant>,
     /// Whether a signal ended the service.
     is_signalled: bool,
+    /// Whether the end discards the changes.
+    is_discarded: bool,
 }
 
 impl Service for ServedMount<'_> {
@@ -236,6 +243,11 @@ impl Service for ServedMount<'_> {
         };
         self.content.describe(&self.path, counters, &mut report);
         report.to_json()
+    }
+
+    fn discard(&mut self) -> bool {
+        self.is_discarded = self.content.batch().is_some();
+        self.is_discarded
     }
 
     fn need(&mut self) -> Need {

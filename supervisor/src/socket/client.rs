@@ -87,16 +87,27 @@ pub fn join<T>(
 
 /// Returns a holder's report, or `None` if there is no such holder.
 pub fn request_report(directory: &Path, key: &str) -> Result<Option<String>> {
+    let Some(report) = call_holder(directory, key, request::REPORT_REQUEST)? else { return Ok(None) };
+    let report = String::from_utf8(report)
+        .map_err(|_| Error::new(ErrorKind::Damaged, "ask the holder", b"the report is not text"))?;
+    Ok(Some(report))
+}
+
+/// Makes a holder discard the changes of its mount when it ends. Returns whether it will.
+pub fn request_discard(directory: &Path, key: &str) -> Result<bool> {
+    let answer = call_holder(directory, key, request::DISCARD_REQUEST)?;
+    Ok(answer.is_some_and(|answer| answer == request::DISCARDS))
+}
+
+/// Sends a request to a holder, and returns the answer, or `None` if there is no such holder.
+fn call_holder(directory: &Path, key: &str, request: &[u8]) -> Result<Option<Vec<u8>>> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
         match connect(directory, key)? {
             Connection::None { .. } => return Ok(None),
             Connection::Made(stream) => {
-                let (report, _) = call(&stream, request::REPORT_REQUEST, deadline)?;
-                let report = String::from_utf8(report).map_err(|_| {
-                    Error::new(ErrorKind::Damaged, "ask the holder", b"the report is not text")
-                })?;
-                return Ok(Some(report));
+                let (answer, _) = call(&stream, request, deadline)?;
+                return Ok(Some(answer));
             }
             Connection::QueueFull if Instant::now() < deadline => std::thread::sleep(RETRY_INTERVAL),
             Connection::QueueFull => return Err(no_answer("a process whose queue is full")),

@@ -33,6 +33,10 @@ pub fn join_request(working_directory: &Path) -> Vec<u8> {
 
 /// The bytes of a request for a report.
 pub const REPORT_REQUEST: &[u8] = b"S";
+/// The bytes of a request to discard the changes of a mount when it ends.
+pub const DISCARD_REQUEST: &[u8] = b"D";
+/// The answer to `DISCARD_REQUEST` of a holder that will discard the changes.
+pub const DISCARDS: &[u8] = b"D";
 
 /// A connected process whose request is not complete yet.
 #[derive(Debug)]
@@ -46,6 +50,7 @@ pub struct Caller {
 #[derive(Debug)]
 pub enum Request {
     Report,
+    Discard,
     Join(PathBuf),
 }
 
@@ -74,8 +79,10 @@ impl Caller {
 
     fn request(&self) -> std::io::Result<Option<Request>> {
         let Some((kind, rest)) = self.request.split_first() else { return Ok(None) };
-        if *kind != b'J' {
-            return Ok(Some(Request::Report));
+        match kind {
+            b'J' => {}
+            b'D' => return Ok(Some(Request::Discard)),
+            _ => return Ok(Some(Request::Report)),
         }
         let Some((length, path)) = rest.split_first_chunk() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;

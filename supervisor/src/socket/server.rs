@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::socket::connection::{ANSWER_TIMEOUT, RETRY_INTERVAL, timespec};
 use crate::socket::lock::{lock, remove_files, socket_path};
-use crate::socket::request::{Caller, CoveredTree, Request, send_answer};
+use crate::socket::request::{Caller, CoveredTree, DISCARDS, Request, send_answer};
 
 /// Why a holder ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,12 @@ pub trait Service {
     /// has one, or cannot be joined.
     fn shared(&self) -> Option<String> {
         None
+    }
+
+    /// Makes the end of the mount discard its changes. Returns whether it does: false if changes take
+    /// effect immediately.
+    fn discard(&mut self) -> bool {
+        false
     }
 
     /// Returns whether the holder is still needed.
@@ -228,7 +234,7 @@ impl Holder {
     }
 
     /// Reads the available data of all callers without waiting, and answers complete requests.
-    fn answer_callers(&mut self, namespaces: Option<&Namespaces>, service: &dyn Service) {
+    fn answer_callers(&mut self, namespaces: Option<&Namespaces>, service: &mut dyn Service) {
         let mut waiting = Vec::new();
         for mut caller in std::mem::take(&mut self.callers) {
             match caller.receive() {
@@ -246,7 +252,7 @@ impl Holder {
         stream: &UnixStream,
         request: Request,
         namespaces: Option<&Namespaces>,
-        service: &dyn Service,
+        service: &mut dyn Service,
     ) -> std::io::Result<()> {
         let peer = rustix::net::sockopt::socket_peercred(stream)?;
         // The mode of the directory already excludes other users; this is a second check.
@@ -263,6 +269,10 @@ impl Holder {
             let other_end = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
             self.wait_for(peer.pid.as_raw_nonzero().get());
             return send_answer(stream, shared.as_bytes(), &[other_end.as_fd()]);
+        }
+        if let Request::Discard = request {
+            let answer = if service.discard() { DISCARDS } else { b"" };
+            return send_answer(stream, answer, &[]);
         }
         let (Request::Join(path), Some(namespaces)) = (&request, namespaces) else {
             return send_answer(stream, service.report().as_bytes(), &[]);

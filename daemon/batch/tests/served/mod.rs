@@ -71,6 +71,11 @@ impl Served {
         self.address
     }
 
+    /// Returns the path of the Unix socket of the server.
+    pub fn socket(&self) -> PathBuf {
+        self.path.join("socket")
+    }
+
     /// Returns a client.
     pub fn access(&self) -> StoreAccess {
         StoreAccess::open(&self.path, LONG).unwrap()
