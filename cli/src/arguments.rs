@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use quell_supervisor::StopCondition;
+use quell_supervisor::{KernelCaching, StopCondition};
 use serde::{Deserialize, Serialize};
 
 use crate::{stop_condition, users};
@@ -34,6 +34,10 @@ pub use pool::{
     PoolStageOutArgs, PoolStatusArgs, PoolTopArgs, PoolUpArgs, StagingArgs, StagingPart,
 };
 pub use top::TopArgs;
+
+/// The largest time in seconds that the kernel may keep names and attributes while other processes
+/// use a store.
+const KERNEL_CACHE_SECONDS_MAX: u32 = 60;
 
 const AFTER: &str = "\
 Exit codes: 0 success; 1 a difference was found, or something could not be read;
@@ -779,6 +783,11 @@ pub struct LogArgs {
     /// Where the locks of flock(2) and fcntl(2) are kept [default: store].
     #[arg(long, value_name = "WHERE", value_enum)]
     pub locks: Option<LocksArg>,
+    /// How long the kernel may keep names and attributes instead of asking the mount: `auto`, only
+    /// while no other process uses the store; `none`, never; or a number of seconds for the time
+    /// in which other processes use it, too, whose changes are then seen later [default: auto].
+    #[arg(long, value_name = "auto|none|SECONDS", value_parser = kernel_caching)]
+    pub kernel_cache: Option<KernelCaching>,
 }
 
 /// Where the locks of a log mount are kept.
@@ -892,6 +901,15 @@ fn bytes(text: &str) -> Result<u64, String> {
     };
     let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
     number.ok_or_else(|| "give a number of bytes, such as 65536, 64K, 16M or 1G".to_owned())
+}
+
+fn kernel_caching(text: &str) -> Result<KernelCaching, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(KernelCaching::Auto),
+        ("none", _) => Ok(KernelCaching::None),
+        (_, Ok(seconds @ 1..=KERNEL_CACHE_SECONDS_MAX)) => Ok(KernelCaching::Seconds(seconds)),
+        _ => Err(format!("name auto, none, or a time of 1 to {KERNEL_CACHE_SECONDS_MAX} seconds")),
+    }
 }
 
 fn buffer_bytes(text: &str) -> Result<u64, String> {
@@ -1182,6 +1200,10 @@ mod tests {
         for text in ["", "K", "-1", "1.5M", "1T", "16 M", "99999999999G"] {
             assert!(bytes(text).is_err(), "{text}");
         }
+        assert_eq!(kernel_caching("auto"), Ok(KernelCaching::Auto));
+        assert_eq!(kernel_caching("none"), Ok(KernelCaching::None));
+        assert_eq!(kernel_caching("60"), Ok(KernelCaching::Seconds(60)));
+        assert!(["", "0", "61", "-1", "1.5", "Auto"].iter().all(|text| kernel_caching(text).is_err()));
         assert!(buffer_bytes("4095").is_err() && buffer_bytes("1025M").is_err());
         assert_eq!((buffer_bytes("4K"), buffer_bytes("1G")), (Ok(4096), Ok(1 << 30)));
     }

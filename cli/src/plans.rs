@@ -114,6 +114,7 @@ impl LogArgs {
             index: self.index_method.or(index).map(Into::into),
             flatten_threshold_bytes: self.flatten_threshold,
             locks: self.locks.or(locks).map(Into::into),
+            kernel_caching: self.kernel_cache,
         }
     }
 }

@@ -32,7 +32,7 @@ pub use index_file::{
 };
 pub use index_mode::{FLATTEN_THRESHOLD_BYTES, IndexMode};
 pub use log_stores::{
-    change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
+    begin_use, change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
 pub use pool::{PlacedRange, PoolConnection, PoolMarks, PoolPlacement};

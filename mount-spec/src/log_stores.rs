@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_log::{Choices, Holder, Host, LogFs, Role, Root, Scratch, StoreMap, Stores};
 use quell_posix::{PosixDir, WritableDir, WritableFile};
@@ -24,6 +24,12 @@ const START_TIMEOUT: Duration = Duration::from_secs(1);
 /// The largest number of processes whose start times this process waits for at the same time, apart
 /// from those that threads read at the same moment.
 const BLOCKED_STARTS_MAX: usize = 8;
+
+/// The time that a process waits until a mount that is the only user of a store shares it, which
+/// takes up to seven seconds.
+const SHARE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval at which a waiting process tries to lock the store.
+const SHARE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Opens the stores as one file system. Stores that are added later are opened as well.
 pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
@@ -67,7 +73,17 @@ fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
 
 /// Opens the stores, and creates their `.quell` directories where they are missing.
 pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
-    Stores::open_named(roots(stores)?, this_host()?, DIRECTORIES)
+    begin_use(Stores::open_named(roots(stores)?, this_host()?, DIRECTORIES)?)
+}
+
+/// Registers this process as a user of opened stores, which it may then change; see
+/// `Stores::begin_use`.
+pub fn begin_use(stores: Stores) -> Result<Stores> {
+    let deadline = Instant::now() + SHARE_TIMEOUT;
+    stores.begin_use(&mut || {
+        std::thread::sleep(SHARE_INTERVAL);
+        Instant::now() < deadline
+    })
 }
 
 /// Returns whether a directory is a store.
@@ -90,7 +106,7 @@ pub fn open_existing_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
 
 /// Adds, drains and keeps stores; see `Stores::change`.
 pub fn change_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<Stores> {
-    Stores::change(roles(stores)?, this_host()?, DIRECTORIES)
+    begin_use(Stores::change(roles(stores)?, this_host()?, DIRECTORIES)?)
 }
 
 /// Returns the map that `change_stores` would create; nothing is written.

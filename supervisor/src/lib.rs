@@ -61,8 +61,9 @@ pub use pools::{
 };
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
-    BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, LocksMode,
-    LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, KernelCaching,
+    LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice,
+    Writes,
 };
 pub use protocol::report::{BatchReport, BlobReport, HolderReport, LogReport, PoolReport, TreeReport};
 pub use record::output_copy::OutputCopy;

@@ -9,7 +9,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::protocol::plan::{LocksMode, LogPlan};
+use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan};
 
 /// The options of a log mount that the user gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,6 +22,8 @@ pub struct LogOptions {
     pub flatten_threshold_bytes: Option<u64>,
     /// Where locks are kept.
     pub locks: Option<LocksMode>,
+    /// How long the kernel keeps names and attributes.
+    pub kernel_caching: Option<KernelCaching>,
 }
 
 /// Checks the options and the stores, and returns the plan. `mountpoint` has no symbolic links.
@@ -52,6 +54,7 @@ pub fn log_plan(
         index: options.index.unwrap_or(IndexMode::Parallel),
         flatten_threshold_bytes: options.flatten_threshold_bytes.unwrap_or(FLATTEN_THRESHOLD_BYTES),
         locks: options.locks.unwrap_or_default(),
+        kernel_caching: options.kernel_caching.unwrap_or_default(),
     })
 }
 

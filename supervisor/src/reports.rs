@@ -65,6 +65,7 @@ fn reports_of_processes(counted: ProcessCounters, holders: &mut [HolderReport]) 
             buffer_bytes: log.buffer_bytes.unwrap_or(Choices::default().buffer_bytes) as u64,
             stores: log.stores,
             locks: LocksMode::Store,
+            only_user: false,
             counters: named(values),
         };
         let mountpoint = Some(log.path.clone());

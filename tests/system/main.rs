@@ -40,6 +40,7 @@ mod freshness;
 mod holder;
 mod index_command;
 mod log;
+mod log_cache;
 mod log_faults;
 mod log_locks;
 mod log_owners;

@@ -201,6 +201,17 @@ pub trait RangeLocks {
     /// other nodes only after the writer has synced the file and the reader has opened it again. A
     /// lock of one file has no effect on the caches of others.
     fn needs_sync_between_nodes(&self) -> bool;
+
+    /// Returns whether it is certain, from the type of the file system, that locks hold between all
+    /// nodes, and end when the process that holds them or its node has ended. `None` if this
+    /// process cannot determine the type.
+    fn are_reliable(&self) -> Option<bool>;
+
+    /// Takes a lock as `try_lock` does, but also one that may hold on this node only.
+    fn try_lock_on_node(&self, range: LockedRange) -> Result<bool>;
+
+    /// Returns a lock as `conflicting` does, also if locks may hold on this node only.
+    fn conflicting_on_node(&self, range: LockedRange) -> Result<Option<LockedRange>>;
 }
 
 /// An open directory whose content may be changed. Code that only reads a tree takes a [`Dir`].

@@ -29,6 +29,8 @@ enum LockSupport {
 struct Properties {
     support: LockSupport,
     has_coherent_caches: bool,
+    /// `None` if the type of the file system is not known.
+    has_reliable_locks: Option<bool>,
 }
 
 /// A file system, as a mount shows it.
@@ -61,6 +63,13 @@ pub(crate) fn has_coherent_caches(fd: BorrowedFd<'_>) -> bool {
     properties_of(fd).is_ok_and(|(_, properties)| properties.has_coherent_caches)
 }
 
+/// Returns whether locks of the file system of `fd` certainly hold between all its nodes, and end
+/// with the process or node that holds them. `None` if the type of the file system is not known.
+pub(crate) fn has_reliable_locks(fd: BorrowedFd<'_>) -> Option<bool> {
+    let (_, properties) = properties_of(fd).ok()?;
+    Some(properties.has_reliable_locks? && properties.support == LockSupport::BetweenNodes)
+}
+
 fn properties_of(fd: BorrowedFd<'_>) -> Result<(MountKey, Properties)> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID)
@@ -74,6 +83,7 @@ fn properties_of(fd: BorrowedFd<'_>) -> Result<(MountKey, Properties)> {
         Err(_) => Properties {
             support: LockSupport::NodeOnly("/proc/self/mountinfo cannot be read"),
             has_coherent_caches: false,
+            has_reliable_locks: None,
         },
     };
     lock(&KNOWN).insert(key, properties);
@@ -125,11 +135,15 @@ fn properties_in(mounts: &str, key: MountKey) -> Properties {
     let fields = line.and_then(|line| line.split_once(" - ")).map(|(_, rest)| rest);
     let Some(fields) = fields else {
         let support = LockSupport::NodeOnly("its mount is not in /proc/self/mountinfo");
-        return Properties { support, has_coherent_caches: false };
+        return Properties { support, has_coherent_caches: false, has_reliable_locks: None };
     };
     let mut fields = fields.split(' ');
     let (kind, options) = (fields.next().unwrap_or(""), fields.nth(1).unwrap_or(""));
-    Properties { support: support_of(kind, options), has_coherent_caches: COHERENT.contains(&kind) }
+    Properties {
+        support: support_of(kind, options),
+        has_coherent_caches: COHERENT.contains(&kind),
+        has_reliable_locks: Some(RELIABLE_LOCKS.contains(&kind)),
+    }
 }
 
 /// File systems of one node, and those whose servers revoke cached data of a node when another one
@@ -137,6 +151,15 @@ fn properties_in(mounts: &str, key: MountKey) -> Properties {
 const COHERENT: [&str; 16] = [
     "bcachefs", "btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "gpfs", "lustre", "ocfs2",
     "overlay", "ramfs", "tmpfs", "xfs", "zfs",
+];
+
+/// File systems of one node, and those whose servers keep the locks of all nodes and remove those
+/// of a node that does not answer. NFS before version 4 is missing, because its server keeps the
+/// locks of a node that never starts again. FUSE file systems are missing, because Linux does not
+/// report to their servers that a descriptor with locks was closed.
+const RELIABLE_LOCKS: [&str; 16] = [
+    "bcachefs", "btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "gpfs", "lustre", "nfs4", "ocfs2",
+    "overlay", "tmpfs", "xfs", "zfs",
 ];
 
 /// Returns where locks hold on a file system of this type with these mount options.
@@ -185,6 +208,10 @@ mod tests {
         let found = |mount, minor| properties_in(MOUNTS, key(mount, minor)).support;
         let is_coherent = |mount, minor| properties_in(MOUNTS, key(mount, minor)).has_coherent_caches;
         assert!(is_coherent(22, 0) && is_coherent(30, 42) && !is_coherent(32, 44) && !is_coherent(34, 46));
+        let is_reliable = |mount, minor| properties_in(MOUNTS, key(mount, minor)).has_reliable_locks;
+        assert_eq!([is_reliable(22, 0), is_reliable(30, 42), is_reliable(32, 44)], [Some(true); 3]);
+        assert_eq!([is_reliable(33, 45), is_reliable(34, 46)], [Some(false); 2]);
+        assert_eq!(is_reliable(99, 99), None);
         assert_eq!(found(22, 0), LockSupport::BetweenNodes);
         assert_eq!(found(30, 42), LockSupport::BetweenNodes);
         assert!(matches!(found(31, 43), LockSupport::NodeOnly(_)));

@@ -10,14 +10,14 @@ use quell_log::{Container, Flattened, ResolvedPath, StoredDir, Stores};
 use quell_vfs::{Error, Kind};
 use serde_json::json;
 
-use super::log_stores::{find, open_stores};
+use super::log_stores::{find, open_stores_for_change};
 use crate::arguments::LogFlattenArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{counted, errln, outln};
 
 pub fn run(args: &LogFlattenArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let stores = open_stores(&args.stores)?;
+    let stores = open_stores_for_change(&args.stores)?;
     let mut flattening = Flattening { args, quiet, has_failed: false };
     let path = args.path.as_deref().unwrap_or(Path::new(""));
     let name = path.as_os_str().as_bytes();

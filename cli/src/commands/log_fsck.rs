@@ -12,7 +12,7 @@ use quell_log::{CheckOptions, CheckResult, Finding, ProblemKind, RepairOutcome};
 use quell_vfs::Time;
 use serde_json::{Value, json};
 
-use super::log_stores::open_stores;
+use super::log_stores::{open_stores, open_stores_for_change};
 use super::log_transfer::run_with_progress;
 use crate::arguments::LogFsckArgs;
 use crate::failure::{Failure, NO, YES};
@@ -23,7 +23,10 @@ const DAY_SECONDS: i64 = 86_400;
 const INTERRUPTED: &str = "completed repairs are kept; run the command again to check the rest";
 
 pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let stores = open_stores(&args.stores)?;
+    let stores = match args.repair {
+        true => open_stores_for_change(&args.stores)?,
+        false => open_stores(&args.stores)?,
+    };
     // In the order of the stores' map, which may differ from that of the arguments.
     let store_paths = stores.paths();
     let is_in_use = |store: usize, names: &[&[u8]]| {

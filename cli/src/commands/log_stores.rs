@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::inputs::shown;
 
 /// Opens existing stores. Creates nothing.
-pub(super) fn open_stores(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
+fn open(stores: &StoresArg) -> Result<Stores, Failure> {
     for path in stores.paths() {
         if !quell_mount_spec::is_store(&path)? {
             return Err(Failure::wrong_input(format!(
@@ -22,8 +22,18 @@ pub(super) fn open_stores(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
             )));
         }
     }
-    let opened = quell_mount_spec::open_existing_stores(&stores.paths());
-    opened.map(Arc::new).map_err(|error| stores_failure(stores, error))
+    quell_mount_spec::open_existing_stores(&stores.paths()).map_err(|error| stores_failure(stores, error))
+}
+
+/// Opens existing stores to read them.
+pub(super) fn open_stores(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
+    open(stores).map(Arc::new)
+}
+
+/// Opens existing stores to change them.
+pub(super) fn open_stores_for_change(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
+    let used = quell_mount_spec::begin_use(open(stores)?);
+    used.map(Arc::new).map_err(|error| stores_failure(stores, error))
 }
 
 /// Returns the failure of an operation that concerns all stores.

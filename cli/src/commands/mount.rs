@@ -54,10 +54,11 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
     let is_given = logs.buffer.is_some()
         || logs.index_method.is_some()
         || logs.flatten_threshold.is_some()
-        || logs.locks.is_some();
+        || logs.locks.is_some()
+        || logs.kernel_cache.is_some();
     if is_given {
         return Err(Failure::wrong_input(
-            "--buffer, --index, --flatten-threshold and --locks can be used only with --log",
+            "--buffer, --index, --flatten-threshold, --locks and --kernel-cache can be used only with --log",
         ));
     }
     if args.cover.at.is_some() {

@@ -93,6 +93,7 @@ fn print_log(log: &LogReport, pid: u32) {
     outln!("  buffer bytes        {}", log.buffer_bytes);
     outln!("  index               {}", log.index.name());
     outln!("  locks               {}", log.locks.name());
+    outln!("  only user of store  {}", if log.only_user { "yes" } else { "no" });
     print_counters(&log.counters);
 }
 

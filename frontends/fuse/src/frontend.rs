@@ -7,26 +7,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
-use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo, ReplyEntry, ReplyXattr, Request};
+use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEntry, ReplyXattr, Request};
 use quell_vfs::{
-    Caller, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, NodeId, NodeRef,
-    Result, Writable, WritableFile,
+    Attributes, Caller, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, NodeId,
+    NodeRef, Result, Writable, WritableFile,
 };
 
 use crate::callers::caller_of;
 use crate::convert::errno;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
+use crate::lifetimes::{Begin, Lifetimes};
 use crate::lock_call::lock_call;
 use crate::locks::{LockRequest, LockWaiters};
 use crate::nodes::{file_attr, node};
 use crate::options::{LockKeeper, Options};
 use crate::session_state::{RequestGuard, SessionState};
-
-/// How long the kernel caches immutable answers: a century, which its clock arithmetic can hold.
-const IMMUTABLE_CACHE_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The number of files kept open for further reads when the kernel sends no opens and closes: half
 /// of the usual limit of 1,024 descriptors per process.
@@ -60,7 +57,7 @@ pub(crate) struct Frontend {
     is_root: bool,
     /// The kernel opens directories by itself after the first `opendir` is answered with ENOSYS.
     pub(crate) no_opendir: bool,
-    pub(crate) cache_ttl: Duration,
+    pub(crate) lifetimes: Arc<Lifetimes>,
     pub(crate) handles: Handles<dyn File>,
     /// The open files of a writable tree; for such a tree `handles` is empty.
     pub(crate) writable_files: Arc<WritableHandles>,
@@ -88,7 +85,7 @@ impl Frontend {
         // If the kernel sends no opens, there is no reply that could select direct reads.
         let no_open = options.no_open && capabilities.immutable && !options.direct;
         let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
-        let cache_ttl = if capabilities.immutable { IMMUTABLE_CACHE_TTL } else { Duration::ZERO };
+        let lifetimes = Arc::new(Lifetimes::new(capabilities.immutable));
         let locks = if fs.writable().is_some() { options.locks } else { LockKeeper::Kernel };
         let recent = RecentFiles::new(RECENT_FILES_MAX);
         let (handles, writable_files) = (Handles::default(), Arc::new(WritableHandles::default()));
@@ -100,7 +97,7 @@ impl Frontend {
             direct,
             is_root: rustix::process::geteuid().is_root(),
             no_opendir: false,
-            cache_ttl,
+            lifetimes,
             handles,
             writable_files,
             recent,
@@ -168,8 +165,16 @@ impl Frontend {
     }
 
     /// Replies with an entry. The kernel takes over the reference and returns it with FORGET.
-    pub(crate) fn reply_entry(&self, found: NodeRef<'_>, reply: ReplyEntry) {
-        reply.entry(&self.cache_ttl, &file_attr(&found.into_attributes()), GENERATION);
+    pub(crate) fn reply_entry(&self, found: NodeRef<'_>, begin: Begin, reply: ReplyEntry) {
+        let (attributes, lifetimes) = (found.into_attributes(), self.lifetimes.reply(begin));
+        let kept = lifetimes.attributes(&attributes);
+        reply.entry_with_ttls(&kept, &lifetimes.entry(), &file_attr(&attributes), GENERATION);
+    }
+
+    /// Replies with attributes that were determined since `begin`.
+    pub(crate) fn reply_attributes(&self, attributes: &Attributes, begin: Begin, reply: ReplyAttr) {
+        let lifetimes = self.lifetimes.reply(begin);
+        reply.attr(&lifetimes.attributes(attributes), &file_attr(attributes));
     }
 
     /// Passes the entries after `offset`, `.` and `..` included, to `push` until it returns that

@@ -22,7 +22,7 @@
 //! it has memory: entries, negative entries, attributes, link targets, whole listings and file
 //! data. For any other file system it caches no entries, attributes, link targets and listings, and
 //! file data only until the next open of the file. For a writable one it caches no file data
-//! either.
+//! either, and entries and attributes for as long as [`KernelCache`] allows.
 //!
 //! # Writable trees
 //!
@@ -31,8 +31,9 @@
 //! kernel caches no data: each read and write of a program arrives with its own offset and length,
 //! divided into pieces of at most 1 MiB. A close calls
 //! [`publish`](quell_vfs::WritableFile::publish) and returns its result. The kernel caches no
-//! entries and attributes either. This costs one request for each component of a path at an open or
-//! a stat; a read or a write causes no additional requests.
+//! entries and attributes either, unless the owner of the session sets a lifetime
+//! ([`KernelCache::set_lifetime`]). This costs one request for each component of a path at an open
+//! or a stat; a read or a write causes no additional requests.
 //! `cargo bench -p quell-fuse --bench writing` measures this server with a file system that does
 //! nothing (MiB/s, two cores of a virtual machine, Linux 6.18):
 //!
@@ -82,6 +83,7 @@ mod frontend;
 mod fusermount;
 mod handles;
 mod in_flight;
+mod lifetimes;
 mod location;
 mod lock_call;
 mod locks;
@@ -95,6 +97,7 @@ mod signals;
 
 pub use counters::{Counters, Snapshot};
 pub use in_flight::{RequestInFlight, RequestsInFlight};
+pub use lifetimes::KernelCache;
 pub use mount::{mount_at, mount_detached};
 pub use options::{LockKeeper, Options};
 pub use session::Session;

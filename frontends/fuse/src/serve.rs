@@ -88,10 +88,16 @@ impl Filesystem for Frontend {
 
     fn lookup(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _worker = self.enter("lookup", dir);
+        let begin = self.lifetimes.begin();
         match self.entry(dir, name) {
-            Ok(Some(found)) => self.reply_entry(found, reply),
-            Ok(None) if self.capabilities.immutable => reply.entry(&self.cache_ttl, &no_entry(), GENERATION),
-            Ok(None) => reply.error(Errno::ENOENT),
+            Ok(Some(found)) => self.reply_entry(found, begin, reply),
+            Ok(None) => {
+                let lifetimes = self.lifetimes.reply(begin);
+                match lifetimes.entry() {
+                    lifetime if lifetime.is_zero() => reply.error(Errno::ENOENT),
+                    lifetime => reply.entry(&lifetime, &no_entry(), GENERATION),
+                }
+            }
             Err(error) => reply.error(self.refuse(&error)),
         }
     }
@@ -108,8 +114,9 @@ impl Filesystem for Frontend {
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _worker = self.enter("getattr", ino);
         count(&self.counters.attributes);
+        let begin = self.lifetimes.begin();
         match self.fs.attributes(&Context::OWN, node(ino)) {
-            Ok(attributes) => reply.attr(&self.cache_ttl, &file_attr(&attributes)),
+            Ok(attributes) => self.reply_attributes(&attributes, begin, reply),
             Err(error) => reply.error(self.refuse_known(&error)),
         }
     }
@@ -143,6 +150,7 @@ impl Filesystem for Frontend {
     ) {
         let entered = self.enter_for("setattr", ino, request);
         let permissions = mode.map(|mode| mode & PERMISSIONS);
+        let begin = self.lifetimes.begin();
         let change = Change { permissions, uid, gid, size_bytes, modified: modified.map(time) };
         let changed = if change == Change::default() {
             self.fs.attributes(&entered.context(), node(ino)) // only the access time is set; it is not kept
@@ -150,7 +158,7 @@ impl Filesystem for Frontend {
             self.tree().and_then(|tree| tree.change(&entered.context(), node(ino), &change))
         };
         match self.counted(&self.counters.changes, changed) {
-            Ok(attributes) => reply.attr(&self.cache_ttl, &file_attr(&attributes)),
+            Ok(attributes) => self.reply_attributes(&attributes, begin, reply),
             Err(number) => reply.error(number),
         }
     }
@@ -166,6 +174,7 @@ impl Filesystem for Frontend {
         reply: ReplyEntry,
     ) {
         let entered = self.enter_for("mknod", dir, request);
+        let begin = self.lifetimes.begin();
         if !matches!(Kind::from_mode(mode), Some(Kind::File)) {
             return reply.error(Errno::EPERM); // the contract has no fifos, sockets and devices
         }
@@ -177,35 +186,38 @@ impl Filesystem for Frontend {
             Ok(found)
         });
         match self.counted(&self.counters.made, created) {
-            Ok(found) => self.reply_entry(found, reply),
+            Ok(found) => self.reply_entry(found, begin, reply),
             Err(number) => reply.error(number),
         }
     }
 
     fn mkdir(&self, request: &Request, dir: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
         let entered = self.enter_for("mkdir", dir, request);
+        let begin = self.lifetimes.begin();
         let new = new_entry(request, mode);
         let context = entered.context();
         let created = self.tree().and_then(|tree| tree.make_dir(&context, node(dir), name.as_bytes(), new));
         match self.counted(&self.counters.made, created) {
-            Ok(found) => self.reply_entry(found, reply),
+            Ok(found) => self.reply_entry(found, begin, reply),
             Err(number) => reply.error(number),
         }
     }
 
     fn symlink(&self, request: &Request, dir: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let entered = self.enter_for("symlink", dir, request);
+        let begin = self.lifetimes.begin();
         let (new, target) = (new_entry(request, 0o777), target.as_os_str().as_bytes());
         let (context, name) = (entered.context(), name.as_bytes());
         let created = self.tree().and_then(|tree| tree.make_symlink(&context, node(dir), name, target, new));
         match self.counted(&self.counters.made, created) {
-            Ok(found) => self.reply_entry(found, reply),
+            Ok(found) => self.reply_entry(found, begin, reply),
             Err(number) => reply.error(number),
         }
     }
 
     fn link(&self, request: &Request, ino: INodeNo, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let entered = self.enter_for("link", dir, request);
+        let begin = self.lifetimes.begin();
         let (context, name) = (entered.context(), name.as_bytes());
         let linked = self.tree().and_then(|tree| tree.link(&context, node(ino), node(dir), name));
         // As link(2) documents it for file systems without hard links.
@@ -214,7 +226,7 @@ impl Filesystem for Frontend {
             _ => error,
         });
         match self.counted(&self.counters.made, linked) {
-            Ok(found) => self.reply_entry(found, reply),
+            Ok(found) => self.reply_entry(found, begin, reply),
             Err(number) => reply.error(number),
         }
     }
@@ -262,6 +274,7 @@ impl Filesystem for Frontend {
         reply: ReplyCreate,
     ) {
         let entered = self.enter_for("create", dir, request);
+        let begin = self.lifetimes.begin();
         let (new, open_mode) = (new_entry(request, mode), open_mode(OpenFlags(flags)));
         let context = Context { process: process_for(request, open_mode), ..entered.context() };
         let name = name.as_bytes();
@@ -271,8 +284,13 @@ impl Filesystem for Frontend {
                 count(&self.counters.opens);
                 let (handle, open_flags) =
                     (self.writable_files.insert(file.into()), self.open_flags(open_mode.write));
-                let attr = file_attr(&found.into_attributes());
-                reply.created(&self.cache_ttl, &attr, GENERATION, handle, open_flags);
+                let attributes = found.into_attributes();
+                if OpenFlags(flags).acc_mode() != OpenAccMode::O_RDONLY {
+                    self.lifetimes.opens(attributes.node);
+                }
+                let lifetimes = self.lifetimes.reply(begin);
+                let kept = lifetimes.created(&attributes);
+                reply.created(&kept, &file_attr(&attributes), GENERATION, handle, open_flags);
             }
             // Another node created the file after the kernel's lookup, and the kernel has not
             // checked access to it. ESTALE makes the kernel repeat the lookup and the check.
@@ -289,7 +307,15 @@ impl Filesystem for Frontend {
         if let Some(tree) = self.fs.writable() {
             let mode = open_mode(flags);
             let context = Context { process: process_for(request, mode), ..entered.context() };
-            return match self.opened(tree.open_as(&context, node(ino), mode)) {
+            if mode.write {
+                self.lifetimes.opens(node(ino));
+            }
+            let opened = self.opened(tree.open_as(&context, node(ino), mode));
+            // An open for reading that truncates changes the file only now.
+            if mode.write && (opened.is_err() || flags.acc_mode() == OpenAccMode::O_RDONLY) {
+                self.lifetimes.closed(node(ino));
+            }
+            return match opened {
                 Ok(file) => {
                     reply.opened(self.writable_files.insert(file.into()), self.open_flags(mode.write))
                 }
@@ -537,6 +563,9 @@ impl Filesystem for Frontend {
             if flags.acc_mode() != OpenAccMode::O_RDONLY || closed.is_err() {
                 let _ = self.counted(&self.counters.published, closed);
             }
+            if flags.acc_mode() != OpenAccMode::O_RDONLY {
+                self.lifetimes.closed(node(ino));
+            }
         }
         reply.ok();
     }
@@ -571,11 +600,12 @@ impl Filesystem for Frontend {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _worker = self.enter("readdirplus", dir);
+        let begin = self.lifetimes.begin();
         let listed = self.list(node(dir), offset, |next, entry| {
             // The kernel sends this request only for a tree that is not writable.
             let attr = file_attr(&entry.attributes.expect("a read-only tree lists all attributes"));
             let name = OsStr::from_bytes(entry.name);
-            reply.add(attr.ino, next, name, &self.cache_ttl, &attr, GENERATION)
+            reply.add(attr.ino, next, name, &self.lifetimes.reply(begin).entry(), &attr, GENERATION)
         });
         match listed {
             Ok(()) => reply.ok(),

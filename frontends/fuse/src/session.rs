@@ -17,6 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::counters::Counters;
 use crate::frontend::{Frontend, WritableHandles, publish_all};
 use crate::in_flight::RequestsInFlight;
+use crate::lifetimes::KernelCache;
 use crate::location::MountLocation;
 use crate::nodes::ino;
 use crate::options::Options;
@@ -32,6 +33,7 @@ pub struct Session {
     writable_files: Arc<WritableHandles>,
     /// Holds a descriptor of the device, and thereby keeps the connection open.
     notifier: Option<Notifier>,
+    kernel_cache: Option<KernelCache>,
     no_open: bool,
 }
 
@@ -51,6 +53,7 @@ impl Session {
         let in_flight = RequestsInFlight { table: Arc::clone(&state.in_flight), fs: Arc::downgrade(&fs) };
         let frontend = Frontend::new(fs, options, Arc::clone(&counters), Arc::clone(&state));
         let writable_files = Arc::clone(&frontend.writable_files);
+        let kernel_cache = frontend.fs.writable().map(|_| KernelCache(Arc::clone(&frontend.lifetimes)));
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
         // The kernel has already decided which users may send requests (allow_other).
@@ -65,6 +68,7 @@ impl Session {
             location,
             writable_files,
             notifier,
+            kernel_cache,
             no_open,
         };
         thread::Builder::new()
@@ -107,6 +111,11 @@ impl Session {
     /// Returns the totals, which remain readable after the session.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// Returns the cache of the kernel for a writable tree, or `None` for a read-only one.
+    pub fn kernel_cache(&self) -> Option<KernelCache> {
+        self.kernel_cache.clone()
     }
 
     /// Returns a handle that lists the requests in flight.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use quell_fuse::LockKeeper;
@@ -13,6 +14,7 @@ use crate::display::shown_list;
 use crate::failure::Failure;
 use crate::holder::handshake::HolderContext;
 use crate::holder::messages::Messages;
+use crate::holder::only_user;
 use crate::holder::writable_mount::{Content, MountOptions, WritableMount, mountpoint};
 use crate::protocol::plan::{LocksMode, LogPlan};
 use crate::protocol::report::{HolderReport, LogReport};
@@ -32,21 +34,31 @@ pub fn create(context: &HolderContext, plan: &LogPlan) -> Result<WritableMount, 
         locks: lock_keeper(plan.locks),
         description: format!("{noun} {stores}"),
     };
-    WritableMount::create(context, path, &options, || {
+    let is_only_user = Arc::new(OnceLock::new());
+    let mut opened = None;
+    let mount = WritableMount::create(context, path, &options, || {
         let fs = quell_mount_spec::open_log_at(&plan.stores, choices(plan), path).map_err(|error| {
             let failure = Failure::from(error);
             Failure::with_code(failure.code(), format!("the store {stores}: {failure}"))
         })?;
         let fs = Arc::new(fs);
         close_idle_logs(&fs, &context.messages);
-        Ok(Arc::new(Logs { fs, plan: plan.clone() }))
-    })
+        opened = Some(Arc::clone(&fs));
+        Ok(Arc::new(Logs { fs, plan: plan.clone(), is_only_user: Arc::clone(&is_only_user) }))
+    })?;
+    if let Some(fs) = opened {
+        let started = only_user::start(&fs, mount.kernel_cache(), plan.kernel_caching, &context.messages);
+        is_only_user.get_or_init(|| started);
+    }
+    Ok(mount)
 }
 
 /// The logs of a mount.
 struct Logs {
     fs: Arc<LogFs>,
     plan: LogPlan,
+    /// Whether this mount is the only user of its store.
+    is_only_user: Arc<OnceLock<Arc<AtomicBool>>>,
 }
 
 impl Content for Logs {
@@ -69,6 +81,7 @@ impl Content for Logs {
             buffer_bytes: self.plan.buffer_bytes as u64,
             index: self.plan.index,
             locks: self.plan.locks,
+            only_user: self.is_only_user.get().is_some_and(|is| is.load(Ordering::Relaxed)),
             counters,
         });
     }
@@ -109,13 +122,20 @@ mod tests {
     use quell_mount_spec::IndexMode;
 
     use super::*;
+    use crate::protocol::plan::KernelCaching;
 
     #[test]
     fn each_index_mode_sets_the_choices_of_the_layer() {
         let chosen = |index| {
             let (stores, buffer_bytes, locks) = (Vec::new(), 4096, LocksMode::Store);
-            let Choices { buffer_bytes, index_threads, flatten_bytes, flattens_later } =
-                choices(&LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes: 5, locks });
+            let Choices { buffer_bytes, index_threads, flatten_bytes, flattens_later } = choices(&LogPlan {
+                stores,
+                buffer_bytes,
+                index,
+                flatten_threshold_bytes: 5,
+                locks,
+                kernel_caching: KernelCaching::Auto,
+            });
             assert_eq!(buffer_bytes, 4096);
             (index_threads > 1, flatten_bytes, flattens_later)
         };

@@ -11,6 +11,7 @@ mod handshake;
 mod in_flight;
 mod log;
 mod messages;
+mod only_user;
 mod own_mount;
 mod pool;
 pub(crate) mod privileges;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quell_fuse::{LockKeeper, Session};
+use quell_fuse::{KernelCache, LockKeeper, Session};
 use quell_vfs::{FileSystem, Result};
 
 use crate::display::shown;
@@ -140,6 +140,11 @@ impl WritableMount {
             context.print(&format!("{} mounted on {}", options.description, shown(path)));
         }
         Ok(WritableMount { holder, session, content, path: path.to_owned(), signals, mount })
+    }
+
+    /// Returns the kernel's cache of the mount, which has one unless its tree is read-only.
+    pub fn kernel_cache(&self) -> Option<KernelCache> {
+        self.session.kernel_cache()
     }
 }
 

@@ -148,6 +148,8 @@ pub struct LogPlan {
     pub flatten_threshold_bytes: u64,
     /// Where locks are kept.
     pub locks: LocksMode,
+    /// How long the kernel keeps names and attributes.
+    pub kernel_caching: KernelCaching,
 }
 
 /// A mount of a pool.
@@ -218,6 +220,19 @@ impl LocksMode {
             LocksMode::None => "none",
         }
     }
+}
+
+/// How long the kernel keeps the names and attributes of a log mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelCaching {
+    /// While no other process uses the store.
+    #[default]
+    Auto,
+    /// Never.
+    None,
+    /// While no other process uses the store, and otherwise for this many seconds.
+    Seconds(u32),
 }
 
 /// Whether blocks are served from boot images, or recorded.
@@ -410,6 +425,7 @@ mod tests {
             index: IndexMode::FlattenLater,
             flatten_threshold_bytes: 1,
             locks: LocksMode::Store,
+            kernel_caching: KernelCaching::Seconds(3),
         };
         let plan = Plan {
             target: Target::Mountpoint { path: "/m".into(), allow_other: false },

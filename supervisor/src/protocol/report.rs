@@ -56,6 +56,9 @@ pub struct LogReport {
     /// Where locks are kept. A mount of an earlier version does not report it.
     #[serde(default)]
     pub locks: LocksMode,
+    /// The mount is the only user of its store, and the kernel keeps names and attributes.
+    #[serde(default)]
+    pub only_user: bool,
     /// The counters of the mount, by name.
     pub counters: BTreeMap<String, u64>,
 }

@@ -105,12 +105,13 @@ pub fn receive(mut stream: impl AsFd + Read) -> Result<Received, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::plan::{LocksMode, LogPlan, PlanSource, Target};
+    use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan, PlanSource, Target};
     use quell_mount_spec::IndexMode;
 
     fn plan() -> Plan {
         let (index, flatten_threshold_bytes, locks) = (IndexMode::Parallel, 0, LocksMode::Store);
-        let log = LogPlan { stores: Vec::new(), buffer_bytes: 4096, index, flatten_threshold_bytes, locks };
+        let (stores, buffer_bytes, kernel_caching) = (Vec::new(), 4096, KernelCaching::Auto);
+        let log = LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes, locks, kernel_caching };
         let (strict, quiet, verbose) = (false, true, false);
         let (target, source, trust_owners) = (Target::Namespace, PlanSource::Log(log), Vec::new());
         Plan { target, source, strict, trust_owners, threads: 1, quiet, verbose, log_file: None }

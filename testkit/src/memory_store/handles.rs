@@ -267,6 +267,18 @@ impl RangeLocks for StoreFile {
         false
     }
 
+    fn are_reliable(&self) -> Option<bool> {
+        Some(true)
+    }
+
+    fn try_lock_on_node(&self, range: LockedRange) -> Result<bool> {
+        self.try_lock(range)
+    }
+
+    fn conflicting_on_node(&self, range: LockedRange) -> Result<Option<LockedRange>> {
+        self.conflicting(range)
+    }
+
     fn conflicting(&self, range: LockedRange) -> Result<Option<LockedRange>> {
         let mut state = self.handle.begin("look for a lock", b"", false)?;
         let locks = state.locks.entry(self.handle.number).or_default();

@@ -10,7 +10,7 @@ use nix::libc;
 use quell_vfs::{Error, ErrorKind, LockMode, Result, errno};
 
 use super::PosixFile;
-use crate::lock_support::{check_before_lock, has_coherent_caches};
+use crate::lock_support::{check_before_lock, has_coherent_caches, has_reliable_locks};
 use crate::span::{file_span, operation_span};
 use crate::{LockedRange, OFFSET_MAX, RangeLocks};
 
@@ -18,14 +18,8 @@ impl RangeLocks for PosixFile {
     fn try_lock(&self, range: LockedRange) -> Result<bool> {
         let _span = file_span("lock", range.first, 0);
         let check = check_before_lock(self.fd.as_fd())?;
-        let kind = match range.mode {
-            LockMode::Shared => libc::F_RDLCK,
-            LockMode::Exclusive => libc::F_WRLCK,
-        };
-        match set(self.fd.as_fd(), &flock(kind, range.first, range.last)) {
-            Ok(()) => {}
-            Err(Errno::EAGAIN | Errno::EACCES) => return Ok(false),
-            Err(e) => return Err(refused(e)),
+        if !try_set(self.fd.as_fd(), range)? {
+            return Ok(false);
         }
         if let Some(check) = check
             && let Err(error) = check.after_lock(self.fd.as_fd())
@@ -42,8 +36,25 @@ impl RangeLocks for PosixFile {
     }
 
     fn conflicting(&self, range: LockedRange) -> Result<Option<LockedRange>> {
-        let _span = operation_span("getlk");
         check_before_lock(self.fd.as_fd())?;
+        self.conflicting_on_node(range)
+    }
+
+    fn needs_sync_between_nodes(&self) -> bool {
+        !has_coherent_caches(self.fd.as_fd())
+    }
+
+    fn are_reliable(&self) -> Option<bool> {
+        has_reliable_locks(self.fd.as_fd())
+    }
+
+    fn try_lock_on_node(&self, range: LockedRange) -> Result<bool> {
+        let _span = file_span("lock", range.first, 0);
+        try_set(self.fd.as_fd(), range)
+    }
+
+    fn conflicting_on_node(&self, range: LockedRange) -> Result<Option<LockedRange>> {
+        let _span = operation_span("getlk");
         let kind = match range.mode {
             LockMode::Shared => libc::F_RDLCK,
             LockMode::Exclusive => libc::F_WRLCK,
@@ -69,9 +80,18 @@ impl RangeLocks for PosixFile {
         };
         Ok(Some(LockedRange { first, last, mode }))
     }
+}
 
-    fn needs_sync_between_nodes(&self) -> bool {
-        !has_coherent_caches(self.fd.as_fd())
+/// Locks a range. Returns false if a lock of another description conflicts.
+fn try_set(fd: BorrowedFd<'_>, range: LockedRange) -> Result<bool> {
+    let kind = match range.mode {
+        LockMode::Shared => libc::F_RDLCK,
+        LockMode::Exclusive => libc::F_WRLCK,
+    };
+    match set(fd, &flock(kind, range.first, range.last)) {
+        Ok(()) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(e) => Err(refused(e)),
     }
 }
 

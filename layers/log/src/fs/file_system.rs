@@ -102,6 +102,19 @@ impl LogFs {
         Ok(Box::new(opened?))
     }
 
+    /// Makes this process the only user of the store, or confirms that it still is. While it is, no
+    /// other process changes names and attributes. Returns false if another process uses the
+    /// store, if locks are not reliable in the store, and for several stores.
+    pub fn be_only_user(&self) -> Result<bool> {
+        self.mount.stores.be_only_user()
+    }
+
+    /// Shares the store with other processes again. Must be called after all names and attributes
+    /// that the kernel keeps have expired.
+    pub fn share_stores(&self) {
+        self.mount.stores.share();
+    }
+
     /// Returns true if files are being flattened in the background, or are queued for it.
     pub fn is_flattening(&self) -> bool {
         !self.mount.files.flattening().is_idle()

@@ -12,6 +12,7 @@ mod scratch;
 mod set;
 mod store;
 mod store_list;
+mod use_lock;
 
 pub(crate) use directories::{open_in_all_stores, open_or_create_dir, open_or_create_dir_for};
 pub use host::Host;

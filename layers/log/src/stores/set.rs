@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quell_posix::{WritableDir, assume, assumed};
-use quell_vfs::{Error, ErrorKind, Result, Space};
+use quell_vfs::{Error, ErrorKind, Result, Space, errno};
 
 use crate::format::{Member, NEW_DIR, OWN, StoreMap, file_name_bytes_max, is_own};
 use crate::locks::{Rank, RankedMutex, RankedRwLock};
@@ -21,6 +21,7 @@ use crate::stores::store::{
     Root, Store, StoreNumber, check_free, is_store, open_or_create_stores, open_stores,
 };
 use crate::stores::store_list::StoreList;
+use crate::stores::use_lock::UseLock;
 
 /// The stores of one mount.
 pub struct Stores {
@@ -32,6 +33,8 @@ pub struct Stores {
     host: Host,
     directories: u32,
     log_dirs: LogDirCache,
+    /// The locks that `begin_use` has taken, of each store that has reliable locks.
+    use_locks: Vec<UseLock>,
 }
 
 impl std::fmt::Debug for Stores {
@@ -181,7 +184,61 @@ impl Stores {
             host,
             directories,
             log_dirs: LogDirCache::default(),
+            use_locks: Vec::new(),
         })
+    }
+
+    /// Registers this process as a user of the stores, for as long as the result exists. Each
+    /// process that changes files or names must do this before its first change, because a mount
+    /// that is the only user lets the kernel keep names and attributes. Such a mount shares the
+    /// store when it notices this process. `pause` waits a moment, and returns false to give up.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` if the only user of a store has not shared it when `pause` gives up.
+    pub fn begin_use(self, pause: &mut dyn FnMut() -> bool) -> Result<Stores> {
+        let mut use_locks = Vec::new();
+        for store in &self.list().stores {
+            let Some(lock) = UseLock::open(&*store.own, self.host.uid)? else { continue };
+            loop {
+                match lock.begin_use() {
+                    Ok(true) => {
+                        use_locks.push(lock);
+                        break;
+                    }
+                    Ok(false) if pause() => {}
+                    Ok(false) => {
+                        return Err(Error {
+                            source: Some(
+                                "a mount uses the store alone and does not answer; end its process".into(),
+                            ),
+                            ..Error::new(ErrorKind::Busy, "use the store", &store.root.path)
+                        });
+                    }
+                    // Without locks no process becomes the only user.
+                    Err(error) if error.errno() == errno::ENOLCK => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(Stores { use_locks, ..self })
+    }
+
+    /// Makes this process the only user of the store, or confirms that it still is. Returns false
+    /// if another process uses it; if this process was the only user, others wait until it shares
+    /// the store. Stores with a placement map have no only user,
+    /// because a process may use them without this store.
+    pub(crate) fn be_only_user(&self) -> Result<bool> {
+        let list = self.list();
+        match (&self.use_locks[..], &list.stores[..]) {
+            ([lock], [store]) if list.version == 0 => lock.be_only_user(&*store.own),
+            _ => Ok(false),
+        }
+    }
+
+    /// Shares the stores with other processes again.
+    pub(crate) fn share(&self) {
+        self.use_locks.iter().for_each(UseLock::share);
     }
 
     /// Returns the stores that are currently known.

@@ -1,0 +1,265 @@
+//! How long the kernel keeps the entries and attributes of a reply.
+//!
+//! For a writable tree the owner of the session decides ([`KernelCache`]). Some attributes are
+//! never kept, because they change without a request that makes the kernel drop them: those of a
+//! file that is open for writing, whose times change when it is published, and those of a file with
+//! set-id bits, which a write removes.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use quell_threads::{lock, read_lock, write_lock};
+use quell_vfs::{Attributes, Kind, NodeId};
+
+/// How long the kernel keeps an answer for an immutable tree: a century, which its clock arithmetic
+/// can hold.
+const IMMUTABLE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The set-user-ID and set-group-ID bits.
+const SET_ID: u32 = 0o6000;
+
+/// The entries and attributes that the kernel keeps of a writable tree.
+///
+/// They are dropped only when they expire. The notification that makes the kernel drop an entry
+/// earlier (`FUSE_NOTIFY_INVAL_ENTRY`) waits for the lock of its directory, and this wait cannot be
+/// interrupted: if the process is killed meanwhile, its descriptor of the device stays open, and
+/// the program that has the lock waits for a reply until the connection is aborted.
+#[derive(Debug, Clone)]
+pub struct KernelCache(pub(crate) Arc<Lifetimes>);
+
+impl KernelCache {
+    /// Sets how long the kernel keeps the entries, missing names and attributes of later replies.
+    /// Attributes of files that are open for writing or have set-id bits are never kept. When this
+    /// returns, replies with an earlier lifetime have been sent, but a program to which one was
+    /// sent may not have run yet.
+    pub fn set_lifetime(&self, lifetime: Duration) {
+        self.0.set(lifetime);
+    }
+
+    /// Returns the number of replies so far that could have been kept.
+    pub fn replies(&self) -> u64 {
+        self.0.replies.load(Ordering::Relaxed)
+    }
+}
+
+/// The lifetimes of the replies of one session.
+#[derive(Debug)]
+pub(crate) struct Lifetimes {
+    /// A worker reads it until it has sent the reply, so that no reply with an earlier lifetime is
+    /// sent after a change.
+    kept: RwLock<Kept>,
+    is_immutable: bool,
+    /// The number of handles for writing, of each file that has one.
+    writers: Mutex<HashMap<NodeId, usize>>,
+    /// Counts the handles for writing that were opened or closed.
+    writer_changes: AtomicU64,
+    replies: AtomicU64,
+}
+
+/// The lifetime of entries and attributes, and the number of its changes.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    lifetime: Duration,
+    changes: u64,
+}
+
+/// The moment at which a worker began to determine the content of a reply.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begin {
+    lifetime_changes: u64,
+    writer_changes: u64,
+}
+
+/// The lifetimes of one reply, which is sent before this is dropped.
+pub(crate) struct ReplyLifetimes<'a> {
+    lifetime: Duration,
+    begin: Begin,
+    lifetimes: &'a Lifetimes,
+    _kept: RwLockReadGuard<'a, Kept>,
+}
+
+impl Lifetimes {
+    pub(crate) fn new(is_immutable: bool) -> Lifetimes {
+        Lifetimes {
+            kept: RwLock::new(Kept {
+                lifetime: if is_immutable { IMMUTABLE } else { Duration::ZERO },
+                changes: 0,
+            }),
+            is_immutable,
+            writers: Mutex::default(),
+            writer_changes: AtomicU64::new(0),
+            replies: AtomicU64::new(0),
+        }
+    }
+
+    /// Sets the lifetime of the replies to later requests. When this returns, all replies with an
+    /// earlier lifetime have been sent.
+    pub(crate) fn set(&self, lifetime: Duration) {
+        let mut kept = write_lock(&self.kept);
+        if kept.lifetime != lifetime {
+            *kept = Kept { lifetime, changes: kept.changes + 1 };
+        }
+    }
+
+    /// Must be called before the content of a reply is determined.
+    pub(crate) fn begin(&self) -> Begin {
+        Begin {
+            lifetime_changes: read_lock(&self.kept).changes,
+            writer_changes: self.writer_changes.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Returns the lifetimes of a reply whose content was determined since `begin`. They are 0 if
+    /// the lifetime has changed meanwhile: the content may be that of a moment at which others
+    /// could still change it.
+    pub(crate) fn reply(&self, begin: Begin) -> ReplyLifetimes<'_> {
+        self.replies.fetch_add(1, Ordering::Relaxed);
+        let kept = read_lock(&self.kept);
+        let lifetime = if kept.changes == begin.lifetime_changes { kept.lifetime } else { Duration::ZERO };
+        ReplyLifetimes { lifetime, begin, lifetimes: self, _kept: kept }
+    }
+
+    /// Notes that a file is being opened for writing. Each call is followed by one of
+    /// [`closed`](Self::closed), also if the open fails.
+    pub(crate) fn opens(&self, node: NodeId) {
+        *lock(&self.writers).entry(node).or_default() += 1;
+        self.writer_changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that a handle for writing was closed, and that its data is published.
+    pub(crate) fn closed(&self, node: NodeId) {
+        // The count changes first: a worker that still sees the handle, or none, sees the change.
+        self.writer_changes.fetch_add(1, Ordering::SeqCst);
+        let mut writers = lock(&self.writers);
+        if let Some(handles) = writers.get_mut(&node) {
+            *handles -= 1;
+            if *handles == 0 {
+                writers.remove(&node);
+            }
+        }
+    }
+
+    fn keeps(&self, attributes: &Attributes, begin: Begin) -> bool {
+        self.is_immutable
+            || attributes.kind != Kind::File
+            || (attributes.permissions & SET_ID == 0
+                && !lock(&self.writers).contains_key(&attributes.node)
+                && self.writer_changes.load(Ordering::SeqCst) == begin.writer_changes)
+    }
+}
+
+impl ReplyLifetimes<'_> {
+    /// Returns the lifetime of an entry or of a missing name.
+    pub(crate) fn entry(&self) -> Duration {
+        self.lifetime
+    }
+
+    pub(crate) fn attributes(&self, attributes: &Attributes) -> Duration {
+        match self.lifetime.is_zero() || self.lifetimes.keeps(attributes, self.begin) {
+            true => self.lifetime,
+            false => Duration::ZERO,
+        }
+    }
+
+    /// Returns the lifetime of the entry and the attributes of a file that was just created. If it
+    /// is open for writing, its attributes do not change before the first write, at which the
+    /// kernel drops them.
+    pub(crate) fn created(&self, attributes: &Attributes) -> Duration {
+        if attributes.permissions & SET_ID == 0 { self.lifetime } else { Duration::ZERO }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_vfs::Time;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn attributes(node: u64, kind: Kind, permissions: u32) -> Attributes {
+        let time = Time { seconds: 0, nanoseconds: 0 };
+        Attributes {
+            node: NodeId(node),
+            kind,
+            permissions,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            rdev: 0,
+            size_bytes: 0,
+            blocks: 0,
+            modified: time,
+            changed: time,
+        }
+    }
+
+    #[test]
+    fn attributes_of_a_file_are_kept_unless_it_is_open_for_writing() {
+        let lifetimes = Lifetimes::new(false);
+        let file = attributes(7, Kind::File, 0o644);
+        let kept = |begin| lifetimes.reply(begin).attributes(&file);
+        assert_eq!(kept(lifetimes.begin()), Duration::ZERO);
+        lifetimes.set(LONG);
+        assert_eq!(kept(lifetimes.begin()), LONG);
+        lifetimes.opens(NodeId(7));
+        lifetimes.opens(NodeId(7));
+        lifetimes.closed(NodeId(7));
+        assert_eq!(kept(lifetimes.begin()), Duration::ZERO, "one handle is left");
+        let during = lifetimes.begin();
+        lifetimes.closed(NodeId(7));
+        assert_eq!(kept(during), Duration::ZERO, "the attributes may be those before the close");
+        assert_eq!(kept(lifetimes.begin()), LONG);
+        lifetimes.set(Duration::ZERO);
+        assert_eq!(kept(lifetimes.begin()), Duration::ZERO);
+    }
+
+    #[test]
+    fn set_id_bits_of_a_file_are_not_kept_and_those_of_a_directory_are() {
+        let lifetimes = Lifetimes::new(false);
+        lifetimes.set(LONG);
+        let kept = |kind, permissions| {
+            lifetimes.reply(lifetimes.begin()).attributes(&attributes(7, kind, permissions))
+        };
+        assert_eq!(kept(Kind::File, 0o4755), Duration::ZERO);
+        assert_eq!(kept(Kind::File, 0o2755), Duration::ZERO);
+        assert_eq!(kept(Kind::Dir, 0o2755), LONG);
+    }
+
+    #[test]
+    fn an_immutable_tree_is_kept_for_ever() {
+        let immutable = Lifetimes::new(true);
+        let set_id = attributes(7, Kind::File, 0o4755);
+        assert_eq!(immutable.reply(immutable.begin()).entry(), IMMUTABLE);
+        assert_eq!(immutable.reply(immutable.begin()).attributes(&set_id), IMMUTABLE);
+    }
+
+    #[test]
+    fn a_change_waits_for_the_reply_that_is_being_sent() {
+        let lifetimes = Lifetimes::new(false);
+        lifetimes.set(LONG);
+        let begin = lifetimes.begin();
+        let reply = lifetimes.reply(begin);
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| lifetimes.set(Duration::ZERO));
+            assert_eq!(reply.entry(), LONG);
+            assert!(!changing.is_finished());
+            drop(reply);
+            changing.join().unwrap();
+        });
+        assert_eq!(lifetimes.reply(lifetimes.begin()).entry(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_reply_that_began_before_the_mount_became_the_only_user_is_not_kept() {
+        let lifetimes = Lifetimes::new(false);
+        let before = lifetimes.begin();
+        lifetimes.set(LONG);
+        assert_eq!(lifetimes.reply(before).entry(), Duration::ZERO);
+        let begin = lifetimes.begin();
+        lifetimes.set(LONG);
+        assert_eq!(lifetimes.reply(begin).entry(), LONG, "nothing has changed");
+    }
+}

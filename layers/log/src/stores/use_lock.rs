@@ -1,0 +1,176 @@
+//! The locks by which the processes that use a store know of each other (docs/formats/log.md,
+//! Processes that use a store).
+
+use quell_posix::{LockedRange, OpenFile, RangeLocks, WritableDir};
+use quell_vfs::{ErrorKind, LockMode, Result};
+
+use crate::format::STORE_RECORD;
+use crate::locks::{Rank, RankedMutex};
+
+/// The byte of the store's record, beyond its content, of which each process that uses the store
+/// has a shared lock.
+const USER_BYTE: u64 = 64;
+/// The byte of which a process that is or becomes the only user has an exclusive lock.
+const ONLY_USER_BYTE: u64 = 65;
+
+/// The open record of a store.
+pub(crate) struct UseLock {
+    /// Has the shared lock.
+    file: Box<dyn OpenFile>,
+    /// Has the exclusive lock. It is open for writing, and the file system cannot become read-only
+    /// meanwhile, so it is closed as soon as the store is shared.
+    only: RankedMutex<Option<Box<dyn OpenFile>>>,
+    may_be_only_user: bool,
+}
+
+impl UseLock {
+    /// Opens the record of a store whose `.quell` directory is `own`. Only the owner of the store
+    /// can become its only user, and only if the file system has locks on which all nodes can rely.
+    /// Returns `None` if it is known that it has none; then no process becomes the only user.
+    pub fn open(own: &dyn WritableDir, uid: u32) -> Result<Option<UseLock>> {
+        let file = own.open_file(STORE_RECORD)?;
+        // A process that cannot determine the type of the file system takes part: others may.
+        let are_reliable = file.locks().map_or(Some(false), RangeLocks::are_reliable);
+        if are_reliable == Some(false) {
+            return Ok(None);
+        }
+        let stat = file.stat()?;
+        // The locks of a file with another name may be those of a user of that name.
+        let may_be_only_user = are_reliable == Some(true) && stat.nlink == 1 && stat.uid == uid;
+        Ok(Some(UseLock { file, only: RankedMutex::new(Rank::Leaf, None), may_be_only_user }))
+    }
+
+    /// Registers this process as a user of the store. Returns false if another process is the only
+    /// user, which then notices this one and shares the store.
+    pub fn begin_use(&self) -> Result<bool> {
+        let Some(locks) = self.file.locks() else { return Ok(true) };
+        locks.try_lock_on_node(range(USER_BYTE, LockMode::Shared))?;
+        Ok(locks.conflicting_on_node(range(ONLY_USER_BYTE, LockMode::Shared))?.is_none())
+    }
+
+    /// Makes this process the only user of the store whose `.quell` directory is `own`, or confirms
+    /// that it still is. Returns false if another process uses it; if this process was the only
+    /// user, it remains registered as such until [`share`](Self::share).
+    pub fn be_only_user(&self, own: &dyn WritableDir) -> Result<bool> {
+        let Some(locks) = self.file.locks().filter(|_| self.may_be_only_user) else { return Ok(false) };
+        let opened = self.only.lock().take();
+        let was_only_user = opened.is_some();
+        let only = match opened {
+            Some(only) => only,
+            None => match own.open_writable_file(STORE_RECORD) {
+                Ok(only) if only.stat()?.identity() == self.file.stat()?.identity() => only,
+                Err(error) if !matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::ReadOnly) => {
+                    return Err(error);
+                }
+                _ => return Ok(false),
+            },
+        };
+        let is_only_user = self.is_only_user(locks, &*only);
+        if was_only_user || matches!(is_only_user, Ok(true)) {
+            *self.only.lock() = Some(only);
+        }
+        is_only_user
+    }
+
+    /// Both locks are taken again each time, because a file system may have removed those of a node
+    /// that did not answer. Each process takes its own lock before it looks for those of others, so
+    /// of two processes at least one finds the other.
+    fn is_only_user(&self, locks: &dyn RangeLocks, only: &dyn OpenFile) -> Result<bool> {
+        Ok(locks.try_lock(range(USER_BYTE, LockMode::Shared))?
+            && match only.locks() {
+                Some(only) => only.try_lock(range(ONLY_USER_BYTE, LockMode::Exclusive))?,
+                None => false,
+            }
+            && locks.conflicting(range(USER_BYTE, LockMode::Exclusive))?.is_none())
+    }
+
+    /// Shares the store with other users.
+    pub fn share(&self) {
+        let only = self.only.lock().take();
+        drop(only); // the lock ends when the file is closed
+    }
+}
+
+fn range(byte: u64, mode: LockMode) -> LockedRange {
+    LockedRange { first: byte, last: byte, mode }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use quell_posix::PosixDir;
+
+    use super::*;
+
+    fn record(temp: &tempfile::TempDir) -> Arc<dyn WritableDir> {
+        let dir = PosixDir::open(temp.path()).unwrap();
+        drop(dir.create_file(STORE_RECORD, 0o644).unwrap());
+        Arc::new(dir)
+    }
+
+    fn open(own: &Arc<dyn WritableDir>) -> UseLock {
+        let uid = own.stat(STORE_RECORD).unwrap().uid;
+        UseLock::open(&**own, uid).unwrap().expect("the file system of the test has locks")
+    }
+
+    #[test]
+    fn a_second_user_waits_until_the_only_user_shares_the_store() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = record(&temp);
+        let (first, second) = (open(&own), open(&own));
+        assert!(first.begin_use().unwrap());
+        assert!(first.be_only_user(&*own).unwrap() && first.be_only_user(&*own).unwrap());
+        assert!(!second.begin_use().unwrap());
+        assert!(!first.be_only_user(&*own).unwrap(), "the second waits");
+        assert!(!second.begin_use().unwrap(), "the first has not shared the store yet");
+        first.share();
+        assert!(second.begin_use().unwrap());
+        assert!(!first.be_only_user(&*own).unwrap() && !second.be_only_user(&*own).unwrap());
+        assert!(first.begin_use().unwrap() && second.begin_use().unwrap(), "neither is left registered");
+        drop(second);
+        assert!(first.be_only_user(&*own).unwrap());
+    }
+
+    #[test]
+    fn several_processes_wait_at_the_same_time_and_one_that_ends_is_not_waited_for() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = record(&temp);
+        let (first, second, third) = (open(&own), open(&own), open(&own));
+        assert!(first.begin_use().unwrap() && first.be_only_user(&*own).unwrap());
+        assert!(!second.begin_use().unwrap() && !third.begin_use().unwrap());
+        drop(second);
+        assert!(!first.be_only_user(&*own).unwrap());
+        drop(third);
+        assert!(first.be_only_user(&*own).unwrap());
+        drop(first);
+        assert!(open(&own).begin_use().unwrap(), "nothing is left of a process that has ended");
+    }
+
+    #[test]
+    fn only_the_owner_of_the_store_becomes_its_only_user() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = record(&temp);
+        let other = UseLock::open(&*own, own.stat(STORE_RECORD).unwrap().uid + 1).unwrap().unwrap();
+        assert!(other.begin_use().unwrap() && !other.be_only_user(&*own).unwrap());
+        let owner = open(&own);
+        assert!(owner.begin_use().unwrap() && !owner.be_only_user(&*own).unwrap());
+        drop(other);
+        assert!(owner.be_only_user(&*own).unwrap());
+    }
+
+    #[test]
+    fn a_process_with_a_record_that_has_another_name_takes_part_but_is_not_the_only_user() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = record(&temp);
+        let first = open(&own);
+        std::fs::hard_link(temp.path().join("store"), temp.path().join("other")).unwrap();
+        let second = open(&own);
+        assert!(first.begin_use().unwrap() && first.be_only_user(&*own).unwrap());
+        assert!(!second.begin_use().unwrap());
+        first.share();
+        assert!(second.begin_use().unwrap() && !first.be_only_user(&*own).unwrap());
+        drop(first);
+        assert!(!second.be_only_user(&*own).unwrap());
+    }
+}

@@ -1,0 +1,293 @@
+//! Names and attributes that the kernel keeps of a log mount: while the mount is the only user of
+//! its store, and with `--kernel-cache SECONDS`. Changes of other processes are seen at once.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::log::Fixture;
+use crate::log_fixture;
+use crate::skip;
+use crate::stage::{Mounted, eventually, send};
+use crate::trees::set_mode;
+
+/// Returns why the kernel keeps nothing here, if that is so.
+fn why_nothing_is_kept(store: &Path) -> Option<String> {
+    let found = Command::new("stat").args(["-f", "-c", "%T"]).arg(store).output().unwrap();
+    let kind = String::from_utf8(found.stdout).unwrap();
+    let known = ["btrfs", "ext2/ext3", "f2fs", "overlayfs", "tmpfs", "xfs", "zfs"];
+    (!known.contains(&kind.trim())).then(|| format!("locks of {kind} are not certain to hold"))
+}
+
+macro_rules! caching_fixture {
+    () => {{
+        let fixture = log_fixture!();
+        if let Some(reason) = why_nothing_is_kept(&fixture.store) {
+            skip!("{reason}");
+        }
+        fixture
+    }};
+}
+
+fn log_report(fixture: &Fixture, point: &Path) -> serde_json::Value {
+    let reports = fixture.stage.run(fixture.stage.quell().args(["stats", "--json"]).arg(point)).expect(0);
+    reports.json()[0]["log"].clone()
+}
+
+fn is_only_user(fixture: &Fixture, point: &Path) -> bool {
+    log_report(fixture, point)["only_user"].as_bool().unwrap()
+}
+
+#[track_caller]
+fn wait_for_only_user(fixture: &Fixture, mounted: &Mounted<'_>) {
+    // A mount without requests does not try.
+    let is_only_user = || fs::metadata(&mounted.point).is_ok() && is_only_user(fixture, &mounted.point);
+    assert!(eventually(is_only_user), "it does not become the only user");
+}
+
+/// Returns the number of requests for names and attributes that the mount has answered.
+fn requests(fixture: &Fixture, point: &Path) -> u64 {
+    let report = log_report(fixture, point);
+    ["lookups", "attributes"].map(|name| report["counters"][name].as_u64().unwrap()).iter().sum()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+#[test]
+fn a_mount_that_is_the_only_user_of_its_store_is_asked_once() {
+    let fixture = caching_fixture!();
+    let mounted = fixture.mount();
+    wait_for_only_user(&fixture, &mounted);
+    let dir = mounted.point.join("dir");
+    fs::create_dir(&dir).unwrap();
+    for number in 0..20 {
+        fs::write(dir.join(format!("file{number}")), vec![b'x'; number]).unwrap();
+    }
+    let stat_all = || {
+        for number in 0..20 {
+            assert_eq!(fs::metadata(dir.join(format!("file{number}"))).unwrap().len(), number as u64);
+        }
+    };
+    // The kernel passes on a close shortly after close(2) has returned, and the attributes of an
+    // open file are not kept.
+    let is_kept = || {
+        let before = requests(&fixture, &mounted.point);
+        stat_all();
+        requests(&fixture, &mounted.point) == before
+    };
+    assert!(eventually(is_kept), "the kernel does not answer by itself");
+    // What this mount changes is seen at once.
+    fs::write(dir.join("file3"), "longer than before").unwrap();
+    assert_eq!(fs::metadata(dir.join("file3")).unwrap().len(), 18);
+    let published = fs::metadata(dir.join("file3")).unwrap().modified().unwrap();
+    assert_eq!(fs::metadata(dir.join("file3")).unwrap().modified().unwrap(), published);
+    set_mode(&dir.join("file4"), 0o600);
+    assert_eq!(mode(&dir.join("file4")), 0o600);
+    fs::rename(dir.join("file5"), dir.join("file6")).unwrap();
+    assert!(is_missing(&dir.join("file5")));
+    assert_eq!(fs::metadata(dir.join("file6")).unwrap().len(), 5);
+    fs::remove_file(dir.join("file7")).unwrap();
+    assert!(is_missing(&dir.join("file7")));
+    fs::write(dir.join("file7"), "again").unwrap();
+    assert_eq!(fs::metadata(dir.join("file7")).unwrap().len(), 5);
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+/// The time that a file has after a close is that of the published data, also if its attributes
+/// were read while it was open.
+#[test]
+fn attributes_of_a_file_that_is_open_for_writing_are_not_kept() {
+    let fixture = caching_fixture!();
+    let mounted = fixture.mount();
+    wait_for_only_user(&fixture, &mounted);
+    let path = mounted.point.join("file");
+    let file = File::create(&path).unwrap();
+    for number in 1..=5u8 {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[number], u64::from(number)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), u64::from(number) + 1);
+    }
+    let before = requests(&fixture, &mounted.point);
+    fs::metadata(&path).unwrap();
+    fs::metadata(&path).unwrap();
+    assert!(requests(&fixture, &mounted.point) >= before + 2, "each stat is a request");
+    drop(file);
+    let kept = fs::metadata(&path).unwrap();
+    mounted.umount();
+    let again = fixture.mount();
+    let stored = fs::metadata(again.point.join("file")).unwrap();
+    let times = |found: &fs::Metadata| (found.mtime(), found.mtime_nsec(), found.len());
+    assert_eq!(times(&kept), times(&stored));
+    again.umount();
+}
+
+#[test]
+fn changes_of_a_second_mount_are_seen_at_once_after_its_start() {
+    let fixture = caching_fixture!();
+    let one = fixture.mount();
+    wait_for_only_user(&fixture, &one);
+    let first = |name: &str| one.point.join(name);
+    for dir in ["dir", "dir/below", "moved"] {
+        fs::create_dir(first(dir)).unwrap();
+    }
+    for name in ["grows", "dir/mode", "dir/removed", "dir/below/renamed", "replaced"] {
+        fs::write(first(name), "text").unwrap();
+    }
+    let open = File::open(first("grows")).unwrap();
+    let names =
+        ["grows", "dir", "dir/mode", "dir/removed", "dir/below", "dir/below/renamed", "replaced", "moved"];
+    for name in names {
+        fs::metadata(first(name)).unwrap();
+    }
+    assert!(is_missing(&first("new")) && is_missing(&first("dir/new")));
+    // A working directory whose name expires.
+    let mut inside = Command::new("sh");
+    inside.arg("-c").arg("echo ready; read line; pwd -P; ls").current_dir(first("dir/below"));
+    let mut inside = fixture.stage.start(inside.stdin(std::process::Stdio::piped()));
+    inside.wait_for_output("ready");
+
+    let other = fixture.mount();
+    assert!(!is_only_user(&fixture, &one.point));
+    let second = |name: &str| other.point.join(name);
+    for round in 0..20u64 {
+        fs::write(second("grows"), vec![b'x'; 10 + round as usize]).unwrap();
+        assert_eq!(fs::metadata(first("grows")).unwrap().len(), 10 + round);
+        set_mode(&second("dir/mode"), 0o600 + (round as u32 & 0o77));
+        assert_eq!(mode(&first("dir/mode")), 0o600 + (round as u32 & 0o77));
+        fs::write(second("dir/new"), "new").unwrap();
+        assert_eq!(fs::read(first("dir/new")).unwrap(), b"new");
+        fs::remove_file(second("dir/new")).unwrap();
+        assert!(is_missing(&first("dir/new")));
+    }
+    assert_eq!(open.metadata().unwrap().len(), 29);
+    drop(open);
+    fs::remove_file(second("dir/removed")).unwrap();
+    assert!(is_missing(&first("dir/removed")));
+    fs::rename(second("dir/below/renamed"), second("new")).unwrap();
+    assert!(is_missing(&first("dir/below/renamed")));
+    assert_eq!(fs::read(first("new")).unwrap(), b"text");
+    fs::write(second("other"), "replacement").unwrap();
+    fs::rename(second("other"), second("replaced")).unwrap();
+    assert_eq!(fs::read(first("replaced")).unwrap(), b"replacement");
+    fs::rename(second("moved"), second("dir/moved")).unwrap();
+    assert!(is_missing(&first("moved")) && first("dir/moved").is_dir());
+    use std::io::Write;
+    writeln!(inside.stdin(), "go").unwrap();
+    let ended = inside.wait().expect(0).text();
+    assert!(ended.contains(&format!("{}/dir/below", one.point.display())), "{ended}");
+
+    // When the other one has ended, the first becomes the only user again.
+    other.umount();
+    wait_for_only_user(&fixture, &one);
+    one.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn commands_and_programs_without_a_mount_take_part() {
+    let fixture = caching_fixture!();
+    let mounted = fixture.mount();
+    wait_for_only_user(&fixture, &mounted);
+    let at = |name: &str| mounted.point.join(name);
+    fs::write(at("file"), "text").unwrap();
+    assert!(is_missing(&at("imported")) && fs::metadata(at("file")).unwrap().len() == 4);
+    let plain = fixture.stage.file("plain", "imported");
+    let quell = || fixture.stage.quell();
+    fixture
+        .stage
+        .run(quell().args(["log", "import"]).arg(&plain).arg(&fixture.store).arg("imported"))
+        .expect(0);
+    assert_eq!(fs::read(at("imported")).unwrap(), b"imported");
+    wait_for_only_user(&fixture, &mounted);
+    fixture.stage.run(quell().args(["log", "ls"]).arg(&fixture.store)).expect(0);
+    assert!(is_only_user(&fixture, &mounted.point), "a command that only reads does not disturb");
+    fixture.stage.run(quell().args(["log", "fsck"]).arg(&fixture.store).arg("--repair")).expect(0);
+    assert!(!is_only_user(&fixture, &mounted.point));
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_killed_mount_leaves_no_lock_and_a_stopped_one_is_waited_for() {
+    let fixture = caching_fixture!();
+    let one = fixture.mount();
+    wait_for_only_user(&fixture, &one);
+    fs::write(one.point.join("file"), "text").unwrap();
+    fs::metadata(one.point.join("file")).unwrap();
+    send(fixture.stage.holder(), Signal::KILL);
+    let other = fixture.mount();
+    wait_for_only_user(&fixture, &other);
+    assert_eq!(fs::read(other.point.join("file")).unwrap(), b"text");
+    one.umount();
+
+    let holder = fixture.stage.holder();
+    fs::metadata(other.point.join("file")).unwrap();
+    send(holder, Signal::STOP);
+    let point = fixture.point();
+    let mut starting = fixture.stage.start(&mut fixture.command(&[&fixture.store], &["--quiet"], &point));
+    std::thread::sleep(Duration::from_secs(1));
+    let is_waiting = starting.is_running();
+    send(holder, Signal::CONT);
+    starting.wait().expect(0);
+    assert!(is_waiting, "the stopped mount may still have names in the kernel's cache");
+    let third = Mounted::at(&fixture.stage, point);
+    fs::remove_file(third.point.join("file")).unwrap();
+    assert!(is_missing(&other.point.join("file")));
+    other.umount();
+    third.umount();
+}
+
+#[test]
+fn the_option_sets_how_long_the_kernel_keeps_names_of_a_shared_store() {
+    let fixture = caching_fixture!();
+    // The other mount is there first, so that the store is shared all the time.
+    let other = fixture.mount_with(&[&fixture.store], &["--kernel-cache", "none"]);
+    fs::write(other.point.join("file"), "text").unwrap();
+    let kept = fixture.mount_with(&[&fixture.store], &["--kernel-cache", "60"]);
+    assert_eq!(fs::metadata(kept.point.join("file")).unwrap().len(), 4);
+    let before = requests(&fixture, &kept.point);
+    fs::write(other.point.join("file"), "longer").unwrap();
+    assert_eq!(fs::metadata(kept.point.join("file")).unwrap().len(), 4, "as before for a minute");
+    assert_eq!(requests(&fixture, &kept.point), before);
+    kept.umount();
+    // Without other users, `none` keeps nothing either.
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(!is_only_user(&fixture, &other.point));
+    let before = requests(&fixture, &other.point);
+    fs::metadata(other.point.join("file")).unwrap();
+    fs::metadata(other.point.join("file")).unwrap();
+    assert!(requests(&fixture, &other.point) >= before + 2);
+    other.umount();
+    for wrong in ["0", "61", "yes"] {
+        let point = fixture.point();
+        let mut command = fixture.command(&[&fixture.store], &["--kernel-cache", wrong], &point);
+        fixture.stage.run(&mut command).expect(2).says("1 to 60 seconds");
+    }
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn several_stores_have_no_only_user() {
+    let fixture = caching_fixture!();
+    let second = fixture.stage.dir("second");
+    let mounted = fixture.mount_with(&[&fixture.store, &second], &[]);
+    fs::write(mounted.point.join("file"), "text").unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(!is_only_user(&fixture, &mounted.point));
+    let before = requests(&fixture, &mounted.point);
+    fs::metadata(mounted.point.join("file")).unwrap();
+    fs::metadata(mounted.point.join("file")).unwrap();
+    assert!(requests(&fixture, &mounted.point) >= before + 2);
+    mounted.umount();
+}
