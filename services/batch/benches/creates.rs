@@ -1,8 +1,8 @@
 //! Creates files in batches, commits them, and looks them up.
 //!
-//! `cargo bench -p quell-batch-service --bench creates [-- FILES DIR]` prints the time and the
+//! `cargo bench -p quell-batch-service --bench creates [-- FILES DIR ROUNDS]` prints the time and the
 //! processor time of each step for a number of files (1,000,000), with the tables in a directory
-//! (the one for temporary files).
+//! (the one for temporary files). The commits with conflicts and without are repeated ROUNDS times.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -23,16 +23,12 @@ fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let files: u64 = arguments.next().map_or(1_000_000, |text| text.parse().expect("a number of files"));
     let base = arguments.next().map_or(std::env::temp_dir(), PathBuf::from);
-    let directory = tempfile::tempdir_in(base).expect("a directory");
-    let at = |name: &str| directory.path().join(name);
-    let store = Arc::new(DiskStore::open(&at("kv"), &DiskOptions::default()).expect("a store"));
-    Image::create(&*store, 1, NEW, now()).expect("an image");
-    let primary = Primary::open(store, Arc::new(tables(&at("image")))).expect("a primary server");
-
-    let caller = BatchCaller { uid: 0, gid: 0, groups: Vec::new() };
-    let new = NewBatch { name: "bench".into(), caller, subtree: ROOT, is_atomic: false };
+    let rounds: usize = arguments.next().map_or(1, |text| text.parse().expect("a number of rounds"));
+    let directory = tempfile::tempdir_in(&base).expect("a directory");
+    let primary = new_primary(directory.path());
+    let new = new_batch();
     let record = step("begin", 1, || primary.begin(new.clone()).expect("a batch"));
-    let own = Arc::new(tables(&at("batch")));
+    let own = Arc::new(tables(&directory.path().join("batch")));
     let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
     let dir = names.create(ROOT, b"dir", NewNode::Dir, NEW, now()).expect("a directory").inode.number;
     step("create", files, || create(&mut names, dir, files));
@@ -60,27 +56,73 @@ fn main() {
             image.create(dir, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
         }
     });
-    // In a directory of the snapshot, each name is compared with the image.
-    for (name, others) in [("none", 0), ("some", files / 100)] {
-        let existing = image.create(ROOT, name.as_bytes(), NewNode::Dir, NEW, now()).expect("a directory");
-        let existing = existing.inode.number;
-        let new = NewBatch { subtree: existing, ..new.clone() };
-        let record = primary.begin(new).expect("a batch");
-        let own = Arc::new(tables(&at(name)));
-        let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
-        create(&mut names, existing, files);
-        for number in 0..others {
-            let name = format!("file.{}", number * 100);
-            image.create(existing, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
+    compare_conflicts(&base, files, rounds);
+}
+
+/// Prints the time and the processor time of commits in a directory of the snapshot, where each
+/// name is compared with the image: without conflicts, and with conflicts of 1 % of the names. The
+/// rounds of both are interleaved.
+fn compare_conflicts(base: &Path, files: u64, rounds: usize) {
+    let mut measured = [(0, Vec::new()), (files / 100, Vec::new())];
+    for round in 0..rounds {
+        // Each is first in every second round.
+        for index in [round % 2, 1 - round % 2] {
+            let (conflicts, times) = &mut measured[index];
+            times.push(commit_with_conflicts(base, files, *conflicts));
         }
-        let certificate = names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate");
-        let title = format!("verify and commit in a directory of the snapshot, {others} conflicts");
-        let committed =
-            step(&title, files, || primary.commit(record.number, &certificate, &*own).expect("a commit"));
-        assert!(
-            matches!(committed.state, BatchState::Committed { conflicts, .. } if conflicts.count == others)
+    }
+    for (conflicts, times) in &measured {
+        let column = |of: fn(&(f64, f64)) -> f64| {
+            let mut sorted: Vec<f64> = times.iter().map(of).collect();
+            sorted.sort_by(f64::total_cmp);
+            let (median, last) = (sorted[sorted.len() / 2], sorted.len() - 1);
+            format!("{median:.3} s ({:.3} to {:.3})", sorted[0], sorted[last])
+        };
+        println!(
+            "verify and commit in a directory of the snapshot, {conflicts} conflicts, median of {rounds}: {}, \
+             {} of processor time",
+            column(|(elapsed, _)| *elapsed),
+            column(|(_, processor)| *processor),
         );
     }
+}
+
+/// Commits a batch to a new store. Returns the time and the processor time of the commit.
+fn commit_with_conflicts(base: &Path, files: u64, conflicts: u64) -> (f64, f64) {
+    let directory = tempfile::tempdir_in(base).expect("a directory");
+    let primary = new_primary(directory.path());
+    let image = primary.name_space();
+    let dir = image.create(ROOT, b"dir", NewNode::Dir, NEW, now()).expect("a directory").inode.number;
+    let record = primary.begin(NewBatch { subtree: dir, ..new_batch() }).expect("a batch");
+    let own = Arc::new(tables(&directory.path().join("batch")));
+    let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
+    create(&mut names, dir, files);
+    for number in 0..conflicts {
+        let name = format!("file.{}", number * 100);
+        image.create(dir, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
+    }
+    let certificate = names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate");
+    drop(names);
+    let (start, processor) = (Instant::now(), processor_seconds());
+    let committed = primary.commit(record.number, &certificate, &*own).expect("a commit");
+    let times = (start.elapsed().as_secs_f64(), processor_seconds() - processor);
+    assert!(
+        matches!(committed.state, BatchState::Committed { conflicts: found, .. } if found.count == conflicts)
+    );
+    times
+}
+
+/// Returns the primary server of a new store in a directory.
+fn new_primary(directory: &Path) -> Primary {
+    let store =
+        Arc::new(DiskStore::open(&directory.join("kv"), &DiskOptions::default()).expect("a key-value store"));
+    Image::create(&*store, 1, NEW, now()).expect("an image");
+    Primary::open(store, Arc::new(tables(&directory.join("image")))).expect("a primary server")
+}
+
+fn new_batch() -> NewBatch {
+    let caller = BatchCaller { uid: 0, gid: 0, groups: Vec::new() };
+    NewBatch { name: "bench".into(), caller, subtree: ROOT, is_atomic: false }
 }
 
 fn create<E: Entries>(names: &mut Names<E>, dir: u64, files: u64) {

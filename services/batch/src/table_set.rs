@@ -8,7 +8,7 @@ use crate::entry::Entry;
 use crate::files::TableFiles;
 use crate::key::Key;
 use crate::merge::{Merge, Source, list_merged};
-use crate::table::{BlockCache, Table};
+use crate::table::{BlockCache, Table, TableLookups};
 use crate::table_ref::TableRef;
 
 /// Tables, the newest first.
@@ -54,6 +54,11 @@ impl TableSet {
         Ok(None)
     }
 
+    /// Returns look-ups, each of which has a greater key than the one before.
+    pub(crate) fn lookups(&self) -> SetLookups {
+        SetLookups(self.0.iter().map(|table| TableLookups::new(table.clone())).collect())
+    }
+
     /// Returns the entry of a key, or `None` if there is none.
     pub(crate) fn entry(&self, key: &Key) -> Result<Option<Entry>> {
         match self.get(key.as_bytes())?.as_deref() {
@@ -81,6 +86,22 @@ impl TableSet {
     /// Returns all entries, the newest table first, for a merge.
     pub(crate) fn sources<'a>(&self) -> impl Iterator<Item = Box<dyn Source + 'a>> {
         self.0.iter().map(|table| Box::new(table.entries()) as Box<dyn Source>)
+    }
+}
+
+/// Look-ups in a set of tables, each with a greater key than the one before.
+#[derive(Debug)]
+pub(crate) struct SetLookups(Vec<TableLookups>);
+
+impl SetLookups {
+    /// Returns the value of a key. `None` if there is none, or if the entry is removed.
+    pub(crate) fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        for table in &mut self.0 {
+            if let Some(value) = table.get(key)? {
+                return Ok(Some(value).filter(|value| !value.is_empty()));
+            }
+        }
+        Ok(None)
     }
 }
 

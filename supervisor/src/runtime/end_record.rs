@@ -27,17 +27,17 @@ pub struct EndRecord {
 }
 
 impl EndRecord {
-    /// Writes the first record of a mount, in the place of that of an earlier mount at the same mount
-    /// point.
+    /// Writes the first record of a mount, in the place of that of an earlier mount at the same
+    /// mount point.
     pub(crate) fn begin(&self, address: &Address) -> Result<()> {
         remove(address);
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(path_of(address))?;
         file.write_all(&serde_json::to_vec(self)?)
     }
 
-    /// Replaces the record of the mount of this process. While a process commits the batch of a mount
-    /// that was removed, another one may serve a new mount at the same mount point: then the record
-    /// of the new mount remains.
+    /// Replaces the record of the mount of this process. While a process commits the batch of a
+    /// mount that was removed, another one may serve a new mount at the same mount point: then the
+    /// record of the new mount remains.
     pub(crate) fn write(&self, address: &Address) -> Result<()> {
         match read(&path_of(address)).is_some_and(|record| record.process != self.process) {
             true => Ok(()),

@@ -49,8 +49,8 @@ pub trait Service {
         None
     }
 
-    /// Makes the end of the mount discard its changes. Returns whether it does: false if changes take
-    /// effect immediately.
+    /// Makes the end of the mount discard its changes. Returns whether it does: false if changes
+    /// take effect immediately.
     fn discard(&mut self) -> bool {
         false
     }

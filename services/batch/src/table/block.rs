@@ -84,6 +84,8 @@ pub(super) fn decompress(stored: Vec<u8>, raw_bytes: usize) -> Result<Vec<u8>> {
 pub(super) struct BlockCursor {
     position: usize,
     key: Vec<u8>,
+    /// The position of the value of the entry that was read last.
+    value_at: usize,
 }
 
 impl BlockCursor {
@@ -109,8 +111,14 @@ impl BlockCursor {
         }
         self.key.truncate(shared);
         self.key.extend_from_slice(suffix);
-        self.position = block.len() - rest.len() + value;
+        self.value_at = block.len() - rest.len();
+        self.position = self.value_at + value;
         Ok(Some((&self.key, &rest[..value])))
+    }
+
+    /// Returns the entry that was read last from `block`.
+    pub(super) fn last<'a>(&'a self, block: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+        (&self.key, &block[self.value_at..self.position])
     }
 }
 

@@ -5,9 +5,11 @@ mod block;
 mod cache;
 mod filter;
 mod footer;
+mod lookups;
 mod reader;
 mod writer;
 
 pub use cache::BlockCache;
+pub(crate) use lookups::TableLookups;
 pub use reader::{Table, TableEntries};
 pub use writer::{TableSummary, TableWriter};

@@ -110,14 +110,7 @@ impl Table {
     /// # Errors
     /// `Damaged`; the errors of read(2).
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        if !self.is_in_range(key) || !filter::may_contain(self.filter()?, filter::hash(key)) {
-            return Ok(None);
-        }
-        let index = self.footer.blocks.partition_point(|block| &*block.last_key < key);
-        if index == self.footer.blocks.len() {
-            return Ok(None);
-        }
-        let block = self.block(index)?;
+        let Some(block) = self.block_of(key)? else { return Ok(None) };
         let mut cursor = BlockCursor::default();
         while let Some((found, value)) = cursor.next(&block)? {
             match found.cmp(key) {
@@ -127,6 +120,21 @@ impl Table {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the block that has the entry of a key, if the table has one. `None`: it has none.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of read(2).
+    pub(super) fn block_of(&self, key: &[u8]) -> Result<Option<Arc<Vec<u8>>>> {
+        if !self.is_in_range(key) || !filter::may_contain(self.filter()?, filter::hash(key)) {
+            return Ok(None);
+        }
+        let index = self.footer.blocks.partition_point(|block| &*block.last_key < key);
+        match index == self.footer.blocks.len() {
+            true => Ok(None),
+            false => self.block(index).map(Some),
+        }
     }
 
     /// Returns the entries after `after`, in the order of their keys.

@@ -24,7 +24,7 @@ impl Pass<'_> {
             self.end_existing_dir()?;
             self.begin_existing_dir(dir)?;
         }
-        let before = self.submission.snapshot.get(key)?.filter(|value| !value.is_empty());
+        let before = self.in_snapshot.get(key)?;
         let current = self.dir.as_mut().expect("the directory was begun");
         current.pre_image.add(name, before.as_deref());
         let refusal = current.refusal;
@@ -70,7 +70,7 @@ impl Pass<'_> {
             self.undo_subdir(dir, &after);
             return self.keep_as_other_name(dir, name, after, reason);
         }
-        let replaced = self.submission.current.entry(&Key::of_name(dir, name))?;
+        let replaced = self.in_image.get(key)?.map(|value| Entry::decode(&value)).transpose()?;
         match (number(&replaced), number(&before)) {
             (None, _) => self.out.add(key, value),
             // The entry that the batch has replaced is removed with the changes of its inode.

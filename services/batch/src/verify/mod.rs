@@ -67,6 +67,8 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
     }
     let mut pass = Pass {
         accesses: Accesses::new(record, submission.snapshot, submission.current.clone()),
+        in_snapshot: submission.snapshot.lookups(),
+        in_image: submission.current.lookups(),
         numbers: Numbers::new(record.inodes.clone(), certificate.inodes_used)?,
         out: Output::new(submission.files.clone(), first_table_of_batch(record.number)),
         new_dirs: HashMap::new(),

@@ -17,7 +17,7 @@ use crate::files::TableFiles;
 use crate::image::Addition;
 use crate::key::Key;
 use crate::table::Table;
-use crate::table_set::TableSet;
+use crate::table_set::{SetLookups, TableSet};
 
 /// A batch that is to be verified.
 pub(crate) struct Submission<'a> {
@@ -56,6 +56,9 @@ pub(super) struct Pass<'a> {
     pub(super) submission: Submission<'a>,
     pub(super) accesses: Accesses<'a>,
     pub(super) numbers: Numbers,
+    /// Look-ups of the keys of the batch in the snapshot, and in the current image.
+    pub(super) in_snapshot: SetLookups,
+    pub(super) in_image: SetLookups,
     pub(super) out: Output,
     /// The directories that the batch has created.
     pub(super) new_dirs: HashMap<u64, NewDir>,
