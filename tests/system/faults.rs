@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::group::Group;
 use crate::skip;
-use crate::stage::{Stage, is_root, quell, views};
+use crate::stage::{Stage, can_unshare, is_root, quell, views};
 use crate::trees::{self, HUGE_BYTES, set_mode};
 
 fn fixture() -> (Stage, PathBuf, PathBuf) {
@@ -27,10 +27,6 @@ fn unshared(stage: &Stage, script: &str, index: &Path, tree: &Path) -> Command {
     let script = format!("\"$1\" index -q \"$3\" -o \"$2\"; {script}");
     command.args(["-U", "-r", "-m", "sh", "-ec", &script, "sh"]).arg(quell()).args([index, tree]);
     command
-}
-
-fn can_unshare(stage: &Stage) -> bool {
-    stage.run(stage.command("unshare").args(["-U", "-r", "-m", "true"])).code() == Some(0)
 }
 
 /// Drops the capabilities of the namespace's root, so that the command has those of an ordinary

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::Signal;
 
 use crate::skip;
-use crate::stage::{Ended, Stage, eventually, is_root, views};
+use crate::stage::{Ended, Stage, can_unshare, eventually, is_root, views};
 use crate::trees::{self, name, set_mode, set_mtime};
 
 fn fixture() -> (Stage, PathBuf) {
@@ -119,10 +119,6 @@ fn unshared(stage: &Stage, script: &str, arguments: &[&Path]) -> Ended {
     let mut command = stage.command("unshare");
     command.args(["-U", "-r", "-m", "sh", "-ec", script, "sh"]).arg(crate::stage::quell()).args(arguments);
     stage.run(&mut command)
-}
-
-fn can_unshare(stage: &Stage) -> bool {
-    stage.run(stage.command("unshare").args(["-U", "-r", "-m", "true"])).code() == Some(0)
 }
 
 #[test]

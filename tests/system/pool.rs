@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::process::Signal;
 
 use crate::skip;
-use crate::stage::{Ended, Stage, eventually, has, is_root, quell, send};
+use crate::stage::{Ended, Stage, can_unshare, eventually, has, is_root, quell, send};
 
 /// A running pool, which is ended with the test, also if it fails.
 pub struct Pool {
@@ -366,6 +366,42 @@ fn a_pool_in_memory_has_a_limit_and_leaves_nothing_when_it_is_killed() {
     }
     assert!(eventually(|| shared_memory() + 200_000_000 < before), "{before}, now {}", shared_memory());
     pool.expect_nothing_left();
+}
+
+/// Runs below a private tmpfs of 400 MiB, which is the disk of one daemon.
+const FULL_DISK: &str = r#"
+mount -t tmpfs -o size=400m none "$2"
+"$1" pool up full --quiet --local 1 --dir "$2"
+trap '"$1" -q pool down full --discard' EXIT
+run() { "$1" run --quiet --pool "full=$3" -- sh -c "cd \"\$0\" || exit; $4" "$3"; }
+run "$1" "$2" "$3" 'head -c 100000 /dev/urandom >kept && cp kept large && head -c 2000 kept >small &&
+  for n in 1 2 3 4 5 6 7 8; do head -c 1000 kept >small$n || exit; done'
+# Another program takes the rest of the disk, to the last byte.
+head -c 500000000 /dev/zero >"$2/other" 2>/dev/null || true
+run "$1" "$2" "$3" 'for n in $(seq 400); do cp kept "copy$n" || exit; done' && exit 9
+run "$1" "$2" "$3" 'cmp -n 2000 kept small && truncate -s 100 small && truncate -s 10 large &&
+  : >small1 && rm small2 large && wc -c <small && ls | grep -c "^small"'
+run "$1" "$2" "$3" 'echo text >new' && exit 8
+rm "$2/other"
+run "$1" "$2" "$3" 'rm -f copy* && cat kept kept >new && cmp -n 100000 kept new && wc -c <new'
+"#;
+
+#[test]
+fn a_full_disk_refuses_data_and_permits_removal_and_truncation() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let stage = Stage::new();
+    if !can_unshare(&stage) {
+        skip!("no user namespaces");
+    }
+    let (data, files) = (stage.dir("data"), stage.dir("files"));
+    let mut command = stage.command("unshare");
+    command.args(["-U", "-r", "-m", "sh", "-ec", FULL_DISK, "sh"]).arg(quell()).args([&data, &files]);
+    let ended = stage.run(&mut command).expect(0);
+    assert_eq!(ended.text(), "100\n8\n200000\n", "{}", ended.err);
+    ended.says("No space left");
+    stage.expect_nothing_left();
 }
 
 #[test]

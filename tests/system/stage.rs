@@ -84,6 +84,11 @@ pub fn has(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
+/// Returns whether a user may create a user namespace and mount in it.
+pub fn can_unshare(stage: &Stage) -> bool {
+    stage.run(stage.command("unshare").args(["-U", "-r", "-m", "true"])).code() == Some(0)
+}
+
 /// Returns the reason why OpenMPI programs cannot be compiled and run here.
 pub fn why_no_openmpi() -> Option<&'static str> {
     if !has("mpirun") || !has("mpicc") {

@@ -127,6 +127,10 @@ impl Member {
     ) -> Result<Reply<'static>> {
         if let Some(size_bytes) = settings.size_bytes {
             self.set_size(origin, id, size_bytes, settings.drops_set_id).await?;
+            let others = Settings { size_bytes: None, drops_set_id: false, ..settings };
+            if others == Settings::default() {
+                return Ok(Reply::Node(self.inode(id)?.node(id)));
+            }
         }
         if let Some(modified) = settings.modified {
             self.inode(id)?;
@@ -155,6 +159,10 @@ impl Member {
         }
         let mut batch = Batch::new();
         batch.put(&keys::inode(id), &to_bytes(&inode));
+        if settings.size_bytes.is_some() {
+            // The truncation has freed space, and is not reported as failed.
+            batch.allow_reserve();
+        }
         self.put_result(origin, Performed::Change(id), &mut batch);
         self.environment.store.commit(batch)?;
         if inode.kind == NodeKind::Dir && group(&inode) != passed_on {
@@ -282,6 +290,7 @@ impl Member {
         inode.truncating_to_bytes = None;
         let mut batch = Batch::new();
         batch.put(&keys::inode(id), &to_bytes(&inode));
+        batch.allow_reserve();
         let is_finished = inode.name.is_some();
         if is_finished {
             batch.delete(&keys::unfinished(id));

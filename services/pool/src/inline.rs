@@ -108,6 +108,8 @@ impl Member {
             true => batch.delete(&keys::inline_data(id)),
             false => batch.put(&keys::inline_data(id), &data),
         }
+        // It frees space.
+        batch.allow_reserve();
         inode.inline_bytes = data.len() as u32;
         Ok(())
     }
