@@ -9,6 +9,9 @@ from measure import median, processor_s, run, text_of
 HERE = Path(__file__).resolve().parent
 RANKS = 4
 REPEATS = 3
+# The rates of names vary by a factor of two, because the kernel moves the ranks and the daemon
+# between the processors.
+NAME_REPEATS = 9
 FILES = 5000
 DATA_MIB = 256
 STEPS = ("create", "stat", "remove")
@@ -75,8 +78,10 @@ class Pool:
         started = self.up(local, daemons)
         try:
             run([*pool, "mkdir", mount / "dir"])
-            for _ in range(REPEATS):
-                direct.append(self.work("names", self.files, *[plain] * ranks)["rates"])
+            for repeat in range(NAME_REPEATS):
+                # The local disk takes ten times as long.
+                if repeat % 3 == 0:
+                    direct.append(self.work("names", self.files, *[plain] * ranks)["rates"])
                 before = self.processor_s(started)
                 found = self.work("names", self.files, *[mount / "dir"] * ranks, before=pool)
                 used = found["processor_s"] + self.processor_s(started) - before
@@ -86,10 +91,11 @@ class Pool:
             self.down()
         shape = f"{ranks} rank{'s' * (ranks > 1)}, {daemons} daemon{'s' * (daemons > 1)}"
         for step, name in enumerate(STEPS):
-            rate = median(run[step] for run in covered)
+            rates = [run[step] for run in covered]
+            rate = median(rates)
             self.add(f"pool, {shape}: {name}", "ops/s", median(run[step] for run in direct), rate,
                      f"at least {targets[step]:,}/s", rate >= targets[step],
-                     note=f"direct: the local disk; GekkoFS {reference[step]:,}/s")
+                     note=f"{min(rates):,.0f} to {max(rates):,.0f}/s; direct: the local disk; GekkoFS {reference[step]:,}/s")
         used, (gekkofs, limit) = median(processor), PROCESSOR_US
         self.add(f"pool, {shape}: processor time of an operation", "us", None, used, f"at most {limit} us", used <= limit,
                  note=f"daemons and ranks, mean of the three operations; GekkoFS {gekkofs} us at best")

@@ -24,6 +24,13 @@ mod storage;
 
 use std::process::ExitCode;
 
+use mimalloc::MiMalloc;
+
+/// Requests allocate many small values; docs/decisions/0005-dependencies.md has
+/// the measurement.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
+
 fn main() -> ExitCode {
     if let Some(size) = memory::size_for_helper() {
         return memory::run_helper(&size);
