@@ -240,6 +240,12 @@ pub trait WritableDir: Dir {
     /// even if `permissions` does not have it. Errors: `Exists`.
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()>;
 
+    /// Creates a directory as `make_dir` does, and opens it.
+    fn make_and_open_dir(&self, name: &[u8], permissions: u32) -> Result<Arc<dyn WritableDir>> {
+        self.make_dir(name, permissions)?;
+        self.open_writable_dir(name)
+    }
+
     /// Creates a symbolic link. Errors: `Exists`.
     fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()>;
 

@@ -95,6 +95,23 @@ fn refused(operation: &'static str, name: &[u8], why: &'static str) -> Error {
     Error { source: Some(why.into()), ..failed(Errno::PERM, operation, name) }
 }
 
+/// Sets the permissions of a directory that was just created, of which the umask may have removed
+/// some, with the set-group-id bit that it has inherited.
+fn set_permissions_of_new_dir(fd: BorrowedFd<'_>, name: &[u8], permissions: u32) -> Result<()> {
+    let fail = |e| failed(e, "create directory", name);
+    let found = FileStatus::at_open(fd).map_err(fail)?;
+    let (has, inherited) = (found.mode & 0o7777, found.mode & SET_GROUP_ID);
+    if has == permissions | inherited {
+        return Ok(());
+    }
+    // Another user may have replaced the directory after it was created.
+    if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
+        return Err(refused("create directory", name, "another user has replaced it"));
+    }
+    let exact = Change { permissions: Some(permissions | inherited), ..Change::default() };
+    change_descriptor(fd, FileType::Directory, &exact).map_err(fail)
+}
+
 /// Changes the file of any descriptor. The owners come first, because changing them clears the
 /// set-user-id bit.
 fn change_descriptor(fd: BorrowedFd<'_>, kind: FileType, change: &Change) -> rustix::io::Result<()> {
@@ -249,17 +266,30 @@ impl WritableDir for PosixDir {
         let _owner = self.act_as_owner("create directory", name)?;
         rustix::fs::mkdirat(&self.fd, component(name)?, mode).map_err(fail)?;
         let created = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
-        let found = FileStatus::at_open(created.as_fd()).map_err(fail)?;
-        let (has, inherited) = (found.mode & 0o7777, found.mode & SET_GROUP_ID);
-        if has == permissions | inherited {
-            return Ok(());
+        set_permissions_of_new_dir(created.as_fd(), name, permissions)
+    }
+
+    fn make_and_open_dir(&self, name: &[u8], permissions: u32) -> Result<Arc<dyn WritableDir>> {
+        let _span = entry_span("mkdir", name);
+        let fail = |e| failed(e, "create directory", name);
+        let mode = Mode::from_raw_mode(permissions);
+        let owner = self.act_as_owner("create directory", name)?;
+        rustix::fs::mkdirat(&self.fd, component(name)?, mode).map_err(fail)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty()) {
+            Ok(fd) => {
+                set_permissions_of_new_dir(fd.as_fd(), name, permissions)?;
+                Ok(Arc::new(PosixDir::new(fd, self.is_shared)))
+            }
+            // The umask has removed the permission to read it.
+            Err(Errno::ACCESS) => {
+                let created = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
+                set_permissions_of_new_dir(created.as_fd(), name, permissions)?;
+                drop(owner);
+                self.open_writable_dir(name)
+            }
+            Err(e) => Err(fail(e)),
         }
-        // Another user may have replaced the directory after it was created.
-        if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
-            return Err(refused("create directory", name, "another user has replaced it"));
-        }
-        let exact = Change { permissions: Some(permissions | inherited), ..Change::default() };
-        change_descriptor(created.as_fd(), FileType::Directory, &exact).map_err(fail)
     }
 
     fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {

@@ -91,8 +91,9 @@ impl Container {
         };
         let temporaries = stores.new_dir(home)?;
         let temporary = format!("{number:032x}").into_bytes();
-        temporaries.make_dir(&temporary, dir_permissions(new.permissions))?;
-        let made = Self::create_content(stores, home, &*temporaries, &temporary, head, new);
+        let made = temporaries
+            .make_and_open_dir(&temporary, dir_permissions(new.permissions))
+            .and_then(|dir| Self::create_content(stores, home, dir, head, new));
         let named = made.and_then(|container| {
             temporaries.rename(&temporary, parent, name, Rename::Replace).map_err(exists_if_not_empty)?;
             Ok(container)
@@ -115,15 +116,13 @@ impl Container {
     fn create_content(
         stores: &Arc<Stores>,
         home: StoreNumber,
-        temporaries: &dyn WritableDir,
-        temporary: &[u8],
+        dir: Arc<dyn WritableDir>,
         head: Head,
         new: NewEntry,
     ) -> Result<Container> {
-        let dir = temporaries.open_writable_dir(temporary)?;
         dir.create_file(CONTAINER_RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
         let access = dir.create_file(ACCESS, new.permissions)?;
-        dir.make_dir(META, dir_permissions(new.permissions))?;
+        let meta = dir.make_and_open_dir(META, dir_permissions(new.permissions))?;
         // If root serves a user, it creates entries with the rights of the directory's owner.
         let host = stores.host();
         let (uid, gid) = match host.uid {
@@ -136,7 +135,9 @@ impl Container {
             dir.change(META, &change)?;
             dir.change(b"", &change)?;
         }
-        Container::new(dir, head, home, stores)
+        let container = Container::new(dir, head, home, stores)?;
+        let _ = container.meta.set(meta); // it was not set before
+        Ok(container)
     }
 
     fn new(

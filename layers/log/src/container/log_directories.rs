@@ -11,7 +11,7 @@ use crate::container::permissions::logs_permissions;
 use crate::container::pointers::{read_pointer, write_pointer};
 use crate::format::{ACCESS, logs_name, number_name};
 use crate::not_found::none_if_not_found;
-use crate::stores::{StoreNumber, Stores, open_or_create_dir_for, remove_tree};
+use crate::stores::{StoreNumber, Stores, create_or_open_dir_for, open_or_create_dir_for, remove_tree};
 
 /// A directory, and a name in it.
 pub(crate) type Named = (Arc<dyn WritableDir>, Vec<u8>);
@@ -93,11 +93,11 @@ impl<'a> LogDirectories<'a> {
         let permissions = self.dir.stat_self()?.mode & 0o7777;
         // If root serves other users, the directory belongs to the file's owner.
         let owner = match self.stores.has_root_power() {
-            true => Some(self.dir.stat(ACCESS)?),
+            true => Some(self.dir.stat(ACCESS).map(|access| (access.uid, access.gid))?),
             false => None,
         };
         let create = |parent: &dyn WritableDir, name: &[u8], permissions| {
-            open_or_create_dir_for(parent, name, permissions, owner.map(|owner| (owner.uid, owner.gid)))
+            open_or_create_dir_for(parent, name, permissions, owner)
         };
         let mut store = self.placed(number);
         // Nothing new is created in a drained store.
@@ -108,7 +108,7 @@ impl<'a> LogDirectories<'a> {
             store = self.placed(number);
         }
         if store == self.home {
-            return create(&**self.dir, &name, logs_permissions(permissions));
+            return create_or_open_dir_for(&**self.dir, &name, logs_permissions(permissions), owner);
         }
         let own = create(&*self.stores.parts_dir(store)?, &number_name(self.container), permissions)?;
         let owner = own.stat_self()?.uid;
@@ -176,8 +176,12 @@ pub(crate) fn delete_container(
     name: &[u8],
     container: u128,
 ) -> Result<()> {
-    let trash = stores.trash_dir(home)?;
-    let owners = known_owners(stores, &*trash.open_writable_dir(name)?)?;
+    let (trash, list) = (stores.trash_dir(home)?, stores.list());
+    // A container in a single store has no log directories elsewhere.
+    let owners = match list.len() == 1 && !stores.has_changed(&list)? {
+        true => Vec::new(),
+        false => known_owners(stores, &*trash.open_writable_dir(name)?)?,
+    };
     let mut removed = remove_tree(&*trash, name);
     for (parts, number) in in_parts(stores, container, &owners)? {
         removed = removed.and(remove_tree(&*parts, &number));

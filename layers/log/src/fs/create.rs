@@ -38,7 +38,7 @@ pub(crate) fn create_file(
         nodes.refer(at.dir, at.name, Kind::File)
     };
     let shared = mount.files.add(node, file);
-    let opened = shared.file.attributes(node).and_then(|attributes| {
+    let opened = shared.file.attributes_of_new(node).and_then(|attributes| {
         let mode = OpenMode { truncate: false, ..mode };
         Ok((attributes, Handle::open(shared, node, mode, process, mount.choices.flattens_later)?))
     });

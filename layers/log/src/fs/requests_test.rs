@@ -91,3 +91,106 @@ fn a_lookup_of_a_file_searches_for_its_name_once() {
     assert_eq!(requests(&counting, look_up), next);
     drop(node);
 }
+
+/// Replaces the random parts of the names in a request.
+fn without_numbers(request: &str) -> String {
+    let (verb, path) = request.rsplit_once(' ').unwrap();
+    let parts = path.split('/').map(|part| match part.split_once(['-', '.']) {
+        Some(("open" | "closed" | "logs", _)) => part.split('-').next().unwrap(),
+        Some((_, kind @ ("data" | "index"))) => kind,
+        _ if part.len() == 32 => "N",
+        _ => part,
+    });
+    format!("{verb} {}", parts.collect::<Vec<_>>().join("/"))
+}
+
+#[test]
+fn a_small_file_is_created_and_removed_with_these_requests() {
+    let (fs, counting) = counted();
+    drop(make(&fs, "other", 1));
+    let file = std::cell::RefCell::new(None);
+    let shown = |act: &dyn Fn()| -> Vec<String> {
+        requests(&counting, act).iter().map(|request| without_numbers(request)).collect()
+    };
+    let create = shown(&|| *file.borrow_mut() = Some(make(&fs, "f", 1)));
+    let created = [
+        "stat f.container",
+        "stat f",
+        "stat .quell/map-1",
+        "stat /",
+        "open directory .quell/new",
+        "make directory .quell/new/N",
+        "open directory .quell/new/N",
+        "create .quell/new/N/container",
+        "write .quell/new/N/container",
+        "create .quell/new/N/access",
+        "make directory .quell/new/N/meta",
+        "open directory .quell/new/N/meta",
+        "stat .quell/new/N",
+        "rename .quell/new/N",
+        "stat .quell/new/N/access",
+    ];
+    assert_eq!(create, created);
+    let write = shown(&|| {
+        let file = file.borrow_mut().take().unwrap();
+        file.write_at(b"data", 0).unwrap();
+        file.publish().unwrap();
+        drop(file);
+    });
+    let written = [
+        "create .quell/new/N/meta/open",
+        "list .quell/new/N", // for the epochs of other nodes
+        "stat .quell/new/N/logs",
+        "stat .quell/new/N",
+        "make directory .quell/new/N/logs",
+        "open directory .quell/new/N/logs",
+        "create .quell/new/N/logs/data",
+        "write .quell/new/N/logs/data",
+        "write .quell/new/N/logs/data",
+        "create .quell/new/N/logs/index",
+        "write .quell/new/N/logs/index",
+        "write .quell/new/N/logs/index",
+        "stat open file .quell/new/N/logs/data",
+        "rename .quell/new/N/meta/open",
+        "rename .quell/new/N/meta/open",
+    ];
+    assert_eq!(write, written);
+    let remove = shown(&|| fs.remove(&Context::OWN, fs.root(), b"f").unwrap());
+    let removed = [
+        "stat f.container",
+        "open directory f.container",
+        "open f.container/container",
+        "stat f.container",
+        "open directory .quell/trash",
+        "rename f.container",
+        "open directory .quell/trash",
+        "stat .quell/map-1",
+        "open directory .quell/trash/N",
+        "stat .quell/trash/N",
+        "stat .quell/trash",
+        "list .quell/trash/N",
+    ];
+    assert_eq!(remove[..removed.len()], removed);
+    // The content in the order of the listings.
+    let mut content = remove[removed.len()..].to_vec();
+    content.sort_unstable();
+    let expected = [
+        "list .quell/trash/N/logs",
+        "list .quell/trash/N/meta",
+        "open directory .quell/trash/N/logs",
+        "open directory .quell/trash/N/meta",
+        "remove .quell/trash/N/access",
+        "remove .quell/trash/N/container",
+        "remove .quell/trash/N/logs/data",
+        "remove .quell/trash/N/logs/index",
+        "remove .quell/trash/N/meta/closed",
+        "remove directory .quell/trash/N",
+        "remove directory .quell/trash/N/logs",
+        "remove directory .quell/trash/N/meta",
+        "stat .quell/trash/N",
+        "stat .quell/trash/N",
+        "stat .quell/trash/N/logs",
+        "stat .quell/trash/N/meta",
+    ];
+    assert_eq!(content, expected);
+}

@@ -614,6 +614,26 @@ impl LogFile {
         self.attributes_and_summary(node).map(|(attributes, _)| attributes)
     }
 
+    /// Returns the attributes of a file that was just created, as they were then.
+    pub fn attributes_of_new(&self, node: NodeId) -> Result<Attributes> {
+        let access = self.container.dir().stat(ACCESS)?;
+        self.has_set_id.store(access.mode & SET_ID != 0, Ordering::Relaxed);
+        let permissions = self.shown_permissions(&access, &Summary::default())?;
+        Ok(Attributes {
+            node,
+            kind: Kind::File,
+            permissions,
+            uid: access.uid,
+            gid: access.gid,
+            nlink: 1,
+            rdev: 0,
+            size_bytes: 0,
+            blocks: 0,
+            modified: access.modified,
+            changed: access.modified.max(access.changed),
+        })
+    }
+
     /// Returns the attributes, and the content of `meta` from which they were determined.
     pub fn attributes_and_summary(&self, node: NodeId) -> Result<(Attributes, Summary)> {
         let access = self.container.dir().stat(ACCESS)?;

@@ -389,14 +389,8 @@ impl LockedWriter {
 
     /// Updates the `open` name, which gives the published size of the logs.
     fn publish_size(&mut self, file: &dyn WriterContext) -> Result<()> {
-        let time = self.modified()?.unwrap_or_default();
+        let published = self.state_to_publish()?;
         let Some(logs) = &mut self.logs else { return Ok(()) };
-        let published = Published {
-            last_epoch: self.last.epoch,
-            end: self.end_untruncated,
-            data_bytes: self.log_end.log_offset,
-            time,
-        };
         if logs.running.published == Some(published) {
             return Ok(());
         }
@@ -407,6 +401,22 @@ impl LockedWriter {
             .map_err(|error| unless_ended(file.container(), running.writer, error))?;
         (logs.running, logs.is_open_name_synced) = (running, false);
         Ok(())
+    }
+
+    /// Returns the state of the logs. The time is read only if frames were written since it was
+    /// published.
+    fn state_to_publish(&self) -> Result<Published> {
+        let (last_epoch, end, data_bytes) = (self.last.epoch, self.end_untruncated, self.log_end.log_offset);
+        let known = self.logs.as_ref().and_then(|logs| logs.running.published);
+        let time = match known {
+            Some(known)
+                if (known.last_epoch, known.end, known.data_bytes) == (last_epoch, end, data_bytes) =>
+            {
+                known.time
+            }
+            _ => self.modified()?.unwrap_or_default(),
+        };
+        Ok(Published { last_epoch, end, data_bytes, time })
     }
 
     /// Returns the time of the last frame, by the clock of the file system below.
@@ -435,15 +445,15 @@ impl LockedWriter {
 
     fn close_as_assumed(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.write_index(file, id)?;
-        let time = self.modified()?.unwrap_or_default();
+        let Published { last_epoch, end, data_bytes, time } = self.state_to_publish()?;
         let Some(logs) = &mut self.logs else { return Ok(()) };
         logs.mark_failed(file.container(), id)?;
         let closed = Closed {
             writer: id,
             first_epoch: self.first_epoch,
-            last_epoch: self.last.epoch,
-            end: self.end_untruncated,
-            data_bytes: self.log_end.log_offset,
+            last_epoch,
+            end,
+            data_bytes,
             time,
             is_synced: logs.synced == self.log_end.payload,
             boot: boot_of(&logs.running.holder.node),

@@ -30,20 +30,39 @@ pub(crate) fn open_or_create_dir_for(
     match parent.make_dir(name, permissions) {
         Err(error) if error.kind == ErrorKind::Exists => {}
         Err(error) => return Err(error),
-        Ok(()) => {
-            if let Some((uid, gid)) = owner {
-                // The owner of the parent may have replaced the new directory. `change` refuses a
-                // directory that does not belong to the owner of its parent
-                // (`PosixDir::open_shared`).
-                let made = parent.stat(name)?;
-                if (made.uid, made.gid) != (uid, gid) {
-                    let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
-                    parent.change(name, &owner)?;
-                }
-            }
-        }
+        Ok(()) => give_new_dir(parent, name, owner)?,
     }
     parent.open_writable_dir(name)
+}
+
+/// Creates a directory for `owner` (uid and gid), and opens it. Opens it if it exists already.
+pub(crate) fn create_or_open_dir_for(
+    parent: &dyn WritableDir,
+    name: &[u8],
+    permissions: u32,
+    owner: Option<(u32, u32)>,
+) -> Result<Arc<dyn WritableDir>> {
+    match parent.make_and_open_dir(name, permissions) {
+        Err(error) if error.kind == ErrorKind::Exists => parent.open_writable_dir(name),
+        made => {
+            let dir = made?;
+            give_new_dir(parent, name, owner)?;
+            Ok(dir)
+        }
+    }
+}
+
+/// Gives a directory that this process has just created to `owner` (uid and gid).
+fn give_new_dir(parent: &dyn WritableDir, name: &[u8], owner: Option<(u32, u32)>) -> Result<()> {
+    let Some((uid, gid)) = owner else { return Ok(()) };
+    // The owner of the parent may have replaced the new directory. `change` refuses a directory
+    // that does not belong to the owner of its parent (`PosixDir::open_shared`).
+    let made = parent.stat(name)?;
+    if (made.uid, made.gid) != (uid, gid) {
+        let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
+        parent.change(name, &owner)?;
+    }
+    Ok(())
 }
 
 /// Opens the directory `stored` in `dirs`, which is one directory opened in every store. Creates it

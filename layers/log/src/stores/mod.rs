@@ -14,7 +14,9 @@ mod store;
 mod store_list;
 mod use_lock;
 
-pub(crate) use directories::{open_in_all_stores, open_or_create_dir, open_or_create_dir_for};
+pub(crate) use directories::{
+    create_or_open_dir_for, open_in_all_stores, open_or_create_dir, open_or_create_dir_for,
+};
 pub use host::Host;
 pub use log_dir_cache::Ticket;
 pub use map_update::Opener;

@@ -5,6 +5,7 @@ use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Kind, Result};
 
 use crate::format::{is_defined_name, is_number_name};
+use crate::not_found::none_if_not_found;
 
 /// Depth of the directories below a container, as the log layer creates them.
 const DEPTH_MAX: usize = 3;
@@ -42,12 +43,20 @@ fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result
     let mut listings = 0;
     loop {
         let mut removed = Ok(());
-        for child in dir.names()? {
+        for (child, kind) in dir.names_and_kinds()? {
             if !(is_defined_name(&child) || numbers_are_ours && is_number_name(&child)) {
                 removed = removed.and(Err(Error {
                     source: Some("Quell did not create this name".into()),
                     ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
                 }));
+                continue;
+            }
+            // A directory is not tried as a file first. After an error it is, because another
+            // process may have replaced it.
+            if kind == Some(Kind::Dir)
+                && depth > 0
+                && none_if_not_found(remove_down_to(&*dir, &child, depth - 1)).is_ok()
+            {
                 continue;
             }
             removed = removed.and(match dir.remove(&child) {
