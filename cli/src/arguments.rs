@@ -17,7 +17,8 @@ mod top;
 
 pub use batch::{
     BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs, BatchFsckArgs,
-    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchStatusArgs, ConflictSide,
+    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchSnapshotsArgs, BatchStatusArgs,
+    ConflictSide,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,

@@ -103,6 +103,16 @@ fn batches_of_different_directories_are_open_at_the_same_time() {
         command.args(words(&[&"mount", &"--batch", &path])).args(options).arg(&overlapping);
         stage.run(&mut command).expect(3).says("changes a part of this tree");
     }
+    let snapshots =
+        stage.run(stage.quell().args(words(&[&"batch", &"snapshots", &store, &"--json"]))).expect(0);
+    let snapshots: Value = serde_json::from_str(&snapshots.text()).expect("JSON");
+    let snapshots = snapshots["snapshots"].as_array().expect("a list");
+    assert_eq!((&snapshots[0]["batch"], &snapshots[1]["batch"]), (&1.into(), &2.into()));
+    // Both began with the same image.
+    assert_eq!(snapshots[0]["tables"], snapshots[1]["tables"]);
+    assert_eq!((&snapshots[0]["own_bytes"], snapshots.len()), (&0.into(), 2));
+    let listed = stage.run(stage.quell().args(words(&[&"batch", &"snapshots", &store]))).expect(0).text();
+    assert!(listed.lines().count() == 2 && listed.contains("of this snapshot only"), "{listed}");
     for (mounted, name) in [(&one, "of-one"), (&two, "of-two")] {
         fs::create_dir_all(mounted.point.join("a/b")).unwrap();
         fs::rename(mounted.point.join("a"), mounted.point.join("moved")).unwrap();

@@ -26,6 +26,7 @@ pub enum BatchCommand {
     Init(BatchInitArgs),
     Serve(BatchServeArgs),
     Status(BatchStatusArgs),
+    Snapshots(BatchSnapshotsArgs),
     Conflicts(BatchConflictsArgs),
     Commit(BatchCommitArgs),
     Abort(BatchAbortArgs),
@@ -86,6 +87,24 @@ Example:
   quell batch status /shared/results
   quell batch status /shared/results --json")]
 pub struct BatchStatusArgs {
+    /// The store.
+    pub store: PathBuf,
+    #[command(flatten)]
+    pub output: JsonArg,
+}
+
+/// List the snapshots of a store: each open batch has one.
+///
+/// The columns are the number of the batch, the time of the last change that the snapshot has, the
+/// tables with the number of those that the image or other snapshots have as well, the entries of
+/// the tables, their size, the size of the tables that are removed after the end of the batch, and
+/// the name of the batch.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch snapshots /shared/results
+  quell batch snapshots /shared/results --json")]
+pub struct BatchSnapshotsArgs {
     /// The store.
     pub store: PathBuf,
     #[command(flatten)]

@@ -2,15 +2,19 @@
 
 use std::process::ExitCode;
 
+use indicatif::HumanBytes;
 use quell_batch::{BatchStore, StoreAccess};
-use quell_batch_service::{BatchSummary, SummaryState};
+use quell_batch_service::{BatchSummary, SnapshotSummary, SummaryState};
 use serde_json::{Value, json};
 
 use super::batch_store::{WAIT, report_conflicts};
 use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve};
-use crate::arguments::{BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchStatusArgs};
+use crate::arguments::{
+    BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs, BatchStatusArgs,
+};
 use crate::failure::Failure;
 use crate::inputs::shown;
+use crate::local_time::local_time;
 use crate::output::{counted, outln};
 use crate::traces::raise_descriptor_limit;
 
@@ -21,6 +25,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BatchCommand::Init(args) => init(&args),
         BatchCommand::Serve(args) => batch_serve::run(&args, quiet),
         BatchCommand::Status(args) => status(&args),
+        BatchCommand::Snapshots(args) => snapshots(&args),
         BatchCommand::Conflicts(args) => batch_conflicts::run(&args, quiet),
         BatchCommand::Commit(args) => commit(&args, quiet),
         BatchCommand::Abort(args) => abort(&args),
@@ -59,6 +64,29 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
+    let snapshots = StoreAccess::open(&args.store, WAIT)?.snapshots()?;
+    if args.output.json {
+        let lines: Vec<Value> = snapshots.iter().map(json_of_snapshot).collect();
+        outln!("{:#}", json!({ "snapshots": lines }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    for snapshot in &snapshots {
+        outln!(
+            "{:>6}  {}  {} ({} shared), {}, {}, {} of this snapshot only  {}",
+            snapshot.batch,
+            local_time(snapshot.written.into()),
+            counted(snapshot.tables, "table", "tables"),
+            snapshot.shared_tables,
+            counted(snapshot.entries, "entry", "entries"),
+            HumanBytes(snapshot.bytes),
+            HumanBytes(snapshot.own_bytes),
+            shown(&snapshot.name),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let store = StoreAccess::open(&args.store, WAIT)?;
     let batch = store.commit(args.batch)?;
@@ -69,6 +97,20 @@ fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
 fn abort(args: &BatchAbortArgs) -> Result<ExitCode, Failure> {
     StoreAccess::open(&args.store, WAIT)?.abort(args.batch)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn json_of_snapshot(snapshot: &SnapshotSummary) -> Value {
+    json!({
+        "batch": snapshot.batch,
+        "name": snapshot.name,
+        "user": snapshot.uid,
+        "time": snapshot.written.0,
+        "tables": snapshot.tables,
+        "shared_tables": snapshot.shared_tables,
+        "entries": snapshot.entries,
+        "bytes": snapshot.bytes,
+        "own_bytes": snapshot.own_bytes,
+    })
 }
 
 fn json_of(batch: &BatchSummary) -> Value {

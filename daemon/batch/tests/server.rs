@@ -106,6 +106,47 @@ fn batches_of_several_clients_are_committed_while_the_server_serves_mounts() {
 }
 
 #[test]
+fn snapshots_of_open_batches_are_listed_with_the_tables_that_they_share() {
+    let served = Served::start(false);
+    let mount = served.mount();
+    for name in ["one", "two", "three"] {
+        mount.make_dir(&Context::OWN, mount.root(), name.as_bytes(), NEW).unwrap().into_attributes();
+    }
+    let begin = |name: &str| OpenBatch::begin(served.access(), name.as_bytes(), name, false).unwrap();
+    let one = begin("one");
+    let snapshots = || served.access().snapshots().unwrap();
+    let first = snapshots().remove(0);
+    // The image has the same tables.
+    assert_eq!((first.batch, first.name.as_str(), first.uid), (1, "one", 0));
+    assert_eq!((first.shared_tables, first.own_bytes), (first.tables, 0));
+    assert!(first.entries >= 7 && first.bytes > 0 && first.written.0 > 1_700_000_000, "{first:?}");
+    write(&mount, "later", b"bytes");
+    let two = begin("two");
+    let three = begin("three");
+    let listed = snapshots();
+    assert_eq!(listed.iter().map(|snapshot| snapshot.batch).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(listed[0], first);
+    // The second snapshot has the new file, and the third one nothing else.
+    assert_eq!(listed[1].tables, first.tables + 1);
+    assert!(listed[1].written > first.written && listed[1].entries > first.entries);
+    assert_eq!((listed[2].tables, listed[2].written), (listed[1].tables, listed[1].written));
+    one.abort(LONG).unwrap();
+    two.commit(LONG).unwrap();
+    assert_eq!(snapshots().iter().map(|snapshot| snapshot.batch).collect::<Vec<_>>(), [3]);
+    // After a merge of the tables, only the snapshot has the old ones.
+    for number in 0..6 {
+        let batch = begin("two");
+        write(&*batch.file_system(), &format!("file-{number}"), b"bytes");
+        batch.commit(LONG).unwrap();
+    }
+    let last = snapshots().remove(0);
+    assert_eq!((last.batch, last.bytes), (3, listed[2].bytes));
+    assert!(last.shared_tables < last.tables && last.own_bytes > 0, "{last:?}");
+    three.abort(LONG).unwrap();
+    assert!(snapshots().is_empty());
+}
+
+#[test]
 fn conflicts_of_a_batch_are_listed_in_parts() {
     let served = Served::start(false);
     let mount = served.mount();

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quell_batch_service::{BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch};
+use quell_batch_service::{
+    BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch, SnapshotSummary,
+};
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::conflicts::path_of_name;
@@ -170,6 +172,17 @@ impl StoreAccess {
                 Ok(store.primary().batches()?.iter().map(|record| record.summary()).collect())
             }
             Kind::Served(remote) => remote.batches(),
+        }
+    }
+
+    /// Returns the snapshots of the open batches, in the order of their beginnings.
+    ///
+    /// # Errors
+    /// `Damaged`, also if the server is of a version without this request; the errors of reads.
+    pub fn snapshots(&self) -> Result<Vec<SnapshotSummary>> {
+        match &self.kind {
+            Kind::Own(store) => store.primary().snapshots(),
+            Kind::Served(remote) => remote.snapshots(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use quell_batch_service::{
     BatchRecord, BatchSummary, Bytes, Conflict, Found, Inode, InodeChange, NameSpace, NewBatch, NewNode,
-    PROTOCOL, Place, Removed, RenameRequest, Renamed, Reply, Request,
+    PROTOCOL, Place, Removed, RenameRequest, Renamed, Reply, Request, SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
@@ -103,17 +103,42 @@ impl Remote {
 
     /// Returns all batches, in the order of their beginnings.
     pub(crate) fn batches(&self) -> Result<Vec<BatchSummary>> {
-        let mut found: Vec<BatchSummary> = Vec::new();
+        self.list(
+            |batch: &BatchSummary| batch.number,
+            |after| match self.call(&Request::Batches { after })? {
+                Reply::Batches { batches, is_last } => Ok((batches, is_last)),
+                _ => Err(self.unexpected()),
+            },
+        )
+    }
+
+    /// Returns the snapshots of all open batches, in the order of their beginnings.
+    pub(crate) fn snapshots(&self) -> Result<Vec<SnapshotSummary>> {
+        self.list(
+            |snapshot: &SnapshotSummary| snapshot.batch,
+            |after| match self.call(&Request::Snapshots { after })? {
+                Reply::Snapshots { snapshots, is_last } => Ok((snapshots, is_last)),
+                _ => Err(self.unexpected()),
+            },
+        )
+    }
+
+    /// Returns the items of all parts of a list, which ascend by their numbers. `part` requests the
+    /// items after a number, and returns whether there are no later ones.
+    fn list<T>(
+        &self,
+        number_of: impl Fn(&T) -> u64,
+        part: impl Fn(u64) -> Result<(Vec<T>, bool)>,
+    ) -> Result<Vec<T>> {
+        let mut found: Vec<T> = Vec::new();
         loop {
-            let after = found.last().map_or(0, |batch| batch.number);
-            let Reply::Batches { batches, is_last } = self.call(&Request::Batches { after })? else {
-                return Err(self.unexpected());
-            };
-            let is_ascending = batches.first().is_none_or(|first| first.number > after);
-            if !is_last && (batches.is_empty() || !is_ascending) {
+            let after = found.last().map_or(0, &number_of);
+            let (items, is_last) = part(after)?;
+            let is_ascending = items.first().is_none_or(|first| number_of(first) > after);
+            if !is_last && (items.is_empty() || !is_ascending) {
                 return Err(self.unexpected());
             }
-            found.extend(batches);
+            found.extend(items);
             if is_last {
                 return Ok(found);
             }

@@ -16,7 +16,7 @@ const NAMES_MAX: usize = 1024;
 /// bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 18] = [
+const KINDS: [&str; 19] = [
     "hello",
     "lookup",
     "find",
@@ -35,6 +35,7 @@ const KINDS: [&str; 18] = [
     "batches",
     "conflicts",
     "counters",
+    "snapshots",
 ];
 
 /// A store whose requests this process executes.
@@ -181,6 +182,11 @@ impl ServedStore {
                 let (conflicts, is_last) = page(self.store.conflicts_of(batch)?.into_iter().skip(from));
                 Reply::Conflicts { conflicts, is_last }
             }
+            Request::Snapshots { after } => {
+                let snapshots = self.store.primary().snapshots()?.into_iter();
+                let (snapshots, is_last) = page(snapshots.filter(|snapshot| snapshot.batch > after));
+                Reply::Snapshots { snapshots, is_last }
+            }
             Request::Counters => {
                 let counters = self.counters().into_iter();
                 Reply::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect())
@@ -222,5 +228,6 @@ fn kind_of(request: &Request) -> usize {
         Request::Batches { .. } => 15,
         Request::Conflicts { .. } => 16,
         Request::Counters => 17,
+        Request::Snapshots { .. } => 18,
     }
 }

@@ -19,6 +19,7 @@ use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
 use crate::private::PrivateEntries;
+use crate::snapshots::{SnapshotSummary, summaries};
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_ref::TableRef;
 use crate::turns::{Turn, Turns};
@@ -266,6 +267,18 @@ impl Primary {
     /// `Damaged`; the errors of reads.
     pub fn batches(&self) -> Result<Vec<BatchRecord>> {
         read_lock(&self.image).0.batches()
+    }
+
+    /// Returns the snapshots of the open batches, in the order of their beginnings.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn snapshots(&self) -> Result<Vec<SnapshotSummary>> {
+        let (image, batches, files) = {
+            let names = read_lock(&self.image);
+            (names.0.tables().to_vec(), names.0.batches()?, names.0.files().clone())
+        };
+        summaries(&image, &batches, &*files)
     }
 
     /// Checks the entries of the image, passes each problem to `report`, and corrects those that

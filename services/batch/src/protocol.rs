@@ -9,6 +9,7 @@ use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict};
 use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::names::{Found, NewNode, Place, Removed, Renamed};
+use crate::snapshots::SnapshotSummary;
 
 /// The version of the protocol.
 pub const PROTOCOL: u32 = 1;
@@ -41,6 +42,7 @@ pub enum Request {
     Batches { after: u64 },
     Conflicts { batch: u64, from: u64 },
     Counters,
+    Snapshots { after: u64 },
 }
 
 /// Bytes of a name.
@@ -113,6 +115,11 @@ pub enum Reply {
         is_last: bool,
     },
     Counters(Vec<(String, u64)>),
+    /// The next snapshots, and whether there are no later ones.
+    Snapshots {
+        snapshots: Vec<SnapshotSummary>,
+        is_last: bool,
+    },
 }
 
 /// A name of a directory.
@@ -156,7 +163,8 @@ impl Request {
             | Request::Abort { .. }
             | Request::Batches { .. }
             | Request::Conflicts { .. }
-            | Request::Counters => true,
+            | Request::Counters
+            | Request::Snapshots { .. } => true,
             // Too long a name is an error of the name space.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
             Request::Find { place, .. } | Request::Link { place, .. } => is_place(place),
@@ -186,7 +194,8 @@ impl Request {
             | Request::Commit { .. }
             | Request::Batches { .. }
             | Request::Conflicts { .. }
-            | Request::Counters => true,
+            | Request::Counters
+            | Request::Snapshots { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }
             | Request::Remove { .. }
