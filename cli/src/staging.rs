@@ -206,7 +206,7 @@ pub fn run(
     Ok(is_complete)
 }
 
-/// A copy that has ended, before its success is reported.
+/// The result of a copy that has ended and is not reported yet.
 pub struct Copied {
     progress: Progress,
     output: Output,
@@ -247,8 +247,8 @@ impl Copied {
         self.progress.failed() == 0
     }
 
-    /// Prints the numbers with `--json`, and ends the manifest. `is_complete`: whether all copies
-    /// are at their destination and survive a power failure, which the manifest states then.
+    /// Prints the counts with `--json`, and ends the manifest. With `is_complete`, the manifest
+    /// states that all files were copied and survive a power failure.
     pub fn report(self, is_complete: bool) -> Result<(), Failure> {
         let Copied { progress, output } = self;
         if is_complete {

@@ -43,8 +43,8 @@ pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&directory))));
     }
     let mode = plans::batch_mode(&args.batch_mode, BatchModeArg::Batch)?;
-    // From here on, a signal does not end this process before the mount is removed. The terminal
-    // sends SIGINT and SIGQUIT to the program as well, which decides about its end.
+    // Signals must not end this process before it has removed the mount. SIGTERM and SIGHUP are
+    // passed to the program; SIGINT and SIGQUIT of a terminal reach it without this process.
     let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])
         .map_err(|error| Failure::cannot(format!("cannot wait for signals: {error}")))?;
     let point = new_mount_point()?;

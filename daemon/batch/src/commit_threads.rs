@@ -109,8 +109,8 @@ impl CommitThreads {
         self.queue.clone()
     }
 
-    /// Refuses the commits that no thread has begun, and all later ones. Their batches stay open, so
-    /// their clients can repeat them. A second call does nothing.
+    /// Refuses the commits that no thread has begun, and all later ones. Their batches stay open,
+    /// so their clients can repeat them. A second call does nothing.
     pub(crate) fn refuse_waiting(&self) {
         for refused in self.queue.close() {
             refused.send(&self.store);

@@ -191,7 +191,7 @@ fn operations_are_executed_while_all_threads_for_commits_are_in_use() {
     let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
     write(&*batch.file_system(), "of-batch", b"bytes");
     let primary = served.server().store().store().primary();
-    let turn = primary.turn(batch.record().number);
+    let guard = primary.lock_commit(batch.record().number);
     std::thread::scope(|scope| {
         let committing = scope.spawn(|| batch.commit(LONG));
         // Several clients get answers before the commit has ended.
@@ -203,7 +203,7 @@ fn operations_are_executed_while_all_threads_for_commits_are_in_use() {
             write(&served.mount(), &format!("own-{number}"), b"synchronous");
         }
         assert!(!committing.is_finished());
-        drop(turn);
+        drop(guard);
         let expected = SummaryState::Committed { entries: 1, conflicts: 0 };
         assert_eq!(committing.join().unwrap().unwrap().state, expected);
     });
@@ -225,7 +225,7 @@ fn a_server_that_ends_executes_the_commits_that_it_has_begun_and_refuses_the_oth
     let (begun, waiting) = (batch("begun"), batch("waiting"));
     waiting.prepare().unwrap();
     let primary = served.server().store().store().primary();
-    let turn = primary.turn(begun.record().number);
+    let guard = primary.lock_commit(begun.record().number);
     std::thread::scope(|scope| {
         let committing = scope.spawn(|| begun.commit(LONG));
         while !served.server().store().counters().contains(&("commit", 1)) && !committing.is_finished() {
@@ -252,7 +252,7 @@ fn a_server_that_ends_executes_the_commits_that_it_has_begun_and_refuses_the_oth
         let error = failure.into_error("commit", b"a batch").to_string();
         assert!(error.contains("the server ends"), "{error}");
         assert!(!committing.is_finished());
-        drop(turn);
+        drop(guard);
         let expected = SummaryState::Committed { entries: 1, conflicts: 0 };
         assert_eq!(committing.join().unwrap().unwrap().state, expected);
         stopping.join().unwrap().unwrap();
@@ -279,13 +279,13 @@ fn a_repeated_commit_gets_the_result_of_the_first_one() {
     let request = quell_wire::encode(&Request::Commit { batch: batch.record().number });
     let commit = || quell_wire::decode::<Reply>(&store.execute(&request, 1 << 20)).unwrap();
     // Both requests have begun before one of them can go on.
-    let turn = store.store().primary().turn(batch.record().number);
+    let guard = store.store().primary().lock_commit(batch.record().number);
     std::thread::scope(|scope| {
         let both = [scope.spawn(commit), scope.spawn(commit)];
         while !store.counters().contains(&("commit", 2)) && !both.iter().all(|one| one.is_finished()) {
             std::thread::yield_now();
         }
-        drop(turn);
+        drop(guard);
         for reply in both.map(|thread| thread.join().unwrap()) {
             let Reply::Batch(summary) = reply else { panic!("{reply:?}") };
             assert_eq!(summary.state, SummaryState::Committed { entries: 2000, conflicts: 0 });

@@ -172,7 +172,7 @@ impl BatchStore {
     /// As [`commit`](Self::commit), for a process that uses the batch. If another thread is
     /// committing it, because a client has repeated the request, its result is awaited.
     pub(crate) fn commit_locked(&self, number: u64) -> Result<BatchRecord> {
-        let turn = self.primary.turn(number);
+        let guard = self.primary.lock_commit(number);
         let record = self.record(number)?;
         if let BatchState::Committed { .. } = record.state {
             self.dir.remove_batch(number)?;
@@ -189,7 +189,7 @@ impl BatchStore {
             }
             _ => error,
         })?;
-        let record = self.primary.commit_in_turn(&turn, &certificate, &batch.tables)?;
+        let record = self.primary.commit_with(&guard, &certificate, &batch.tables)?;
         // The batch is committed, also if files of it remain: a later `commit` removes them.
         let _ = self.dir.remove_batch(number);
         Ok(record)
@@ -208,7 +208,7 @@ impl BatchStore {
 
     /// As [`abort`](Self::abort), for a process that uses the batch.
     pub(crate) fn abort_locked(&self, number: u64) -> Result<BatchRecord> {
-        let _turn = self.primary.turn(number);
+        let _guard = self.primary.lock_commit(number);
         let record = self.primary.abort(number)?;
         self.dir.remove_batch(number)?;
         Ok(record)

@@ -11,6 +11,7 @@ mod batch;
 mod certificate;
 mod change;
 mod check;
+mod commit_locks;
 mod compaction;
 mod conflict_list;
 mod entries;
@@ -34,7 +35,6 @@ mod table;
 mod table_dir;
 mod table_ref;
 mod table_set;
-mod turns;
 mod verify;
 
 pub use batch::{
@@ -44,6 +44,7 @@ pub use batch::{
 pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
 pub use change::{DataChange, FileSize, InodeChange, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};
+pub use commit_locks::CommitGuard;
 pub use entries::{Entries, KeyChange};
 pub use entry::{Content, DataFile, Entry, INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr};
 pub use files::TableFiles;
@@ -59,4 +60,3 @@ pub use snapshots::SnapshotSummary;
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
 pub use table_dir::TableDir;
 pub use table_ref::TableRef;
-pub use turns::Turn;

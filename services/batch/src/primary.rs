@@ -10,6 +10,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
+use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
 use crate::entry::{Content, DataFile, Entry, Inode};
 use crate::files::TableFiles;
@@ -22,7 +23,6 @@ use crate::private::PrivateEntries;
 use crate::snapshots::{SnapshotSummary, summaries};
 use crate::table::{BlockCache, Table, TableWriter};
 use crate::table_ref::TableRef;
-use crate::turns::{Turn, Turns};
 use crate::verify::{Submission, Verdict, verify};
 
 /// The number of inode numbers of a batch.
@@ -39,7 +39,7 @@ const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 #[derive(Debug)]
 pub struct Primary {
     image: Arc<RwLock<Names<Image>>>,
-    turns: Turns,
+    commits: CommitLocks,
 }
 
 /// Receives a data file, and the directory and the name of its inode.
@@ -65,7 +65,7 @@ impl Primary {
     /// As for [`Image::open`].
     pub fn open(store: Arc<dyn KeyValue>, files: Arc<dyn TableFiles>) -> Result<Primary> {
         let image = Arc::new(RwLock::new(Names(Image::open(store, files)?)));
-        Ok(Primary { image, turns: Turns::default() })
+        Ok(Primary { image, commits: CommitLocks::default() })
     }
 
     /// Returns the master image, for synchronous operations.
@@ -130,9 +130,10 @@ impl Primary {
         Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, memory_bytes)))
     }
 
-    /// Waits until no other thread commits or aborts a batch, and keeps all of them from doing so.
-    pub fn turn(&self, batch: u64) -> Turn<'_> {
-        self.turns.take(batch)
+    /// Waits until no other thread commits or aborts a batch, and keeps others from doing so until
+    /// the guard is dropped.
+    pub fn lock_commit(&self, batch: u64) -> CommitGuard<'_> {
+        self.commits.lock(batch)
     }
 
     /// Verifies a batch and adds its changes to the image.
@@ -146,20 +147,20 @@ impl Primary {
         certificate: &Certificate,
         files: &dyn TableFiles,
     ) -> Result<BatchRecord> {
-        self.commit_in_turn(&self.turn(number), certificate, files)
+        self.commit_with(&self.lock_commit(number), certificate, files)
     }
 
-    /// As [`commit`](Self::commit), for a thread that has the turn of the batch.
+    /// As [`commit`](Self::commit), for a thread that has the lock of the batch.
     ///
     /// # Errors
     /// As for [`commit`](Self::commit).
-    pub fn commit_in_turn(
+    pub fn commit_with(
         &self,
-        turn: &Turn<'_>,
+        guard: &CommitGuard<'_>,
         certificate: &Certificate,
         files: &dyn TableFiles,
     ) -> Result<BatchRecord> {
-        let number = turn.batch();
+        let number = guard.batch();
         let record = open_batch(&read_lock(&self.image).0, number)?;
         let (snapshot, cache) = {
             let names = read_lock(&self.image);

@@ -35,8 +35,8 @@ pub struct SnapshotSummary {
     pub own_bytes: u64,
 }
 
-/// Returns the snapshots of the open batches of `batches`, in their order. `image` has the tables of
-/// the image, whose files are in `files`.
+/// Returns the snapshots of the open batches of `batches`, in their order. `image` has the tables
+/// of the image, whose files are in `files`.
 pub(crate) fn summaries(
     image: &[TableRef],
     batches: &[BatchRecord],
