@@ -1,5 +1,6 @@
 //! Writes the seeds of the image targets, small trees with all kinds of entries, and those of the
-//! log, peer, pool and blob targets. Run with `cargo run --example make_seeds` in this directory.
+//! log, peer, pool, batch and blob targets. Run with `cargo run --example make_seeds` in this
+//! directory.
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ fn main() {
         }
     }
     let seeds = quell_log::fuzzing::seeds().into_iter().chain(quell_transport::peer::fuzzing::seeds());
+    let seeds = seeds.chain(quell_batch_service::fuzzing::seeds());
     for (target, name, bytes) in seeds.chain(pool_messages()).chain(blobs()) {
         std::fs::write(format!("seeds/{target}/{name}"), bytes).expect("run this in fuzz/");
     }

@@ -42,8 +42,12 @@ impl ImageCopy {
         let broken = || damaged("the copy of the image's description");
         let rest = bytes.strip_prefix(&MAGIC).ok_or_else(broken)?;
         let (checksum, body) = rest.split_first_chunk::<8>().ok_or_else(broken)?;
-        match xxh3_64(body) == u64::from_le_bytes(*checksum) {
-            true => decode(body),
+        if xxh3_64(body) != u64::from_le_bytes(*checksum) {
+            return Err(broken());
+        }
+        let copy: ImageCopy = decode(body)?;
+        match copy.description.has_valid_numbers() {
+            true => Ok(copy),
             false => Err(broken()),
         }
     }

@@ -17,6 +17,8 @@ mod conflict_list;
 mod entries;
 mod entry;
 mod files;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod image;
 mod image_copy;
 mod key;

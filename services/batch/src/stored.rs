@@ -71,6 +71,11 @@ impl Description {
         Ok(description)
     }
 
+    /// Returns whether the next numbers are ones that an image can have reached.
+    pub(crate) fn has_valid_numbers(&self) -> bool {
+        [self.next_inode, self.next_table, self.next_batch].iter().all(|number| *number < 1 << 62)
+    }
+
     /// Returns whether the numbers that were given between this description and a later one are few
     /// enough for [`after_loss`](Self::after_loss).
     pub(crate) fn has_few_numbers_less_than(&self, later: &Description) -> bool {

@@ -102,3 +102,27 @@ impl Footer {
         }
     }
 }
+
+/// Corrects the checksums of a table: those of its blocks, of its filter and of its footer.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn reseal(table: &mut Vec<u8>) {
+    let Some(end) = table.len().checked_sub(TRAILER_BYTES as usize) else { return };
+    let trailer = table[end..].first_chunk().expect("it has this length");
+    let Ok((length, _)) = Footer::length(trailer, table.len() as u64) else { return };
+    let footer_at = end - length;
+    if let Ok((mut footer, [])) = postcard::take_from_bytes::<Footer>(&table[footer_at..end]) {
+        let mut at = HEADER.len();
+        for block in &mut footer.blocks {
+            let block_end = at.saturating_add(block.stored_bytes as usize).min(footer_at);
+            block.checksum = xxh3_64(&table[at..block_end]);
+            at = block_end;
+        }
+        let filter_end = at.saturating_add(usize::try_from(footer.filter_bytes).unwrap_or(usize::MAX));
+        footer.filter_checksum = xxh3_64(&table[at..filter_end.min(footer_at)]);
+        table.truncate(footer_at);
+        table.extend_from_slice(&footer.encode().0);
+    } else {
+        let checksum = xxh3_64(&table[footer_at..end]);
+        table[end + 8..end + 16].copy_from_slice(&checksum.to_le_bytes());
+    }
+}

@@ -10,6 +10,8 @@ mod reader;
 mod writer;
 
 pub use cache::BlockCache;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use footer::reseal;
 pub(crate) use lookups::TableLookups;
 pub use reader::{Table, TableEntries};
 pub use writer::{TableSummary, TableWriter};
