@@ -1,8 +1,9 @@
 //! Creates files in batches, commits them, and looks them up.
 //!
-//! `cargo bench -p quell-batch-service --bench creates [-- FILES DIR ROUNDS]` prints the time and the
-//! processor time of each step for a number of files (1,000,000), with the tables in a directory
-//! (the one for temporary files). The commits with conflicts and without are repeated ROUNDS times.
+//! `cargo bench -p quell-batch-service --bench creates [-- FILES DIR ROUNDS]` prints the time and
+//! the processor time of each step for a number of files (1,000,000), with the tables in a
+//! directory (the one for temporary files). The commits with conflicts and without are repeated
+//! ROUNDS times.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use quell_batch_service::{
-    BatchCaller, BatchState, Entries, Image, MEMORY_BYTES, Names, NewBatch, NewNode, Primary, ROOT, TableDir,
+    BatchCaller, BatchRecord, BatchState, Entries, Image, MEMORY_BYTES, Names, NewBatch, NewNode, Primary,
+    ROOT, TableDir,
 };
 use quell_kv::{DiskOptions, DiskStore};
 use quell_vfs::{NewEntry, Time};
@@ -56,7 +58,53 @@ fn main() {
             image.create(dir, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
         }
     });
+    for clients in [1, 2] {
+        measure_clients(&base, files, clients);
+    }
     compare_conflicts(&base, files, rounds);
+}
+
+/// Prints the rate of creates of several clients, each with a batch of its own in a directory of
+/// its own, from the first create to the end of the last commit.
+fn measure_clients(base: &Path, files: u64, clients: u64) {
+    let directory = tempfile::tempdir_in(base).expect("a directory");
+    let primary = new_primary(directory.path());
+    let image = primary.name_space();
+    let (mut batches, mut table_bytes) = (Vec::new(), 0);
+    for client in 0..clients {
+        let name = format!("client.{client}");
+        let dir = image.create(ROOT, name.as_bytes(), NewNode::Dir, NEW, now()).expect("a directory");
+        let subtree = dir.inode.number;
+        let record = primary.begin(NewBatch { subtree, ..new_batch() }).expect("a batch");
+        batches.push((record, directory.path().join(name)));
+    }
+    let title = format!("create and commit, {clients} clients");
+    step(&title, files * clients, || {
+        std::thread::scope(|scope| {
+            for (record, path) in &batches {
+                scope.spawn(|| run_client(&primary, record, path, files));
+            }
+        });
+    });
+    for (_, path) in &batches {
+        for table in std::fs::read_dir(path).expect("a directory") {
+            table_bytes += table.and_then(|table| table.metadata()).expect("a table").len();
+        }
+    }
+    println!(
+        "tables of {clients} clients: {:.2} bytes a create",
+        table_bytes as f64 / (files * clients) as f64
+    );
+}
+
+/// Creates files in a new directory of a batch, and commits the batch.
+fn run_client(primary: &Primary, record: &BatchRecord, path: &Path, files: u64) {
+    let own = Arc::new(tables(path));
+    let mut names = primary.private(record, own.clone(), MEMORY_BYTES).expect("a private name space");
+    let dir = names.create(record.subtree, b"dir", NewNode::Dir, NEW, now()).expect("a directory");
+    create(&mut names, dir.inode.number, files);
+    let certificate = names.0.submit(primary.store_number(), record, &*own, 0).expect("a certificate");
+    primary.commit(record.number, &certificate, &*own).expect("a commit");
 }
 
 /// Prints the time and the processor time of commits in a directory of the snapshot, where each

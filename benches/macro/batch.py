@@ -1,0 +1,159 @@
+"""Measures batches: creates by the library (services/batch/benches/creates.rs), and creates and
+stats of a program in mounts, beside the local disk, a FUSE pass-through (bindfs) and a MooseFS.
+$QUELL_CREATES names another build of the benchmark of the library than the one of `cargo bench`."""
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from measure import median, run, seconds_of, text_of
+
+TOP = Path(__file__).resolve().parent.parent.parent
+REPEATS = 3
+CREATES = 1_000_000
+FILES = 20_000
+# Rates of the library with the commit, in creates per second: those of IndexFS 0.4 for bulk
+# insertion, without a verification.
+LIBRARY = {1: 204_000, 2: 371_000}
+SYNCHRONOUS = 18  # times the rate of the synchronous mode
+VERIFICATION = 0.2  # of the processor time of the synchronous mode
+PROOF_BYTES = 8
+SNAPSHOT_MS = 50
+CONFLICTS = 1.2
+MOOSEFS_CREATES, MOOSEFS_STATS = 30, 3
+NO_BINDFS = "SKIPPED: bindfs is not installed: apt-get install bindfs"
+NO_PRELOAD = "SKIPPED: the preload library does not serve stores for batches"
+
+# Creates empty files as mdtest does, or calls stat in random order. Prints operations per second.
+PROGRAM = """
+import os, random, sys, time
+step, directory, files = sys.argv[1], sys.argv[2], int(sys.argv[3])
+os.makedirs(directory, exist_ok=True)
+names = [f"{directory}/file.{number}" for number in range(files)]
+if step == "stat":
+    random.Random(1).shuffle(names)
+start = time.perf_counter()
+for name in names:
+    if step == "create":
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    else:
+        os.stat(name)
+print(files / (time.perf_counter() - start))
+"""
+
+
+def of_library(text):
+    """Return what the benchmark of the library has printed, by the title of the step: seconds,
+    operations per second, and microseconds of processor time for each operation."""
+    lines = re.findall(r"^(.*?): ([\d.]+) s, (\d+)/s, ([\d.]+) us", text, re.MULTILINE)
+    return {title: (float(seconds), float(rate), float(us)) for title, seconds, rate, us in lines}
+
+
+class Batch:
+    def __init__(self, bench, local):
+        self.quell, self.add, self.testbed, self.local = bench.quell, bench.add, bench.testbed, Path(local)
+        self.creates, self.files, self.repeats = (20_000, 500, 1) if bench.options.quick else (CREATES, FILES, REPEATS)
+
+    def rows(self):
+        self.library()
+        self.mounts()
+
+    def library_output(self):
+        command = [os.environ["QUELL_CREATES"]] if "QUELL_CREATES" in os.environ else \
+            ["cargo", "bench", "--quiet", "-p", "quell-batch-service", "--bench", "creates", "--"]
+        return text_of([*command, self.creates, self.local, self.repeats], cwd=TOP)
+
+    def library(self):
+        texts = [self.library_output() for _ in range(self.repeats)]
+        runs = [of_library(text) for text in texts]
+
+        def middle(title, column):
+            return median(found[title][column] for found in runs)
+
+        note = f"{self.creates:,} files a client, create to end of commit; median of {self.repeats}"
+        synchronous = middle("create synchronously", 1)
+        for clients, least in LIBRARY.items():
+            rate = middle(f"create and commit, {clients} clients", 1)
+            self.add(f"batch, library, {clients} client{'s' * (clients > 1)}: create, verification included", "ops/s", None, rate,
+                     f"at least {least:,}/s", rate >= least, note=f"{note}; bar: IndexFS 0.4 without verification")
+        rate = middle("create and commit, 1 clients", 1)
+        self.add("batch, library: create, beside the synchronous mode", "ops/s", synchronous, rate,
+                 f"at least {SYNCHRONOUS} times", rate >= SYNCHRONOUS * synchronous, note="direct: synchronous mode in one process")
+        synchronous_us, verification_us = middle("create synchronously", 2), middle("verify and commit", 2)
+        self.add("batch, library: processor time of verification and commit, for each create", "us", synchronous_us, verification_us,
+                 f"at most {VERIFICATION} of synchronous", verification_us <= VERIFICATION * synchronous_us,
+                 note="direct: a create in the synchronous mode; the verification's share is not separated from the primary's")
+        certificate = median(int(found) for text in texts for found in re.findall(r"^certificate: (\d+) bytes", text, re.MULTILINE))
+        tables = median(float(found) for text in texts for found in re.findall(r"^tables of 1 clients: ([\d.]+)", text, re.MULTILINE))
+        each = certificate / self.creates
+        self.add("batch, library: bytes of the certificate, for each create", "B", None, each, f"at most {PROOF_BYTES} B",
+                 each <= PROOF_BYTES, note=f"{certificate:.0f} bytes in total; the tables that it certifies have {tables:.1f} bytes a create")
+        snapshot = middle("begin with a snapshot of these files", 0) * 1000
+        self.add(f"batch, library: snapshot of {self.creates:,} entries", "ms", None, snapshot, f"at most {SNAPSHOT_MS} ms",
+                 snapshot <= SNAPSHOT_MS, note="the bar is for 10,000,000 entries")
+        medians = [[float(found) for found in re.findall(r"(\d+) conflicts, median of \d+: ([\d.]+) s", text)[index][1:]][0]
+                   for text in texts for index in (0, 1)]
+        without, conflicts = median(medians[::2]), median(medians[1::2])
+        self.add("batch, library: commit with 1 % conflicts, beside none", "s", without, conflicts, f"at most {CONFLICTS} times",
+                 conflicts <= CONFLICTS * without, note=f"{self.repeats} series of {self.repeats} rounds, in turn")
+
+    def work(self, step, directory):
+        return float(text_of([sys.executable, "-c", PROGRAM, step, directory, self.files]))
+
+    def mounts(self):
+        plain, moosefs = self.local / "batch-plain", self.testbed.path(1, "batch-plain")
+        rates = {name: [] for name in ("ext4", "bindfs", "batch", "with commit", "sync", "moosefs", "stat", "moosefs stat")}
+        for number in range(self.repeats):
+            rates["ext4"].append(self.work("create", plain / str(number)))
+            self.bindfs(rates["bindfs"], plain, number)
+            rates["moosefs"].append(self.work("create", moosefs / str(number)))
+            rates["moosefs stat"].append(self.work("stat", moosefs / str(number)))
+            self.batch(rates, number)
+        shutil.rmtree(plain)
+        found = {name: median(values) if values else None for name, values in rates.items()}
+        note = f"{self.files:,} files, create to end of `quell umount`; median of {self.repeats}, in turn"
+        passed = found["bindfs"]
+        self.add("batch, FUSE: create, commit included, beside a FUSE pass-through", "ops/s", passed, found["with commit"],
+                 "at least the pass-through", found["with commit"] >= passed if passed else None,
+                 note=f"direct: bindfs on ext4; {note}" if passed else NO_BINDFS)
+        self.add("batch, FUSE: create, commit included, beside ext4", "ops/s", found["ext4"], found["with commit"],
+                 note=f"create alone: {found['batch']:,.0f}/s")
+        self.add("batch, FUSE: create, commit included, beside the synchronous mode in a mount", "ops/s", found["sync"], found["with commit"],
+                 note="the store is on MooseFS; the paper's 18 times are those of the library")
+        self.add("batch, FUSE: create, commit included, beside MooseFS", "ops/s", found["moosefs"], found["with commit"],
+                 f"at least {MOOSEFS_CREATES} times", found["with commit"] >= MOOSEFS_CREATES * found["moosefs"],
+                 note="the store is on the same MooseFS")
+        self.add("batch, FUSE: stat in random order after the commit, beside MooseFS", "ops/s", found["moosefs stat"], found["stat"],
+                 f"at least {MOOSEFS_STATS} times", found["stat"] >= MOOSEFS_STATS * found["moosefs stat"],
+                 note="one mount in the synchronous mode; the client of MooseFS has just created the files")
+        self.add("batch, preload: create, commit included", "ops/s", found["ext4"], None, "at least 3 times ext4", note=NO_PRELOAD)
+
+    def bindfs(self, rates, plain, number):
+        if not shutil.which("bindfs"):
+            return
+        mirror = self.local / "batch-bindfs"
+        mirror.mkdir(exist_ok=True)
+        run(["bindfs", plain, mirror])
+        try:
+            rates.append(self.work("create", mirror / f"bindfs-{number}"))
+        finally:
+            run(["fusermount3", "-u", mirror])
+
+    def batch(self, rates, number):
+        """Create files in a batch whose store is on MooseFS, commit it, call stat for each, and
+        create others in the synchronous mode."""
+        store, mount = self.testbed.path(1, f"batch-store-{number}"), self.local / "batch-mount"
+        mount.mkdir(exist_ok=True)
+        run([self.quell, "batch", "init", store])
+        run([self.quell, "mount", "--quiet", "--batch", store, "--mode", "batch", mount])
+        rate = self.work("create", mount / "dir")
+        rates["batch"].append(rate)
+        commit = seconds_of([self.quell, "umount", "--quiet", mount])
+        rates["with commit"].append(self.files / (self.files / rate + commit))
+        run([self.quell, "mount", "--quiet", "--batch", store, mount])
+        try:
+            rates["stat"].append(self.work("stat", mount / "dir"))
+            rates["sync"].append(self.work("create", mount / "synchronous"))
+        finally:
+            run([self.quell, "umount", "--quiet", mount])
