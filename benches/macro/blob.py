@@ -41,7 +41,8 @@ RECOVERY_S = 5
 LATENCY = 1.3
 KILLS = 200
 OVERWRITES = 1_000_000
-# The space on the disk to the live data, and the memory at the end to that after a tenth.
+# The space on the disk to the live data, and the memory at the end to that after half of the
+# writes.
 DISK = 3
 MEMORY = 1.2
 
@@ -164,10 +165,12 @@ class Blob:
         memory, disk = of_overwrites(self.cargo("bench", "--quiet", "-p", "quell-blob", "--bench", "overwrites", "--", writes))
         work = f"blob in a directory: {writes:,} overwrites of one range, a reader each second"
         self.add(f"{work}: disk to live data", "times", None, disk, f"at most {DISK} times", disk <= DISK)
-        # The cache of the key-value store is filled during the first half.
+        # The cache of the key-value store is filled during the first half. The note has all
+        # samples, so it also shows the growth until then.
         half, last = memory[len(memory) // 2 - 1], memory[-1]
+        samples = ", ".join(f"{kib / 1024:.0f}" for kib in memory)
         self.add(f"{work}: memory, after a half and at the end", "MiB", half / 1024, last / 1024, f"at most {MEMORY} times",
-                 last <= MEMORY * half)
+                 last <= MEMORY * half, note=f"MiB after each tenth: {samples}; the cache is filled first")
 
     def kills(self):
         kills = KILLS if self.repeats > 1 else 5
