@@ -41,8 +41,10 @@ pub fn next_steps(report: &Report, args: &ProfileArgs, directory: &Path, config:
     let context = StepContext { args, directory, here: std::env::current_dir().unwrap_or_default() };
     let mut steps = Vec::new();
     steps.extend(profile_again(report, &context));
-    steps.extend(cover(config, &context));
+    steps.extend(index(config, &context));
+    // First the boot image, if it absorbs more than the index alone.
     steps.extend(record(report, config, &context));
+    steps.extend(run_with_index(config, &context));
     steps.extend(log_mount(report, &context));
     steps.extend(probe(report, &context));
     steps
@@ -110,8 +112,8 @@ fn profile_again(report: &Report, context: &StepContext) -> Option<NextStep> {
     })
 }
 
-/// Returns the commands to index the trees and to run the program with the indexes.
-fn cover(config: &Config, context: &StepContext) -> Vec<NextStep> {
+/// Returns the commands to index the trees.
+fn index(config: &Config, context: &StepContext) -> Vec<NextStep> {
     let index = |tree: &TreeConfig| {
         let path = quoted(tree.path.as_os_str());
         step(
@@ -119,18 +121,16 @@ fn cover(config: &Config, context: &StepContext) -> Vec<NextStep> {
             format!("quell index {path} -o {}", context.beside_report(&tree.index)),
         )
     };
-    let mut steps: Vec<NextStep> = config.trees.iter().take(INDEX_COMMANDS_MAX).map(index).collect();
-    if !steps.is_empty() {
-        steps.push(step(
-            context.purpose("Run the program with the index"),
-            format!(
-                "quell run --config {} -- {}",
-                context.beside_report(Path::new(CONFIG)),
-                context.command()
-            ),
-        ));
-    }
-    steps
+    config.trees.iter().take(INDEX_COMMANDS_MAX).map(index).collect()
+}
+
+/// Returns the command to run the program with the indexes.
+fn run_with_index(config: &Config, context: &StepContext) -> Option<NextStep> {
+    let command = || {
+        format!("quell run --config {} -- {}", context.beside_report(Path::new(CONFIG)), context.command())
+    };
+    let purpose = || context.purpose("Run the program with the index");
+    (!config.trees.is_empty()).then(|| step(purpose(), command()))
 }
 
 /// Returns the commands to record and use a boot image, if opens and reads are a large part of the

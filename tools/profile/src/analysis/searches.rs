@@ -53,6 +53,15 @@ pub const PYTHON: &str = "PYTHONPATH (sys.path)";
 pub const PERL: &str = "PERL5LIB (@INC)";
 pub const LOCALE: &str = "LANG, LOCPATH (locale)";
 pub const PATH: &str = "PATH";
+/// The searches of programs that have directories of their own, and are named after a variable only
+/// if the variable is set.
+const SEARCHES: [(&str, &str); 5] = [
+    ("CLASSPATH or JAVA_HOME", "class path of java"),
+    ("R_LIBS", "library search of R"),
+    ("RUBYLIB, GEM_PATH", "load path of ruby"),
+    ("NODE_PATH", "module search of node"),
+    ("CPATH", "include directories of the compiler"),
+];
 /// Limit on nested packages.
 const PACKAGE_LEVELS_MAX: usize = 8;
 
@@ -71,7 +80,15 @@ impl Searches {
     pub fn name(&self, kind: &SearchKind) -> (&str, &'static str) {
         match kind {
             SearchKind::Environment(number) => (&self.variables[usize::from(*number)].name, "environment"),
-            SearchKind::Names(name) => (name, "names"),
+            SearchKind::Names(name) => {
+                let is_set = |variable: &Variable| words(name).any(|word| word == variable.name);
+                let search = SEARCHES.iter().find(|(variables, _)| variables == name);
+                match search {
+                    // A program searches these directories also without the variable.
+                    Some((_, search)) if !self.variables.iter().any(is_set) => (search, "names"),
+                    _ => (name, "names"),
+                }
+            }
         }
     }
 
@@ -88,7 +105,7 @@ impl Searches {
                 let variable = self.variables[usize::from(*number)].name.as_str();
                 // A directory may be in several lists; the kind of name must be compatible with the
                 // variable.
-                if by_name.is_none_or(|kind| kind.split([' ', ',', '(']).any(|word| word == variable)) {
+                if by_name.is_none_or(|kind| words(kind).any(|word| word == variable)) {
                     return Some(SearchKind::Environment(*number));
                 }
             }
@@ -99,6 +116,11 @@ impl Searches {
         }
         by_name.map(SearchKind::Names)
     }
+}
+
+/// Returns the words of a name, such as the variables in it.
+fn words(name: &str) -> impl Iterator<Item = &str> {
+    name.split([' ', ',', '(', ')'])
 }
 
 fn by_name(paths: &Paths, path: PathId, name: &[u8]) -> Option<&'static str> {
@@ -198,6 +220,8 @@ mod tests {
             ("/usr/share/locale/en_US/LC_MESSAGES/libc.mo", Some(LOCALE)),
             ("/usr/local/bin/python", Some(PATH)),
             ("/db/nt.nal", Some("BLASTDB")),
+            ("/app/node_modules/a/index.js", Some("NODE_PATH")),
+            ("/app/include/a.hpp", Some("CPATH")),
             ("/data/genome.fa", None),
         ] {
             let id = add(&mut paths, path.as_bytes());
@@ -206,6 +230,19 @@ mod tests {
         }
         let program = add(&mut paths, b"/opt/x/tool");
         assert_eq!(searches.kind(&paths, program, Effect::Execute), Some(SearchKind::Names(PATH)));
+    }
+
+    #[test]
+    fn a_variable_that_is_not_set_is_not_named() {
+        let mut paths = Paths::default();
+        let kind = SearchKind::Names("NODE_PATH");
+        assert_eq!(Searches::default().name(&kind).0, "module search of node");
+        let set = variables([(b"NODE_PATH".as_slice(), b"/app/modules".as_slice())].into_iter());
+        let searches = Searches::new(set, |directory| add(&mut paths, directory));
+        assert_eq!(searches.name(&kind).0, "NODE_PATH");
+        assert_eq!(searches.name(&SearchKind::Names("CPATH")).0, "include directories of the compiler");
+        // Variables that a user sets for a program keep their names.
+        assert_eq!(Searches::default().name(&SearchKind::Names("BLASTDB")).0, "BLASTDB");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::locations::PathMap;
 use crate::paths::PathId;
 
 /// Usual names of directories in an installation prefix; two of them identify a prefix.
-const PREFIX_NAMES: [&[u8]; 14] = [
+const PREFIX_NAMES: [&[u8]; 15] = [
     b"bin",
     b"sbin",
     b"lib",
@@ -23,14 +23,37 @@ const PREFIX_NAMES: [&[u8]; 14] = [
     b"site-packages",
     b"jre",
     b"modules",
+    b"jars",
 ];
+/// Names of entries, one of which identifies the root of an application or an installation: node,
+/// conda, Spack, git, R.
+const ROOT_MARKERS: [&[u8]; 6] =
+    [b"node_modules", b"package.json", b"conda-meta", b".spack", b".spack-db", b".git"];
+/// Names of directories with packages, which are roots by themselves: node, R, Python, Maven.
+const PACKAGE_DIRECTORIES: [&[u8]; 5] =
+    [b"node_modules", b"site-library", b"site-packages", b"dist-packages", b".m2"];
+/// An entry that every installed package of R has.
+const R_PACKAGE: &[u8] = b"DESCRIPTION";
+/// Number of packages or archives in one directory that identify a library of R, or a directory of
+/// Java archives.
+const PACKAGES_MIN: usize = 4;
+/// Number of names that a compiler missed directly in a directory that identify an include
+/// directory.
+const MISSED_HEADERS_MIN: usize = 4;
+/// Minimum part of the existing entries in a directory of headers that are headers.
+const HEADERS_PART_MIN: f64 = 0.5;
+const HEADERS: [&[u8]; 6] = [b".h", b".hh", b".hpp", b".hxx", b".ipp", b".inl"];
 /// Minimum number of metadata calls: checking a tree has a cost, too.
 const CALLS_MIN: u64 = 16;
 /// Minimum part of all metadata calls to shared file systems.
 const SHARE_MIN: f64 = 0.01;
 /// If directories below one account for this part of its calls, they are proposed instead of it.
 const NEARLY_ALL: f64 = 0.9;
-const TREES_MAX: usize = 16;
+/// More trees than this are united, because each tree costs an index, a check at each start, and a
+/// place in the configuration.
+const TREES_MAX: usize = 5;
+/// Number of refused trees that are listed.
+const REFUSED_MAX: usize = 16;
 /// Limit on the recursion: no tree is proposed that is deeper below the root of a file system.
 const DEPTH_MAX: u32 = 64;
 
@@ -56,6 +79,9 @@ pub struct Refused {
 struct Subtree {
     metadata: u64,
     missing: u64,
+    /// Number of existing files, and of those that are headers.
+    files: u64,
+    headers: u64,
     changed_bytecode: Option<PathId>,
     changed_other: Option<PathId>,
 }
@@ -88,6 +114,11 @@ pub fn choose(map: &PathMap, paths: &[PathCounts]) -> (Vec<Chosen>, Vec<Refused>
         let this = &mut subtree[path.index()];
         this.metadata += u64::from(own.metadata);
         this.missing += u64::from(own.missing);
+        if own.exists && !own.directory {
+            let name = map.paths.name(path);
+            this.files += 1;
+            this.headers += u64::from(HEADERS.iter().any(|ending| name.ends_with(ending)));
+        }
         if own.changed {
             let changed = match is_bytecode(map, path) {
                 true => &mut this.changed_bytecode,
@@ -104,6 +135,8 @@ pub fn choose(map: &PathMap, paths: &[PathCounts]) -> (Vec<Chosen>, Vec<Refused>
         let above = &mut subtree[parent.index()];
         above.metadata += this.metadata;
         above.missing += this.missing;
+        above.files += this.files;
+        above.headers += this.headers;
         above.changed_bytecode = this.changed_bytecode.or(above.changed_bytecode);
         above.changed_other = this.changed_other.or(above.changed_other);
         if this.metadata > 0 {
@@ -113,11 +146,12 @@ pub fn choose(map: &PathMap, paths: &[PathCounts]) -> (Vec<Chosen>, Vec<Refused>
     let all: u64 = tops.iter().map(|p| subtree[p.index()].metadata).sum();
     let calls_min = CALLS_MIN.max((all as f64 * SHARE_MIN) as u64);
     let mut choice = Choice { map, paths, subtree, children, refused: Vec::new(), calls_min };
-    let mut chosen: Vec<PathId> = tops.into_iter().flat_map(|top| choice.best_trees(top, true, 0)).collect();
+    let best: Vec<PathId> = tops.iter().flat_map(|top| choice.best_trees(*top, true, 0)).collect();
+    let mut chosen = choice.united(best, &tops);
     chosen.sort_by_key(|p| (std::cmp::Reverse(choice.subtree[p.index()].metadata), *p));
     chosen.truncate(TREES_MAX);
     choice.refused.sort_by_key(|r| (std::cmp::Reverse(r.metadata), r.path));
-    choice.refused.truncate(TREES_MAX);
+    choice.refused.truncate(REFUSED_MAX);
     let chosen_tree = |path: &PathId| {
         let Subtree { metadata, missing, .. } = choice.subtree[path.index()];
         Chosen { path: *path, metadata, missing }
@@ -134,6 +168,83 @@ impl Choice<'_, '_> {
         self.counts(path).directory || self.children.contains_key(&path)
     }
 
+    /// Returns whether a file or directory exists, as far as the program has found out.
+    fn exists(&self, path: PathId) -> bool {
+        let subtree = self.subtree[path.index()];
+        self.counts(path).exists || subtree.metadata > subtree.missing
+    }
+
+    /// Returns whether the entries of a directory, or its name, identify the root of an
+    /// application, of packages, or of headers.
+    fn is_root(&self, path: PathId, children: &[PathId]) -> bool {
+        let name = |path: &PathId| self.map.paths.name(*path);
+        if PACKAGE_DIRECTORIES.contains(&name(&path)) {
+            return true;
+        }
+        let (existing, missed): (Vec<PathId>, Vec<PathId>) =
+            children.iter().partition(|child| self.exists(**child));
+        if existing.iter().any(|child| ROOT_MARKERS.contains(&name(child))) {
+            return true;
+        }
+        let is_r_package = |package: &&PathId| {
+            let below = self.children.get(package);
+            below.is_some_and(|below| below.iter().any(|p| name(p) == R_PACKAGE && self.exists(*p)))
+        };
+        if existing.iter().filter(is_r_package).count() >= PACKAGES_MIN
+            || existing.iter().filter(|child| name(child).ends_with(b".jar")).count() >= PACKAGES_MIN
+        {
+            return true;
+        }
+        // A compiler looks for each header in every include directory, and finds it in one of them.
+        let subtree = self.subtree[path.index()];
+        missed.len() >= MISSED_HEADERS_MIN
+            && subtree.headers > 0
+            && subtree.headers as f64 >= subtree.files as f64 * HEADERS_PART_MIN
+    }
+
+    /// Unites trees while there are too many: those in the directory with the most trees, deepest
+    /// first. A directory is a tree of its own only if the program changed nothing in it, and if it
+    /// is no root of a file system.
+    fn united(&self, mut trees: Vec<PathId>, tops: &[PathId]) -> Vec<PathId> {
+        while trees.len() > TREES_MAX {
+            let mut counts: HashMap<PathId, (u32, usize)> = HashMap::new();
+            for tree in &trees {
+                let mut above = Vec::new();
+                let mut at = *tree;
+                while at != PathId::ROOT && !tops.contains(&at) {
+                    at = self.map.paths.parent(at);
+                    above.push(at);
+                }
+                let depth = above.len() as u32;
+                for (up, directory) in above.iter().enumerate() {
+                    let entry = counts.entry(*directory).or_insert((depth - up as u32, 0));
+                    entry.1 += 1;
+                }
+            }
+            let possible = |directory: &PathId| {
+                *directory != PathId::ROOT
+                    && !tops.contains(directory)
+                    && self.subtree[directory.index()].changed().is_none()
+            };
+            let best = counts
+                .into_iter()
+                .filter(|(directory, (_, count))| *count >= 2 && possible(directory))
+                .max_by_key(|(directory, (depth, _))| (*depth, std::cmp::Reverse(*directory)));
+            let Some((directory, _)) = best else { break };
+            trees.retain(|tree| !self.is_below(*tree, directory));
+            trees.push(directory);
+        }
+        trees
+    }
+
+    fn is_below(&self, path: PathId, directory: PathId) -> bool {
+        let mut at = path;
+        while at != PathId::ROOT && at != directory {
+            at = self.map.paths.parent(at);
+        }
+        at == directory
+    }
+
     /// Returns the best trees at or below this directory.
     fn best_trees(&mut self, path: PathId, top: bool, depth: u32) -> Vec<PathId> {
         let subtree = self.subtree[path.index()];
@@ -141,9 +252,7 @@ impl Choice<'_, '_> {
             return Vec::new();
         }
         let children = self.children.get(&path).cloned().unwrap_or_default();
-        let exists = |p: &&PathId| {
-            self.counts(**p).exists || self.subtree[p.index()].metadata > self.subtree[p.index()].missing
-        };
+        let exists = |p: &&PathId| self.exists(**p);
         let parts = children
             .iter()
             .filter(exists)
@@ -152,7 +261,8 @@ impl Choice<'_, '_> {
         let files = children.iter().filter(exists).filter(|p| !self.is_directory(**p)).count();
         // The root of a file system contains the files of all users; the root directory cannot be
         // covered at all.
-        let is_prefix = path != PathId::ROOT && (parts >= 2 || parts == 1 && !top);
+        let is_root = !top && self.is_root(path, &children);
+        let is_prefix = path != PathId::ROOT && (parts >= 2 || parts == 1 && !top || is_root);
         if is_prefix && subtree.changed().is_none() {
             return vec![path];
         }
@@ -179,4 +289,106 @@ fn is_bytecode(map: &PathMap, path: PathId) -> bool {
     const DIRECTORY: &[u8] = b"__pycache__";
     let name = map.paths.name(path);
     name == DIRECTORY || map.paths.name(map.paths.parent(path)) == DIRECTORY || name.ends_with(b".pyc")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locations::{LocationRules, NoLinks};
+
+    /// Returns the trees that are chosen for these paths on a shared file system, each with this
+    /// number of calls. A path with `!` at the end is missing; a path with `+` was changed.
+    fn chosen(paths: &[(&str, u32)]) -> Vec<String> {
+        let rules = LocationRules { shared: vec![b"/m".to_vec()], ..LocationRules::default() };
+        let mut links = NoLinks;
+        let mut map = PathMap::new(&rules, &mut links);
+        let mut counts: Vec<PathCounts> = Vec::new();
+        for (path, metadata) in paths {
+            let is_missing = path.ends_with('!');
+            let id = map.resolve(PathId::ROOT, path.trim_end_matches(['!', '+']).as_bytes(), true);
+            if counts.len() <= id.index() {
+                counts.resize(id.index() + 1, PathCounts::default());
+            }
+            counts[id.index()] = PathCounts {
+                metadata: *metadata,
+                missing: if is_missing { *metadata } else { 0 },
+                exists: !is_missing,
+                changed: path.ends_with('+'),
+                ..PathCounts::default()
+            };
+        }
+        let (chosen, _) = choose(&map, &counts);
+        chosen.iter().map(|tree| map.paths.text(tree.path)).collect()
+    }
+
+    #[test]
+    fn the_root_of_a_node_application_is_one_tree() {
+        let modules: Vec<String> =
+            (0..12).map(|n| format!("/m/u/app/node_modules/package{n}/index.js")).collect();
+        let mut paths: Vec<(&str, u32)> = modules.iter().map(|path| (path.as_str(), 100)).collect();
+        paths.extend([
+            ("/m/u/package.json!", 20),
+            ("/m/u/node_modules!", 20),
+            ("/m/u/app/node_modules/package1/package.json", 50),
+        ]);
+        assert_eq!(chosen(&paths), ["/m/u/app"], "node_modules identifies the application");
+        paths.push(("/m/u/app/package.json", 5));
+        assert_eq!(chosen(&paths), ["/m/u/app"]);
+        paths.push(("/m/u/app/dist/bundle.js+", 5));
+        assert_eq!(chosen(&paths), ["/m/u/app/node_modules"], "the program writes beside the modules");
+    }
+
+    #[test]
+    fn libraries_of_r_jars_git_and_conda_are_trees() {
+        for (names, root) in [
+            (
+                &[
+                    "lib/dplyr/DESCRIPTION",
+                    "lib/tidyr/DESCRIPTION",
+                    "lib/rlang/DESCRIPTION",
+                    "lib/cli/DESCRIPTION",
+                ][..],
+                "/m/u/lib",
+            ),
+            (&["x/a.jar", "x/b.jar", "x/c.jar", "x/d.jar"], "/m/u/x"),
+            (&["work/.git/index", "work/src/a.c", "work/doc/b.txt"], "/m/u/work"),
+            (&["envs/one/conda-meta/history", "envs/one/x/y/z"], "/m/u/envs/one"),
+            (&["cache/.m2/repository/org/a/a.pom", "cache/.m2/repository/com/b/b.pom"], "/m/u/cache/.m2"),
+        ] {
+            let paths: Vec<String> = names.iter().map(|name| format!("/m/u/{name}")).collect();
+            let mut paths: Vec<(&str, u32)> = paths.iter().map(|path| (path.as_str(), 50)).collect();
+            // The user's other files are not in the tree.
+            paths.push(("/m/u/result.txt+", 3));
+            assert_eq!(chosen(&paths), [root], "{names:?}");
+        }
+    }
+
+    #[test]
+    fn the_include_directory_is_chosen_and_not_the_library_in_it() {
+        let mut paths = vec![
+            ("/m/u/inc/boost/asio.hpp", 200),
+            ("/m/u/inc/boost/mpl/if.hpp", 300),
+            ("/m/u/inc/boost/mpl/and.hpp", 300),
+        ];
+        assert_eq!(chosen(&paths).len(), 1);
+        paths.extend([
+            ("/m/u/inc/vector!", 40),
+            ("/m/u/inc/string!", 40),
+            ("/m/u/inc/bits!", 40),
+            ("/m/u/inc/stdio.h!", 40),
+        ]);
+        assert_eq!(chosen(&paths), ["/m/u/inc"]);
+    }
+
+    #[test]
+    fn many_trees_are_united_below_the_root_of_the_file_system() {
+        let names: Vec<String> = (0..4)
+            .flat_map(|n| ["bin/a", "lib/b"].map(|file| format!("/m/sw/group/tool{n}/{file}")))
+            .chain((0..4).flat_map(|n| ["bin/a", "lib/b"].map(|file| format!("/m/sw/other{n}/{file}"))))
+            .collect();
+        let paths: Vec<(&str, u32)> = names.iter().map(|path| (path.as_str(), 50)).collect();
+        let trees = chosen(&paths);
+        assert_eq!(trees.len(), 5, "{trees:?}");
+        assert_eq!(trees[0], "/m/sw/group", "{trees:?}");
+    }
 }
