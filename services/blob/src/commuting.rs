@@ -12,15 +12,15 @@ const TRANSFORMS_MAX: usize = 64;
 /// How the operations of a transaction use a blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NameUse {
-    /// They transform numbers, and create the blob unless it exists.
-    Transforms(Vec<Numbers>),
+    /// They transform integers, and create the blob unless it exists.
+    Transforms(Vec<IntegerTransform>),
     /// They commute with no operation.
     Other,
 }
 
-/// The numbers of a transform that has the same effect before and after others of its kind.
+/// A transform of integers that has the same effect before and after others of its kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Numbers {
+pub(crate) struct IntegerTransform {
     kind: TransformKind,
     cell: CellType,
     bytes: Range<u64>,
@@ -39,11 +39,13 @@ impl NameUse {
         let NameUse::Transforms(all) = self else { return };
         match operation {
             Operation::Create { may_exist: true, .. } => {}
-            Operation::Transform { offset, transform, .. } => match Numbers::of(*offset, transform) {
-                Some(numbers) if all.contains(&numbers) => {}
-                Some(numbers) if all.len() < TRANSFORMS_MAX => all.push(numbers),
-                _ => *self = NameUse::Other,
-            },
+            Operation::Transform { offset, transform, .. } => {
+                match IntegerTransform::of(*offset, transform) {
+                    Some(form) if all.contains(&form) => {}
+                    Some(form) if all.len() < TRANSFORMS_MAX => all.push(form),
+                    _ => *self = NameUse::Other,
+                }
+            }
             _ => *self = NameUse::Other,
         }
     }
@@ -53,18 +55,18 @@ impl NameUse {
     pub(crate) fn commutes(&self, other: &NameUse) -> bool {
         match (self, other) {
             (NameUse::Transforms(own), NameUse::Transforms(others)) => {
-                own.iter().all(|numbers| others.iter().all(|other| numbers.commute(other)))
+                own.iter().all(|form| others.iter().all(|other| form.commutes(other)))
             }
             _ => false,
         }
     }
 }
 
-impl Numbers {
-    /// Returns the numbers of a transform, or `None` if it does not commute even with itself: if
+impl IntegerTransform {
+    /// Returns the form of a transform, or `None` if the transform does not commute with itself: if
     /// its result depends on the numbers before it, or its effect on the order. Sums and products
     /// of floating-point numbers are rounded, so their last bits depend on the order.
-    fn of(offset: u64, transform: &Transform) -> Option<Numbers> {
+    fn of(offset: u64, transform: &Transform) -> Option<IntegerTransform> {
         let Transform { kind, cell, overflow, .. } = *transform;
         let is_integer = !matches!(cell, CellType::F32 | CellType::F64);
         let commutes = match kind {
@@ -74,12 +76,16 @@ impl Numbers {
             TransformKind::CompareAndSet => false,
         };
         let bytes = offset..offset.checked_add(transform.length_bytes())?;
-        (is_integer && commutes && !transform.reveals_numbers()).then_some(Numbers { kind, cell, bytes })
+        (is_integer && commutes && !transform.reveals_numbers()).then_some(IntegerTransform {
+            kind,
+            cell,
+            bytes,
+        })
     }
 
-    /// Returns whether the numbers are separate from other ones, or the same ones of a transform of
-    /// the same kind.
-    fn commute(&self, other: &Numbers) -> bool {
+    /// Returns whether the transforms change separate bytes, or are of the same kind and change the
+    /// same integers.
+    fn commutes(&self, other: &IntegerTransform) -> bool {
         let is_separate = self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start;
         let distance = self.bytes.start.abs_diff(other.bytes.start);
         let is_aligned = distance.is_multiple_of(self.cell.size_bytes() as u64);

@@ -81,7 +81,7 @@ pub(crate) struct JointLocks {
     names: HashMap<Vec<u8>, NameUse>,
     /// Whether a transaction or a read that does not commute with this transaction was refused.
     /// Then no other one is prepared that shares its locks, so that they end.
-    is_awaited: AtomicBool,
+    has_waiters: AtomicBool,
     changes: RecentChanges,
     reads: Vec<Read>,
     /// The outcome and, after a commit, the first state that contains it.
@@ -100,7 +100,7 @@ impl JointLocks {
             id: *id,
             coordinator: *coordinator,
             names,
-            is_awaited: AtomicBool::new(false),
+            has_waiters: AtomicBool::new(false),
             changes: changes_of(changes),
             reads: transaction.reads.clone(),
             outcome: OnceLock::new(),
@@ -116,8 +116,8 @@ impl JointLocks {
 
     /// Returns whether a transaction that uses these names must wait because others wait for the
     /// end of this one.
-    pub(crate) fn is_awaited_by_others(&self, names: &HashMap<Vec<u8>, NameUse>) -> bool {
-        self.is_awaited.load(Ordering::Relaxed) && self.shared(names).next().is_some()
+    pub(crate) fn has_waiters_for(&self, names: &HashMap<Vec<u8>, NameUse>) -> bool {
+        self.has_waiters.load(Ordering::Relaxed) && self.shared(names).next().is_some()
     }
 
     /// Returns the uses of the names that this transaction and another one use.
@@ -134,8 +134,8 @@ impl JointLocks {
     }
 
     /// Returns the refusal of a transaction or read that waits for the end of this transaction.
-    pub(crate) fn awaited(&self) -> Refusal {
-        self.is_awaited.store(true, Ordering::Relaxed);
+    pub(crate) fn refuse_waiter(&self) -> Refusal {
+        self.has_waiters.store(true, Ordering::Relaxed);
         self.refusal()
     }
 
@@ -156,7 +156,7 @@ impl JointLocks {
     /// in the state.
     fn check(&self, state: Version) -> Result<()> {
         match self.outcome.get() {
-            None => Err(Error { source: Some(Box::new(Locked(self.awaited()))), ..busy() }),
+            None => Err(Error { source: Some(Box::new(Locked(self.refuse_waiter()))), ..busy() }),
             Some((Outcome::Committed, version)) if *version > state => {
                 let source = Some("a transaction over several groups was committed meanwhile".into());
                 Err(Error { source, ..Error::new(ErrorKind::Stale, "read", "snapshot") })
@@ -190,7 +190,7 @@ pub(crate) fn check_read(locks: &LocksOfState, state: Version, name: &[u8], part
     }
     let read = Read { name: name.to_vec(), part };
     let of_part = locks.iter().filter(|locks| locks.changes.conflict(&read, Version(0)).is_some());
-    of_part.into_iter().try_for_each(|locks| locks.check(state))
+    check_all(of_part, state)
 }
 
 /// Checks that the attributes of the blobs whose names satisfy `is_read` can be read.
@@ -203,7 +203,18 @@ pub(crate) fn check_names(
     is_read: &dyn Fn(&[u8]) -> bool,
 ) -> Result<()> {
     let of_names = locks.iter().filter(|locks| locks.names.keys().any(|name| is_read(name)));
-    of_names.into_iter().try_for_each(|locks| locks.check(state))
+    check_all(of_names, state)
+}
+
+/// Checks all locks, also after an error: every lock that is not ended then has waiters.
+fn check_all<'a>(locks: impl Iterator<Item = &'a Arc<JointLocks>>, state: Version) -> Result<()> {
+    locks.map(|locks| locks.check(state)).fold(Ok(()), Result::and)
+}
+
+/// Returns the refusal of a transaction that waits for the end of these joint transactions: the
+/// first one is named, and all of them have waiters, so no other one takes the place of the first.
+pub(crate) fn refusal_by_all<'a>(locks: impl Iterator<Item = &'a JointLocks>) -> Option<Refusal> {
+    locks.map(JointLocks::refuse_waiter).fold(None, |first, refusal| first.or(Some(refusal)))
 }
 
 /// The cause of the error of a read of data that a joint transaction has locked.
@@ -289,4 +300,49 @@ pub(crate) fn is_entry(key: &[u8], value: &[u8]) -> bool {
         _ => keys::decode::<UnconfirmedRecord>(value).is_ok(),
     };
     keys::joint_of(key).is_ok() && has_value
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_wire::blob::{Transaction, Transform};
+
+    use super::*;
+
+    /// Returns the locks of a transaction that adds to the number in the blob `hot`.
+    fn addition(number: u64) -> Arc<JointLocks> {
+        let name = b"hot".to_vec();
+        let add = Operation::Transform { name: name.clone(), offset: 0, transform: Transform::add_i64(1) };
+        let preparation = Preparation {
+            id: JointId { client: 1, number },
+            coordinator: 0,
+            participants: vec![0, 1],
+            begun: Version(0),
+            transaction: Transaction { operations: vec![add], ..Transaction::default() },
+        };
+        let change = Change { name, part: ChangedPart::Range(0, 8) };
+        Arc::new(JointLocks::new(&preparation, &[change]))
+    }
+
+    #[test]
+    fn a_refused_reader_or_writer_waits_for_all_additions_and_no_further_one_shares_their_locks() {
+        let add = addition(9).names.clone();
+        let part = Part::Range { start: 0, end: 8 };
+        for waits in [
+            &|locks: &LocksOfState| check_read(locks, Version(1), b"hot", part.clone()).is_err(),
+            &|locks: &LocksOfState| check_names(locks, Version(1), &|name| name == b"hot").is_err(),
+            &|locks: &LocksOfState| {
+                let first = refusal_by_all(locks.iter().map(|locks| &**locks));
+                first == Some(locks[0].refusal())
+            },
+        ] as [&dyn Fn(&LocksOfState) -> bool; 3]
+        {
+            let locks: LocksOfState = Arc::new((1..=3).map(addition).collect());
+            assert!(locks.iter().all(|locks| !locks.stop(&[], &add) && !locks.has_waiters_for(&add)));
+            assert!(waits(&locks));
+            assert!(locks.iter().all(|locks| locks.has_waiters_for(&add)));
+            // Those of other names are not concerned.
+            assert!(locks.iter().all(|locks| !locks.has_waiters_for(&HashMap::new())));
+        }
+        assert_eq!(refusal_by_all(std::iter::empty()), None);
+    }
 }

@@ -12,7 +12,7 @@ use crate::commuting::NameUse;
 use crate::garbage::REMOVED_IN_A_STEP;
 use crate::joint::{
     JointLocks, JointStep, OutcomeRecord, PREPARED_MAX, PreparedRecord, UnconfirmedRecord, changes_of,
-    find_locks, find_outcome, find_prepared, find_unconfirmed, invalid, uses_of,
+    find_locks, find_outcome, find_prepared, find_unconfirmed, invalid, refusal_by_all, uses_of,
 };
 use crate::keys;
 use crate::prepared::{Prepared, Step};
@@ -220,10 +220,7 @@ impl Group<'_, '_> {
                 return Err(Refusal::Conflict(conflicts));
             }
         }
-        match self.locks().find(|locks| locks.stop(reads, names)) {
-            Some(locks) => Err(locks.awaited()),
-            None => Ok(()),
-        }
+        refusal_by_all(self.locks().filter(|locks| locks.stop(reads, names))).map_or(Ok(()), Err)
     }
 
     /// Compares the changes of a transaction with the reads of those that are prepared.
@@ -232,10 +229,7 @@ impl Group<'_, '_> {
             return Ok(());
         }
         let changes = changes_of(&applied.changes);
-        match self.locks().find(|locks| locks.stop_changes(&changes)) {
-            Some(locks) => Err(locks.awaited()),
-            None => Ok(()),
-        }
+        refusal_by_all(self.locks().filter(|locks| locks.stop_changes(&changes))).map_or(Ok(()), Err)
     }
 
     /// Returns the joint transactions that are prepared. Those that end with this group are among
@@ -285,7 +279,7 @@ impl Group<'_, '_> {
         let Transaction { snapshot, reads, .. } = transaction;
         let names = uses_of(&transaction.operations);
         self.validate(*snapshot, reads, &names)?;
-        if let Some(locks) = self.locks().find(|locks| locks.is_awaited_by_others(&names)) {
+        if let Some(locks) = self.locks().find(|locks| locks.has_waiters_for(&names)) {
             return Err(locks.refusal());
         }
         let mut own = Changes::new(&*self.all);
