@@ -89,7 +89,12 @@ class Transaction(Reads, Lists):
         """Sets the attributes of a blob as a file of `quell mount --blob`: `file` is a tuple of
         `st_mode`, user and group. `modified_ns` is the time of the last change, in nanoseconds
         since 1970. `None` leaves them as they are."""
-        given = None if file is None else FileAttributes(*file)
+        given = None
+        if file is not None:
+            mode, uid, gid = file  # ctypes accepts fewer numbers, and truncates large ones
+            if not all(0 <= number < 1 << 32 for number in (mode, uid, gid)):
+                raise ValueError("modes, users and groups are from 0 to 2^32 - 1")
+            given = FileAttributes(mode, uid, gid)
         time_ns = None if modified_ns is None else ctypes.c_uint64(checked(modified_ns))
         references = [None if value is None else ctypes.byref(value) for value in (given, time_ns)]
         return self._add("set_attributes", name, *references)

@@ -152,6 +152,10 @@ class Transactions(InStore):
         with self.assertRaises(FileNotFoundError):
             with self.store.batch() as batch:
                 batch.set_attributes("missing", file=(0o100640, 7, 8))
+        for wrong in ((), (0o100640, 7), (0o100640, 7, 8, 9), (0o100640, -1, 8), (0o100640, 7, 1 << 32)):
+            with self.assertRaises(ValueError):
+                with self.store.batch() as batch:
+                    batch.set_attributes("b", file=wrong)
 
     def test_a_conflict_names_blobs_and_ranges(self):
         self.store.create("a")
