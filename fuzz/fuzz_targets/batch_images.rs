@@ -1,5 +1,5 @@
-//! Decodes the copy of the description of an image: it is refused, or encoded as it was. If the first
-//! byte is odd, the checksum is corrected first.
+//! Decodes the copy of the description of an image: it is refused, or encoded as it was. If the
+//! first byte is odd, the checksum is corrected first.
 
 #![no_main]
 

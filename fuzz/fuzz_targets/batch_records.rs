@@ -1,5 +1,5 @@
-//! Decodes bytes as each kind of record of a store for batches, and as an entry: they are refused, or
-//! encoded as they were.
+//! Decodes bytes as each kind of record of a store for batches, and as an entry: they are refused,
+//! or encoded as they were.
 
 #![no_main]
 

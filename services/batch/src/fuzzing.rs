@@ -1,6 +1,6 @@
-//! Entry points for the fuzz targets. The input is arbitrary: a decoder must refuse it, or the value
-//! must be the same after it was encoded and decoded again. Compiled for tests and with the feature
-//! `fuzzing`, which only fuzz/ enables.
+//! Entry points for the fuzz targets. The input is arbitrary: a decoder must refuse it, or the
+//! value must be the same after it was encoded and decoded again. Compiled for tests and with the
+//! feature `fuzzing`, which only fuzz/ enables.
 
 use std::fs::File;
 use std::io::Write;
