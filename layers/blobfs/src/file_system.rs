@@ -60,9 +60,9 @@ impl BlobFs {
         Ok(BlobFs { shared, cursors, hidden, upkeep: Upkeep::default() })
     }
 
-    /// Starts a thread that removes the data of files without names that mounts have left whose
-    /// process was killed, and shows other mounts that this one lives. [`end`](BlobFs::end) ends
-    /// it. No other mount of this process uses the store.
+    /// Starts a thread that changes the mark of this mount while the mount has files without names,
+    /// and removes the data of such files of dead mounts. [`end`](BlobFs::end) ends it. No other
+    /// mount of this process uses the store.
     ///
     /// # Errors
     ///
@@ -71,8 +71,8 @@ impl BlobFs {
         self.upkeep.start(self.shared.clone())
     }
 
-    /// Removes the data of files without names that other mounts have left whose last sign of life
-    /// is older than `after`. Returns the number of blobs.
+    /// Removes the data of files without names that other mounts have left, if the mark and the
+    /// data of the mount were last changed longer than `after` ago. Returns the number of blobs.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl BlobFs {
         let ended = nodes.iter().map(end).fold(Ok(()), Result::and);
         // It may be deleting many blobs of other mounts, which must not delay the commits.
         self.upkeep.end();
-        // Blobs that could not be deleted are those of a dead mount when the mark is too old.
+        // After an error the mark remains. When it is too old, another mount removes the blobs.
         ended.and_then(|()| self.shared.remove_mark())
     }
 

@@ -5,7 +5,7 @@
 //! | prefix, path | a file or a symbolic link |
 //! | prefix, path, `/` | the directory, with its attributes; it may also exist without this blob |
 //! | prefix, `/removed/`, mount, `/`, number | a file without a name that a mount still uses |
-//! | prefix, `/removed/`, mount, `/mount` | its time of change shows that the mount lives |
+//! | prefix, `/removed/`, mount, `/mount` | the mark of the mount |
 //!
 //! The blob of the root is the prefix, or `/` if the prefix is empty.
 
@@ -76,7 +76,7 @@ impl Names {
         [&self.all_removed()[..], number.as_bytes()].concat()
     }
 
-    /// Returns the blob whose time of change shows that this mount lives.
+    /// Returns the blob that is the mark of this mount.
     pub(crate) fn of_mount(&self) -> Vec<u8> {
         let name = format!("{:016x}/mount", self.mount);
         [&self.all_removed()[..], name.as_bytes()].concat()

@@ -1,8 +1,7 @@
-//! The blobs of files without names: those that a mount uses, and those that a mount has left whose
-//! process was killed.
+//! The blobs of files without names: those of this mount, and those of dead mounts.
 //!
-//! A mount with such files changes a blob of its own, the *mark*, every five minutes. A mount whose
-//! mark was not changed for an hour is dead, and the next one removes its blobs. Both times are
+//! A mount with such files has a *mark*, a blob that it changes every five minutes. If the mark was
+//! not changed for an hour, the mount is dead, and the next mount removes its blobs. Both times are
 //! those of the store, so the clocks of the mounts do not matter.
 
 use std::collections::BTreeMap;
@@ -19,12 +18,12 @@ use crate::shared::Shared;
 
 /// The time between two changes of the mark.
 const MARK_INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// The age of the mark of a mount that is dead.
+/// The age of the mark at which a mount is dead.
 pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(60 * 60);
 /// The number of blobs that are listed at a time.
 const PAGE_BLOBS: usize = 512;
 
-/// The thread that keeps the mark, and removes the blobs of dead mounts when it begins.
+/// The thread that removes the blobs of dead mounts when it begins, and then changes the mark.
 #[derive(Default)]
 pub(crate) struct Upkeep {
     is_ended: Arc<(Mutex<bool>, Condvar)>,
@@ -70,7 +69,7 @@ impl Upkeep {
 
 impl Shared {
     /// Returns a new name for a file that loses its name, or for a copy: in the group of servers of
-    /// the blob `near`, to which it can be renamed. The mount is marked first.
+    /// the blob `near`, to which it can be renamed. Creates the mark first.
     pub(crate) fn removed_name(&self, near: &[u8]) -> Result<Vec<u8>> {
         let mut is_marked = lock(&self.is_marked);
         if !*is_marked {
@@ -100,7 +99,7 @@ impl Shared {
         stat.map(|stat| stat.modified_ns).ok_or_else(|| Error::new(ErrorKind::Stale, "write", &name))
     }
 
-    /// Removes the mark. This mount uses no files without names any more.
+    /// Removes the mark, after the last file without a name was deleted.
     pub(crate) fn remove_mark(&self) -> Result<()> {
         if !std::mem::replace(&mut *lock(&self.is_marked), false) {
             return Ok(());
@@ -141,9 +140,9 @@ impl Shared {
         if mounts.is_empty() {
             return Ok(0);
         }
-        // The mark is changed for the time of the store only.
+        // The change of the mark returns the present time of the store.
         let now_ns = {
-            // A file that is removed meanwhile must not lose the mark.
+            // Held so that the mark of a file that is removed meanwhile is not deleted.
             let is_marked = lock(&self.is_marked);
             let now_ns = self.change_mark()?;
             if !*is_marked {
