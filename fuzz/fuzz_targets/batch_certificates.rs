@@ -1,5 +1,5 @@
-//! Decodes the certificate of a batch: it is refused, or encoded as it was. If the first byte is odd,
-//! the checksum is corrected first.
+//! Decodes the certificate of a batch: it is refused, or encoded as it was. If the first byte is
+//! odd, the checksum is corrected first.
 
 #![no_main]
 
