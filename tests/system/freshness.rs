@@ -187,8 +187,9 @@ fn a_file_changed_in_place() {
         // The program reads the new bytes, up to the indexed size.
         ("fuse", &["--on-change", "serve"], "6\nHELLO,end\n"),
         ("fuse", &["--on-change", "ignore"], "6\nHELLO,end\n"),
-        // The program reads all bytes, although stat(2) returns the indexed size.
-        ("overlay", &[], "6\nHELLO, there\nend\n"),
+        // The change is shown within moments; see below. Without the check of the whole tree, and
+        // with overlay-fuse, stat(2) returns the indexed size, and the program reads all bytes.
+        ("overlay", &["--check", "sample"], "6\nHELLO, there\nend\n"),
         ("overlay-fuse", &[], "6\nHELLO, there\nend\n"),
     ] {
         if !views().contains(&view) {
@@ -202,6 +203,89 @@ fn a_file_changed_in_place() {
         assert_eq!(ended.text(), format!("leaf\nready\n{expected}10000\n"), "{view} {options:?}");
         let refused = ended.err.contains("Stale file handle");
         assert_eq!(refused, expected == "6\nend\n", "{view} {options:?}: {}", ended.err);
+    }
+}
+
+/// Changes the files of a tree while a program looks at them, and returns what the program sees of
+/// each: size, modification time, content.
+const LOOK_AGAIN: &str = "echo ready; while read name; do \
+                          f=\"$1/$name\"; stat -c '%s %Y' \"$f\"; wc -c <\"$f\"; sum <\"$f\"; done";
+
+#[test]
+fn the_overlay_view_shows_size_time_and_data_of_a_file_that_the_caller_changes() {
+    if !views().contains(&"overlay") {
+        skip!("overlayfs is not usable here");
+    }
+    let (stage, tree, index) = fixture();
+    let mut command = stage.quell_run(&index, "overlay");
+    command.args(["--strict", "--recheck", "0", "--", "sh", "-c", LOOK_AGAIN, "sh"]).arg(&tree);
+    let mut running = stage.start(command.stdin(Stdio::piped()));
+    running.wait_for_output("ready");
+    let mut stdin = running.stdin();
+    let old_time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let other = tree.join("aside");
+    for (name, content) in [
+        ("readme", "written in place, longer than before\n"),
+        ("readme", "short\n"),
+        ("readme", ""),
+        ("readme", "not empty any more\n"),
+        ("lib/data", "replaced by another file\n"),
+        ("lib/data", "and by a third one, which is longer\n"),
+        ("bin/tool", "changed in a directory that is used for the first time\n"),
+    ] {
+        let path = tree.join(name);
+        if name == "lib/data" {
+            fs::write(&other, content).unwrap();
+            fs::rename(&other, &path).unwrap();
+        } else {
+            fs::write(&path, content).unwrap();
+        }
+        fs::File::options().write(true).open(&path).unwrap().set_modified(old_time).unwrap();
+        let sum = stage.sh("sum <\"$1\"", &[&path]).expect(0).text();
+        let expected = format!("{0} 1000000000\n{0}\n{sum}", content.len());
+        // The view follows within milliseconds; a busy machine gets more.
+        let is_shown = eventually(|| {
+            let before = running.out().lines().count();
+            stdin.write_all(format!("{name}\n").as_bytes()).unwrap();
+            assert!(eventually(|| running.out().lines().count() >= before + 3), "{}", running.out());
+            running.out().ends_with(&expected)
+        });
+        assert!(is_shown, "{name}: {expected}\n{}{}", running.out(), running.err());
+    }
+    drop(stdin);
+    let ended = running.wait().expect(0);
+    for name in ["readme", "lib/data", "bin/tool"] {
+        let line = format!("changed while it is covered: ~ {name} (");
+        assert_eq!(ended.err.matches(&line).count(), 1, "{}", ended.err);
+    }
+    ended.says("programs see the file as it is now");
+}
+
+#[test]
+fn a_change_is_printed_once_with_its_effect() {
+    for (view, options, effect) in [
+        ("fuse", &[][..], "opening it fails with ESTALE"),
+        ("fuse", &["--on-change", "serve"], "programs read its new data up to the indexed size"),
+        ("overlay", &[], "programs see the file as it is now"),
+        ("overlay-fuse", &[], "the view shows its indexed size and time, and its new data"),
+    ] {
+        if !views().contains(&view) {
+            continue;
+        }
+        let (stage, tree, index) = fixture();
+        let mut command = stage.quell_run(&index, view);
+        command.args(options);
+        // Each of the few entries of the tree is compared many times.
+        command.args(["--check", "sample", "--recheck", "200", "--", "sh", "-c", "echo ready; read line"]);
+        let mut running = stage.start(command.stdin(Stdio::piped()));
+        running.wait_for_output("ready");
+        fs::write(tree.join("readme"), "longer than before").unwrap();
+        running.wait_for_error("changed while it is covered: ~ readme (size");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        drop(running.stdin());
+        let ended = running.wait();
+        assert_eq!(ended.err.matches("~ readme").count(), 1, "{view}: {}", ended.err);
+        ended.says(effect);
     }
 }
 
@@ -230,7 +314,10 @@ fn a_file_that_was_replaced_or_removed() {
         if replaced.is_empty() {
             // The program gets the new file, and the old one through a descriptor that was already
             // open.
-            assert_eq!((ended.text().as_str(), first), ("ready\nother\n10000\n", ""), "{view}");
+            assert_eq!(ended.text(), "ready\nother\n10000\n", "{view}");
+            // The overlay view reports changes.
+            let error = first.lines().find(|line| !line.starts_with("quell: "));
+            assert_eq!(error, None, "{view}");
         } else {
             assert_eq!(ended.text(), "ready\n10000\n", "{view}");
             assert!(first.contains(replaced), "{view}: {first}");
@@ -453,7 +540,7 @@ fn a_tree_of_another_user_is_checked_beside_the_program_and_not_again_for_a_whil
     fs::File::options().write(true).open(&clean()[0]).unwrap().set_modified(old).unwrap();
     fs::write(modules.module(), "value = 200\n").unwrap();
     let mut running = start(&[]);
-    running.wait_for_error("is out of date (1 change): the program sees");
+    running.wait_for_error("is out of date (1 change): the view of");
     assert!(running.is_running());
     drop(running.stdin());
     running.wait();

@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use quell_vfs::{
@@ -59,6 +59,11 @@ pub trait Dir: Send + Sync {
     /// Returns the metadata that this node has cached, without a request to a file server.
     fn stat_self_cached(&self) -> Result<Stat> {
         self.stat_self()
+    }
+
+    /// Returns the descriptor. `None`: the implementation has none.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Returns all names except `.` and `..`, in the order of the file system.

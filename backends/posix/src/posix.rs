@@ -192,6 +192,10 @@ fn stat_from(found: &Statx) -> Stat {
 }
 
 impl Dir for PosixDir {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
     fn stat_self(&self) -> Result<Stat> {
         let _span = operation_span("stat");
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)

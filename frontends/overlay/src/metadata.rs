@@ -67,6 +67,8 @@ pub struct Metadata {
     pub upper: OwnedFd,
     /// An empty work directory on the same file system.
     pub work: OwnedFd,
+    /// A directory on the same file system that is in no layer.
+    pub outside: OwnedFd,
 }
 
 /// A directory to fill.
@@ -84,13 +86,13 @@ struct Name {
     path: Vec<u8>,
 }
 
-struct Fill<'a> {
-    fs: &'a dyn FileSystem,
-    layer: BorrowedFd<'a>,
+pub(crate) struct Fill<'a> {
+    pub fs: &'a dyn FileSystem,
+    pub layer: BorrowedFd<'a>,
     /// `None` if owners are kept.
-    squash: Option<&'a Ids>,
-    xattrs: bool,
-    whole: &'a HashSet<NodeId>,
+    pub squash: Option<&'a Ids>,
+    pub xattrs: bool,
+    pub whole: &'a HashSet<NodeId>,
 }
 
 /// Fills `tmpfs`, an empty file system. With `squash`, the caller becomes the owner of all entries,
@@ -141,7 +143,7 @@ pub fn fill(
         fill.finish_directory(directory)?;
     }
     fill.finish_upper(tmpfs.as_fd(), b"u")?;
-    Ok(Metadata { layer, upper: upper?, work: work? })
+    Ok(Metadata { layer, upper: upper?, work: work?, outside })
 }
 
 impl Metadata {
@@ -188,7 +190,7 @@ fn os(path: &[u8]) -> &OsStr {
     OsStr::from_bytes(path)
 }
 
-fn failed(errno: Errno, operation: &'static str, path: &[u8]) -> Error {
+pub(crate) fn failed(errno: Errno, operation: &'static str, path: &[u8]) -> Error {
     Error::from_io(errno.into(), operation, path)
 }
 
@@ -202,13 +204,13 @@ fn make_dir(at: BorrowedFd<'_>, path: &[u8], mode: u32) -> Result<()> {
         .map_err(|e| failed(e, "create directory", path))
 }
 
-fn open_dir(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd> {
+pub(crate) fn open_dir(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let path = if path.is_empty() { b"." } else { path };
     rustix::fs::openat(at, os(path), flags, Mode::empty()).map_err(|e| failed(e, "open", path))
 }
 
-fn times(modified: Time) -> Timestamps {
+pub(crate) fn times(modified: Time) -> Timestamps {
     let time = Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanoseconds.into() };
     // The index has no access times; see quell_vfs::Attributes.
     Timestamps { last_access: time, last_modification: time }
@@ -310,7 +312,13 @@ impl Fill<'_> {
         }
     }
 
-    fn make_file(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, path: &[u8]) -> Result<()> {
+    pub(crate) fn make_file(
+        &self,
+        at: BorrowedFd<'_>,
+        name: &[u8],
+        a: &Attributes,
+        path: &[u8],
+    ) -> Result<()> {
         let mode = Mode::from_raw_mode(self.mode(a));
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file =
@@ -491,7 +499,7 @@ pub fn finish_upper(
 }
 
 /// Splits a path into its directory and its last component.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
         None => (b"", path),

@@ -49,6 +49,18 @@ pub fn check(
     differences_max: usize,
     stop: &AtomicBool,
 ) -> Result<Checked> {
+    check_and_visit(image, root, threads, differences_max, stop, &|_, _| {})
+}
+
+/// Does the same as [`check`], and calls `visit` with each directory before it is listed.
+pub fn check_and_visit(
+    image: &Image,
+    root: Arc<dyn Dir>,
+    threads: usize,
+    differences_max: usize,
+    stop: &AtomicBool,
+    visit: &(dyn Fn(EntryId, &dyn Dir) + Sync),
+) -> Result<Checked> {
     let options = BuildOptions::from_image(image)?;
     let stat = root.stat_self()?;
     let indexed = image.attributes(ROOT);
@@ -59,6 +71,7 @@ pub fn check(
         compares_ctime: stat.changed == indexed.changed && stat.modified == indexed.modified,
         differences_max,
         stop,
+        visit,
         full: AtomicBool::new(false),
         entries: AtomicU64::new(1),
         found: Mutex::new(Findings::default()),
@@ -108,6 +121,7 @@ struct Checker<'a> {
     compares_ctime: bool,
     differences_max: usize,
     stop: &'a AtomicBool,
+    visit: &'a (dyn Fn(EntryId, &dyn Dir) + Sync),
     /// Whether `differences_max` differences were found.
     full: AtomicBool,
     entries: AtomicU64,
@@ -145,7 +159,12 @@ impl Checker<'_> {
             UncheckedDir::Open(dir) => Ok(dir),
             UncheckedDir::Child(parent, entry) => parent.open_dir(self.image.name(entry)),
         };
-        let (dir, names) = match opened.and_then(|dir| Ok((dir.clone(), dir.names()?))) {
+        let listed = opened.and_then(|dir| {
+            (self.visit)(directory, &*dir);
+            let names = dir.names()?;
+            Ok((dir, names))
+        });
+        let (dir, names) = match listed {
             Ok(listed) => listed,
             // Its metadata was read just before. A different result now means that the tree is
             // being changed.

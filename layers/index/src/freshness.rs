@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use quell_posix::Dir;
+use quell_posix::{Dir, Stat};
 use quell_vfs::{Attributes, ErrorKind, Kind, NodeId, Result};
 
 use crate::compare::{Change, Difference, changed_attributes};
@@ -26,6 +26,17 @@ pub struct Sampler {
     /// The next entries to compare, in reverse order.
     plan: Vec<EntryId>,
     random: u64,
+}
+
+/// The result of the comparison of one entry.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// The entry.
+    pub entry: EntryId,
+    /// Its current metadata; `None` if it was removed.
+    pub now: Option<Stat>,
+    /// `None` if it equals the index.
+    pub difference: Option<Difference>,
 }
 
 impl std::fmt::Debug for Sampler {
@@ -57,38 +68,53 @@ impl Sampler {
     /// Compares one entry. Returns `Ok(None)` if it equals the index. An error is an error of the
     /// file system other than "no such entry", and is not a difference.
     pub fn step(&mut self) -> Result<Option<Difference>> {
-        let entry = match self.plan.pop() {
-            Some(entry) => entry,
-            None => {
-                self.plan_random_descent();
-                self.plan.pop().unwrap_or(ROOT)
-            }
-        };
-        let found = self.read_attributes(entry);
-        let image = &self.image;
-        let difference = |what| Ok(Some(Difference { path: image.path(entry), what }));
-        match found {
-            Ok(found) => {
-                let mut changed = changed_attributes(&image.attributes(entry), &found);
-                if found.uid == OVERFLOW_ID || found.gid == OVERFLOW_ID {
-                    changed.retain(|what| *what != "owner");
-                }
-                if changed.is_empty() { Ok(None) } else { difference(Change::Changed(changed)) }
-            }
-            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                difference(Change::Removed)
-            }
-            Err(e) => Err(e),
-        }
+        let entry = self.next_entry();
+        Ok(self.compare(entry)?.difference)
     }
 
-    fn read_attributes(&mut self, entry: EntryId) -> Result<Attributes> {
+    /// Returns the entry that the next step compares.
+    pub fn next_entry(&mut self) -> EntryId {
+        if self.plan.is_empty() {
+            self.plan_random_descent();
+        }
+        self.plan.pop().unwrap_or(ROOT)
+    }
+
+    /// Closes all directories but the root. Entries are then found in the directories that have
+    /// their paths now.
+    pub fn close_directories(&mut self) {
+        self.entered.truncate(1);
+    }
+
+    /// Compares an entry. Errors are those of [`step`](Sampler::step).
+    pub fn compare(&mut self, entry: EntryId) -> Result<Comparison> {
+        let now = match self.stat(entry) {
+            Ok(now) => now,
+            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                let difference = Some(Difference { path: self.image.path(entry), what: Change::Removed });
+                return Ok(Comparison { entry, now: None, difference });
+            }
+            Err(e) => return Err(e),
+        };
+        let found = attributes_of(&now);
+        let mut changed = changed_attributes(&self.image.attributes(entry), &found);
+        if found.uid == OVERFLOW_ID || found.gid == OVERFLOW_ID {
+            changed.retain(|what| *what != "owner");
+        }
+        let difference = match changed.is_empty() {
+            true => None,
+            false => Some(Difference { path: self.image.path(entry), what: Change::Changed(changed) }),
+        };
+        Ok(Comparison { entry, now: Some(now), difference })
+    }
+
+    fn stat(&mut self, entry: EntryId) -> Result<Stat> {
         if entry == ROOT {
-            return Ok(attributes_of(&self.entered[0].1.stat_self()?));
+            return self.entered[0].1.stat_self();
         }
         let parent = self.image.parent(entry);
         let dir = self.enter(parent)?;
-        Ok(attributes_of(&dir.stat(self.image.name(entry))?))
+        dir.stat(self.image.name(entry))
     }
 
     /// Returns the open directory for `entry`, starting from the nearest ancestor that is open.
@@ -141,7 +167,7 @@ fn fullest_directory(image: &Image) -> EntryId {
     directories.max_by_key(|e| (fullness(e), std::cmp::Reverse(*e))).unwrap_or(ROOT)
 }
 
-pub(crate) fn attributes_of(stat: &quell_posix::Stat) -> Attributes {
+pub(crate) fn attributes_of(stat: &Stat) -> Attributes {
     Attributes {
         node: NodeId(0),
         kind: Kind::from_mode(stat.mode).unwrap_or(Kind::File),

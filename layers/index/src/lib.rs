@@ -19,12 +19,12 @@ mod image;
 mod tree;
 
 pub use builder::{BuildOptions, BuildProgress, Trust, Xattrs, build};
-pub use check::{Checked, check};
+pub use check::{Checked, check, check_and_visit};
 pub use compare::{Change, Difference, changed_attributes, compare};
 pub use encode::encode;
 #[doc(hidden)]
 pub use encode::reseal;
 pub use file_system::{IndexFs, OnChange, Rules};
-pub use freshness::Sampler;
+pub use freshness::{Comparison, Sampler};
 pub use image::{EntryId, Generation, Image, IndexDamage, Problem, ROOT, XattrSet};
 pub use tree::{Listing, Special, Tree};

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::freshness::decision::{self, CheckTiming};
 use crate::freshness::results::{Results, state_directory};
 use crate::freshness::stale::StaleReport;
+use crate::freshness::watch::Watch;
 use crate::runtime::job::current_job;
 
 /// Number of requests in flight while a start waits.
@@ -103,16 +104,21 @@ impl TreeCheck {
 
     /// Starts the check in a thread. The thread calls `report` with differences that are found
     /// after `RunningCheck::wait` has timed out; for a check while the program runs, at any time.
-    pub fn begin(self, report: impl FnOnce(&StaleReport) + Send + 'static) -> RunningCheck {
+    ///
+    /// `watches`: the directories of a tree that the caller may write to are watched from the check
+    /// on.
+    pub fn begin(self, watches: bool, report: impl FnOnce(&StaleReport) + Send + 'static) -> RunningCheck {
         let waits = self.timing == CheckTiming::BeforeStart;
+        let watch = if waits && watches { Watch::new().map(Arc::new) } else { None };
         let shared = Arc::new(Shared {
             phase: Mutex::new(Phase { ended: false, found: None, timed_out: !waits }),
             ended: Condvar::new(),
             changes: AtomicU64::new(0),
         });
-        let running = RunningCheck { shared: shared.clone() };
+        let running = RunningCheck { shared: shared.clone(), watch: watch.clone() };
         let spawned = std::thread::Builder::new().name("check".into()).spawn(move || {
-            let found = self.result();
+            let found = self.result(watch.as_deref());
+            drop(watch);
             let mut phase = lock(&shared.phase);
             phase.ended = true;
             let Some(found) = found else { return shared.ended.notify_all() };
@@ -133,9 +139,9 @@ impl TreeCheck {
         running
     }
 
-    fn result(&self) -> Option<StaleReport> {
+    fn result(&self, watch: Option<&Watch>) -> Option<StaleReport> {
         if self.timing == CheckTiming::BeforeStart {
-            return self.check(THREADS_BEFORE_START);
+            return self.check(THREADS_BEFORE_START, watch);
         }
         let results = self.results.as_ref()?;
         std::thread::sleep(decision::CHECK_DELAY);
@@ -150,7 +156,7 @@ impl TreeCheck {
                 // The threads of the check inherit the nice value. If it cannot be set, the check
                 // competes with the program.
                 let _ = rustix::process::setpriority_process(None, NICE_DURING_RUN);
-                return self.check(THREADS_DURING_RUN);
+                return self.check(THREADS_DURING_RUN, None);
             }
             if begun.elapsed() >= decision::AWAIT_TIMEOUT {
                 break;
@@ -160,11 +166,19 @@ impl TreeCheck {
         None
     }
 
-    fn check(&self, threads: usize) -> Option<StaleReport> {
+    fn check(&self, threads: usize, watch: Option<&Watch>) -> Option<StaleReport> {
         let never_stop = AtomicBool::new(false);
         let max = decision::DIFFERENCES_MAX;
         // An error of the file system is no difference; the program gets the same error.
-        let checked = quell_index::check(&self.image, self.root.clone()?, threads, max, &never_stop).ok()?;
+        // A directory is watched before its entries are compared, so no change is missed between.
+        let visit = |entry, dir: &dyn Dir| {
+            if let Some(watch) = watch {
+                watch.add(entry, dir);
+            }
+        };
+        let root = self.root.clone()?;
+        let checked =
+            quell_index::check_and_visit(&self.image, root, threads, max, &never_stop, &visit).ok()?;
         let stale = StaleReport::from_differences(&checked.differences, checked.complete);
         if let Some(results) = &self.results {
             results.publish(&stale);
@@ -191,6 +205,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct RunningCheck {
     shared: Arc<Shared>,
+    watch: Option<Arc<Watch>>,
 }
 
 impl RunningCheck {
@@ -203,6 +218,11 @@ impl RunningCheck {
         let mut phase = wait_timeout_while(&self.shared.ended, phase, left, unknown);
         phase.timed_out = true;
         phase.found.take()
+    }
+
+    /// Returns the watch of the tree's directories, once.
+    pub fn take_watch(&mut self) -> Option<Arc<Watch>> {
+        self.watch.take()
     }
 
     /// Returns the number of differences that the check has found; 0 until it has ended.

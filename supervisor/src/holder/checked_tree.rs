@@ -148,10 +148,12 @@ pub fn report_stale(context: &HolderContext, stale: &[StaleTree], none_left: boo
 
 /// Starts the checks of whole trees; views are created meanwhile. Returns the time until which the
 /// start waits for the checks that it depends on.
-pub fn start_checks(context: &HolderContext, trees: &mut [CheckedTree]) -> Instant {
+///
+/// `watches`: directories of trees that the caller may write to are watched.
+pub fn start_checks(context: &HolderContext, trees: &mut [CheckedTree], watches: bool) -> Instant {
     for tree in trees {
         let report = late_report(context, &tree.index, &tree.covered.source_path);
-        tree.running_check = tree.planned_check.take().map(|check| check.begin(report));
+        tree.running_check = tree.planned_check.take().map(|check| check.begin(watches, report));
     }
     Instant::now() + START_TIMEOUT
 }
@@ -168,7 +170,7 @@ fn late_report(
     move |stale| {
         let consequence = match ends_programs {
             true => ": ending the program because of --strict".into(),
-            false => format!(": the program sees {} as it was indexed", shown(source)),
+            false => format!(": the view of {} keeps the indexed metadata", shown(source)),
         };
         messages.print(&stale.message(&index, &consequence));
         if !ends_programs {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use quell_boot::BLOCK_BYTES;
 use quell_fuse::Session;
@@ -12,12 +13,12 @@ use quell_vfs::{ErrorKind, FileIdentity};
 
 use crate::display::{counted, shown};
 use crate::failure::Failure;
-use crate::freshness::stale::difference_line;
+use crate::freshness::consequence::ViewAtChange;
 use crate::freshness::whole_check::RunningCheck;
 use crate::holder::checked_tree::CheckedTree;
 use crate::holder::handshake::HolderContext;
-use crate::holder::messages::Messages;
 use crate::holder::privileges::{needs_user_namespace, visibility};
+use crate::holder::tree_changes::TreeChanges;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::{Target, TreesPlan, ViewChoice, Writes};
 use crate::protocol::report::TreeReport;
@@ -26,9 +27,6 @@ use crate::view::boot_blocks::BootBlocks;
 use crate::view::mount::{MountedView, SelectedView, fuse_at, mount_first};
 use crate::view::options::{ViewOptions, Visibility, tree_properties};
 use crate::view::selection::View;
-
-/// Number of changes during a run that are printed; the rest is only counted.
-const CHANGES_PRINTED: u64 = 5;
 
 /// One covered tree.
 pub struct CoveredView {
@@ -41,9 +39,9 @@ pub struct CoveredView {
     boot_blocks: Option<BootBlocks>,
     sampler: Sampler,
     pub running_check: Option<RunningCheck>,
-    /// Number of entries compared since the tree was covered, and number of changes found.
+    /// Number of entries compared since the tree was covered.
     compared: u64,
-    changes: u64,
+    changes: Arc<TreeChanges>,
 }
 
 /// The mount of a view, before it is attached.
@@ -64,13 +62,15 @@ impl CoveredView {
         tree: CheckedTree,
         squash: Option<Ids>,
     ) -> Result<(CoveredView, Unattached), Failure> {
-        let CheckedTree { mut covered, index, index_belongs_to_root, path, sampler, running_check, .. } =
-            tree;
+        let CheckedTree {
+            mut covered, index, index_belongs_to_root, path, sampler, mut running_check, ..
+        } = tree;
         let selected =
             select_view(context, trees, &mut covered, &index, index_belongs_to_root, &path, squash)?;
         // The blocks are decoded, so the compressed frames are no longer needed.
         covered.hot = None;
-        let SelectedView { view, reason, mounted: MountedView { mount, sessions, boot_blocks } } = selected;
+        let SelectedView { view, reason, mounted } = selected;
+        let MountedView { mount, sessions, boot_blocks, metadata } = mounted;
         // At the tree's own path the view covers only the directory that was checked, and not
         // another directory that was moved to the path meanwhile.
         let original = match path == covered.source_path {
@@ -78,7 +78,31 @@ impl CoveredView {
             false => None,
         };
         let unattached = Unattached { mount, path: path.clone(), original };
-        let (compared, changes) = (0, 0);
+        let watch = running_check.as_mut().and_then(RunningCheck::take_watch);
+        let changes = Arc::new(TreeChanges::new(
+            covered.image.clone(),
+            &covered.source_path,
+            "covered",
+            match view {
+                View::Overlay | View::OverlayFuse => ViewAtChange::Overlay,
+                View::Fuse => ViewAtChange::Compared(trees.on_change),
+            },
+            metadata.map(|metadata| metadata.mounted_at(&path)),
+            context.messages.clone(),
+        ));
+        // The other views compare files themselves, or cannot show a changed file.
+        if let (Some(watch), View::Overlay) = (watch, view) {
+            let sampler = Sampler::new(covered.image.clone(), covered.source(), 1);
+            let changes = changes.clone();
+            let spawned = std::thread::Builder::new()
+                .name("watch".into())
+                .spawn(move || changes.follow(&watch, sampler));
+            // Without the thread, only comparisons at intervals find changes.
+            if let Err(e) = spawned {
+                tracing::debug!(error = %e, "changes are not followed");
+            }
+        }
+        let compared = 0;
         let view = CoveredView {
             covered,
             index,
@@ -118,7 +142,7 @@ impl CoveredView {
             reason: self.reason.clone(),
             entries: self.covered.image.entries().into(),
             looks: self.compared,
-            changes: self.changes + self.running_check.as_ref().map_or(0, RunningCheck::changes),
+            changes: self.changes.count() + self.running_check.as_ref().map_or(0, RunningCheck::changes),
             counters: self.counters(),
         }
     }
@@ -141,17 +165,13 @@ impl CoveredView {
         (!counters.is_empty()).then_some(counters)
     }
 
-    /// Compares one entry with the tree. Each change is reported, up to a limit.
-    pub fn compare_next(&mut self, messages: &Messages) {
+    /// Compares one entry with the tree.
+    pub fn compare_next(&mut self) {
         self.compared += 1;
-        let Ok(Some(difference)) = self.sampler.step() else { return };
-        self.changes += 1;
-        if self.changes <= CHANGES_PRINTED {
-            messages.print(&format!(
-                "{} changed while it is covered: {}; programs see it as it was indexed",
-                shown(&self.covered.source_path),
-                difference_line(&difference)
-            ));
+        let entry = self.sampler.next_entry();
+        // An error of the file system is no difference; the program gets the same error.
+        if let Ok(comparison) = self.sampler.compare(entry) {
+            self.changes.compared(&comparison, self.running_check.as_ref());
         }
     }
 }

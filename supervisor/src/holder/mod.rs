@@ -20,6 +20,7 @@ mod process_trees;
 pub(crate) mod recording;
 mod served;
 mod signals;
+mod tree_changes;
 mod tree_view;
 mod writable_layer;
 mod writable_mount;

@@ -14,21 +14,19 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::display::counted;
 use crate::failure::Failure;
-use crate::freshness::stale::difference_line;
+use crate::freshness::consequence::ViewAtChange;
 use crate::freshness::whole_check::RunningCheck;
 use crate::holder::boot_images::add_boot_images;
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
 use crate::holder::handshake::HolderContext;
 use crate::holder::served::Served;
 use crate::holder::signals::Signals;
+use crate::holder::tree_changes::TreeChanges;
 use crate::protocol::plan::{CheckMode, TreesPlan};
 use crate::protocol::report::{HolderReport, TreeReport};
 use crate::protocol::transfer::OpenFiles;
 use crate::resources::processors;
 use crate::socket::server::{Holder, Need, Service};
-
-/// Number of changes during a run that are printed; the rest is only counted.
-const CHANGES_PRINTED: u64 = 5;
 
 /// Number of intervals between the check before a run and the first check during it.
 const INTERVALS_BEFORE_RECHECKS: u32 = 5;
@@ -57,9 +55,9 @@ struct HeldTree {
     files: Vec<SealedFile>,
     sampler: Sampler,
     running_check: Option<RunningCheck>,
-    /// Number of entries compared since the start, and number of changes found.
+    /// Number of entries compared since the start.
     compared: u64,
-    changes: u64,
+    changes: TreeChanges,
 }
 
 impl ProcessTrees {
@@ -73,8 +71,8 @@ impl ProcessTrees {
         add_boot_images(context, &plan.boot, &mut trees, &mut files)?;
         // Until here a signal ends this process.
         let signals = Signals::listen()?;
-        let checks_end = start_checks(context, &mut trees);
-        let held = trees.into_iter().map(|tree| HeldTree::hold(context, tree));
+        let checks_end = start_checks(context, &mut trees, false);
+        let held = trees.into_iter().map(|tree| HeldTree::hold(context, plan, tree));
         let held = held.collect::<Result<Vec<_>, Failure>>()?;
         let (mut trees, mut stale) = (Vec::new(), Vec::new());
         for tree in held {
@@ -96,7 +94,7 @@ impl ProcessTrees {
 }
 
 impl HeldTree {
-    fn hold(context: &HolderContext, tree: CheckedTree) -> Result<HeldTree, Failure> {
+    fn hold(context: &HolderContext, plan: &TreesPlan, tree: CheckedTree) -> Result<HeldTree, Failure> {
         let CheckedTree { mut covered, index, path, sampler, running_check, .. } = tree;
         if covered.fs.capabilities().acls {
             return Err(Failure::cannot(format!(
@@ -124,7 +122,10 @@ impl HeldTree {
         let bytes = SealedFile::of(b"quell-index", covered.image.bytes())?;
         let shared = SharedTree { holder: std::process::id(), index: bytes.shared, table: table.shared };
         files.extend([table, bytes]);
-        let (compared, changes) = (0, 0);
+        let view = ViewAtChange::Compared(plan.on_change);
+        let messages = context.messages.clone();
+        let changes = TreeChanges::new(covered.image.clone(), &path, "served", view, None, messages);
+        let compared = 0;
         Ok(HeldTree { covered, index, path, shared, files, sampler, running_check, compared, changes })
     }
 
@@ -152,22 +153,18 @@ impl HeldTree {
             reason: "--via preload".into(),
             entries: self.covered.image.entries().into(),
             looks: self.compared,
-            changes: self.changes + self.running_check.as_ref().map_or(0, RunningCheck::changes),
+            changes: self.changes.count() + self.running_check.as_ref().map_or(0, RunningCheck::changes),
             counters: Some(BTreeMap::from([("files_whole".to_owned(), self.whole_files())])),
         }
     }
 
-    /// Compares one entry with the tree. Each change is reported, up to a limit.
-    fn compare_next(&mut self, context: &HolderContext) {
+    /// Compares one entry with the tree.
+    fn compare_next(&mut self) {
         self.compared += 1;
-        let Ok(Some(difference)) = self.sampler.step() else { return };
-        self.changes += 1;
-        if self.changes <= CHANGES_PRINTED {
-            context.print(&format!(
-                "{} changed while it is served: {}; programs see it as it was indexed",
-                shown(&self.path),
-                difference_line(&difference)
-            ));
+        let entry = self.sampler.next_entry();
+        // An error of the file system is no difference; the program gets the same error.
+        if let Ok(comparison) = self.sampler.compare(entry) {
+            self.changes.compared(&comparison, self.running_check.as_ref());
         }
     }
 }
@@ -243,7 +240,7 @@ impl Service for ServedTrees<'_> {
             self.intervals_before_rechecks -= 1;
         } else if self.rechecks && !self.trees.is_empty() {
             self.compared = (self.compared + 1) % self.trees.len();
-            self.trees[self.compared].compare_next(self.context);
+            self.trees[self.compared].compare_next();
         }
     }
 

@@ -21,7 +21,7 @@ use crate::holder::served::Served;
 use crate::holder::signals::Signals;
 use crate::holder::writable_layer::lock_writable_layer;
 use crate::mount_point::refuse_mounted;
-use crate::protocol::plan::{BootPlan, CheckMode, Target, TreesPlan, Writes};
+use crate::protocol::plan::{BootPlan, CheckMode, Target, TreesPlan, ViewChoice, Writes};
 use crate::protocol::report::HolderReport;
 use crate::protocol::transfer::OpenFiles;
 use crate::socket::server::{Holder, Need, Service};
@@ -108,7 +108,7 @@ fn mount_views(
     mut trees: Vec<CheckedTree>,
     squash: Option<Ids>,
 ) -> Result<Vec<CoveredView>, Failure> {
-    let checks_end = start_checks(context, &mut trees);
+    let checks_end = start_checks(context, &mut trees, plan.view != ViewChoice::Fuse);
     if context.plan.target.mountpoint().is_some() {
         // Every process sees a view at a mount point as soon as it is mounted, so the checks must
         // end before that.
@@ -219,7 +219,7 @@ impl Service for ServedTrees<'_> {
             self.intervals_before_rechecks -= 1;
         } else if self.rechecks && !self.views.is_empty() {
             self.compared = (self.compared + 1) % self.views.len();
-            self.views[self.compared].compare_next(&self.context.messages);
+            self.views[self.compared].compare_next();
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quell_boot::{BootFile, BootFs, Hot, HotSet};
 use quell_fuse::Session;
 use quell_mount_spec::Covered;
-use quell_overlay::{Credentials, Layers, Redirected, Upper};
+use quell_overlay::{Credentials, Layers, MountedMetadata, Redirected, Upper};
 use quell_vfs::{Error, ErrorKind, FileIdentity, FileSystem, Result};
 
 use crate::protocol::plan::{ViewChoice, Writes};
@@ -37,6 +37,8 @@ pub struct MountedView {
     /// The FUSE sessions; empty if the kernel alone serves the view.
     pub sessions: Vec<Session>,
     pub boot_blocks: Option<BootBlocks>,
+    /// The metadata layer, if it is a tmpfs.
+    pub metadata: Option<MountedMetadata>,
 }
 
 /// Tries views in order until one works.
@@ -113,10 +115,12 @@ fn overlay(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedV
     let whole = covered.hot.as_ref().map(HotSet::whole).unwrap_or_default();
     let metadata = quell_overlay::fill(fs, &tmpfs, squash, &whole, threads)?;
     let mut hot_layer = None;
+    let mut in_memory = whole.clone();
     if let Some(set) = &covered.hot {
         let write = |file: &BootFile<'_>, offset: u64, bytes: &[u8]| metadata.write(file.name, offset, bytes);
         let rest = set.decode_and_write(&whole, threads, &write)?;
         metadata.finish(fs, &whole)?;
+        in_memory.extend(rest.nodes());
         hot_layer = Some(HotLayer::new(covered, rest, whole.len() as u64, view_options)?);
     }
     let layer = metadata.layer;
@@ -126,7 +130,15 @@ fn overlay(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedV
         }
         _ => upper(covered, view_options)?,
     };
-    join_layers(covered, layer.as_fd(), hot_layer, upper.as_ref(), None, credentials, view_options)
+    let mut mounted =
+        join_layers(covered, layer.as_fd(), hot_layer, upper.as_ref(), None, credentials, view_options)?;
+    if let Some(mount) = &mounted.mount {
+        let (layers, squash) = ((layer, metadata.outside), view_options.squash.clone());
+        let metadata =
+            MountedMetadata::new(covered.fs.clone(), layers, mount, upper.is_none(), squash, in_memory)?;
+        mounted.metadata = Some(metadata);
+    }
+    Ok(mounted)
 }
 
 fn overlay_over_fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView> {
@@ -171,7 +183,7 @@ fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView
         };
         mount = quell_overlay::mount_overlay(&layers)?;
     }
-    Ok(MountedView { mount: Some(mount), sessions: vec![session], boot_blocks })
+    Ok(MountedView { mount: Some(mount), sessions: vec![session], boot_blocks, metadata: None })
 }
 
 type WithHot = (Arc<dyn FileSystem>, Option<Arc<Hot>>);
@@ -191,7 +203,7 @@ pub fn fuse_at(covered: &Covered, path: &Path, view_options: &ViewOptions<'_>) -
         Some(hot) => Some(BootBlocks::cached(hot, &mut session, &quell_overlay::open_layer(path)?, covered)),
         None => None,
     };
-    let mounted = MountedView { mount: None, sessions: vec![session], boot_blocks };
+    let mounted = MountedView { mount: None, sessions: vec![session], boot_blocks, metadata: None };
     Ok(SelectedView { view: View::Fuse, reason: "an ordinary user's mount".into(), mounted })
 }
 
@@ -214,6 +226,7 @@ fn join_layers(
         mount: Some(mount),
         sessions: session.into_iter().chain(hot_session).collect(),
         boot_blocks,
+        metadata: None,
     })
 }
 
