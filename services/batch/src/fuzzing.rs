@@ -164,7 +164,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     // Several blocks, with a value that has one of its own.
     let mut large: Vec<_> =
         (0..200).map(|n| (Key::of_name(ROOT, format!("{n:03}").as_bytes()), link.repeat(20))).collect();
-    large[100].1 = (0..20_000).map(|n: u32| (n * n >> 3) as u8).collect();
+    large[100].1 = (0..20_000).map(|n: u32| ((n * n) >> 3) as u8).collect();
     let copy = ImageCopy { description: description.clone(), batches: vec![record.clone()] };
     vec![
         ("batch_tables", "small", with(0, &table_of(&small))),
