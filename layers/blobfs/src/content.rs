@@ -6,7 +6,9 @@
 //!
 //! One commit at a time is in progress, so that commits have the order of the writes. All publishes
 //! that wait for it share the next one, and its error: while a server hangs, none of them waits
-//! longer than for two commits.
+//! longer than for two commits. A commit may also contain other operations, such as a change of the
+//! size. If the store refuses it, its error concerns only the caller that has requested these
+//! operations; the publishes commit the writes alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -55,7 +57,7 @@ struct Commits {
     begun: u64,
     /// The last one that has succeeded.
     succeeded: u64,
-    /// The last one that has failed, and its error.
+    /// The last one that has failed with an error that concerns all its writes, and the error.
     failed: Option<(u64, ErrorKind, String)>,
 }
 
@@ -228,6 +230,7 @@ impl Content {
             data: data.to_vec(),
         };
         let writes = taken.count();
+        let is_of_writes = operations.is_empty();
         let all = taken.iter().map(write).chain(operations).collect();
         let result = commit(all).map_err(|cause| failed(cause, "write", blob));
         let mut state = lock(&self.state);
@@ -236,7 +239,10 @@ impl Content {
         match &result {
             Ok(_) => state.commits.succeeded = number,
             Err(error) => {
-                state.commits.failed = Some((number, error.kind, error.to_string()));
+                // Without an answer of the store, publishes would wait for it once more.
+                if is_of_writes || matches!(error.kind, ErrorKind::TimedOut | ErrorKind::Unavailable) {
+                    state.commits.failed = Some((number, error.kind, error.to_string()));
+                }
                 let mut pending = (*taken).clone();
                 pending.add(&state.pending);
                 state.pending = pending;
@@ -329,5 +335,48 @@ mod tests {
         assert!(!first && others.iter().all(|is_ok| *is_ok), "{others:?}");
         let (first, others, _) = publish_together(true, false);
         assert!(first && others.iter().all(|is_ok| !*is_ok), "{others:?}");
+    }
+
+    /// Publishes while a commit of the same writes and of another operation is in progress, which
+    /// fails with `kind`. Returns whether the publish succeeds, and its number of commits.
+    fn publish_beside_an_operation(kind: ErrorKind) -> (bool, usize) {
+        let content = Content::default();
+        content.opened();
+        add(&content, 0);
+        let commits = AtomicUsize::new(0);
+        let (answered, hang) = mpsc::channel::<()>();
+        let resize = Operation::Resize { name: BLOB.to_vec(), size_bytes: 1 };
+        std::thread::scope(|scope| {
+            let (content, commits) = (&content, &commits);
+            let first = scope.spawn(move || {
+                content.commit_with(BLOB, vec![resize], |operations| {
+                    assert_eq!(operations.len(), 2);
+                    hang.recv().expect("an answer");
+                    Err(Error::new(kind, "commit", "transaction").into())
+                })
+            });
+            while !lock(&content.state).commits.is_running {
+                std::thread::yield_now();
+            }
+            let second = scope.spawn(move || {
+                content.publish_with(BLOB, |operations| {
+                    assert_eq!(operations.len(), 1);
+                    commits.fetch_add(1, Ordering::Relaxed);
+                    Ok(Committed { version: Version(1), results: Vec::new() })
+                })
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            answered.send(()).expect("a commit that waits");
+            let first = first.join().expect("no panic");
+            assert_eq!(first.expect_err("the commit fails").kind, kind);
+            (second.join().expect("no panic").is_ok(), commits.load(Ordering::Relaxed))
+        })
+    }
+
+    #[test]
+    fn a_publish_does_not_return_the_error_of_an_operation_that_shared_its_commit() {
+        assert_eq!(publish_beside_an_operation(ErrorKind::PermissionDenied), (true, 1));
+        assert_eq!(publish_beside_an_operation(ErrorKind::NoSpace), (true, 1));
+        assert_eq!(publish_beside_an_operation(ErrorKind::TimedOut), (false, 0));
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     pub(crate) paths: RwLock<()>,
     /// The number of names of [`removed_name`](Shared::removed_name) so far.
     pub(crate) removed: AtomicU64,
-    /// Whether the mount has a mark. Held while it is made or removed.
+    /// Whether the mount has a mark. Held while the mark is created or removed.
     pub(crate) is_marked: Mutex<bool>,
 }
 
@@ -142,11 +142,12 @@ impl Shared {
         self.delete_data_of(&last)
     }
 
-    /// Deletes the data of a file that has no name.
+    /// Deletes the data of a file that has no name. Another mount has deleted it already if this
+    /// one was suspended until its mark was too old.
     pub(crate) fn delete_data_of(&self, node: &Arc<Node>) -> Result<()> {
         match node.state() {
             NodeState::Unnamed(blob) => {
-                self.store.delete(&blob).map_err(|cause| failed(cause, "delete", &blob))?;
+                self.delete_removed(&blob)?;
                 node.set_state(NodeState::Gone);
                 Ok(())
             }
