@@ -262,6 +262,40 @@ fn the_overlay_view_shows_size_time_and_data_of_a_file_that_the_caller_changes()
 }
 
 #[test]
+fn the_overlay_view_shows_a_file_that_was_replaced_while_a_program_used_it() {
+    if !views().contains(&"overlay") {
+        skip!("overlayfs is not usable here");
+    }
+    let (stage, tree, index) = fixture();
+    let mut command = stage.quell_run(&index, "overlay");
+    // The old file stays open until the third line.
+    let script = "exec 3<\"$1/readme\"; echo ready; read line; cat <&3; cat \"$1/readme\"; exec 3<&-; \
+                  echo closed; while read line; do stat -c %s \"$1/readme\"; cat \"$1/readme\"; done";
+    command.args(["--strict", "--recheck", "0", "--", "sh", "-c", script, "sh"]).arg(&tree);
+    let mut running = stage.start(command.stdin(Stdio::piped()));
+    running.wait_for_output("ready");
+    fs::write(tree.join("aside"), "the file that replaced it\n").unwrap();
+    fs::rename(tree.join("aside"), tree.join("readme")).unwrap();
+    running.wait_for_error("changed while it is covered: ~ readme");
+    let mut stdin = running.stdin();
+    stdin.write_all(b"\n").unwrap();
+    running.wait_for_output("closed");
+    // Size and data are of one file, while the old one is in use, too.
+    assert_eq!(running.out(), "ready\nhello\nhello\nclosed\n", "{}", running.err());
+    let is_shown = eventually(|| {
+        let before = running.out().lines().count();
+        stdin.write_all(b"\n").unwrap();
+        assert!(eventually(|| running.out().lines().count() >= before + 2), "{}", running.out());
+        let out = running.out();
+        assert!(out.ends_with("6\nhello\n") || out.ends_with("26\nthe file that replaced it\n"), "{out}");
+        out.ends_with("26\nthe file that replaced it\n")
+    });
+    assert!(is_shown, "{}{}", running.out(), running.err());
+    drop(stdin);
+    running.wait().expect(0);
+}
+
+#[test]
 fn a_change_is_printed_once_with_its_effect() {
     for (view, options, effect) in [
         ("fuse", &[][..], "opening it fails with ESTALE"),

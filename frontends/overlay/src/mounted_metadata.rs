@@ -141,16 +141,24 @@ impl MountedMetadata {
             .map_err(|e| failed(e, "set times of the directory of", path))
     }
 
+    /// Returns whether a program that looks the path up now finds the file. It does not if another
+    /// program used the name when the file was shown; see
+    /// [`drop_unused_names`](MountedMetadata::drop_unused_names).
+    pub fn is_visible(&self, path: &[u8], now: FileNow) -> bool {
+        let Ok(Some(root)) = self.root() else { return false };
+        let found = rustix::fs::statat(&root, OsStr::from_bytes(path), AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| {
+            let modified = (found.st_mtime, found.st_mtime_nsec as u32);
+            found.st_size as u64 == now.size_bytes
+                && modified == (now.modified.seconds, now.modified.nanoseconds)
+        })
+    }
+
     /// Makes overlayfs look up names again, except those in use: the kernel drops them whenever a
     /// mount is reconfigured, even without a changed option.
-    fn drop_unused_names(&self) -> Result<()> {
+    pub fn drop_unused_names(&self) -> Result<()> {
         let reconfigure = || {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let root = rustix::fs::open(&self.mounted_at, flags, Mode::empty())?;
-            // The mount is not attached yet, or another one is at its path.
-            if rustix::fs::fstat(&root)?.st_dev != self.device {
-                return Ok(());
-            }
+            let Some(root) = self.root()? else { return Ok(()) };
             let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
             let fs = fspick(&root, "", flags)?;
             if self.is_read_only {
@@ -159,5 +167,13 @@ impl MountedMetadata {
             fsconfig_reconfigure(fs.as_fd())
         };
         reconfigure().map_err(|e: Errno| failed(e, "drop cached names of", b"the overlay mount"))
+    }
+
+    /// Returns the root of the mount, or `None` if the mount is not attached yet, or another one is
+    /// at its path.
+    fn root(&self) -> rustix::io::Result<Option<OwnedFd>> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = rustix::fs::open(&self.mounted_at, flags, Mode::empty())?;
+        Ok((rustix::fs::fstat(&root)?.st_dev == self.device).then_some(root))
     }
 }

@@ -6,10 +6,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use quell_index::{EntryId, Image};
 use quell_posix::Dir;
 use quell_threads::lock;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 /// Maximum number of watched directories of a tree. A watched directory's inode stays in the
@@ -67,8 +69,16 @@ impl Watch {
         }
     }
 
-    /// Waits for notifications, and returns the entries of the index that they name.
-    pub fn wait(&self, image: &Image) -> rustix::io::Result<Notified> {
+    /// Waits for notifications, or until the timeout has passed, and returns the entries of the
+    /// index that they name.
+    pub fn wait(&self, image: &Image, timeout: Option<Duration>) -> rustix::io::Result<Notified> {
+        let mut watched = [PollFd::new(&self.inotify, PollFlags::IN)];
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        match poll(&mut watched, timeout.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(Notified::default()),
+            Ok(_) => {}
+            Err(e) => return Err(e),
+        }
         let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
         let mut reader = Reader::new(&self.inotify, &mut buffer);
         let mut notified = Notified::default();

@@ -173,6 +173,7 @@ impl CoveredView {
         if let Ok(comparison) = self.sampler.compare(entry) {
             self.changes.compared(&comparison, self.running_check.as_ref());
         }
+        self.changes.show_unseen();
     }
 }
 

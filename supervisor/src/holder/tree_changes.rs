@@ -24,6 +24,10 @@ const CHANGES_PRINTED: u64 = 5;
 /// not keep a processor busy.
 const NOTIFICATION_PAUSE: Duration = Duration::from_millis(10);
 
+/// The pauses between attempts to show a file whose name a program uses.
+const FIRST_ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
+const ATTEMPT_PAUSE_MAX: Duration = Duration::from_secs(10);
+
 /// The changes of one tree.
 pub struct TreeChanges {
     image: Arc<Image>,
@@ -44,6 +48,9 @@ struct Found {
     changed: HashSet<u32>,
     /// Inode number, size and time of files that are not shown as indexed.
     shown: HashMap<u32, (u64, FileNow)>,
+    /// Files that are shown, and that a program which looks them up may not find yet, because
+    /// another one used the name.
+    unseen: HashMap<u32, FileNow>,
 }
 
 impl TreeChanges {
@@ -111,6 +118,7 @@ impl TreeChanges {
         match metadata.show(node, &path, file) {
             Ok(true) => {
                 found.shown.insert(*entry, (now.inode, file));
+                found.unseen.insert(*entry, file);
                 Shown::Now
             }
             Ok(false) => Shown::FromMemory,
@@ -121,13 +129,41 @@ impl TreeChanges {
         }
     }
 
+    /// Tries again to show files whose names were in use. Returns whether a name still is.
+    pub fn show_unseen(&self) -> bool {
+        let Some(metadata) = &self.metadata else { return false };
+        let unseen = lock(&self.found).unseen.clone();
+        // Without the lock: stat(2) in the view may wait for the file system of the tree.
+        let is_visible =
+            |(entry, file): &(u32, FileNow)| metadata.is_visible(&self.image.path(*entry), *file);
+        let (seen, hidden): (Vec<_>, Vec<_>) = unseen.into_iter().partition(is_visible);
+        let mut found = lock(&self.found);
+        for (entry, file) in seen {
+            if found.unseen.get(&entry) == Some(&file) {
+                found.unseen.remove(&entry);
+            }
+        }
+        drop(found);
+        if hidden.is_empty() {
+            return false;
+        }
+        if let Err(e) = metadata.drop_unused_names() {
+            tracing::debug!(error = %e, "a changed file may be shown as it was");
+        }
+        true
+    }
+
     /// Compares the entries that have notifications, until the process ends.
     pub fn follow(&self, watch: &Watch, mut sampler: Sampler) {
         let mut has_lost = false;
+        let mut attempt_pause = None;
         loop {
             // An error here has no remedy; comparisons at intervals still find changes.
-            let Ok(notified) = watch.wait(&self.image) else { return };
-            sampler.close_directories();
+            let Ok(notified) = watch.wait(&self.image, attempt_pause) else { return };
+            if !notified.entries.is_empty() {
+                attempt_pause = None;
+                sampler.close_directories();
+            }
             for entry in notified.entries {
                 // An error of the file system is no difference; the program gets the same error.
                 let Ok(comparison) = sampler.compare(entry) else { continue };
@@ -144,6 +180,9 @@ impl TreeChanges {
                     shown(&self.tree)
                 ));
             }
+            attempt_pause = self.show_unseen().then(|| {
+                attempt_pause.map_or(FIRST_ATTEMPT_PAUSE, |pause| (pause * 2).min(ATTEMPT_PAUSE_MAX))
+            });
             std::thread::sleep(NOTIFICATION_PAUSE);
         }
     }
