@@ -784,9 +784,9 @@ pub struct LogArgs {
     /// Where the locks of flock(2) and fcntl(2) are kept [default: store].
     #[arg(long, value_name = "WHERE", value_enum)]
     pub locks: Option<LocksArg>,
-    /// How long the kernel may keep names and attributes instead of asking the mount: `auto`, only
-    /// while no other process uses the store; `none`, never; or a number of seconds for the time
-    /// in which other processes use it, too, whose changes are then seen later [default: auto].
+    /// How long the kernel keeps names and attributes: `auto`, for 5 seconds while no other process
+    /// uses the store; `none`, not at all; SECONDS (1 to 60), also while other processes use the
+    /// store, whose changes are then visible up to SECONDS later [default: auto].
     #[arg(long, value_name = "auto|none|SECONDS", value_parser = kernel_caching)]
     pub kernel_cache: Option<KernelCaching>,
 }
@@ -909,7 +909,7 @@ fn kernel_caching(text: &str) -> Result<KernelCaching, String> {
         ("auto", _) => Ok(KernelCaching::Auto),
         ("none", _) => Ok(KernelCaching::None),
         (_, Ok(seconds @ 1..=KERNEL_CACHE_SECONDS_MAX)) => Ok(KernelCaching::Seconds(seconds)),
-        _ => Err(format!("name auto, none, or a time of 1 to {KERNEL_CACHE_SECONDS_MAX} seconds")),
+        _ => Err(format!("give auto, none, or a time of 1 to {KERNEL_CACHE_SECONDS_MAX} seconds")),
     }
 }
 

@@ -67,7 +67,7 @@ pub fn unmount_and_wait(path: &Path, force: bool) -> Result<Option<i32>, Failure
 }
 
 /// Makes the process that serves the mount at `path` discard the changes of its batch when it ends.
-/// Returns whether it will: not if it has no batch, or has ended.
+/// Returns false if the process has no batch, or has ended.
 pub fn discard_changes(path: &Path) -> Result<bool, Failure> {
     Ok(request_discard(&runtime_directory()?, &mount_key(path))?)
 }

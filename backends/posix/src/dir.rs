@@ -212,7 +212,7 @@ pub trait RangeLocks {
     /// process cannot determine the type.
     fn are_reliable(&self) -> Option<bool>;
 
-    /// Takes a lock as `try_lock` does, but also one that may hold on this node only.
+    /// Takes a lock as `try_lock` does, even if it may exclude only processes of this node.
     fn try_lock_on_node(&self, range: LockedRange) -> Result<bool>;
 
     /// Returns a lock as `conflicting` does, also if locks may hold on this node only.

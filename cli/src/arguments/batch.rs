@@ -95,10 +95,10 @@ pub struct BatchStatusArgs {
 
 /// List the snapshots of a store: each open batch has one.
 ///
-/// The columns are the number of the batch, the time of the last change that the snapshot has, the
-/// tables with the number of those that the image or other snapshots have as well, the entries of
-/// the tables, their size, the size of the tables that are removed after the end of the batch, and
-/// the name of the batch.
+/// The columns are: the number of the batch; the time of the last change in the snapshot; the
+/// number of tables, and of those that the image or another snapshot also uses (shared); the number
+/// of entries in the tables; the size of the tables; the size of the tables that only this snapshot
+/// uses, which are removed after the batch ends; and the name of the batch.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

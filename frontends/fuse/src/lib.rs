@@ -32,8 +32,8 @@
 //! divided into pieces of at most 1 MiB. A close calls
 //! [`publish`](quell_vfs::WritableFile::publish) and returns its result. The kernel caches no
 //! entries and attributes either, unless the owner of the session sets a lifetime
-//! ([`KernelCache::set_lifetime`]). This costs one request for each component of a path at an open
-//! or a stat; a read or a write causes no additional requests.
+//! ([`KernelCache::set_lifetime`]). Without a lifetime, an open or a stat costs one request for
+//! each component of its path; a read or a write causes no additional requests.
 //! `cargo bench -p quell-fuse --bench writing` measures this server with a file system that does
 //! nothing (MiB/s, two cores of a virtual machine, Linux 6.18):
 //!

@@ -205,7 +205,7 @@ fn lock_error(store: &Path, error: Error) -> Error {
         ErrorKind::PermissionDenied => {
             let store = store.display();
             let reason = format!(
-                "its file `lock` may not be written by its owner, perhaps because another user has created the file; \
+                "the owner of the store cannot write its file `lock`, possibly because another user created the file; \
                  as root: chown --reference={store} {store}/lock && chmod 600 {store}/lock"
             );
             Some(reason.into())
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_a_lock_file_of_another_user_names_the_file_and_the_cure() {
+    fn an_error_of_a_lock_file_of_another_user_names_the_file_and_the_command() {
         let denied = Error::new(ErrorKind::PermissionDenied, "open", "lock");
         let error = lock_error(Path::new("/shared/store"), denied);
         assert_eq!(

@@ -20,8 +20,8 @@ pub struct SnapshotSummary {
     pub name: String,
     /// The user of the batch.
     pub uid: u32,
-    /// The time at which the newest table was written. The snapshot has all changes until then, and
-    /// the batch began without a later one.
+    /// The time at which the newest table was written. The snapshot has all changes up to this
+    /// time, and there were no later ones before the batch began.
     pub written: Timestamp,
     /// The number of tables.
     pub tables: u64,

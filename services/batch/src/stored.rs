@@ -71,7 +71,7 @@ impl Description {
         Ok(description)
     }
 
-    /// Returns whether the next numbers are ones that an image can have reached.
+    /// Returns whether the next numbers are less than 2^62, a limit that no image reaches.
     pub(crate) fn has_valid_numbers(&self) -> bool {
         [self.next_inode, self.next_table, self.next_batch].iter().all(|number| *number < 1 << 62)
     }

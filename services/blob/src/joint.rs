@@ -206,13 +206,15 @@ pub(crate) fn check_names(
     check_all(of_names, state)
 }
 
-/// Checks all locks, also after an error: every lock that is not ended then has waiters.
+/// Checks all locks, also after an error, so that each lock that has not ended refuses further
+/// transactions.
 fn check_all<'a>(locks: impl Iterator<Item = &'a Arc<JointLocks>>, state: Version) -> Result<()> {
     locks.map(|locks| locks.check(state)).fold(Ok(()), Result::and)
 }
 
-/// Returns the refusal of a transaction that waits for the end of these joint transactions: the
-/// first one is named, and all of them have waiters, so no other one takes the place of the first.
+/// Returns the refusal of a transaction that waits for the end of these joint transactions. The
+/// refusal names the first of them. From now on, no further transaction can share the locks of any
+/// of them.
 pub(crate) fn refusal_by_all<'a>(locks: impl Iterator<Item = &'a JointLocks>) -> Option<Refusal> {
     locks.map(JointLocks::refuse_waiter).fold(None, |first, refusal| first.or(Some(refusal)))
 }
@@ -340,7 +342,7 @@ mod tests {
             assert!(locks.iter().all(|locks| !locks.stop(&[], &add) && !locks.has_waiters_for(&add)));
             assert!(waits(&locks));
             assert!(locks.iter().all(|locks| locks.has_waiters_for(&add)));
-            // Those of other names are not concerned.
+            // A transaction of other names need not wait.
             assert!(locks.iter().all(|locks| !locks.has_waiters_for(&HashMap::new())));
         }
         assert_eq!(refusal_by_all(std::iter::empty()), None);

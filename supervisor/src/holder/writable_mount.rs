@@ -45,8 +45,9 @@ pub trait Content: Send + Sync {
     /// Ends all open files as if they had been closed. The file system is not used afterwards.
     fn end(&self) -> Result<()>;
 
-    /// Ends a mount without its changes: its command has not reported it as ready, because it was
-    /// interrupted or the mount failed, or has requested this. No program has used it.
+    /// Ends a mount that no program has used, and discards its changes. The command that started
+    /// the mount has requested this, or has not reported the mount as ready because it was
+    /// interrupted or the mount failed.
     fn abandon(&self) -> Result<()> {
         self.end()
     }

@@ -8,9 +8,9 @@ use quell_vfs::Result;
 use super::block::BlockCursor;
 use super::reader::Table;
 
-/// Look-ups in a table, each with a greater key than the one before. A look-up continues in the
-/// block of the one before, so the filter is read, and a block is searched from its beginning, only
-/// when a block ends.
+/// Look-ups of ascending keys in a table. A look-up continues in the block of the previous one. The
+/// filter is read, and a block is searched from its beginning, only if the key is after the end of
+/// this block.
 #[derive(Debug)]
 pub(crate) struct TableLookups {
     table: Arc<Table>,
@@ -54,7 +54,8 @@ impl TableLookups {
 }
 
 /// Moves from the entry that was read last to the first one whose key is not less than `key`, and
-/// returns the order of its key and `key`. `Less`: there is none, and the last entry is reached.
+/// compares the entry's key with `key`. Returns `Less` at the last entry if no entry has such a
+/// key.
 fn find_from(block: &[u8], cursor: &mut BlockCursor, key: &[u8]) -> Result<Ordering> {
     loop {
         let order = cursor.last(block).0.cmp(key);

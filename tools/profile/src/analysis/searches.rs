@@ -53,8 +53,8 @@ pub const PYTHON: &str = "PYTHONPATH (sys.path)";
 pub const PERL: &str = "PERL5LIB (@INC)";
 pub const LOCALE: &str = "LANG, LOCPATH (locale)";
 pub const PATH: &str = "PATH";
-/// The searches of programs that have directories of their own, and are named after a variable only
-/// if the variable is set.
+/// Searches that have default directories: the variable of each, and its name in the report if the
+/// variable is not set.
 const SEARCHES: [(&str, &str); 5] = [
     ("CLASSPATH or JAVA_HOME", "class path of java"),
     ("R_LIBS", "library search of R"),

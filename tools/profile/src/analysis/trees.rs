@@ -37,10 +37,10 @@ const R_PACKAGE: &[u8] = b"DESCRIPTION";
 /// Number of packages or archives in one directory that identify a library of R, or a directory of
 /// Java archives.
 const PACKAGES_MIN: usize = 4;
-/// Number of names that a compiler missed directly in a directory that identify an include
-/// directory.
+/// An include directory has at least this number of names that a compiler looked for directly in it
+/// and did not find.
 const MISSED_HEADERS_MIN: usize = 4;
-/// Minimum part of the existing entries in a directory of headers that are headers.
+/// Minimum part of headers in the existing entries of an include directory.
 const HEADERS_PART_MIN: f64 = 0.5;
 const HEADERS: [&[u8]; 6] = [b".h", b".hh", b".hpp", b".hxx", b".ipp", b".inl"];
 /// Minimum number of metadata calls: checking a tree has a cost, too.
@@ -49,8 +49,8 @@ const CALLS_MIN: u64 = 16;
 const SHARE_MIN: f64 = 0.01;
 /// If directories below one account for this part of its calls, they are proposed instead of it.
 const NEARLY_ALL: f64 = 0.9;
-/// More trees than this are united, because each tree costs an index, a check at each start, and a
-/// place in the configuration.
+/// Maximum number of trees; more are united, because each tree costs an index, a check at each
+/// start, and an entry in the configuration.
 const TREES_MAX: usize = 5;
 /// Number of refused trees that are listed.
 const REFUSED_MAX: usize = 16;
