@@ -166,12 +166,17 @@ fn location_rules(args: &ProfileArgs, shared: &[PathBuf]) -> Result<LocationRule
         let own = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|p| p.is_absolute());
         temporary.extend(own.as_deref().map(bytes));
     }
+    let home = match args.import.is_empty() {
+        true => std::env::var_os("HOME").map(PathBuf::from).filter(|path| path.is_absolute()),
+        false => None,
+    };
     let working = args.cwd.clone().or_else(|| std::env::current_dir().ok());
     Ok(LocationRules {
         mounts,
         shared: shared.iter().map(|p| bytes(p)).collect(),
         temporary,
         working: working.as_deref().map(bytes),
+        home: home.as_deref().map(bytes),
     })
 }
 

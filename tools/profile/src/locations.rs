@@ -90,6 +90,8 @@ pub struct LocationRules {
     pub temporary: Vec<Vec<u8>>,
     /// The working directory of the first process, if it is known.
     pub working: Option<Vec<u8>>,
+    /// The home directory of the user who ran the program, if it is known.
+    pub home: Option<Vec<u8>>,
 }
 
 /// Reads the targets of symbolic links. Returns `None` if a path is not a link or cannot be read.
@@ -295,6 +297,7 @@ mod tests {
             shared: vec![b"/opt/sw".to_vec()],
             temporary: vec![b"/tmp".to_vec()],
             working: Some(b"/home/u/job".to_vec()),
+            home: None,
         }
     }
 

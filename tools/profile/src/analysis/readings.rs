@@ -48,6 +48,7 @@ pub struct FirstReading<'l> {
     reader: Reader,
     counts: Counts,
     working: Option<PathId>,
+    home: Option<PathId>,
 }
 
 impl<'l> FirstReading<'l> {
@@ -60,8 +61,9 @@ impl<'l> FirstReading<'l> {
     ) -> FirstReading<'l> {
         let mut map = PathMap::new(rules, links);
         let working = rules.working.as_ref().map(|path| map.resolve(PathId::ROOT, path, true));
+        let home = rules.home.as_ref().map(|path| map.resolve(PathId::ROOT, path, true));
         let searches = Searches::new(variables, |directory| map.resolve(PathId::ROOT, directory, true));
-        FirstReading { map, reader: Reader::new(working), counts: Counts::new(searches), working }
+        FirstReading { map, reader: Reader::new(working), counts: Counts::new(searches), working, home }
     }
 
     /// Sets the time that tracing adds to one call, from which the whole cost of tracing is
@@ -95,7 +97,7 @@ impl<'l> FirstReading<'l> {
     pub fn choose(mut self, slow_down: f64) -> SecondReading<'l> {
         let slow_down = if slow_down.is_finite() { slow_down.max(1.0) } else { 1.0 };
         self.reader.resolver.processes.clear();
-        let (chosen, refused) = trees::choose(&self.map, &self.counts.paths);
+        let (chosen, refused) = trees::choose(&self.map, &self.counts.paths, self.home);
         let tops: Vec<PathId> = chosen.iter().map(|c| c.path).collect();
         let is_directory = directories(&self.map, &self.counts);
         let plan = ReplayPlan {

@@ -97,13 +97,16 @@ struct Choice<'a, 'l> {
     paths: &'a [PathCounts],
     subtree: Vec<Subtree>,
     children: HashMap<PathId, Vec<PathId>>,
+    /// The home directory, and the directories that contain it.
+    above_home: Vec<PathId>,
     refused: Vec<Refused>,
     calls_min: u64,
 }
 
 /// Returns the chosen trees, and those that are refused only because of changes, both by decreasing
-/// number of calls.
-pub fn choose(map: &PathMap, paths: &[PathCounts]) -> (Vec<Chosen>, Vec<Refused>) {
+/// number of calls. No tree contains `home`, the home directory of the user: its index would have
+/// all files of the user, or of all users, and programs could not write there.
+pub fn choose(map: &PathMap, paths: &[PathCounts], home: Option<PathId>) -> (Vec<Chosen>, Vec<Refused>) {
     let counts = |path: PathId| paths.get(path.index()).copied().unwrap_or_default();
     let mut subtree = vec![Subtree::default(); map.paths.len()];
     let mut children: HashMap<PathId, Vec<PathId>> = HashMap::new();
@@ -145,7 +148,13 @@ pub fn choose(map: &PathMap, paths: &[PathCounts]) -> (Vec<Chosen>, Vec<Refused>
     }
     let all: u64 = tops.iter().map(|p| subtree[p.index()].metadata).sum();
     let calls_min = CALLS_MIN.max((all as f64 * SHARE_MIN) as u64);
-    let mut choice = Choice { map, paths, subtree, children, refused: Vec::new(), calls_min };
+    let mut above_home = Vec::new();
+    let mut at = home;
+    while let Some(directory) = at {
+        above_home.push(directory);
+        at = (directory != PathId::ROOT).then(|| map.paths.parent(directory));
+    }
+    let mut choice = Choice { map, paths, subtree, children, above_home, refused: Vec::new(), calls_min };
     let best: Vec<PathId> = tops.iter().flat_map(|top| choice.best_trees(*top, true, 0)).collect();
     let mut chosen = choice.united(best, &tops);
     chosen.sort_by_key(|p| (std::cmp::Reverse(choice.subtree[p.index()].metadata), *p));
@@ -224,6 +233,7 @@ impl Choice<'_, '_> {
             let possible = |directory: &PathId| {
                 *directory != PathId::ROOT
                     && !tops.contains(directory)
+                    && !self.above_home.contains(directory)
                     && self.subtree[directory.index()].changed().is_none()
             };
             let best = counts
@@ -248,6 +258,7 @@ impl Choice<'_, '_> {
     /// Returns the best trees at or below this directory.
     fn best_trees(&mut self, path: PathId, top: bool, depth: u32) -> Vec<PathId> {
         let subtree = self.subtree[path.index()];
+        let top = top || self.above_home.contains(&path);
         if subtree.metadata < self.calls_min || depth > DEPTH_MAX || !self.is_directory(path) {
             return Vec::new();
         }
@@ -262,7 +273,9 @@ impl Choice<'_, '_> {
         // The root of a file system contains the files of all users; the root directory cannot be
         // covered at all.
         let is_root = !top && self.is_root(path, &children);
-        let is_prefix = path != PathId::ROOT && (parts >= 2 || parts == 1 && !top || is_root);
+        let is_prefix = path != PathId::ROOT
+            && !self.above_home.contains(&path)
+            && (parts >= 2 || parts == 1 && !top || is_root);
         if is_prefix && subtree.changed().is_none() {
             return vec![path];
         }
@@ -303,6 +316,7 @@ mod tests {
         let mut links = NoLinks;
         let mut map = PathMap::new(&rules, &mut links);
         let mut counts: Vec<PathCounts> = Vec::new();
+        let home = map.resolve(PathId::ROOT, b"/m/home/me", true);
         for (path, metadata) in paths {
             let is_missing = path.ends_with('!');
             let id = map.resolve(PathId::ROOT, path.trim_end_matches(['!', '+']).as_bytes(), true);
@@ -317,7 +331,7 @@ mod tests {
                 ..PathCounts::default()
             };
         }
-        let (chosen, _) = choose(&map, &counts);
+        let (chosen, _) = choose(&map, &counts, Some(home));
         chosen.iter().map(|tree| map.paths.text(tree.path)).collect()
     }
 
@@ -378,6 +392,25 @@ mod tests {
             ("/m/u/inc/stdio.h!", 40),
         ]);
         assert_eq!(chosen(&paths), ["/m/u/inc"]);
+    }
+
+    #[test]
+    fn no_tree_contains_the_home_directory() {
+        let paths = [
+            ("/m/home/me/package.json", 50),
+            ("/m/home/me/node_modules/a/index.js", 100),
+            ("/m/home/me/node_modules/b/index.js", 100),
+            ("/m/home/me/bin/x", 50),
+            ("/m/home/me/lib/y", 50),
+        ];
+        assert!(chosen(&paths).contains(&"/m/home/me/node_modules".to_owned()), "{:?}", chosen(&paths));
+        let many: Vec<String> = (0..9).map(|n| format!("/m/home/me/app{n}/package.json")).collect();
+        let paths: Vec<(&str, u32)> = many.iter().map(|path| (path.as_str(), 100)).collect();
+        assert_eq!(chosen(&paths).len(), TREES_MAX);
+        for paths in [&paths[..], &[("/m/home/package.json", 100), ("/m/home/node_modules/a", 200)]] {
+            let trees = chosen(paths);
+            assert!(!trees.iter().any(|tree| "/m/home/me".starts_with(tree.as_str())), "{trees:?}");
+        }
     }
 
     #[test]

@@ -490,6 +490,7 @@ fn location_rules() -> LocationRules {
         shared: vec![b"/data".to_vec()],
         temporary: vec![b"/tmp".to_vec()],
         working: Some(b"/home/u/job".to_vec()),
+        home: Some(b"/home/u".to_vec()),
     }
 }
 
