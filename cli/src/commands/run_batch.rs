@@ -134,7 +134,15 @@ fn execute(
     let words = [OsStr::new("enter-mount"), point.as_os_str(), directory.as_os_str(), OsStr::new("--")];
     let mut child = Command::new("/proc/self/exe").args(words).args(&args.command).spawn().map_err(failed)?;
     let handle = signals.handle();
-    let program = pidfd_open(pid_of(&child), PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
+    let program = match pidfd_open(pid_of(&child), PidfdFlags::empty()) {
+        Ok(program) => program,
+        Err(error) => {
+            // The caller removes the mount, which the program must not use any more.
+            child.kill().map_err(failed)?;
+            child.wait().map_err(failed)?;
+            return Err(failed(error.into()));
+        }
+    };
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for signal in signals.forever() {
