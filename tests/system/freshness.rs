@@ -296,6 +296,39 @@ fn the_overlay_view_shows_a_file_that_was_replaced_while_a_program_used_it() {
 }
 
 #[test]
+fn the_overlay_view_shows_many_files_that_are_replaced_at_once() {
+    if !views().contains(&"overlay") {
+        skip!("overlayfs is not usable here");
+    }
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    let copies = stage.dir("copies");
+    for number in 0..200 {
+        fs::write(tree.join(format!("file{number}")), "old").unwrap();
+        fs::write(copies.join(format!("file{number}")), "this is new\n").unwrap();
+    }
+    let index = stage.index(&tree);
+    let mut command = stage.quell_run(&index, "overlay");
+    // The kernel has the names and the data of the old files.
+    let script = "cat \"$1\"/* >/dev/null; echo ready; \
+                  while read line; do cat \"$1\"/* | grep -c new; echo end; done";
+    command.args(["--strict", "--recheck", "0", "--", "sh", "-c", script, "sh"]).arg(&tree);
+    let mut running = stage.start(command.stdin(Stdio::piped()));
+    running.wait_for_output("ready");
+    stage.sh("mv \"$1\"/* \"$2\"", &[&copies, &tree]).expect(0);
+    let mut stdin = running.stdin();
+    let is_shown = eventually(|| {
+        let before = running.out().matches("end").count();
+        stdin.write_all(b"\n").unwrap();
+        assert!(eventually(|| running.out().matches("end").count() > before), "{}", running.out());
+        running.out().ends_with("200\nend\n")
+    });
+    assert!(is_shown, "{}{}", running.out(), running.err());
+    drop(stdin);
+    running.wait().expect(0);
+}
+
+#[test]
 fn a_change_is_printed_once_with_its_effect() {
     for (view, options, effect) in [
         ("fuse", &[][..], "opening it fails with ESTALE"),

@@ -25,6 +25,6 @@ pub use mount::{
     Credentials, Layers, Powers, Upper, attach, attach_below, mount_bounded_tmpfs, mount_overlay,
     mount_tmpfs, open_layer,
 };
-pub use mounted_metadata::{FileNow, MountedMetadata};
+pub use mounted_metadata::{FileNow, MountedMetadata, Update};
 pub use namespace::{Isolation, Namespaces, isolate};
 pub use redirected::Redirected;

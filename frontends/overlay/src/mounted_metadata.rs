@@ -42,6 +42,18 @@ pub struct FileNow {
     pub is_shown_file: bool,
 }
 
+/// How the view shows a changed file from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Update {
+    /// As it was indexed, because data of it is in memory.
+    FromMemory,
+    /// With its current size and time, also to programs that have it open.
+    InPlace,
+    /// With its current size and time, after
+    /// [`drop_unused_names`](MountedMetadata::drop_unused_names).
+    Replaced,
+}
+
 /// The metadata layer of a mounted overlay view, in a tmpfs.
 pub struct MountedMetadata {
     fs: Arc<dyn FileSystem>,
@@ -85,20 +97,18 @@ impl MountedMetadata {
         MountedMetadata { mounted_at: path.to_owned(), ..self }
     }
 
-    /// Shows a regular file with its current size and time. Returns `false` if the view shows the
-    /// file as it was indexed, because data of it is in memory. Only one thread may call this at a
+    /// Shows a regular file with its current size and time. Only one thread may call this at a
     /// time.
-    pub fn show(&self, node: NodeId, path: &[u8], now: FileNow) -> Result<bool> {
+    pub fn show(&self, node: NodeId, path: &[u8], now: FileNow) -> Result<Update> {
         if self.in_memory.contains(&node) {
-            return Ok(false);
+            return Ok(Update::FromMemory);
         }
         if now.is_shown_file && self.set_size_and_time(path, now)? {
-            return Ok(true);
+            return Ok(Update::InPlace);
         }
         let indexed = self.fs.attributes(&Context::OWN, node)?;
         self.replace(path, Attributes { size_bytes: now.size_bytes, modified: now.modified, ..indexed })?;
-        self.drop_unused_names()?;
-        Ok(true)
+        Ok(Update::Replaced)
     }
 
     /// Returns `false` if the entry has no attribute that names its data, because the file was

@@ -160,11 +160,8 @@ impl HeldTree {
 
     /// Compares one entry with the tree.
     fn compare_next(&mut self) {
-        self.compared += 1;
-        let entry = self.sampler.next_entry();
-        // An error of the file system is no difference; the program gets the same error.
-        if let Ok(comparison) = self.sampler.compare(entry) {
-            self.changes.compared(&comparison, self.running_check.as_ref());
+        if self.changes.compare_next(&mut self.sampler, self.running_check.as_ref()) {
+            self.compared += 1;
         }
     }
 }

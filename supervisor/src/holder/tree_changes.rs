@@ -3,12 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use quell_index::{Change, Comparison, Image, Sampler};
-use quell_overlay::{FileNow, MountedMetadata};
-use quell_threads::lock;
+use quell_index::{Change, Comparison, EntryId, Image, Sampler};
+use quell_overlay::{FileNow, MountedMetadata, Update};
+use quell_threads::{lock, try_lock};
 use quell_vfs::{Kind, NodeId};
 
 use crate::display::shown;
@@ -37,20 +38,23 @@ pub struct TreeChanges {
     view: ViewAtChange,
     metadata: Option<MountedMetadata>,
     messages: Messages,
-    /// Waited for by two threads, the one that compares entries and the one that reads
-    /// notifications. Held while the entry in the tmpfs is changed.
+    /// The number of changed entries, which reports read without waiting for `found`.
+    count: AtomicU64,
+    /// Held from the comparison of an entry until its result is applied: of two results of one
+    /// entry, the older one must not be applied last. The thread that serves requests does not wait
+    /// for it.
     found: Mutex<Found>,
+    /// Files that replaced others and are shown, and that a program which looks them up may not
+    /// find yet, because the kernel still has the old name. Held only to read and change the map.
+    unseen: Mutex<HashMap<EntryId, FileNow>>,
 }
 
 #[derive(Default)]
 struct Found {
     /// The changed entries.
-    changed: HashSet<u32>,
+    changed: HashSet<EntryId>,
     /// Inode number, size and time of files that are not shown as indexed.
-    shown: HashMap<u32, (u64, FileNow)>,
-    /// Files that are shown, and that a program which looks them up may not find yet, because
-    /// another one used the name.
-    unseen: HashMap<u32, FileNow>,
+    shown: HashMap<EntryId, (u64, FileNow)>,
 }
 
 impl TreeChanges {
@@ -62,20 +66,55 @@ impl TreeChanges {
         metadata: Option<MountedMetadata>,
         messages: Messages,
     ) -> TreeChanges {
-        let tree = tree.to_owned();
-        TreeChanges { image, tree, state, view, metadata, messages, found: Mutex::default() }
+        TreeChanges {
+            image,
+            tree: tree.to_owned(),
+            state,
+            view,
+            metadata,
+            messages,
+            count: AtomicU64::new(0),
+            found: Mutex::default(),
+            unseen: Mutex::default(),
+        }
     }
 
     /// Returns the number of entries that have changed.
     pub fn count(&self) -> u64 {
-        lock(&self.found).changed.len() as u64
+        self.count.load(Ordering::Relaxed)
     }
 
-    /// Takes note of the comparison of an entry. `check`: after the check of the whole tree has
-    /// printed that the index is out of date, changes are only counted.
-    pub fn compared(&self, comparison: &Comparison, check: Option<&RunningCheck>) {
+    /// Compares the sampler's next entry, unless another thread compares one now. Returns whether
+    /// it was compared. `check`: after the check of the whole tree has printed that the index is
+    /// out of date, changes are only counted.
+    pub fn compare_next(&self, sampler: &mut Sampler, check: Option<&RunningCheck>) -> bool {
+        let Some(found) = try_lock(&self.found) else { return false };
+        let entry = sampler.next_entry();
+        // The directories may have been moved since they were opened.
+        sampler.close_directories();
+        // An error of the file system is no difference; the program gets the same error.
+        if let Ok(comparison) = sampler.compare(entry) {
+            let prints = check.is_none_or(|check| check.changes() == 0);
+            self.apply(&comparison, found, prints);
+        }
+        true
+    }
+
+    /// Compares an entry and applies the result. A different link count alone is no change.
+    fn compare(&self, compare: impl FnOnce() -> quell_vfs::Result<Comparison>) -> Option<Comparison> {
+        let found = lock(&self.found);
+        // An error of the file system is no difference; the program gets the same error.
+        let comparison = compare().ok()?;
+        let links = |change: &Change| matches!(change, Change::Changed(what) if what[..] == ["nlink"]);
+        if !comparison.difference.as_ref().is_some_and(|difference| links(&difference.what)) {
+            self.apply(&comparison, found, true);
+        }
+        Some(comparison)
+    }
+
+    /// Applies the comparison of an entry. The message is printed without the lock.
+    fn apply(&self, comparison: &Comparison, mut found: MutexGuard<'_, Found>, prints: bool) {
         let entry = comparison.entry;
-        let mut found = lock(&self.found);
         if comparison.difference.is_none() && !found.shown.contains_key(&entry) {
             return;
         }
@@ -83,8 +122,9 @@ impl TreeChanges {
         let Some(difference) = &comparison.difference else { return };
         let is_new = found.changed.insert(entry);
         let count = found.changed.len() as u64;
+        self.count.store(count, Ordering::Relaxed);
         drop(found);
-        if is_new && count <= CHANGES_PRINTED && check.is_none_or(|check| check.changes() == 0) {
+        if is_new && count <= CHANGES_PRINTED && prints {
             self.messages.print(&format!(
                 "{} changed while it is {}: {}; {}",
                 shown(&self.tree),
@@ -115,42 +155,47 @@ impl TreeChanges {
         }
         let path = self.image.path(*entry);
         let node = NodeId(u64::from(self.image.node_of(*entry)));
-        match metadata.show(node, &path, file) {
-            Ok(true) => {
-                found.shown.insert(*entry, (now.inode, file));
-                found.unseen.insert(*entry, file);
-                Shown::Now
-            }
-            Ok(false) => Shown::FromMemory,
+        let update = match metadata.show(node, &path, file) {
+            Ok(update) => update,
             Err(e) => {
                 tracing::debug!(error = %e, "a changed file is shown as it was indexed");
-                Shown::AsIndexed
+                return Shown::AsIndexed;
             }
+        };
+        if update == Update::FromMemory {
+            return Shown::FromMemory;
         }
+        found.shown.insert(*entry, (now.inode, file));
+        let mut unseen = lock(&self.unseen);
+        if update == Update::Replaced || unseen.contains_key(entry) {
+            unseen.insert(*entry, file);
+        }
+        Shown::Now
     }
 
-    /// Tries again to show files whose names were in use. Returns whether a name still is.
+    /// Makes the kernel look up the names of replaced files again. Returns whether a name is still
+    /// in use, so that this must be repeated.
     pub fn show_unseen(&self) -> bool {
         let Some(metadata) = &self.metadata else { return false };
-        let unseen = lock(&self.found).unseen.clone();
-        // Without the lock: stat(2) in the view may wait for the file system of the tree.
-        let is_visible =
-            |(entry, file): &(u32, FileNow)| metadata.is_visible(&self.image.path(*entry), *file);
-        let (seen, hidden): (Vec<_>, Vec<_>) = unseen.into_iter().partition(is_visible);
-        let mut found = lock(&self.found);
-        for (entry, file) in seen {
-            if found.unseen.get(&entry) == Some(&file) {
-                found.unseen.remove(&entry);
-            }
-        }
-        drop(found);
-        if hidden.is_empty() {
+        let unseen = lock(&self.unseen).clone();
+        if unseen.is_empty() {
             return false;
         }
         if let Err(e) = metadata.drop_unused_names() {
             tracing::debug!(error = %e, "a changed file may be shown as it was");
         }
-        true
+        let mut is_hidden = false;
+        for (entry, file) in unseen {
+            if !metadata.is_visible(&self.image.path(entry), file) {
+                is_hidden = true;
+                continue;
+            }
+            let mut unseen = lock(&self.unseen);
+            if unseen.get(&entry) == Some(&file) {
+                unseen.remove(&entry);
+            }
+        }
+        is_hidden
     }
 
     /// Compares the entries that have notifications, until the process ends.
@@ -165,13 +210,7 @@ impl TreeChanges {
                 sampler.close_directories();
             }
             for entry in notified.entries {
-                // An error of the file system is no difference; the program gets the same error.
-                let Ok(comparison) = sampler.compare(entry) else { continue };
-                let links =
-                    |change: &Change| matches!(change, Change::Changed(what) if what[..] == ["nlink"]);
-                if !comparison.difference.as_ref().is_some_and(|difference| links(&difference.what)) {
-                    self.compared(&comparison, None);
-                }
+                self.compare(|| sampler.compare(entry));
             }
             if notified.has_lost && !has_lost {
                 has_lost = true;
@@ -185,5 +224,91 @@ impl TreeChanges {
             });
             std::thread::sleep(NOTIFICATION_PAUSE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+
+    use quell_index::{BuildOptions, BuildProgress, build, encode};
+    use quell_posix::{Dir, PosixDir};
+
+    use super::*;
+    use crate::console::{Console, ProgressTask};
+
+    struct NoConsole;
+
+    impl Console for NoConsole {
+        fn print(&self, _: &str) {}
+
+        fn watch(&self, _: &ProgressTask<'_>, _: &dyn Fn() -> bool, _: &mut (dyn FnMut() + Send)) {}
+    }
+
+    fn indexed(tree: &Path) -> (Arc<dyn Dir>, Arc<Image>, TreeChanges) {
+        let root: Arc<dyn Dir> = Arc::new(PosixDir::open(tree).unwrap());
+        let options = BuildOptions::default();
+        let built = build(root.clone(), b"/tree", &options, 1, None, &BuildProgress::default()).unwrap();
+        let image = Arc::new(Image::parse(encode(&built).unwrap()).unwrap());
+        let messages = Messages::new(Arc::new(NoConsole));
+        let changes = TreeChanges::new(image.clone(), tree, "covered", ViewAtChange::Overlay, None, messages);
+        (root, image, changes)
+    }
+
+    #[test]
+    fn an_entry_is_compared_after_the_previous_result_was_applied() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::write(tree.path().join("file"), "x").unwrap();
+        let (root, image, changes) = indexed(tree.path());
+        let (begun, has_begun) = channel();
+        let (end, may_end) = channel::<()>();
+        let (second, second_compares) = channel();
+        let sampler = || Sampler::new(image.clone(), root.clone(), 1);
+        let (mut first_sampler, mut second_sampler) = (sampler(), sampler());
+        let changes = &changes;
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                changes.compare(|| {
+                    begun.send(()).unwrap();
+                    may_end.recv().unwrap();
+                    first_sampler.compare(1)
+                })
+            });
+            has_begun.recv().unwrap();
+            threads.spawn(move || {
+                changes.compare(|| {
+                    second.send(()).unwrap();
+                    second_sampler.compare(1)
+                })
+            });
+            let waits = second_compares.recv_timeout(Duration::from_millis(200));
+            assert_eq!(waits, Err(RecvTimeoutError::Timeout));
+            // The thread that serves requests does not wait.
+            assert!(!changes.compare_next(&mut sampler(), None));
+            end.send(()).unwrap();
+            second_compares.recv().unwrap();
+        });
+        assert!(changes.compare_next(&mut sampler(), None));
+    }
+
+    #[test]
+    fn an_entry_is_compared_in_the_directory_that_has_its_path() {
+        let tree = tempfile::tempdir().unwrap();
+        let file = tree.path().join("a/b/file");
+        fs::create_dir_all(tree.path().join("a/b")).unwrap();
+        fs::write(&file, "x").unwrap();
+        let (root, image, changes) = indexed(tree.path());
+        let mut sampler = Sampler::new(image, root, 1);
+        // The root, and then the only path from it, except the file.
+        for _ in 0..3 {
+            assert!(changes.compare_next(&mut sampler, None));
+        }
+        assert_eq!(changes.count(), 0);
+        fs::rename(tree.path().join("a"), tree.path().join("old")).unwrap();
+        fs::create_dir_all(tree.path().join("a/b")).unwrap();
+        fs::write(&file, "longer").unwrap();
+        assert!(changes.compare_next(&mut sampler, None));
+        assert_eq!(changes.count(), 1);
     }
 }
