@@ -268,7 +268,7 @@ impl RangeLocks for StoreFile {
     }
 
     fn are_reliable(&self) -> Option<bool> {
-        Some(true)
+        Some(self.handle.shared.lock().locks_are_reliable)
     }
 
     fn try_lock_on_node(&self, range: LockedRange) -> Result<bool> {

@@ -100,6 +100,7 @@ pub(super) struct State {
     /// The locks of open files, whose owners are numbers of `lock_owners`.
     pub(super) locks: HashMap<Number, LockTable>,
     pub(super) lock_owners: u64,
+    pub(super) locks_are_reliable: bool,
 }
 
 impl State {
@@ -122,6 +123,7 @@ impl State {
             random: Random::new(0),
             locks: HashMap::new(),
             lock_owners: 0,
+            locks_are_reliable: true,
         };
         state.add(Content::Dir(BTreeMap::new()), 0o755, (ROOT, Vec::new()));
         state
@@ -151,6 +153,7 @@ impl State {
             random: self.random.clone(),
             locks: HashMap::new(),
             lock_owners: 0,
+            locks_are_reliable: self.locks_are_reliable,
         };
         state.sweep();
         state.count_used();

@@ -132,6 +132,12 @@ impl MemoryStore {
         self.lock().refusal = None;
     }
 
+    /// Sets whether it is certain that locks hold between all nodes. The locks conflict in both
+    /// cases.
+    pub fn set_locks_reliable(&self, are_reliable: bool) {
+        self.lock().locks_are_reliable = are_reliable;
+    }
+
     /// Returns the number of operations performed on the store.
     pub fn operations(&self) -> u64 {
         self.lock().operations

@@ -33,7 +33,7 @@ pub struct Stores {
     host: Host,
     directories: u32,
     log_dirs: LogDirCache,
-    /// The locks that `begin_use` has taken, of each store that has reliable locks.
+    /// The locks that `begin_use` has taken, of each store whose file system has locks.
     use_locks: Vec<UseLock>,
 }
 
@@ -199,27 +199,7 @@ impl Stores {
     pub fn begin_use(self, pause: &mut dyn FnMut() -> bool) -> Result<Stores> {
         let mut use_locks = Vec::new();
         for store in &self.list().stores {
-            let Some(lock) = UseLock::open(&*store.own, self.host.uid)? else { continue };
-            loop {
-                match lock.begin_use() {
-                    Ok(true) => {
-                        use_locks.push(lock);
-                        break;
-                    }
-                    Ok(false) if pause() => {}
-                    Ok(false) => {
-                        return Err(Error {
-                            source: Some(
-                                "a mount uses the store alone and does not answer; end its process".into(),
-                            ),
-                            ..Error::new(ErrorKind::Busy, "use the store", &store.root.path)
-                        });
-                    }
-                    // Without locks no process becomes the only user.
-                    Err(error) if error.errno() == errno::ENOLCK => break,
-                    Err(error) => return Err(error),
-                }
-            }
+            use_locks.extend(begin_use_of(store, self.host.uid, pause)?);
         }
         Ok(Stores { use_locks, ..self })
     }
@@ -421,6 +401,31 @@ impl Stores {
         }
         sum.name_bytes_max = file_name_bytes_max(sum.name_bytes_max);
         Ok(sum)
+    }
+}
+
+/// Registers this process as a user of one store; see `Stores::begin_use`. Returns `None` if the
+/// file system has no locks; then this process is never the only user.
+fn begin_use_of(store: &Store, uid: u32, pause: &mut dyn FnMut() -> bool) -> Result<Option<UseLock>> {
+    let lock = UseLock::open(&*store.own, uid)?;
+    let mut is_registered = false;
+    let mut is_free = || -> Result<bool> {
+        is_registered = is_registered || lock.register()?;
+        Ok(is_registered && !lock.has_only_user()?)
+    };
+    loop {
+        match is_free() {
+            Ok(true) => return Ok(Some(lock)),
+            Ok(false) if pause() => {}
+            Ok(false) => {
+                return Err(Error {
+                    source: Some("a mount uses the store alone and does not answer; end its process".into()),
+                    ..Error::new(ErrorKind::Busy, "use the store", &store.root.path)
+                });
+            }
+            Err(error) if error.errno() == errno::ENOLCK => return Ok(None),
+            Err(error) => return Err(error),
+        }
     }
 }
 

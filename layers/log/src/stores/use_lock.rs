@@ -26,26 +26,28 @@ pub(crate) struct UseLock {
 impl UseLock {
     /// Opens the record of a store whose `.quell` directory is `own`. Only the owner of the store
     /// can become its only user, and only if the file system has locks on which all nodes can rely.
-    /// Returns `None` if it is known that it has none; then no process becomes the only user.
-    pub fn open(own: &dyn WritableDir, uid: u32) -> Result<Option<UseLock>> {
+    pub fn open(own: &dyn WritableDir, uid: u32) -> Result<UseLock> {
         let file = own.open_file(STORE_RECORD)?;
-        // A process that cannot determine the type of the file system takes part: others may.
-        let are_reliable = file.locks().map_or(Some(false), RangeLocks::are_reliable);
-        if are_reliable == Some(false) {
-            return Ok(None);
-        }
+        let are_reliable = file.locks().and_then(RangeLocks::are_reliable) == Some(true);
         let stat = file.stat()?;
         // The locks of a file with another name may be those of a user of that name.
-        let may_be_only_user = are_reliable == Some(true) && stat.nlink == 1 && stat.uid == uid;
-        Ok(Some(UseLock { file, only: RankedMutex::new(Rank::Leaf, None), may_be_only_user }))
+        let may_be_only_user = are_reliable && stat.nlink == 1 && stat.uid == uid;
+        Ok(UseLock { file, only: RankedMutex::new(Rank::Leaf, None), may_be_only_user })
     }
 
-    /// Registers this process as a user of the store. Returns false if another process is the only
-    /// user, which then notices this one and shares the store.
-    pub fn begin_use(&self) -> Result<bool> {
-        let Some(locks) = self.file.locks() else { return Ok(true) };
-        locks.try_lock_on_node(range(USER_BYTE, LockMode::Shared))?;
-        Ok(locks.conflicting_on_node(range(ONLY_USER_BYTE, LockMode::Shared))?.is_none())
+    /// Registers this process as a user of the store, also where locks may hold on this node only:
+    /// the store may be the same as that of a file system of another type, whose locks the server
+    /// of both compares. Returns false if another process has locked the byte exclusively, which no
+    /// user of the store does.
+    pub fn register(&self) -> Result<bool> {
+        self.file.locks().map_or(Ok(true), |locks| locks.try_lock_on_node(range(USER_BYTE, LockMode::Shared)))
+    }
+
+    /// Returns whether another process is the only user, which then notices that this one is
+    /// registered, and shares the store.
+    pub fn has_only_user(&self) -> Result<bool> {
+        let Some(locks) = self.file.locks() else { return Ok(false) };
+        Ok(locks.conflicting_on_node(range(ONLY_USER_BYTE, LockMode::Shared))?.is_some())
     }
 
     /// Makes this process the only user of the store whose `.quell` directory is `own`, or confirms
@@ -100,6 +102,7 @@ mod tests {
     use std::sync::Arc;
 
     use quell_posix::PosixDir;
+    use quell_testkit::MemoryStore;
 
     use super::*;
 
@@ -111,7 +114,13 @@ mod tests {
 
     fn open(own: &Arc<dyn WritableDir>) -> UseLock {
         let uid = own.stat(STORE_RECORD).unwrap().uid;
-        UseLock::open(&**own, uid).unwrap().expect("the file system of the test has locks")
+        UseLock::open(&**own, uid).unwrap()
+    }
+
+    /// Registers a user. Returns true if it may use the store at once.
+    fn begins(user: &UseLock) -> bool {
+        assert!(user.register().unwrap());
+        !user.has_only_user().unwrap()
     }
 
     #[test]
@@ -119,15 +128,15 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let own = record(&temp);
         let (first, second) = (open(&own), open(&own));
-        assert!(first.begin_use().unwrap());
+        assert!(begins(&first));
         assert!(first.be_only_user(&*own).unwrap() && first.be_only_user(&*own).unwrap());
-        assert!(!second.begin_use().unwrap());
+        assert!(!begins(&second));
         assert!(!first.be_only_user(&*own).unwrap(), "the second waits");
-        assert!(!second.begin_use().unwrap(), "the first has not shared the store yet");
+        assert!(!begins(&second), "the first has not shared the store yet");
         first.share();
-        assert!(second.begin_use().unwrap());
+        assert!(begins(&second));
         assert!(!first.be_only_user(&*own).unwrap() && !second.be_only_user(&*own).unwrap());
-        assert!(first.begin_use().unwrap() && second.begin_use().unwrap(), "neither is left registered");
+        assert!(begins(&first) && begins(&second), "neither is left registered");
         drop(second);
         assert!(first.be_only_user(&*own).unwrap());
     }
@@ -137,24 +146,24 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let own = record(&temp);
         let (first, second, third) = (open(&own), open(&own), open(&own));
-        assert!(first.begin_use().unwrap() && first.be_only_user(&*own).unwrap());
-        assert!(!second.begin_use().unwrap() && !third.begin_use().unwrap());
+        assert!(begins(&first) && first.be_only_user(&*own).unwrap());
+        assert!(!begins(&second) && !begins(&third));
         drop(second);
         assert!(!first.be_only_user(&*own).unwrap());
         drop(third);
         assert!(first.be_only_user(&*own).unwrap());
         drop(first);
-        assert!(open(&own).begin_use().unwrap(), "nothing is left of a process that has ended");
+        assert!(begins(&open(&own)), "nothing is left of a process that has ended");
     }
 
     #[test]
     fn only_the_owner_of_the_store_becomes_its_only_user() {
         let temp = tempfile::tempdir().unwrap();
         let own = record(&temp);
-        let other = UseLock::open(&*own, own.stat(STORE_RECORD).unwrap().uid + 1).unwrap().unwrap();
-        assert!(other.begin_use().unwrap() && !other.be_only_user(&*own).unwrap());
+        let other = UseLock::open(&*own, own.stat(STORE_RECORD).unwrap().uid + 1).unwrap();
+        assert!(begins(&other) && !other.be_only_user(&*own).unwrap());
         let owner = open(&own);
-        assert!(owner.begin_use().unwrap() && !owner.be_only_user(&*own).unwrap());
+        assert!(begins(&owner) && !owner.be_only_user(&*own).unwrap());
         drop(other);
         assert!(owner.be_only_user(&*own).unwrap());
     }
@@ -166,11 +175,29 @@ mod tests {
         let first = open(&own);
         std::fs::hard_link(temp.path().join("store"), temp.path().join("other")).unwrap();
         let second = open(&own);
-        assert!(first.begin_use().unwrap() && first.be_only_user(&*own).unwrap());
-        assert!(!second.begin_use().unwrap());
+        assert!(begins(&first) && first.be_only_user(&*own).unwrap());
+        assert!(!begins(&second));
         first.share();
-        assert!(second.begin_use().unwrap() && !first.be_only_user(&*own).unwrap());
+        assert!(begins(&second) && !first.be_only_user(&*own).unwrap());
         drop(first);
         assert!(!second.be_only_user(&*own).unwrap());
+    }
+
+    /// The locks of NFS 3 conflict with those of NFS 4 and of the server, for example.
+    #[test]
+    fn a_process_whose_locks_are_not_reliable_takes_part_but_is_not_the_only_user() {
+        let store = MemoryStore::new();
+        let own: Arc<dyn WritableDir> = store.root();
+        drop(own.create_file(STORE_RECORD, 0o644).unwrap());
+        let first = open(&own);
+        store.set_locks_reliable(false);
+        let second = open(&own);
+        assert!(begins(&first) && first.be_only_user(&*own).unwrap());
+        assert!(!begins(&second), "it waits");
+        assert!(!first.be_only_user(&*own).unwrap(), "it is noticed");
+        first.share();
+        assert!(begins(&second) && !first.be_only_user(&*own).unwrap());
+        drop(first);
+        assert!(!second.be_only_user(&*own).unwrap(), "it is never the only user");
     }
 }
