@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Kind, NodeId};
@@ -35,7 +35,13 @@ impl KernelCache {
     /// returns, replies with an earlier lifetime have been sent, but a program to which one was
     /// sent may not have run yet.
     pub fn set_lifetime(&self, lifetime: Duration) {
-        self.0.set(lifetime);
+        self.0.set(lifetime, None);
+    }
+
+    /// Does the same as `set_lifetime` for replies that are sent before `until`. Replies that are
+    /// sent later have the lifetime `after`.
+    pub fn set_lifetime_until(&self, until: Instant, lifetime: Duration, after: Duration) {
+        self.0.set(after, Some(Temporary { lifetime, until }));
     }
 
     /// Returns the number of replies so far that could have been kept.
@@ -58,11 +64,31 @@ pub(crate) struct Lifetimes {
     replies: AtomicU64,
 }
 
-/// The lifetime of entries and attributes, and the number of its changes.
+/// The lifetime of entries and attributes, and the number of its changes. The end of a temporary
+/// lifetime is counted when the lifetime is set again.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     lifetime: Duration,
+    /// Has precedence until it ends.
+    temporary: Option<Temporary>,
     changes: u64,
+}
+
+/// A lifetime of the replies until a moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Temporary {
+    lifetime: Duration,
+    until: Instant,
+}
+
+impl Kept {
+    /// Returns the lifetime of a reply that is sent now.
+    fn now(&self) -> Duration {
+        match self.temporary {
+            Some(Temporary { lifetime, until }) if Instant::now() < until => lifetime,
+            _ => self.lifetime,
+        }
+    }
 }
 
 /// The moment at which a worker began to determine the content of a reply.
@@ -85,6 +111,7 @@ impl Lifetimes {
         Lifetimes {
             kept: RwLock::new(Kept {
                 lifetime: if is_immutable { IMMUTABLE } else { Duration::ZERO },
+                temporary: None,
                 changes: 0,
             }),
             is_immutable,
@@ -94,12 +121,14 @@ impl Lifetimes {
         }
     }
 
-    /// Sets the lifetime of the replies to later requests. When this returns, all replies with an
+    /// Sets the lifetimes of the replies to later requests. When this returns, all replies with an
     /// earlier lifetime have been sent.
-    pub(crate) fn set(&self, lifetime: Duration) {
+    pub(crate) fn set(&self, lifetime: Duration, temporary: Option<Temporary>) {
         let mut kept = write_lock(&self.kept);
-        if kept.lifetime != lifetime {
-            *kept = Kept { lifetime, changes: kept.changes + 1 };
+        let before = kept.now();
+        *kept = Kept { lifetime, temporary, ..*kept };
+        if kept.now() != before {
+            kept.changes += 1;
         }
     }
 
@@ -117,7 +146,7 @@ impl Lifetimes {
     pub(crate) fn reply(&self, begin: Begin) -> ReplyLifetimes<'_> {
         self.replies.fetch_add(1, Ordering::Relaxed);
         let kept = read_lock(&self.kept);
-        let lifetime = if kept.changes == begin.lifetime_changes { kept.lifetime } else { Duration::ZERO };
+        let lifetime = if kept.changes == begin.lifetime_changes { kept.now() } else { Duration::ZERO };
         ReplyLifetimes { lifetime, begin, lifetimes: self, _kept: kept }
     }
 
@@ -202,7 +231,7 @@ mod tests {
         let file = attributes(7, Kind::File, 0o644);
         let kept = |begin| lifetimes.reply(begin).attributes(&file);
         assert_eq!(kept(lifetimes.begin()), Duration::ZERO);
-        lifetimes.set(LONG);
+        lifetimes.set(LONG, None);
         assert_eq!(kept(lifetimes.begin()), LONG);
         lifetimes.opens(NodeId(7));
         lifetimes.opens(NodeId(7));
@@ -212,14 +241,14 @@ mod tests {
         lifetimes.closed(NodeId(7));
         assert_eq!(kept(during), Duration::ZERO, "the attributes may be those before the close");
         assert_eq!(kept(lifetimes.begin()), LONG);
-        lifetimes.set(Duration::ZERO);
+        lifetimes.set(Duration::ZERO, None);
         assert_eq!(kept(lifetimes.begin()), Duration::ZERO);
     }
 
     #[test]
     fn set_id_bits_of_a_file_are_not_kept_and_those_of_a_directory_are() {
         let lifetimes = Lifetimes::new(false);
-        lifetimes.set(LONG);
+        lifetimes.set(LONG, None);
         let kept = |kind, permissions| {
             lifetimes.reply(lifetimes.begin()).attributes(&attributes(7, kind, permissions))
         };
@@ -239,11 +268,11 @@ mod tests {
     #[test]
     fn a_change_waits_for_the_reply_that_is_being_sent() {
         let lifetimes = Lifetimes::new(false);
-        lifetimes.set(LONG);
+        lifetimes.set(LONG, None);
         let begin = lifetimes.begin();
         let reply = lifetimes.reply(begin);
         std::thread::scope(|scope| {
-            let changing = scope.spawn(|| lifetimes.set(Duration::ZERO));
+            let changing = scope.spawn(|| lifetimes.set(Duration::ZERO, None));
             assert_eq!(reply.entry(), LONG);
             assert!(!changing.is_finished());
             drop(reply);
@@ -256,10 +285,33 @@ mod tests {
     fn a_reply_that_began_before_the_mount_became_the_only_user_is_not_kept() {
         let lifetimes = Lifetimes::new(false);
         let before = lifetimes.begin();
-        lifetimes.set(LONG);
+        lifetimes.set(LONG, None);
         assert_eq!(lifetimes.reply(before).entry(), Duration::ZERO);
         let begin = lifetimes.begin();
-        lifetimes.set(LONG);
+        lifetimes.set(LONG, None);
         assert_eq!(lifetimes.reply(begin).entry(), LONG, "nothing has changed");
+    }
+
+    #[test]
+    fn a_temporary_lifetime_ends_unless_it_is_set_again() {
+        let lifetimes = Lifetimes::new(false);
+        let short = Duration::from_secs(1);
+        let until = |until| lifetimes.set(short, Some(Temporary { lifetime: LONG, until }));
+        let entry = |begin| lifetimes.reply(begin).entry();
+        let later = Instant::now() + Duration::from_secs(1000);
+        until(later);
+        let begin = lifetimes.begin();
+        assert_eq!(entry(begin), LONG);
+        until(later + short);
+        assert_eq!(entry(begin), LONG, "a confirmation in time is no change");
+        let soon = Instant::now() + Duration::from_millis(20);
+        until(soon);
+        while Instant::now() < soon {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(entry(lifetimes.begin()), short, "there was no confirmation");
+        until(later);
+        assert_eq!(entry(begin), Duration::ZERO, "others may have changed the content meanwhile");
+        assert_eq!(entry(lifetimes.begin()), LONG);
     }
 }

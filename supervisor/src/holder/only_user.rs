@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_fuse::KernelCache;
 use quell_log::LogFs;
@@ -20,6 +20,9 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// systems remove the locks of a node that does not answer, so that the kernel of such a node keeps
 /// nothing when another one becomes the only user.
 const LIFETIME: Duration = Duration::from_secs(5);
+/// The time since the last check began after which replies are not kept, because the file system
+/// does not answer and may remove the locks of this node.
+const CONFIRMATION: Duration = Duration::from_secs(2);
 /// The number of intervals from the last reply that the kernel keeps until the store is shared.
 /// They are a second longer than the lifetime, so that a program can receive this reply.
 const ENDING_INTERVALS: u32 = 12;
@@ -175,13 +178,14 @@ impl Keeper {
         match self.schedule.next(is_active) {
             Action::Wait => {}
             Action::BeOnlyUser => {
+                let began = Instant::now();
                 let found = logged(fs.be_only_user()).unwrap_or(false);
-                self.set_only_user(found);
+                self.set_only_user(found.then_some(began));
                 // After the lifetime was set, because the pause begins now.
                 self.schedule.is_only_user(found);
             }
             Action::End => {
-                self.set_only_user(false);
+                self.set_only_user(None);
                 self.schedule.end();
             }
             Action::Share => {
@@ -192,10 +196,18 @@ impl Keeper {
         Some(())
     }
 
-    fn set_only_user(&self, is_only_user: bool) {
-        let lifetime = if is_only_user { LIFETIME } else { Duration::ZERO };
-        self.cache.set_lifetime(lifetime.max(self.shared_lifetime));
-        self.is_only_user.store(is_only_user, Ordering::Relaxed);
+    /// Sets the lifetime of replies. `confirmed`: the moment at which the last check began, if this
+    /// mount is the only user of its store.
+    fn set_only_user(&self, confirmed: Option<Instant>) {
+        match confirmed {
+            Some(confirmed) => self.cache.set_lifetime_until(
+                confirmed + CONFIRMATION,
+                LIFETIME.max(self.shared_lifetime),
+                self.shared_lifetime,
+            ),
+            None => self.cache.set_lifetime(self.shared_lifetime),
+        }
+        self.is_only_user.store(confirmed.is_some(), Ordering::Relaxed);
     }
 }
 
@@ -214,6 +226,7 @@ mod tests {
     fn all_that_the_kernel_keeps_expires_before_the_store_is_shared() {
         assert!(INTERVAL * ENDING_INTERVALS >= LIFETIME + Duration::from_secs(1));
         assert!(INTERVAL * IDLE_INTERVALS > LIFETIME);
+        assert!(CONFIRMATION >= INTERVAL * 2, "a confirmation may be late by one interval");
     }
 
     #[test]
