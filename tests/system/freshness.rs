@@ -270,7 +270,8 @@ fn the_overlay_view_shows_a_file_that_was_replaced_while_a_program_used_it() {
     let mut command = stage.quell_run(&index, "overlay");
     // The old file stays open until the third line.
     let script = "exec 3<\"$1/readme\"; echo ready; read line; cat <&3; cat \"$1/readme\"; exec 3<&-; \
-                  echo closed; while read line; do stat -c %s \"$1/readme\"; cat \"$1/readme\"; done";
+                  echo closed; while read line; do \
+                  { stat -L -c %s /dev/stdin; cat; } <\"$1/readme\"; done";
     command.args(["--strict", "--recheck", "0", "--", "sh", "-c", script, "sh"]).arg(&tree);
     let mut running = stage.start(command.stdin(Stdio::piped()));
     running.wait_for_output("ready");
@@ -324,6 +325,102 @@ fn the_overlay_view_shows_many_files_that_are_replaced_at_once() {
         running.out().ends_with("200\nend\n")
     });
     assert!(is_shown, "{}{}", running.out(), running.err());
+    drop(stdin);
+    running.wait().expect(0);
+}
+
+/// Starts a program in an overlay view that prints size and data of the files of a tree, of which
+/// the kernel has names and data.
+fn start_reader(stage: &Stage, tree: &Path) -> Running {
+    let index = stage.index(tree);
+    let mut command = stage.quell_run(&index, "overlay");
+    let script = "cd \"$1\"; find . -type f | xargs cat >/dev/null; echo ready; echo end; \
+                  while read name; do stat -c %s \"$name\"; cat \"$name\"; echo end; done";
+    command.args(["--strict", "--recheck", "0", "--", "sh", "-c", script, "sh"]).arg(tree);
+    let mut running = stage.start(command.stdin(Stdio::piped()));
+    running.wait_for_output("ready");
+    running
+}
+
+/// Waits until the reader gets this content of a file, and its size.
+#[track_caller]
+fn expect_shown(running: &mut Running, stdin: &mut std::process::ChildStdin, name: &str, content: &str) {
+    let expected = format!("end\n{}\n{content}end\n", content.len());
+    let is_shown = eventually(|| {
+        let before = running.out().matches("end\n").count();
+        stdin.write_all(format!("{name}\n").as_bytes()).unwrap();
+        assert!(eventually(|| running.out().matches("end\n").count() > before), "{}", running.out());
+        running.out().ends_with(&expected)
+    });
+    assert!(is_shown, "{name}: {expected}\n{}{}", running.out(), running.err());
+}
+
+#[test]
+fn the_overlay_view_shows_the_files_of_a_directory_that_was_replaced() {
+    if !views().contains(&"overlay") {
+        skip!("overlayfs is not usable here");
+    }
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    let write = |directory: &str, content: &str| {
+        fs::create_dir_all(tree.join(directory).join("sub")).unwrap();
+        fs::write(tree.join(directory).join("module"), content).unwrap();
+        fs::write(tree.join(directory).join("sub/module"), content).unwrap();
+    };
+    write("pkg", "old\n");
+    let mut running = start_reader(&stage, &tree);
+    let mut stdin = running.stdin();
+    let mut expect = |content: &str| {
+        for name in ["pkg/module", "pkg/sub/module"] {
+            expect_shown(&mut running, &mut stdin, name, content);
+        }
+    };
+    // The new directory is at a path that is not watched until it is moved.
+    write("pkg.new", "a new version\n");
+    fs::rename(tree.join("pkg"), tree.join("pkg.old")).unwrap();
+    fs::rename(tree.join("pkg.new"), tree.join("pkg")).unwrap();
+    expect("a new version\n");
+    // The new directory and its subdirectories are watched.
+    write("pkg", "and then written in place\n");
+    expect("and then written in place\n");
+    // The old one is not taken for it.
+    write("pkg.old", "written elsewhere, and of no effect\n");
+    expect("and then written in place\n");
+    // A directory that is created again instead of moved.
+    fs::remove_dir_all(tree.join("pkg")).unwrap();
+    write("pkg", "created again\n");
+    expect("created again\n");
+    // The old directory returns.
+    fs::rename(tree.join("pkg"), tree.join("pkg.new")).unwrap();
+    fs::rename(tree.join("pkg.old"), tree.join("pkg")).unwrap();
+    expect("written elsewhere, and of no effect\n");
+    drop(stdin);
+    running.wait().expect(0);
+}
+
+#[test]
+fn the_overlay_view_shows_a_change_whose_notification_the_kernel_dropped() {
+    if !views().contains(&"overlay") {
+        skip!("overlayfs is not usable here");
+    }
+    let (stage, tree, _) = fixture();
+    let mut running = start_reader(&stage, &tree);
+    let mut stdin = running.stdin();
+    let holder = stage.holder();
+    let queued: usize =
+        fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();
+    let files =
+        ["readme", "bin/tool"].map(|name| fs::File::options().write(true).open(tree.join(name)).unwrap());
+    stage.sh("kill -STOP \"$1\"", &[Path::new(&holder.to_string())]).expect(0);
+    // Equal notifications are combined only if they follow each other.
+    for _ in 0..=queued / 2 {
+        for file in &files {
+            file.set_modified(std::time::SystemTime::now()).unwrap();
+        }
+    }
+    fs::write(tree.join("lib/data"), "not notified\n").unwrap();
+    stage.sh("kill -CONT \"$1\"", &[Path::new(&holder.to_string())]).expect(0);
+    expect_shown(&mut running, &mut stdin, "lib/data", "not notified\n");
     drop(stdin);
     running.wait().expect(0);
 }

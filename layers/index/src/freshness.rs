@@ -108,6 +108,11 @@ impl Sampler {
         Ok(Comparison { entry, now: Some(now), difference })
     }
 
+    /// Returns the open directory that has the path of `entry`, which is a directory of the index.
+    pub fn directory(&mut self, entry: EntryId) -> Result<Arc<dyn Dir>> {
+        self.enter(entry)
+    }
+
     fn stat(&mut self, entry: EntryId) -> Result<Stat> {
         if entry == ROOT {
             return self.entered[0].1.stat_self();

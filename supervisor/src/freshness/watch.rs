@@ -17,6 +17,12 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 /// Maximum number of watched directories of a tree. A watched directory's inode stays in the
 /// kernel's memory.
 const DIRECTORIES_MAX: usize = 32_768;
+/// The part of the user's watches that one tree may use, as a divisor: other programs and other
+/// runs of the user need watches, too.
+const USER_WATCHES_DIVISOR: usize = 8;
+/// The number of watches that a user has if the kernel's limit cannot be read: the limit of old
+/// kernels.
+const USER_WATCHES_DEFAULT: usize = 8192;
 /// Size of a buffer for about 200 events with names of 50 bytes.
 const EVENTS_BYTES: usize = 16 << 10;
 
@@ -24,14 +30,24 @@ const EVENTS_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Watch {
     inotify: OwnedFd,
-    directories: Mutex<HashMap<i32, EntryId>>,
-    is_full: AtomicBool,
+    directories: Mutex<Directories>,
+    directories_max: usize,
+    has_unwatched: AtomicBool,
+}
+
+/// The watch descriptors and the directories.
+#[derive(Debug, Default)]
+struct Directories {
+    entries: HashMap<i32, EntryId>,
+    watches: HashMap<EntryId, i32>,
 }
 
 /// The entries of a tree for which there were notifications.
 #[derive(Debug, Default)]
 pub struct Notified {
     pub entries: BTreeSet<EntryId>,
+    /// Those of them that are new directories at their paths, with unknown entries.
+    pub directories: BTreeSet<EntryId>,
     /// Whether the kernel dropped notifications, because there were too many.
     pub has_lost: bool,
 }
@@ -40,15 +56,30 @@ impl Watch {
     /// Returns `None` if the user has no inotify instance left (`max_user_instances`): changes are
     /// then found by comparisons only.
     pub fn new() -> Option<Watch> {
-        let inotify = inotify::init(CreateFlags::CLOEXEC).ok()?;
-        Some(Watch { inotify, directories: Mutex::default(), is_full: AtomicBool::new(false) })
+        let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches");
+        let limit = limit.ok().and_then(|limit| limit.trim().parse().ok()).unwrap_or(USER_WATCHES_DEFAULT);
+        Watch::with_max(DIRECTORIES_MAX.min(limit / USER_WATCHES_DIVISOR))
     }
 
-    /// Watches a directory, unless the user has no watch left (`max_user_watches`).
+    fn with_max(directories_max: usize) -> Option<Watch> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC).ok()?;
+        let (directories, has_unwatched) = (Mutex::default(), AtomicBool::new(false));
+        Some(Watch { inotify, directories, directories_max, has_unwatched })
+    }
+
+    /// Returns whether a directory is not watched, because the tree or the user has no watch left.
+    pub fn has_unwatched(&self) -> bool {
+        self.has_unwatched.load(Ordering::Relaxed)
+    }
+
+    /// Watches the directory that has the path of an entry now, instead of one that had it before.
     pub fn add(&self, directory: EntryId, dir: &dyn Dir) {
         let Some(descriptor) = dir.descriptor() else { return };
-        if self.is_full.load(Ordering::Relaxed) {
-            return;
+        let is_full = |found: &Directories| {
+            found.entries.len() >= self.directories_max && !found.watches.contains_key(&directory)
+        };
+        if is_full(&lock(&self.directories)) {
+            return self.has_unwatched.store(true, Ordering::Relaxed);
         }
         // The path of the directory is not looked up again.
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
@@ -60,12 +91,17 @@ impl Watch {
             | WatchFlags::MOVED_TO
             | WatchFlags::ONLYDIR;
         let Ok(watch) = inotify::add_watch(&self.inotify, path, flags) else {
-            return self.is_full.store(true, Ordering::Relaxed);
+            return self.has_unwatched.store(true, Ordering::Relaxed);
         };
-        let mut directories = lock(&self.directories);
-        directories.insert(watch, directory);
-        if directories.len() >= DIRECTORIES_MAX {
-            self.is_full.store(true, Ordering::Relaxed);
+        let mut found = lock(&self.directories);
+        found.entries.insert(watch, directory);
+        let Some(old) = found.watches.insert(directory, watch).filter(|old| *old != watch) else { return };
+        // The old directory may have been moved to the path of another entry.
+        if found.entries.get(&old) == Some(&directory) {
+            found.entries.remove(&old);
+            drop(found);
+            // An error means that the kernel has removed the watch with the directory.
+            let _ = inotify::remove_watch(&self.inotify, old);
         }
     }
 
@@ -88,16 +124,94 @@ impl Watch {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(e) => return Err(e),
             };
-            notified.has_lost |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
-            let directory = lock(&self.directories).get(&event.wd()).copied();
+            let events = event.events();
+            notified.has_lost |= events.contains(ReadFlags::QUEUE_OVERFLOW);
+            let mut directories = lock(&self.directories);
+            let directory = directories.entries.get(&event.wd()).copied();
+            if events.contains(ReadFlags::IGNORED) {
+                directories.forget(event.wd());
+            }
+            drop(directories);
             if let (Some(directory), Some(name)) = (directory, event.file_name())
                 && let Some(entry) = image.lookup(directory, name.to_bytes())
             {
                 notified.entries.insert(entry);
+                let is_new = events.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO);
+                if is_new && events.contains(ReadFlags::ISDIR) {
+                    notified.directories.insert(entry);
+                }
             }
             if reader.is_buffer_empty() {
                 return Ok(notified);
             }
         }
+    }
+}
+
+impl Directories {
+    /// Removes a watch that the kernel has removed with its directory.
+    fn forget(&mut self, watch: i32) {
+        let Some(directory) = self.entries.remove(&watch) else { return };
+        if self.watches.get(&directory) == Some(&watch) {
+            self.watches.remove(&directory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use quell_index::{BuildOptions, BuildProgress, build, encode};
+    use quell_posix::PosixDir;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_watch_and_a_tree_no_more_than_its_limit() {
+        let tree = tempfile::tempdir().unwrap();
+        let path = |name: &str| tree.path().join(name);
+        for name in ["a", "b", "c"] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join("file"), "").unwrap();
+        }
+        let root = std::sync::Arc::new(PosixDir::open(tree.path()).unwrap());
+        let options = BuildOptions::default();
+        let built = build(root.clone(), b"/tree", &options, 1, None, &BuildProgress::default()).unwrap();
+        let image = Image::parse(encode(&built).unwrap()).unwrap();
+        let entry = |name: &str| image.lookup(0, name.as_bytes()).unwrap();
+        let watch = Watch::with_max(2).unwrap();
+        let add = |name: &str| watch.add(entry(name), &*root.enter(name.as_bytes()).unwrap());
+        let count = || lock(&watch.directories).entries.len();
+        let files = |names: &[&str]| -> BTreeSet<EntryId> {
+            names.iter().map(|name| image.lookup(entry(name), b"file").unwrap()).collect()
+        };
+        let notified = || watch.wait(&image, Some(Duration::from_secs(10))).unwrap().entries;
+        add("a");
+        add("b");
+        assert!(!watch.has_unwatched());
+        add("c");
+        assert!(watch.has_unwatched() && count() == 2);
+        // A replaced directory: the watch of the old one is removed.
+        fs::rename(path("a"), path("old")).unwrap();
+        fs::rename(path("c"), path("a")).unwrap();
+        add("a");
+        assert_eq!(count(), 2);
+        fs::write(path("old/file"), "x").unwrap();
+        fs::write(path("a/file"), "x").unwrap();
+        assert_eq!(notified(), files(&["a"]));
+        // A directory that is moved to the path of another one keeps its watch for the new path.
+        fs::remove_dir_all(path("b")).unwrap();
+        fs::rename(path("a"), path("b")).unwrap();
+        add("b");
+        fs::write(path("b/file"), "xy").unwrap();
+        assert_eq!(notified(), files(&["b"]));
+        assert_eq!(count(), 1);
+        fs::create_dir(path("a")).unwrap();
+        add("a");
+        assert_eq!(count(), 2);
+        fs::write(path("a/file"), "").unwrap();
+        fs::write(path("b/file"), "xyz").unwrap();
+        assert_eq!(notified(), files(&["a", "b"]));
     }
 }

@@ -172,7 +172,8 @@ impl TreeCheck {
         // An error of the file system is no difference; the program gets the same error.
         // A directory is watched before its entries are compared, so no change is missed between.
         let visit = |entry, dir: &dyn Dir| {
-            if let Some(watch) = watch {
+            let is_empty = self.image.children(entry).is_none_or(|children| children.is_empty());
+            if let Some(watch) = watch.filter(|_| !is_empty) {
                 watch.add(entry, dir);
             }
         };

@@ -93,10 +93,10 @@ impl CoveredView {
         // The other views compare files themselves, or cannot show a changed file.
         if let (Some(watch), View::Overlay) = (watch, view) {
             let sampler = Sampler::new(covered.image.clone(), covered.source(), 1);
-            let changes = changes.clone();
+            let (changes, verbose) = (changes.clone(), context.plan.verbose);
             let spawned = std::thread::Builder::new()
                 .name("watch".into())
-                .spawn(move || changes.follow(&watch, sampler));
+                .spawn(move || changes.follow(&watch, sampler, verbose));
             // Without the thread, only comparisons at intervals find changes.
             if let Err(e) = spawned {
                 tracing::debug!(error = %e, "changes are not followed");

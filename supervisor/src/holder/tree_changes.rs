@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use quell_index::{Change, Comparison, EntryId, Image, Sampler};
+use quell_index::{Change, Comparison, EntryId, Image, ROOT, Sampler};
 use quell_overlay::{FileNow, MountedMetadata, Update};
 use quell_threads::{lock, try_lock};
 use quell_vfs::{Kind, NodeId};
@@ -21,9 +21,11 @@ use crate::holder::messages::Messages;
 
 /// Number of changes that are printed; the rest is only counted.
 const CHANGES_PRINTED: u64 = 5;
-/// The pause between two sets of notifications, so that a program that writes without a pause does
-/// not keep a processor busy.
+/// The shortest pause between two sets of notifications, so that a program that writes without a
+/// pause does not keep a processor busy. The pause is as long as the comparisons before it.
 const NOTIFICATION_PAUSE: Duration = Duration::from_millis(10);
+/// While a part of the tree is compared, how often the view shows the replaced files found so far.
+const NAMES_DROPPED_EVERY: Duration = Duration::from_millis(100);
 
 /// The pauses between attempts to show a file whose name a program uses.
 const FIRST_ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
@@ -198,31 +200,68 @@ impl TreeChanges {
         is_hidden
     }
 
-    /// Compares the entries that have notifications, until the process ends.
-    pub fn follow(&self, watch: &Watch, mut sampler: Sampler) {
-        let mut has_lost = false;
+    /// Compares the entries that have notifications, until the process ends. `prints_unwatched`:
+    /// prints once that some directories have none.
+    pub fn follow(&self, watch: &Watch, mut sampler: Sampler, prints_unwatched: bool) {
+        let mut prints_unwatched = prints_unwatched;
         let mut attempt_pause = None;
         loop {
+            if prints_unwatched && watch.has_unwatched() {
+                prints_unwatched = false;
+                self.messages.print(&format!(
+                    "some directories of {} are not watched, because a tree may use an eighth of fs.inotify.max_user_watches: changes there are found by comparisons at intervals",
+                    shown(&self.tree)
+                ));
+            }
             // An error here has no remedy; comparisons at intervals still find changes.
             let Ok(notified) = watch.wait(&self.image, attempt_pause) else { return };
-            if !notified.entries.is_empty() {
+            let begun = Instant::now();
+            if !notified.entries.is_empty() || notified.has_lost {
                 attempt_pause = None;
                 sampler.close_directories();
             }
             for entry in notified.entries {
                 self.compare(|| sampler.compare(entry));
             }
-            if notified.has_lost && !has_lost {
-                has_lost = true;
-                self.messages.print(&format!(
-                    "{} has more changes than the kernel reports: some files are shown with their indexed sizes and times",
-                    shown(&self.tree)
-                ));
+            for directory in notified.directories.into_iter().chain(notified.has_lost.then_some(ROOT)) {
+                sampler.close_directories();
+                self.compare_below(directory, Some(watch), &mut sampler);
             }
             attempt_pause = self.show_unseen().then(|| {
                 attempt_pause.map_or(FIRST_ATTEMPT_PAUSE, |pause| (pause * 2).min(ATTEMPT_PAUSE_MAX))
             });
-            std::thread::sleep(NOTIFICATION_PAUSE);
+            std::thread::sleep(begun.elapsed().max(NOTIFICATION_PAUSE));
+        }
+    }
+
+    /// Compares all entries below a directory, and watches the directories that have their paths
+    /// now.
+    fn compare_below(&self, directory: EntryId, watch: Option<&Watch>, sampler: &mut Sampler) {
+        let mut directories = vec![directory];
+        let mut names_dropped = Instant::now();
+        while let Some(directory) = directories.pop() {
+            let children = self.image.children(directory).unwrap_or(0..0);
+            if children.is_empty() {
+                continue;
+            }
+            // A directory that is gone was found by its own comparison.
+            let Ok(dir) = sampler.directory(directory) else { continue };
+            // A directory is watched before its entries are compared, so no change is missed
+            // between.
+            if let Some(watch) = watch {
+                watch.add(directory, &*dir);
+            }
+            for entry in children {
+                let now = self.compare(|| sampler.compare(entry)).and_then(|comparison| comparison.now);
+                let is_dir = now.is_some_and(|now| now.kind() == Some(Kind::Dir));
+                if is_dir && self.image.kind(entry) == Kind::Dir {
+                    directories.push(entry);
+                }
+            }
+            if names_dropped.elapsed() >= NAMES_DROPPED_EVERY {
+                self.show_unseen();
+                names_dropped = Instant::now();
+            }
         }
     }
 }
