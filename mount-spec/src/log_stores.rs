@@ -26,10 +26,11 @@ const START_TIMEOUT: Duration = Duration::from_secs(1);
 const BLOCKED_STARTS_MAX: usize = 8;
 
 /// The time that a process waits until a mount that is the only user of a store shares it, which
-/// takes up to seven seconds.
+/// takes up to seven seconds, and is noticed up to a second later.
 const SHARE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval at which a waiting process tries to lock the store.
-const SHARE_INTERVAL: Duration = Duration::from_millis(20);
+/// The first and the longest pause of a waiting process before it looks again whether the store is
+/// shared. Thousands of processes of a job can wait for the same file system.
+const SHARE_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 
 /// Opens the stores as one file system. Stores that are added later are opened as well.
 pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
@@ -79,11 +80,30 @@ pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
 /// Registers this process as a user of opened stores, which it may then change; see
 /// `Stores::begin_use`.
 pub fn begin_use(stores: Stores) -> Result<Stores> {
+    stores.begin_use(&mut pauses())
+}
+
+/// Returns a function that waits until this process looks again whether a store is shared, longer
+/// each time, and returns false at the end of `SHARE_TIMEOUT`.
+fn pauses() -> impl FnMut() -> bool {
     let deadline = Instant::now() + SHARE_TIMEOUT;
-    stores.begin_use(&mut || {
-        std::thread::sleep(SHARE_INTERVAL);
+    let mut durations = pause_durations(random);
+    move || {
+        std::thread::sleep(durations());
         Instant::now() < deadline
-    })
+    }
+}
+
+/// Returns a function that returns the durations of successive pauses. Each has a random part of a
+/// half, so that processes that began at the same time do not send their requests together.
+fn pause_durations(random: impl Fn() -> u64) -> impl FnMut() -> Duration {
+    let [mut duration, longest] = SHARE_PAUSES;
+    move || {
+        let half = duration / 2;
+        let random_part = half.mul_f64((random() >> 11) as f64 / (1u64 << 53) as f64);
+        duration = (duration * 2).min(longest);
+        half + random_part
+    }
 }
 
 /// Returns whether a directory is a store.
@@ -268,6 +288,18 @@ fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_waiting_process_looks_less_often_each_time() {
+        let milliseconds = |random: u64| {
+            let mut durations = pause_durations(move || random);
+            (0..8).map(|_| durations().as_millis()).collect::<Vec<_>>()
+        };
+        assert_eq!(milliseconds(0), [10, 20, 40, 80, 160, 320, 500, 500]);
+        assert_eq!(milliseconds(1 << 63), [15, 30, 60, 120, 240, 480, 750, 750]);
+        assert_eq!(milliseconds(u64::MAX), [20, 40, 80, 160, 320, 640, 1000, 1000]);
+        assert!(SHARE_PAUSES[1] * 10 < SHARE_TIMEOUT);
+    }
 
     #[test]
     fn a_scratch_file_has_no_name() {
