@@ -126,7 +126,7 @@ pub fn open_existing_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
 
 /// Adds, drains and keeps stores; see `Stores::change`.
 pub fn change_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<Stores> {
-    begin_use(Stores::change(roles(stores)?, this_host()?, DIRECTORIES)?)
+    Stores::change(roles(stores)?, this_host()?, DIRECTORIES, &mut pauses())
 }
 
 /// Returns the map that `change_stores` would create; nothing is written.

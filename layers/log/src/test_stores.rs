@@ -57,7 +57,7 @@ pub fn opened_by(stores: &[MemoryStore], host: Host) -> Stores {
 /// Creates a placement map for stores that were used separately.
 pub fn join(stores: &[MemoryStore]) {
     let keep = |dir| (Root { dir, path: Vec::new() }, Role::Keep);
-    Stores::change(roots(stores).into_iter().map(keep).collect(), host(95, 1), 4).unwrap();
+    Stores::change(roots(stores).into_iter().map(keep).collect(), host(95, 1), 4, &mut || false).unwrap();
 }
 
 /// Returns a mount of process `pid`.

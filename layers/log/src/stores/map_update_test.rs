@@ -64,7 +64,7 @@ fn mount(stores: &[MemoryStore], known: &[usize]) -> LogFs {
 
 fn changed(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Stores {
     let roots = roles.iter().map(|(store, role)| (root(stores, *store), *role)).collect();
-    Stores::change(roots, host(seed(), 1), 4).unwrap()
+    Stores::change(roots, host(seed(), 1), 4, &mut || false).unwrap()
 }
 
 #[track_caller]

@@ -104,12 +104,18 @@ impl Stores {
         Stores::new(opened, &map, host, directories)
     }
 
-    /// Opens stores and changes their roles with a new map, if one is needed. `rebalance` then
-    /// moves the files.
-    pub fn change(roots: Vec<(Root, Role)>, host: Host, directories: u32) -> Result<Stores> {
+    /// Opens stores, registers this process as their user as [`begin_use`](Self::begin_use) does,
+    /// and changes their roles with a new map, if one is needed. `rebalance` then moves the files.
+    /// If the only user of a store does not share it, nothing is changed.
+    pub fn change(
+        roots: Vec<(Root, Role)>,
+        host: Host,
+        directories: u32,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Result<Stores> {
         let (roots, roles): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
-        for (root, role) in roots.iter().zip(&roles) {
-            let is_store = is_store(&*root.dir)?;
+        let are_stores = roots.iter().map(|root| is_store(&*root.dir)).collect::<Result<Vec<_>>>()?;
+        for ((root, role), is_store) in roots.iter().zip(&roles).zip(are_stores.iter().copied()) {
             if *role == Role::Add && !is_store {
                 check_free(root)?;
             }
@@ -120,7 +126,16 @@ impl Stores {
                 });
             }
         }
+        let mut use_locks = Vec::new();
+        for (root, _) in roots.iter().zip(&are_stores).filter(|(_, is_store)| **is_store) {
+            for store in open_stores(vec![root.clone()])? {
+                use_locks.extend(begin_use_of(&store, host.uid, pause)?);
+            }
+        }
         let opened = open_or_create_stores(roots, &host)?;
+        for (store, _) in opened.iter().zip(&are_stores).filter(|(_, is_store)| !**is_store) {
+            use_locks.extend(begin_use_of(store, host.uid, pause)?);
+        }
         let (now, next) = next_map(&opened, &roles)?;
         check_is_used(&next)?;
         let is_same = next.members == now.members && (now.version > 0 || now.members.len() == 1);
@@ -146,7 +161,7 @@ impl Stores {
                 None => {}
             }
         }
-        Stores::new(opened, &map, host, directories)
+        Ok(Stores { use_locks, ..Stores::new(opened, &map, host, directories)? })
     }
 
     /// Returns the map that `change` would create. Writes nothing; a store that does not exist yet

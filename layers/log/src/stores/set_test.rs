@@ -28,7 +28,7 @@ fn open(stores: &[MemoryStore], order: &[usize]) -> Result<Stores> {
 
 fn change(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Result<Stores> {
     let roots = roles.iter().map(|(place, role)| (named(stores, &[*place]).remove(0), *role)).collect();
-    Stores::change(roots, any_host(), 4)
+    Stores::change(roots, any_host(), 4, &mut || false)
 }
 
 fn numbers(stores: &Stores) -> Vec<u128> {
@@ -95,6 +95,39 @@ fn a_single_store_can_get_others_which_can_be_drained() {
     assert_eq!(open(&stores, &[1]).unwrap().count(), 1);
     refused_with(open(&stores, &[0, 1]), "/s0 is not part of this set of stores");
     assert!(running.refresh().is_ok());
+}
+
+#[test]
+fn stores_are_not_changed_before_their_only_user_shares_them() {
+    let stores = memory(2);
+    let single = open(&stores, &[0]).unwrap().begin_use(&mut || false).unwrap();
+    assert!(single.be_only_user().unwrap());
+    let state = || stores.iter().map(|store| tree(&*store.root())).collect::<Vec<_>>();
+    let before = state();
+    let error = change(&stores, &[(0, Role::Keep), (1, Role::Add)]).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Busy, "{error}");
+    assert_eq!(state(), before);
+
+    let roots = named(&stores, &[0, 1]).into_iter().zip([Role::Keep, Role::Add]).collect();
+    let mut shared = Some(single);
+    let mut share = || shared.take().is_some_and(|single| !single.be_only_user().unwrap());
+    let both = Stores::change(roots, any_host(), 4, &mut share).unwrap();
+    assert_eq!((both.count(), both.use_locks.len()), (2, 2));
+    let third = open(&stores, &[0, 1]).unwrap().begin_use(&mut || false).unwrap();
+    assert!(!third.use_locks[0].be_only_user(&*third.list().stores[0].own).unwrap(), "it is registered");
+}
+
+/// Returns the paths below a directory.
+fn tree(dir: &dyn WritableDir) -> Vec<Vec<u8>> {
+    let mut paths = Vec::new();
+    for name in dir.names().unwrap() {
+        if let Ok(below) = dir.open_writable_dir(&name) {
+            paths.extend(tree(&*below).into_iter().map(|path| [&name[..], b"/", &path].concat()));
+        }
+        paths.push(name);
+    }
+    paths.sort();
+    paths
 }
 
 #[test]

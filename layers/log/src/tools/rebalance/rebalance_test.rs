@@ -86,7 +86,7 @@ fn assert_placed(stores: &[MemoryStore]) {
 fn with_roles(stores: &[MemoryStore], roles: &[Role], seed: u64) -> Result<RebalanceResult> {
     let root = |store: &MemoryStore| Root { dir: store.root(), path: Vec::new() };
     let roots = stores.iter().map(root).zip(roles.iter().copied()).collect();
-    let opened = Stores::change(roots, host(seed, 1), 4)?;
+    let opened = Stores::change(roots, host(seed, 1), 4, &mut || false)?;
     rebalance(&Arc::new(opened), 1, &ToolProgress::default())
 }
 
