@@ -331,12 +331,11 @@ fn the_overlay_view_shows_many_files_that_are_replaced_at_once() {
 
 /// Starts a program in an overlay view that prints size and data of the files of a tree, of which
 /// the kernel has names and data.
-fn start_reader(stage: &Stage, tree: &Path) -> Running {
-    let index = stage.index(tree);
-    let mut command = stage.quell_run(&index, "overlay");
+fn start_reader(stage: &Stage, tree: &Path, index: &Path, options: &[&str]) -> Running {
+    let mut command = stage.quell_run(index, "overlay");
     let script = "cd \"$1\"; find . -type f | xargs cat >/dev/null; echo ready; echo end; \
                   while read name; do stat -c %s \"$name\"; cat \"$name\"; echo end; done";
-    command.args(["--strict", "--recheck", "0", "--", "sh", "-c", script, "sh"]).arg(tree);
+    command.args(["--recheck", "0"]).args(options).args(["--", "sh", "-c", script, "sh"]).arg(tree);
     let mut running = stage.start(command.stdin(Stdio::piped()));
     running.wait_for_output("ready");
     running
@@ -368,7 +367,8 @@ fn the_overlay_view_shows_the_files_of_a_directory_that_was_replaced() {
         fs::write(tree.join(directory).join("sub/module"), content).unwrap();
     };
     write("pkg", "old\n");
-    let mut running = start_reader(&stage, &tree);
+    let index = stage.index(&tree);
+    let mut running = start_reader(&stage, &tree, &index, &["--strict"]);
     let mut stdin = running.stdin();
     let mut expect = |content: &str| {
         for name in ["pkg/module", "pkg/sub/module"] {
@@ -403,8 +403,8 @@ fn the_overlay_view_shows_a_change_whose_notification_the_kernel_dropped() {
     if !views().contains(&"overlay") {
         skip!("overlayfs is not usable here");
     }
-    let (stage, tree, _) = fixture();
-    let mut running = start_reader(&stage, &tree);
+    let (stage, tree, index) = fixture();
+    let mut running = start_reader(&stage, &tree, &index, &["--strict"]);
     let mut stdin = running.stdin();
     let holder = stage.holder();
     let queued: usize =
@@ -423,6 +423,30 @@ fn the_overlay_view_shows_a_change_whose_notification_the_kernel_dropped() {
     expect_shown(&mut running, &mut stdin, "lib/data", "not notified\n");
     drop(stdin);
     running.wait().expect(0);
+}
+
+#[test]
+fn changes_of_a_tree_that_was_left_out_are_not_reported() {
+    if !views().contains(&"overlay") {
+        skip!("overlayfs is not usable here");
+    }
+    let stage = Stage::new();
+    let (stale, covered) = (trees::small(&stage, "stale"), trees::small(&stage, "covered"));
+    let (first, second) = (stage.index(&stale), stage.index(&covered));
+    // The sample does not compare status change times, and the check of the whole tree does.
+    edit_with_old_time(&stale.join("readme"), "HELLO\n");
+    let mut command = stage.quell_run(&first, "overlay");
+    command.arg("-i").arg(&second).args(["--recheck", "0", "--", "sh", "-c", "echo ready; read line; true"]);
+    let mut running = stage.start(command.stdin(Stdio::piped()));
+    running.wait_for_output("ready");
+    assert!(running.err().contains("~ readme (ctime)"), "{}", running.err());
+    fs::write(stale.join("readme"), "changed again\n").unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    fs::write(covered.join("readme"), "changed\n").unwrap();
+    running.wait_for_error(&format!("{} changed while it is covered", covered.display()));
+    drop(running.stdin());
+    let ended = running.wait().expect(0);
+    assert_eq!(ended.err.matches("changed while it is covered").count(), 1, "{}", ended.err);
 }
 
 #[test]
@@ -715,6 +739,41 @@ fn a_tree_of_another_user_is_checked_beside_the_program_and_not_again_for_a_whil
     let ended = running.wait();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status), Some(15), "{ended:?}");
     stage.expect_nothing_left();
+}
+
+#[test]
+fn the_overlay_view_shows_what_a_check_beside_the_program_finds() {
+    if !is_root() {
+        skip!("giving files away needs root");
+    }
+    if !views().contains(&"overlay") {
+        skip!("overlayfs is not usable here");
+    }
+    for changed in [1, 40] {
+        let stage = Stage::new();
+        let tree = stage.dir("tree");
+        fs::create_dir(tree.join("d")).unwrap();
+        (0..100).for_each(|n| fs::write(tree.join(format!("d/f{n}")), "old\n").unwrap());
+        stage.sh("chown -R 1234:1234 \"$1\"", &[&tree]).expect(0);
+        let index = stage.index(&tree);
+        // The next sample has only the root and the directory.
+        let mut command = stage.quell_run(&index, "overlay");
+        stage.run(command.args(["--strict", "--check", "sample", "--", "true"])).expect(0);
+        // With many changes the check ends early.
+        for n in 0..changed {
+            fs::write(tree.join(format!("d/f{n}")), "longer than indexed\n").unwrap();
+        }
+        let mut running = start_reader(&stage, &tree, &index, &[]);
+        let mut stdin = running.stdin();
+        running.wait_for_error("keeps the indexed metadata, except sizes and times of changed files");
+        for n in [0, changed - 1] {
+            expect_shown(&mut running, &mut stdin, &format!("d/f{n}"), "longer than indexed\n");
+        }
+        drop(stdin);
+        let ended = running.wait().expect(0);
+        assert_eq!(ended.err.matches("is out of date").count(), 1, "{}", ended.err);
+        assert!(!ended.err.contains("changed while"), "{}", ended.err);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
-use quell_index::Image;
+use quell_index::{Checked, Image};
 use quell_posix::{Dir, PosixDir};
 use quell_threads::{lock, wait_timeout_while};
 use xxhash_rust::xxh3::xxh3_64;
@@ -104,31 +104,46 @@ impl TreeCheck {
 
     /// Starts the check in a thread. The thread calls `report` with differences that are found
     /// after `RunningCheck::wait` has timed out; for a check while the program runs, at any time.
+    /// The second argument of `report`: whether the view shows changed files.
     ///
     /// `watches`: the directories of a tree that the caller may write to are watched from the check
     /// on.
-    pub fn begin(self, watches: bool, report: impl FnOnce(&StaleReport) + Send + 'static) -> RunningCheck {
+    pub fn begin(
+        self,
+        watches: bool,
+        report: impl FnOnce(&StaleReport, bool) + Send + 'static,
+    ) -> RunningCheck {
         let waits = self.timing == CheckTiming::BeforeStart;
         let watch = if waits && watches { Watch::new().map(Arc::new) } else { None };
         let shared = Arc::new(Shared {
-            phase: Mutex::new(Phase { ended: false, found: None, timed_out: !waits }),
+            phase: Mutex::new(Phase { timed_out: !waits, ..Phase::default() }),
             ended: Condvar::new(),
             changes: AtomicU64::new(0),
         });
         let running = RunningCheck { shared: shared.clone(), watch: watch.clone() };
         let spawned = std::thread::Builder::new().name("check".into()).spawn(move || {
-            let found = self.result(watch.as_deref());
+            let Found { stale, checked } = self.result(watch.as_deref());
             drop(watch);
             let mut phase = lock(&shared.phase);
             phase.ended = true;
-            let Some(found) = found else { return shared.ended.notify_all() };
-            shared.changes.fetch_add(found.count() as u64, Ordering::Relaxed);
-            if phase.timed_out {
-                drop(phase);
-                report(&found);
-            } else {
-                phase.found = Some(found);
-                shared.ended.notify_all();
+            let Some(stale) = stale else { return shared.ended.notify_all() };
+            shared.changes.fetch_add(stale.count() as u64, Ordering::Relaxed);
+            if !phase.timed_out {
+                phase.stale = Some(stale);
+                return shared.ended.notify_all();
+            }
+            let receiver = phase.late_receiver.take();
+            let late = match (checked, receiver) {
+                (Some(checked), Some(receiver)) => Some((checked, receiver)),
+                (checked, _) => {
+                    phase.late = checked;
+                    None
+                }
+            };
+            drop(phase);
+            report(&stale, late.is_some());
+            if let Some((checked, receiver)) = late {
+                receiver(&checked);
             }
         });
         if spawned.is_err() {
@@ -139,18 +154,18 @@ impl TreeCheck {
         running
     }
 
-    fn result(&self, watch: Option<&Watch>) -> Option<StaleReport> {
+    fn result(&self, watch: Option<&Watch>) -> Found {
         if self.timing == CheckTiming::BeforeStart {
             return self.check(THREADS_BEFORE_START, watch);
         }
-        let results = self.results.as_ref()?;
+        let Some(results) = &self.results else { return Found::default() };
         std::thread::sleep(decision::CHECK_DELAY);
         let begun = Instant::now();
         let time = std::time::UNIX_EPOCH.elapsed().map_or(1, |time| time.subsec_nanos());
         let random = xxh3_64(&[std::process::id().to_le_bytes(), time.to_le_bytes()].concat());
         for attempt in 0.. {
-            if let Some(result) = results.read() {
-                return result;
+            if let Some(stale) = results.read() {
+                return Found { stale, checked: None };
             }
             if self.root.is_some() && results.claim() {
                 // The threads of the check inherit the nice value. If it cannot be set, the check
@@ -163,10 +178,10 @@ impl TreeCheck {
             }
             std::thread::sleep(decision::poll_pause(attempt, random >> (attempt % 8)));
         }
-        None
+        Found::default()
     }
 
-    fn check(&self, threads: usize, watch: Option<&Watch>) -> Option<StaleReport> {
+    fn check(&self, threads: usize, watch: Option<&Watch>) -> Found {
         let never_stop = AtomicBool::new(false);
         let max = decision::DIFFERENCES_MAX;
         // An error of the file system is no difference; the program gets the same error.
@@ -177,25 +192,38 @@ impl TreeCheck {
                 watch.add(entry, dir);
             }
         };
-        let root = self.root.clone()?;
-        let checked =
-            quell_index::check_and_visit(&self.image, root, threads, max, &never_stop, &visit).ok()?;
+        let Some(root) = self.root.clone() else { return Found::default() };
+        let checked = quell_index::check_and_visit(&self.image, root, threads, max, &never_stop, &visit);
+        let Ok(checked) = checked else { return Found::default() };
         let stale = StaleReport::from_differences(&checked.differences, checked.complete);
         if let Some(results) = &self.results {
             results.publish(&stale);
         }
-        stale
+        Found { stale, checked: Some(checked) }
     }
 }
 
-#[derive(Debug)]
-struct Phase {
-    ended: bool,
-    found: Option<StaleReport>,
-    timed_out: bool,
+/// The result of a check.
+#[derive(Default)]
+struct Found {
+    stale: Option<StaleReport>,
+    /// `None` if another node has checked the tree.
+    checked: Option<Checked>,
 }
 
-#[derive(Debug)]
+type LateReceiver = Box<dyn FnOnce(&Checked) + Send>;
+
+#[derive(Default)]
+struct Phase {
+    ended: bool,
+    /// Differences that were found before the timeout.
+    stale: Option<StaleReport>,
+    timed_out: bool,
+    /// Differences that were found after the timeout, until `late_receiver` is known.
+    late: Option<Checked>,
+    late_receiver: Option<LateReceiver>,
+}
+
 struct Shared {
     phase: Mutex<Phase>,
     ended: Condvar,
@@ -203,7 +231,6 @@ struct Shared {
 }
 
 /// A running check.
-#[derive(Debug)]
 pub struct RunningCheck {
     shared: Arc<Shared>,
     watch: Option<Arc<Watch>>,
@@ -218,12 +245,31 @@ impl RunningCheck {
         let unknown = |phase: &mut Phase| !phase.ended && !phase.timed_out;
         let mut phase = wait_timeout_while(&self.shared.ended, phase, left, unknown);
         phase.timed_out = true;
-        phase.found.take()
+        phase.stale.take()
     }
 
     /// Returns the watch of the tree's directories, once.
     pub fn take_watch(&mut self) -> Option<Arc<Watch>> {
         self.watch.take()
+    }
+
+    /// Passes the differences that this node finds after the timeout to a function. The thread of
+    /// the check calls it, or another thread if they are known already.
+    pub fn pass_late_result(&self, receiver: impl FnOnce(&Checked) + Send + 'static) {
+        let mut phase = lock(&self.shared.phase);
+        match phase.late.take() {
+            Some(checked) => {
+                drop(phase);
+                let spawned =
+                    std::thread::Builder::new().name("late".into()).spawn(move || receiver(&checked));
+                // Without the thread, only comparisons at intervals find the differences.
+                if let Err(e) = spawned {
+                    tracing::debug!(error = %e, "the result of the check is not applied");
+                }
+            }
+            None if phase.ended => {}
+            None => phase.late_receiver = Some(Box::new(receiver)),
+        }
     }
 
     /// Returns the number of differences that the check has found; 0 until it has ended.

@@ -159,18 +159,22 @@ pub fn start_checks(context: &HolderContext, trees: &mut [CheckedTree], watches:
 }
 
 /// Returns the function that reports differences found after the program's start, and with --strict
-/// ends the programs of the view.
+/// ends the programs of the view. Its second argument: whether the view shows changed files.
 fn late_report(
     context: &HolderContext,
     index: &Path,
     source: &Path,
-) -> impl FnOnce(&StaleReport) + Send + 'static {
+) -> impl FnOnce(&StaleReport, bool) + Send + 'static {
     let (index, source, messages) = (index.to_owned(), source.to_owned(), context.messages.clone());
     let ends_programs = context.plan.strict && matches!(context.plan.target, Target::Namespace);
-    move |stale| {
-        let consequence = match ends_programs {
-            true => ": ending the program because of --strict".into(),
-            false => format!(": the view of {} keeps the indexed metadata", shown(source)),
+    move |stale, shows_files| {
+        let consequence = match (ends_programs, shows_files) {
+            (true, _) => ": ending the program because of --strict".into(),
+            (false, false) => format!(": the view of {} keeps the indexed metadata", shown(source)),
+            (false, true) => format!(
+                ": the view of {} keeps the indexed metadata, except sizes and times of changed files",
+                shown(source)
+            ),
         };
         messages.print(&stale.message(&index, &consequence));
         if !ends_programs {

@@ -62,9 +62,8 @@ impl CoveredView {
         tree: CheckedTree,
         squash: Option<Ids>,
     ) -> Result<(CoveredView, Unattached), Failure> {
-        let CheckedTree {
-            mut covered, index, index_belongs_to_root, path, sampler, mut running_check, ..
-        } = tree;
+        let CheckedTree { mut covered, index, index_belongs_to_root, path, sampler, running_check, .. } =
+            tree;
         let selected =
             select_view(context, trees, &mut covered, &index, index_belongs_to_root, &path, squash)?;
         // The blocks are decoded, so the compressed frames are no longer needed.
@@ -78,7 +77,6 @@ impl CoveredView {
             false => None,
         };
         let unattached = Unattached { mount, path: path.clone(), original };
-        let watch = running_check.as_mut().and_then(RunningCheck::take_watch);
         let changes = Arc::new(TreeChanges::new(
             covered.image.clone(),
             &covered.source_path,
@@ -90,18 +88,6 @@ impl CoveredView {
             metadata.map(|metadata| metadata.mounted_at(&path)),
             context.messages.clone(),
         ));
-        // The other views compare files themselves, or cannot show a changed file.
-        if let (Some(watch), View::Overlay) = (watch, view) {
-            let sampler = Sampler::new(covered.image.clone(), covered.source(), 1);
-            let (changes, verbose) = (changes.clone(), context.plan.verbose);
-            let spawned = std::thread::Builder::new()
-                .name("watch".into())
-                .spawn(move || changes.follow(&watch, sampler, verbose));
-            // Without the thread, only comparisons at intervals find changes.
-            if let Err(e) = spawned {
-                tracing::debug!(error = %e, "changes are not followed");
-            }
-        }
         let compared = 0;
         let view = CoveredView {
             covered,
@@ -117,6 +103,27 @@ impl CoveredView {
             changes,
         };
         Ok((view, unattached))
+    }
+
+    /// Shows changes from now on, as the check of the whole tree and notifications find them.
+    pub fn follow_changes(&mut self, verbose: bool) {
+        // The other views compare files themselves, or cannot show a changed file.
+        let (View::Overlay, Some(check)) = (self.view, &mut self.running_check) else { return };
+        let watch = check.take_watch();
+        let (image, source) = (self.covered.image.clone(), self.covered.source());
+        let sampler = move || Sampler::new(image.clone(), source.clone(), 1);
+        if let Some(watch) = watch.clone() {
+            let (changes, sampler) = (self.changes.clone(), sampler.clone());
+            let spawned = std::thread::Builder::new()
+                .name("watch".into())
+                .spawn(move || changes.follow(&watch, sampler(), verbose));
+            // Without the thread, only comparisons at intervals find changes.
+            if let Err(e) = spawned {
+                tracing::debug!(error = %e, "changes are not followed");
+            }
+        }
+        let changes = self.changes.clone();
+        check.pass_late_result(move |checked| changes.found_late(checked, watch.as_deref(), sampler()));
     }
 
     /// Returns the kind of the view and the reason for it, as a message.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use quell_index::{Change, Comparison, EntryId, Image, ROOT, Sampler};
+use quell_index::{Change, Checked, Comparison, EntryId, Image, ROOT, Sampler};
 use quell_overlay::{FileNow, MountedMetadata, Update};
 use quell_threads::{lock, try_lock};
 use quell_vfs::{Kind, NodeId};
@@ -49,6 +49,17 @@ pub struct TreeChanges {
     /// Files that replaced others and are shown, and that a program which looks them up may not
     /// find yet, because the kernel still has the old name. Held only to read and change the map.
     unseen: Mutex<HashMap<EntryId, FileNow>>,
+}
+
+/// How a new change is reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Report {
+    /// It is counted, and printed unless there were many.
+    Print,
+    /// It is only counted.
+    Count,
+    /// The check of the whole tree has reported it.
+    Nothing,
 }
 
 #[derive(Default)]
@@ -96,26 +107,30 @@ impl TreeChanges {
         sampler.close_directories();
         // An error of the file system is no difference; the program gets the same error.
         if let Ok(comparison) = sampler.compare(entry) {
-            let prints = check.is_none_or(|check| check.changes() == 0);
-            self.apply(&comparison, found, prints);
+            let is_printed = check.is_some_and(|check| check.changes() > 0);
+            self.apply(&comparison, found, if is_printed { Report::Count } else { Report::Print });
         }
         true
     }
 
     /// Compares an entry and applies the result. A different link count alone is no change.
-    fn compare(&self, compare: impl FnOnce() -> quell_vfs::Result<Comparison>) -> Option<Comparison> {
+    fn compare(
+        &self,
+        report: Report,
+        compare: impl FnOnce() -> quell_vfs::Result<Comparison>,
+    ) -> Option<Comparison> {
         let found = lock(&self.found);
         // An error of the file system is no difference; the program gets the same error.
         let comparison = compare().ok()?;
         let links = |change: &Change| matches!(change, Change::Changed(what) if what[..] == ["nlink"]);
         if !comparison.difference.as_ref().is_some_and(|difference| links(&difference.what)) {
-            self.apply(&comparison, found, true);
+            self.apply(&comparison, found, report);
         }
         Some(comparison)
     }
 
     /// Applies the comparison of an entry. The message is printed without the lock.
-    fn apply(&self, comparison: &Comparison, mut found: MutexGuard<'_, Found>, prints: bool) {
+    fn apply(&self, comparison: &Comparison, mut found: MutexGuard<'_, Found>, report: Report) {
         let entry = comparison.entry;
         if comparison.difference.is_none() && !found.shown.contains_key(&entry) {
             return;
@@ -123,10 +138,12 @@ impl TreeChanges {
         let effect = self.show(comparison, &mut found);
         let Some(difference) = &comparison.difference else { return };
         let is_new = found.changed.insert(entry);
-        let count = found.changed.len() as u64;
-        self.count.store(count, Ordering::Relaxed);
         drop(found);
-        if is_new && count <= CHANGES_PRINTED && prints {
+        if !is_new || report == Report::Nothing {
+            return;
+        }
+        let before = self.count.fetch_add(1, Ordering::Relaxed);
+        if before < CHANGES_PRINTED && report == Report::Print {
             self.messages.print(&format!(
                 "{} changed while it is {}: {}; {}",
                 shown(&self.tree),
@@ -221,11 +238,11 @@ impl TreeChanges {
                 sampler.close_directories();
             }
             for entry in notified.entries {
-                self.compare(|| sampler.compare(entry));
+                self.compare(Report::Print, || sampler.compare(entry));
             }
             for directory in notified.directories.into_iter().chain(notified.has_lost.then_some(ROOT)) {
                 sampler.close_directories();
-                self.compare_below(directory, Some(watch), &mut sampler);
+                self.compare_below(directory, Some(watch), &mut sampler, Report::Print);
             }
             attempt_pause = self.show_unseen().then(|| {
                 attempt_pause.map_or(FIRST_ATTEMPT_PAUSE, |pause| (pause * 2).min(ATTEMPT_PAUSE_MAX))
@@ -234,9 +251,37 @@ impl TreeChanges {
         }
     }
 
+    /// Shows the changed files that the check of the whole tree has found after the start, and
+    /// compares the rest of the tree if the check ended early.
+    pub fn found_late(&self, checked: &Checked, watch: Option<&Watch>, mut sampler: Sampler) {
+        for difference in &checked.differences {
+            let mut names = difference.path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+            // The index has no entry for a file that was added.
+            if let Some(entry) = names.try_fold(ROOT, |at, name| self.image.lookup(at, name)) {
+                sampler.close_directories();
+                self.compare(Report::Nothing, || sampler.compare(entry));
+            }
+        }
+        if !checked.complete {
+            sampler.close_directories();
+            self.compare_below(ROOT, watch, &mut sampler, Report::Count);
+        }
+        let mut pause = FIRST_ATTEMPT_PAUSE;
+        while self.show_unseen() {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(ATTEMPT_PAUSE_MAX);
+        }
+    }
+
     /// Compares all entries below a directory, and watches the directories that have their paths
     /// now.
-    fn compare_below(&self, directory: EntryId, watch: Option<&Watch>, sampler: &mut Sampler) {
+    fn compare_below(
+        &self,
+        directory: EntryId,
+        watch: Option<&Watch>,
+        sampler: &mut Sampler,
+        report: Report,
+    ) {
         let mut directories = vec![directory];
         let mut names_dropped = Instant::now();
         while let Some(directory) = directories.pop() {
@@ -252,7 +297,8 @@ impl TreeChanges {
                 watch.add(directory, &*dir);
             }
             for entry in children {
-                let now = self.compare(|| sampler.compare(entry)).and_then(|comparison| comparison.now);
+                let now =
+                    self.compare(report, || sampler.compare(entry)).and_then(|comparison| comparison.now);
                 let is_dir = now.is_some_and(|now| now.kind() == Some(Kind::Dir));
                 if is_dir && self.image.kind(entry) == Kind::Dir {
                     directories.push(entry);
@@ -308,7 +354,7 @@ mod tests {
         let changes = &changes;
         std::thread::scope(|threads| {
             threads.spawn(move || {
-                changes.compare(|| {
+                changes.compare(Report::Print, || {
                     begun.send(()).unwrap();
                     may_end.recv().unwrap();
                     first_sampler.compare(1)
@@ -316,7 +362,7 @@ mod tests {
             });
             has_begun.recv().unwrap();
             threads.spawn(move || {
-                changes.compare(|| {
+                changes.compare(Report::Print, || {
                     second.send(()).unwrap();
                     second_sampler.compare(1)
                 })

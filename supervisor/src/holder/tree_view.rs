@@ -120,8 +120,9 @@ fn mount_views(
     }
     let mounted = trees.into_iter().map(|tree| CoveredView::mount(context, plan, tree, squash.clone()));
     let mounted = mounted.collect::<Result<Vec<_>, Failure>>()?;
-    let (views, mounts) = leave_out_stale(context, mounted, checks_end)?;
+    let (mut views, mounts) = leave_out_stale(context, mounted, checks_end)?;
     attach(&mounts)?;
+    views.iter_mut().for_each(|view| view.follow_changes(context.plan.verbose));
     Ok(views)
 }
 
