@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -290,4 +290,46 @@ fn several_stores_have_no_only_user() {
     fs::metadata(mounted.point.join("file")).unwrap();
     assert!(requests(&fixture, &mounted.point) >= before + 2);
     mounted.umount();
+}
+
+/// A directory on another path, through a FUSE file system that forwards locks.
+struct Forwarded {
+    point: PathBuf,
+}
+
+impl Drop for Forwarded {
+    fn drop(&mut self) {
+        let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&self.point).status();
+    }
+}
+
+/// The process on the FUSE file system can itself not become the only user.
+#[test]
+fn a_mount_on_a_file_system_of_another_type_is_noticed() {
+    let fixture = caching_fixture!();
+    let forwarded = Forwarded { point: fixture.stage.dir("forwarded") };
+    let mut bindfs = Command::new("bindfs");
+    bindfs.args(["--enable-lock-forwarding", "--multithreaded"]).arg(&fixture.store).arg(&forwarded.point);
+    match bindfs.status() {
+        Err(error) if error.kind() == ErrorKind::NotFound => skip!("bindfs is not installed"),
+        status => assert!(status.unwrap().success()),
+    }
+    let one = fixture.mount();
+    wait_for_only_user(&fixture, &one);
+    fs::write(one.point.join("file"), "text").unwrap();
+    assert!(eventually(|| fs::metadata(one.point.join("file")).is_ok_and(|found| found.len() == 4)));
+    let other = fixture.mount_with(&[&forwarded.point], &[]);
+    assert!(!is_only_user(&fixture, &one.point));
+    for round in 0..20 {
+        fs::write(other.point.join("file"), vec![b'x'; 10 + round]).unwrap();
+        assert_eq!(fs::metadata(one.point.join("file")).unwrap().len(), 10 + round as u64);
+    }
+    one.umount();
+    let until = std::time::Instant::now() + Duration::from_secs(4);
+    while std::time::Instant::now() < until {
+        fs::metadata(other.point.join("file")).unwrap();
+        assert!(!is_only_user(&fixture, &other.point));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    other.umount();
 }
