@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Kind, NodeId};
 
-/// How long the kernel keeps an answer for an immutable tree: a century, which its clock arithmetic
-/// can hold.
+/// How long the kernel keeps an answer for an immutable tree: 100 years, which its arithmetic with
+/// times can represent.
 const IMMUTABLE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The set-user-ID and set-group-ID bits.

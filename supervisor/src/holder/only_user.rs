@@ -42,7 +42,7 @@ enum Phase {
     /// Other processes may use the store. The next attempt follows after this many intervals, if
     /// there are requests.
     Shared { intervals: u32 },
-    /// There were no requests for this number of intervals.
+    /// The mount is the only user, and has had no requests for this number of intervals.
     Only { idle: u32 },
     /// The kernel keeps nothing new. The store is shared after this many intervals.
     Ending { intervals: u32 },
@@ -64,7 +64,7 @@ enum Action {
 #[derive(Debug)]
 struct Schedule {
     phase: Phase,
-    /// The number of intervals before the next attempt but one.
+    /// The number of intervals from the next attempt to the one after it.
     pause: u32,
 }
 

@@ -230,7 +230,7 @@ impl TreeChanges {
                     shown(&self.tree)
                 ));
             }
-            // An error here has no remedy; comparisons at intervals still find changes.
+            // After an error, only the comparisons at intervals find changes.
             let Ok(notified) = watch.wait(&self.image, attempt_pause) else { return };
             let begun = Instant::now();
             if !notified.entries.is_empty() || notified.has_lost {

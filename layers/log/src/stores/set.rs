@@ -221,8 +221,8 @@ impl Stores {
 
     /// Makes this process the only user of the store, or confirms that it still is. Returns false
     /// if another process uses it; if this process was the only user, others wait until it shares
-    /// the store. Stores with a placement map have no only user,
-    /// because a process may use them without this store.
+    /// the store. Stores with a placement map have no only user, because a process may use them
+    /// without opening this store.
     pub(crate) fn be_only_user(&self) -> Result<bool> {
         let list = self.list();
         match (&self.use_locks[..], &list.stores[..]) {

@@ -1,4 +1,4 @@
-//! The locks by which the processes that use a store know of each other (docs/formats/log.md,
+//! The locks with which the processes that use a store detect each other (docs/formats/log.md,
 //! Processes that use a store).
 
 use quell_posix::{LockedRange, OpenFile, RangeLocks, WritableDir};
@@ -7,10 +7,10 @@ use quell_vfs::{ErrorKind, LockMode, Result};
 use crate::format::STORE_RECORD;
 use crate::locks::{Rank, RankedMutex};
 
-/// The byte of the store's record, beyond its content, of which each process that uses the store
-/// has a shared lock.
+/// The byte of the store's record that each process that uses the store has locked, shared. It is
+/// beyond the content of the record.
 const USER_BYTE: u64 = 64;
-/// The byte of which a process that is or becomes the only user has an exclusive lock.
+/// The byte that a process has locked, exclusively, while it is or becomes the only user.
 const ONLY_USER_BYTE: u64 = 65;
 
 /// The open record of a store.
@@ -30,7 +30,7 @@ impl UseLock {
         let file = own.open_file(STORE_RECORD)?;
         let are_reliable = file.locks().and_then(RangeLocks::are_reliable) == Some(true);
         let stat = file.stat()?;
-        // The locks of a file with another name may be those of a user of that name.
+        // If the record has several links, a lock may belong to a process that uses another store.
         let may_be_only_user = are_reliable && stat.nlink == 1 && stat.uid == uid;
         Ok(UseLock { file, only: RankedMutex::new(Rank::Leaf, None), may_be_only_user })
     }
