@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use libc::c_int;
 use quell_threads::lock;
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The number of descriptors that the library may have open for itself.
@@ -66,7 +67,10 @@ pub fn remove(fd: c_int) {
 
 /// Duplicates a descriptor as one of the library's own.
 pub fn duplicate(fd: impl AsFd) -> rustix::io::Result<OwnedFd> {
-    let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, raise_limit())?;
+    let duplicate = match rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), raise_limit()) {
+        Err(Errno::INVAL) => rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), reduce_numbers())?,
+        duplicate => duplicate?,
+    };
     add(duplicate.as_raw_fd());
     Ok(duplicate)
 }
@@ -81,6 +85,14 @@ pub fn moved(fd: OwnedFd) -> OwnedFd {
         }
         false => duplicate(&fd).unwrap_or(fd),
     }
+}
+
+/// Chooses lower numbers for the library's own descriptors, because the program has reduced its
+/// limit since [`raise_limit`], and returns the lowest one: in the upper half of the limit.
+fn reduce_numbers() -> c_int {
+    let soft = getrlimit(Resource::Nofile).current.unwrap_or(DEFAULT_LIMIT);
+    let minimum = c_int::try_from(soft - (soft / 2).min(OWN_DESCRIPTORS)).unwrap_or(c_int::MAX).max(1);
+    MINIMUM.fetch_min(minimum, Ordering::Relaxed).min(minimum)
 }
 
 /// Locks the set for a fork.
