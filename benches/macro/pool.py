@@ -30,6 +30,17 @@ SMALL = ((1, 1), (4, 2))
 NO_LIBRARY = "SKIPPED: there is no libquell_preload.so beside the binary: make build"
 
 
+def up(quell, name, directory, daemons):
+    """Start a pool on this machine. Return the process ids of its daemons."""
+    run([quell, "pool", "up", name, "--quiet", "--local", daemons, "--dir", directory])
+    status = json.loads(text_of([quell, "pool", "status", name, "--json"]))
+    return [daemon["pid"] for daemon in status["daemons"]]
+
+
+def down(quell, name):
+    run([quell, "pool", "down", name, "--discard", "--quiet"])
+
+
 class Pool:
     def __init__(self, bench):
         self.quell, self.add, self.testbed = bench.quell, bench.add, bench.testbed
@@ -59,15 +70,14 @@ class Pool:
             self.add("calibration: exchange of 64 bytes, two processors", "us", None, found["across_us"], note="51 us on the reference machine")
 
     def up(self, local, daemons):
-        run([self.quell, "pool", "up", "bench", "--quiet", "--local", daemons, "--dir", local])
-        return json.loads(text_of([self.quell, "pool", "status", "bench", "--json"]))["daemons"]
+        return up(self.quell, "bench", local, daemons)
 
     def down(self):
-        run([self.quell, "pool", "down", "bench", "--discard", "--quiet"])
+        down(self.quell, "bench")
 
     def processor_s(self, daemons):
         """Return the processor time of the daemons so far."""
-        return sum(processor_s(daemon["pid"]) for daemon in daemons)
+        return sum(map(processor_s, daemons))
 
     def names(self, local, ranks, daemons, reference, targets):
         mount, plain = local / "pool-run", local / "pool-plain"
@@ -80,7 +90,7 @@ class Pool:
             run([*pool, "mkdir", mount / "dir"])
             for repeat in range(NAME_REPEATS):
                 # The local disk takes ten times as long.
-                if repeat % 3 == 0:
+                if repeat % (NAME_REPEATS // REPEATS) == 0:
                     direct.append(self.work("names", self.files, *[plain] * ranks)["rates"])
                 before = self.processor_s(started)
                 found = self.work("names", self.files, *[mount / "dir"] * ranks, before=pool)

@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.dont_write_bytecode = True  # leaves the checkout unchanged
 sys.path.insert(0, str(HERE.parent.parent / "testbed"))
+import pool
 from measure import Failed, median, processor_s, run, stop_on_signals, text_of
 
 COLUMNS = ("create/s", "stat/s", "remove/s", "us/operation", "of daemons, us")
@@ -31,14 +32,12 @@ class Build:
         self.daemons, self.results = [], []
 
     def up(self, daemons):
-        run([self.quell, "pool", "up", self.pool, "--quiet", "--local", daemons, "--dir", self.data])
-        status = json.loads(text_of([self.quell, "pool", "status", self.pool, "--json"]))
-        self.daemons = [daemon["pid"] for daemon in status["daemons"]]
+        self.daemons = pool.up(self.quell, self.pool, self.data, daemons)
         run([*self.program(), "mkdir", self.files / "dir"])
 
     def down(self):
         if self.daemons:
-            run([self.quell, "pool", "down", self.pool, "--discard", "--quiet"])
+            pool.down(self.quell, self.pool)
 
     def program(self):
         return [self.quell, "run", "--quiet", "--pool", f"{self.pool}={self.files}", "--"]

@@ -162,21 +162,19 @@ fn location_rules(args: &ProfileArgs, shared: &[PathBuf]) -> Result<LocationRule
     let mounts =
         table.into_iter().map(|m| MountPoint { point: bytes(&m.point), file_system: m.kind }).collect();
     let mut temporary: Vec<Vec<u8>> = TEMPORARY.map(|t| t.as_bytes().to_vec()).to_vec();
-    if args.import.is_empty() {
-        let own = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|p| p.is_absolute());
-        temporary.extend(own.as_deref().map(bytes));
-    }
-    let home = match args.import.is_empty() {
-        true => std::env::var_os("HOME").map(PathBuf::from).filter(|path| path.is_absolute()),
-        false => None,
+    // Imported traces may be from another machine or user.
+    let own = |variable: &str| {
+        let value = std::env::var_os(variable).filter(|_| args.import.is_empty()).map(PathBuf::from);
+        value.filter(|path| path.is_absolute()).as_deref().map(bytes)
     };
+    temporary.extend(own("TMPDIR"));
     let working = args.cwd.clone().or_else(|| std::env::current_dir().ok());
     Ok(LocationRules {
         mounts,
         shared: shared.iter().map(|p| bytes(p)).collect(),
         temporary,
         working: working.as_deref().map(bytes),
-        home: home.as_deref().map(bytes),
+        home: own("HOME"),
     })
 }
 

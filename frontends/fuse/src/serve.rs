@@ -600,12 +600,13 @@ impl Filesystem for Frontend {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _worker = self.enter("readdirplus", dir);
-        let begin = self.lifetimes.begin();
+        // The kernel sends this request only for a tree that is not writable. The lifetime of its
+        // entries does not change.
+        let kept = self.lifetimes.reply(self.lifetimes.begin()).entry();
         let listed = self.list(node(dir), offset, |next, entry| {
-            // The kernel sends this request only for a tree that is not writable.
             let attr = file_attr(&entry.attributes.expect("a read-only tree lists all attributes"));
             let name = OsStr::from_bytes(entry.name);
-            reply.add(attr.ino, next, name, &self.lifetimes.reply(begin).entry(), &attr, GENERATION)
+            reply.add(attr.ino, next, name, &kept, &attr, GENERATION)
         });
         match listed {
             Ok(()) => reply.ok(),

@@ -88,10 +88,10 @@ pub fn moved(fd: OwnedFd) -> OwnedFd {
 }
 
 /// Chooses lower numbers for the library's own descriptors, because the program has reduced its
-/// limit since [`raise_limit`], and returns the lowest one: in the upper half of the limit.
+/// limit since [`raise_limit`], and returns the lowest one: at the end of the limit.
 fn reduce_numbers() -> c_int {
     let soft = getrlimit(Resource::Nofile).current.unwrap_or(DEFAULT_LIMIT);
-    let minimum = c_int::try_from(soft - (soft / 2).min(OWN_DESCRIPTORS)).unwrap_or(c_int::MAX).max(1);
+    let minimum = c_int::try_from(end_of(soft)).unwrap_or(c_int::MAX).max(1);
     MINIMUM.fetch_min(minimum, Ordering::Relaxed).min(minimum)
 }
 
@@ -113,17 +113,22 @@ pub fn raise_limit() -> c_int {
     let hard = limits.maximum.unwrap_or(u64::MAX);
     let raised = soft.saturating_add(OWN_DESCRIPTORS).min(hard);
     let minimum = if soft >= SMALL_LIMIT || raised == soft {
-        soft - (soft / 2).min(OWN_DESCRIPTORS)
+        end_of(soft)
     } else {
         let limits = Rlimit { current: Some(raised), maximum: limits.maximum };
         match setrlimit(Resource::Nofile, limits) {
             Ok(()) => soft,
-            Err(_) => soft - soft / 2,
+            Err(_) => end_of(soft),
         }
     };
     let minimum = c_int::try_from(minimum.min(DEFAULT_LIMIT)).unwrap_or(c_int::MAX);
     MINIMUM.store(minimum, Ordering::Relaxed);
     minimum
+}
+
+/// Returns the lowest number at the end of a limit that leaves at least a half to the program.
+fn end_of(limit: u64) -> u64 {
+    limit - (limit / 2).min(OWN_DESCRIPTORS)
 }
 
 #[cfg(test)]

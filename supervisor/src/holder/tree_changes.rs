@@ -244,9 +244,7 @@ impl TreeChanges {
                 sampler.close_directories();
                 self.compare_below(directory, Some(watch), &mut sampler, Report::Print);
             }
-            attempt_pause = self.show_unseen().then(|| {
-                attempt_pause.map_or(FIRST_ATTEMPT_PAUSE, |pause| (pause * 2).min(ATTEMPT_PAUSE_MAX))
-            });
+            attempt_pause = self.show_unseen().then(|| next_pause(attempt_pause));
             std::thread::sleep(begun.elapsed().max(NOTIFICATION_PAUSE));
         }
     }
@@ -266,10 +264,9 @@ impl TreeChanges {
             sampler.close_directories();
             self.compare_below(ROOT, watch, &mut sampler, Report::Count);
         }
-        let mut pause = FIRST_ATTEMPT_PAUSE;
+        let mut pause = None;
         while self.show_unseen() {
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(ATTEMPT_PAUSE_MAX);
+            std::thread::sleep(*pause.insert(next_pause(pause)));
         }
     }
 
@@ -310,6 +307,11 @@ impl TreeChanges {
             }
         }
     }
+}
+
+/// Returns the pause after an attempt that followed the pause `last`.
+fn next_pause(last: Option<Duration>) -> Duration {
+    last.map_or(FIRST_ATTEMPT_PAUSE, |last| (last * 2).min(ATTEMPT_PAUSE_MAX))
 }
 
 #[cfg(test)]

@@ -55,11 +55,7 @@ impl RangeLocks for PosixFile {
 
     fn conflicting_on_node(&self, range: LockedRange) -> Result<Option<LockedRange>> {
         let _span = operation_span("getlk");
-        let kind = match range.mode {
-            LockMode::Shared => libc::F_RDLCK,
-            LockMode::Exclusive => libc::F_WRLCK,
-        };
-        let mut found = flock(kind, range.first, range.last);
+        let mut found = flock(kind_of(range.mode), range.first, range.last);
         loop {
             match fcntl(&self.fd, FcntlArg::F_OFD_GETLK(&mut found)) {
                 Ok(_) => break,
@@ -82,13 +78,17 @@ impl RangeLocks for PosixFile {
     }
 }
 
-/// Locks a range. Returns false if a lock of another description conflicts.
-fn try_set(fd: BorrowedFd<'_>, range: LockedRange) -> Result<bool> {
-    let kind = match range.mode {
+/// Returns the type of a lock for fcntl(2).
+fn kind_of(mode: LockMode) -> libc::c_int {
+    match mode {
         LockMode::Shared => libc::F_RDLCK,
         LockMode::Exclusive => libc::F_WRLCK,
-    };
-    match set(fd, &flock(kind, range.first, range.last)) {
+    }
+}
+
+/// Locks a range. Returns false if a lock of another description conflicts.
+fn try_set(fd: BorrowedFd<'_>, range: LockedRange) -> Result<bool> {
+    match set(fd, &flock(kind_of(range.mode), range.first, range.last)) {
         Ok(()) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(e) => Err(refused(e)),

@@ -258,7 +258,8 @@ impl Choice<'_, '_> {
     /// Returns the best trees at or below this directory.
     fn best_trees(&mut self, path: PathId, top: bool, depth: u32) -> Vec<PathId> {
         let subtree = self.subtree[path.index()];
-        let top = top || self.above_home.contains(&path);
+        let holds_home = self.above_home.contains(&path);
+        let top = top || holds_home;
         if subtree.metadata < self.calls_min || depth > DEPTH_MAX || !self.is_directory(path) {
             return Vec::new();
         }
@@ -273,9 +274,7 @@ impl Choice<'_, '_> {
         // The root of a file system contains the files of all users; the root directory cannot be
         // covered at all.
         let is_root = !top && self.is_root(path, &children);
-        let is_prefix = path != PathId::ROOT
-            && !self.above_home.contains(&path)
-            && (parts >= 2 || parts == 1 && !top || is_root);
+        let is_prefix = path != PathId::ROOT && !holds_home && (parts >= 2 || parts == 1 && !top || is_root);
         if is_prefix && subtree.changed().is_none() {
             return vec![path];
         }
