@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::display::shown;
 use crate::failure::Failure;
@@ -15,6 +15,10 @@ use crate::runtime::key::{mount_key, remove_lock};
 use crate::socket::client::process_of;
 use crate::socket::lock::lock_key_within;
 use crate::start::start_holder;
+
+/// The time between two checks whether a process that has not ended still has a socket. Each check
+/// takes the lock for a moment, which the process needs in order to remove the socket.
+const SOCKET_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Returns the target for a mount point, which must be a directory without a view. `allow_other`:
 /// whether other users have access.
@@ -51,8 +55,8 @@ pub fn mount(plan: &Plan) -> Result<(), Failure> {
     }
 }
 
-/// Locks a mount point that has neither a view nor a process that served one. Waits for such a
-/// process to end.
+/// Locks a mount point that has neither a view nor a process with a socket for it. Waits until such
+/// a process ends, or removes its socket because it serves a detached mount.
 fn lock_unused(address: &Address, mountpoint: &Path) -> Result<File, Failure> {
     let deadline = Instant::now() + END_TIMEOUT;
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -66,13 +70,37 @@ fn lock_unused(address: &Address, mountpoint: &Path) -> Result<File, Failure> {
         refuse_mounted(mountpoint)?;
         let process = process_of(&address.directory, &address.key)?;
         let Some(process) = process else { return Ok(lock) };
-        // The holder needs the lock in order to end.
+        // The holder needs the lock in order to end, or to remove its socket: a holder of a detached
+        // mount goes on without a socket.
         drop(lock);
-        if !process.wait(left()) {
+        if !process.wait(left().min(SOCKET_CHECK_INTERVAL)) && left().is_zero() {
             return Err(Failure::cannot(format!(
                 "{point} was unmounted, and process {}, which served it, has not ended after {seconds} s; try again later",
                 process.pid
             )));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// This process stands for the holder of a detached mount: it removes its socket and goes on.
+    #[test]
+    fn a_process_that_removes_its_socket_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Address { directory: directory.path().to_owned(), key: "point".into() };
+        let socket = directory.path().join("point.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| lock_unused(&address, Path::new("/nowhere/point")));
+            std::thread::sleep(2 * SOCKET_CHECK_INTERVAL);
+            assert!(!waiting.is_finished());
+            std::fs::remove_file(&socket).unwrap();
+            waiting.join().unwrap().unwrap();
+        });
     }
 }

@@ -309,7 +309,10 @@ fn a_mount_on_a_file_system_of_another_type_is_noticed() {
     let fixture = caching_fixture!();
     let forwarded = Forwarded { point: fixture.stage.dir("forwarded") };
     let mut bindfs = Command::new("bindfs");
-    bindfs.args(["--no-allow-other", "--enable-lock-forwarding", "--multithreaded"]).arg(&fixture.store).arg(&forwarded.point);
+    bindfs
+        .args(["--no-allow-other", "--enable-lock-forwarding", "--multithreaded"])
+        .arg(&fixture.store)
+        .arg(&forwarded.point);
     match bindfs.status() {
         Err(error) if error.kind() == ErrorKind::NotFound => skip!("bindfs is not installed"),
         status => assert!(status.unwrap().success()),
