@@ -70,8 +70,8 @@ fn lock_unused(address: &Address, mountpoint: &Path) -> Result<File, Failure> {
         refuse_mounted(mountpoint)?;
         let process = process_of(&address.directory, &address.key)?;
         let Some(process) = process else { return Ok(lock) };
-        // The holder needs the lock in order to end, or to remove its socket: a holder of a detached
-        // mount goes on without a socket.
+        // The holder needs the lock in order to end, or to remove its socket: a holder of a
+        // detached mount goes on without a socket.
         drop(lock);
         if !process.wait(left().min(SOCKET_CHECK_INTERVAL)) && left().is_zero() {
             return Err(Failure::cannot(format!(
