@@ -84,6 +84,45 @@ fn a_batch_is_published_when_its_mount_is_removed() {
 }
 
 #[test]
+fn the_kernel_keeps_the_names_of_a_mount_that_alone_changes_them() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    for (options, name) in [(&["--mode", "batch"][..], "job"), (&[], "whole")] {
+        let mounted = stage.mount_batch(&store, options, name);
+        let dir = mounted.point.join(name);
+        fs::create_dir(&dir).unwrap();
+        let lookups = || {
+            let stats =
+                stage.run(stage.quell().args(words(&[&"stats", &"--json", &mounted.point]))).expect(0);
+            let stats: Value = serde_json::from_str(&stats.text()).expect("JSON");
+            stats[0]["batch"]["counters"]["lookups"].as_u64().expect("a number")
+        };
+        // The kernel drops names when memory is short.
+        let is_kept = || {
+            fs::write(dir.join("file"), name).unwrap();
+            let before = lookups();
+            for _ in 0..100 {
+                assert_eq!(fs::read_to_string(dir.join("file")).unwrap(), name);
+                assert_eq!(fs::metadata(dir.join("file")).unwrap().len(), name.len() as u64);
+            }
+            lookups() < before + 10
+        };
+        assert!((0..5).any(|_| is_kept()), "each use is a request");
+        fs::remove_file(dir.join("file")).unwrap();
+        assert!(!dir.join("file").exists());
+        mounted.umount();
+    }
+    let after = stage.mount_batch(&store, &[], "after");
+    let mut names: Vec<_> = fs::read_dir(&after.point).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["job", "whole"]);
+    after.umount();
+}
+
+#[test]
 fn batches_of_different_directories_are_open_at_the_same_time() {
     if !can_mount() {
         return;

@@ -18,7 +18,7 @@ use crate::callers::caller_of;
 use crate::convert::errno;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
-use crate::lifetimes::{Begin, Lifetimes};
+use crate::lifetimes::{Begin, Changes, Lifetimes};
 use crate::lock_call::lock_call;
 use crate::locks::{LockRequest, LockWaiters};
 use crate::nodes::{file_attr, node};
@@ -55,6 +55,8 @@ pub(crate) struct Frontend {
     pub(crate) direct: bool,
     /// This process runs as root, and so serves other users.
     is_root: bool,
+    /// The tree changes only by requests of this mount.
+    pub(crate) is_exclusive: bool,
     /// The kernel opens directories by itself after the first `opendir` is answered with ENOSYS.
     pub(crate) no_opendir: bool,
     pub(crate) lifetimes: Arc<Lifetimes>,
@@ -85,7 +87,12 @@ impl Frontend {
         // If the kernel sends no opens, there is no reply that could select direct reads.
         let no_open = options.no_open && capabilities.immutable && !options.direct;
         let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
-        let lifetimes = Arc::new(Lifetimes::new(capabilities.immutable));
+        let changes = match (capabilities.immutable, options.exclusive) {
+            (true, _) => Changes::None,
+            (false, true) => Changes::OfThisMount,
+            (false, false) => Changes::OfOthers,
+        };
+        let lifetimes = Arc::new(Lifetimes::new(changes));
         let locks = if fs.writable().is_some() { options.locks } else { LockKeeper::Kernel };
         let recent = RecentFiles::new(RECENT_FILES_MAX);
         let (handles, writable_files) = (Handles::default(), Arc::new(WritableHandles::default()));
@@ -96,6 +103,7 @@ impl Frontend {
             no_read_ahead,
             direct,
             is_root: rustix::process::geteuid().is_root(),
+            is_exclusive: changes == Changes::OfThisMount,
             no_opendir: false,
             lifetimes,
             handles,
@@ -167,8 +175,8 @@ impl Frontend {
     /// Replies with an entry. The kernel takes over the reference and returns it with FORGET.
     pub(crate) fn reply_entry(&self, found: NodeRef<'_>, begin: Begin, reply: ReplyEntry) {
         let (attributes, lifetimes) = (found.into_attributes(), self.lifetimes.reply(begin));
-        let kept = lifetimes.attributes(&attributes);
-        reply.entry_with_ttls(&kept, &lifetimes.entry(), &file_attr(&attributes), GENERATION);
+        let (kept, entry) = (lifetimes.attributes(&attributes), lifetimes.entry(&attributes));
+        reply.entry_with_ttls(&kept, &entry, &file_attr(&attributes), GENERATION);
     }
 
     /// Replies with attributes that were determined since `begin`.

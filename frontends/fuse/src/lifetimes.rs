@@ -1,9 +1,11 @@
 //! How long the kernel keeps the entries and attributes of a reply.
 //!
-//! For a writable tree the owner of the session decides ([`KernelCache`]). Some attributes are
-//! never kept, because they change without a request that makes the kernel drop them: those of a
-//! file that is open for writing, whose times change when it is published, and those of a file with
-//! set-id bits, which a write removes.
+//! Those of an immutable tree, and of a writable one that only its mount changes
+//! ([`Options::exclusive`](crate::Options::exclusive)), are kept without end. For another writable
+//! tree the owner of the session decides ([`KernelCache`]). Some attributes are never kept, because
+//! they change without a request that makes the kernel drop them: those of a file that is open for
+//! writing, whose times change when it is published, and those of a file with set-id bits, which a
+//! write removes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +15,13 @@ use std::time::{Duration, Instant};
 use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Kind, NodeId};
 
-/// How long the kernel keeps an answer for an immutable tree: 100 years, which its arithmetic with
+/// How long the kernel keeps an answer that does not change: 100 years, which its arithmetic with
 /// times can represent.
-const IMMUTABLE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const UNLIMITED: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// The number of references of the kernel above which it keeps no entries of files of an exclusive
+/// tree. It returns the reference of an entry that it does not keep at once, and of one that it
+/// keeps only when memory is short; until then the file system has the node in memory.
+const REFERENCES_MAX: u64 = 1 << 16;
 
 /// The set-user-ID and set-group-ID bits.
 const SET_ID: u32 = 0o6000;
@@ -50,13 +56,26 @@ impl KernelCache {
     }
 }
 
+/// The processes that change a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Changes {
+    /// The tree never changes.
+    None,
+    /// The tree changes by the requests of this mount only.
+    OfThisMount,
+    /// Other processes may change the tree.
+    OfOthers,
+}
+
 /// The lifetimes of the replies of one session.
 #[derive(Debug)]
 pub(crate) struct Lifetimes {
     /// A worker reads it until it has sent the reply, so that no reply with an earlier lifetime is
     /// sent after a change.
     kept: RwLock<Kept>,
-    is_immutable: bool,
+    changes: Changes,
+    /// The references to nodes that the kernel has, of an exclusive tree.
+    references: AtomicU64,
     /// The number of handles for writing, of each file that has one.
     writers: Mutex<HashMap<NodeId, usize>>,
     /// Counts the handles for writing that were opened or closed.
@@ -107,14 +126,15 @@ pub(crate) struct ReplyLifetimes<'a> {
 }
 
 impl Lifetimes {
-    pub(crate) fn new(is_immutable: bool) -> Lifetimes {
+    pub(crate) fn new(changes: Changes) -> Lifetimes {
+        let lifetime = match changes {
+            Changes::None | Changes::OfThisMount => UNLIMITED,
+            Changes::OfOthers => Duration::ZERO,
+        };
         Lifetimes {
-            kept: RwLock::new(Kept {
-                lifetime: if is_immutable { IMMUTABLE } else { Duration::ZERO },
-                temporary: None,
-                changes: 0,
-            }),
-            is_immutable,
+            kept: RwLock::new(Kept { lifetime, temporary: None, changes: 0 }),
+            changes,
+            references: AtomicU64::new(0),
             writers: Mutex::default(),
             writer_changes: AtomicU64::new(0),
             replies: AtomicU64::new(0),
@@ -170,8 +190,15 @@ impl Lifetimes {
         }
     }
 
+    /// Notes that the kernel has returned references.
+    pub(crate) fn returned(&self, references: u64) {
+        if self.changes == Changes::OfThisMount {
+            self.references.fetch_sub(references, Ordering::Relaxed);
+        }
+    }
+
     fn keeps(&self, attributes: &Attributes, begin: Begin) -> bool {
-        self.is_immutable
+        self.changes == Changes::None
             || attributes.kind != Kind::File
             || (attributes.permissions & SET_ID == 0
                 && !lock(&self.writers).contains_key(&attributes.node)
@@ -180,9 +207,23 @@ impl Lifetimes {
 }
 
 impl ReplyLifetimes<'_> {
-    /// Returns the lifetime of an entry or of a missing name.
-    pub(crate) fn entry(&self) -> Duration {
+    /// Returns the lifetime of a missing name.
+    pub(crate) fn missing_name(&self) -> Duration {
         self.lifetime
+    }
+
+    /// Returns the lifetime of an entry whose reference the reply passes to the kernel, and which
+    /// has these attributes.
+    pub(crate) fn entry(&self, attributes: &Attributes) -> Duration {
+        if self.lifetimes.changes != Changes::OfThisMount {
+            return self.lifetime;
+        }
+        let references = self.lifetimes.references.fetch_add(1, Ordering::Relaxed);
+        // There are few directories, and they are part of many paths.
+        match references < REFERENCES_MAX || attributes.kind == Kind::Dir {
+            true => self.lifetime,
+            false => Duration::ZERO,
+        }
     }
 
     pub(crate) fn attributes(&self, attributes: &Attributes) -> Duration {
@@ -192,11 +233,12 @@ impl ReplyLifetimes<'_> {
         }
     }
 
-    /// Returns the lifetime of the entry and the attributes of a file that was just created. If it
-    /// is open for writing, its attributes do not change before the first write, at which the
-    /// kernel drops them.
+    /// Returns the lifetime of the entry and the attributes of a file that was just created, and
+    /// whose reference the reply passes to the kernel. If it is open for writing, its attributes do
+    /// not change before the first write, at which the kernel drops them.
     pub(crate) fn created(&self, attributes: &Attributes) -> Duration {
-        if attributes.permissions & SET_ID == 0 { self.lifetime } else { Duration::ZERO }
+        let entry = self.entry(attributes);
+        if attributes.permissions & SET_ID == 0 { entry } else { Duration::ZERO }
     }
 }
 
@@ -227,7 +269,7 @@ mod tests {
 
     #[test]
     fn attributes_of_a_file_are_kept_unless_it_is_open_for_writing() {
-        let lifetimes = Lifetimes::new(false);
+        let lifetimes = Lifetimes::new(Changes::OfOthers);
         let file = attributes(7, Kind::File, 0o644);
         let kept = |begin| lifetimes.reply(begin).attributes(&file);
         assert_eq!(kept(lifetimes.begin()), Duration::ZERO);
@@ -247,7 +289,7 @@ mod tests {
 
     #[test]
     fn set_id_bits_of_a_file_are_not_kept_and_those_of_a_directory_are() {
-        let lifetimes = Lifetimes::new(false);
+        let lifetimes = Lifetimes::new(Changes::OfOthers);
         lifetimes.set(LONG, None);
         let kept = |kind, permissions| {
             lifetimes.reply(lifetimes.begin()).attributes(&attributes(7, kind, permissions))
@@ -259,59 +301,89 @@ mod tests {
 
     #[test]
     fn an_immutable_tree_is_kept_for_ever() {
-        let immutable = Lifetimes::new(true);
+        let immutable = Lifetimes::new(Changes::None);
         let set_id = attributes(7, Kind::File, 0o4755);
-        assert_eq!(immutable.reply(immutable.begin()).entry(), IMMUTABLE);
-        assert_eq!(immutable.reply(immutable.begin()).attributes(&set_id), IMMUTABLE);
+        assert_eq!(immutable.reply(immutable.begin()).missing_name(), UNLIMITED);
+        assert_eq!(immutable.reply(immutable.begin()).attributes(&set_id), UNLIMITED);
     }
 
     #[test]
     fn a_change_waits_for_the_reply_that_is_being_sent() {
-        let lifetimes = Lifetimes::new(false);
+        let lifetimes = Lifetimes::new(Changes::OfOthers);
         lifetimes.set(LONG, None);
         let begin = lifetimes.begin();
         let reply = lifetimes.reply(begin);
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| lifetimes.set(Duration::ZERO, None));
-            assert_eq!(reply.entry(), LONG);
+            assert_eq!(reply.missing_name(), LONG);
             assert!(!changing.is_finished());
             drop(reply);
             changing.join().unwrap();
         });
-        assert_eq!(lifetimes.reply(lifetimes.begin()).entry(), Duration::ZERO);
+        assert_eq!(lifetimes.reply(lifetimes.begin()).missing_name(), Duration::ZERO);
     }
 
     #[test]
     fn a_reply_that_began_before_the_mount_became_the_only_user_is_not_kept() {
-        let lifetimes = Lifetimes::new(false);
+        let lifetimes = Lifetimes::new(Changes::OfOthers);
         let before = lifetimes.begin();
         lifetimes.set(LONG, None);
-        assert_eq!(lifetimes.reply(before).entry(), Duration::ZERO);
+        assert_eq!(lifetimes.reply(before).missing_name(), Duration::ZERO);
         let begin = lifetimes.begin();
         lifetimes.set(LONG, None);
-        assert_eq!(lifetimes.reply(begin).entry(), LONG, "nothing has changed");
+        assert_eq!(lifetimes.reply(begin).missing_name(), LONG, "nothing has changed");
     }
 
     #[test]
     fn a_temporary_lifetime_ends_unless_it_is_set_again() {
-        let lifetimes = Lifetimes::new(false);
+        let lifetimes = Lifetimes::new(Changes::OfOthers);
         let short = Duration::from_secs(1);
         let until = |until| lifetimes.set(short, Some(Temporary { lifetime: LONG, until }));
-        let entry = |begin| lifetimes.reply(begin).entry();
+        let kept = |begin| lifetimes.reply(begin).missing_name();
         let later = Instant::now() + Duration::from_secs(1000);
         until(later);
         let begin = lifetimes.begin();
-        assert_eq!(entry(begin), LONG);
+        assert_eq!(kept(begin), LONG);
         until(later + short);
-        assert_eq!(entry(begin), LONG, "a confirmation in time is no change");
+        assert_eq!(kept(begin), LONG, "a confirmation in time is no change");
         let soon = Instant::now() + Duration::from_millis(20);
         until(soon);
         while Instant::now() < soon {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(entry(lifetimes.begin()), short, "there was no confirmation");
+        assert_eq!(kept(lifetimes.begin()), short, "there was no confirmation");
         until(later);
-        assert_eq!(entry(begin), Duration::ZERO, "others may have changed the content meanwhile");
-        assert_eq!(entry(lifetimes.begin()), LONG);
+        assert_eq!(kept(begin), Duration::ZERO, "others may have changed the content meanwhile");
+        assert_eq!(kept(lifetimes.begin()), LONG);
+    }
+    #[test]
+    fn entries_of_an_exclusive_tree_are_kept_as_long_as_the_kernel_has_few_references() {
+        let exclusive = Lifetimes::new(Changes::OfThisMount);
+        let kept = |kind| exclusive.reply(exclusive.begin()).entry(&attributes(7, kind, 0o644));
+        for _ in 0..REFERENCES_MAX {
+            assert_eq!(kept(Kind::File), UNLIMITED);
+        }
+        assert_eq!(kept(Kind::File), Duration::ZERO);
+        assert_eq!(
+            exclusive.reply(exclusive.begin()).created(&attributes(7, Kind::File, 0o644)),
+            Duration::ZERO
+        );
+        assert_eq!(kept(Kind::Dir), UNLIMITED);
+        assert_eq!(exclusive.reply(exclusive.begin()).missing_name(), UNLIMITED);
+        exclusive.returned(3);
+        assert_eq!(kept(Kind::File), Duration::ZERO);
+        exclusive.returned(2);
+        assert_eq!(kept(Kind::File), UNLIMITED);
+    }
+
+    #[test]
+    fn attributes_of_an_exclusive_tree_are_kept_unless_the_file_is_open_for_writing() {
+        let exclusive = Lifetimes::new(Changes::OfThisMount);
+        let kept = || exclusive.reply(exclusive.begin()).attributes(&attributes(7, Kind::File, 0o644));
+        assert_eq!(kept(), UNLIMITED);
+        exclusive.opens(NodeId(7));
+        assert_eq!(kept(), Duration::ZERO);
+        exclusive.closed(NodeId(7));
+        assert_eq!(kept(), UNLIMITED);
     }
 }

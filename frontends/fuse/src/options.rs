@@ -62,6 +62,11 @@ pub struct Options {
     /// process's memory, and which are too large to be kept there and in the page cache. Files of a
     /// writable tree are always served in this way.
     pub direct: bool,
+    /// The tree is writable, and changes only by the requests of this mount: the kernel keeps
+    /// names, missing names, attributes, link targets and listings until one of its own requests
+    /// changes them, or it needs the memory. It keeps about 65,536 entries of files; each occupies
+    /// memory of the file system as well, so later ones are looked up again at each use.
+    pub exclusive: bool,
     /// Where locks are kept.
     pub locks: LockKeeper,
     /// Give users other than the mounting user access, as far as modes and owners allow it. An
@@ -84,6 +89,7 @@ impl Default for Options {
             no_read_ahead: false,
             fills_cache: false,
             direct: false,
+            exclusive: false,
             locks: LockKeeper::default(),
             allow_other: false,
             suid: false,

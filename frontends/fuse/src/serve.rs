@@ -40,7 +40,8 @@ thread_local! {
 impl Filesystem for Frontend {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offered = config.capabilities();
-        self.no_opendir = self.capabilities.immutable && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        let is_kept = self.capabilities.immutable || self.is_exclusive;
+        self.no_opendir = is_kept && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.no_open &= offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS;
         if self.fs.writable().is_some() {
@@ -55,7 +56,7 @@ impl Filesystem for Frontend {
             // needs them next.
             wanted |= InitFlags::FUSE_DO_READDIRPLUS;
         }
-        if self.capabilities.immutable {
+        if is_kept {
             wanted |= InitFlags::FUSE_CACHE_SYMLINKS | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         } else {
             wanted |= InitFlags::FUSE_AUTO_INVAL_DATA;
@@ -93,7 +94,7 @@ impl Filesystem for Frontend {
             Ok(Some(found)) => self.reply_entry(found, begin, reply),
             Ok(None) => {
                 let lifetimes = self.lifetimes.reply(begin);
-                match lifetimes.entry() {
+                match lifetimes.missing_name() {
                     lifetime if lifetime.is_zero() => reply.error(Errno::ENOENT),
                     lifetime => reply.entry(&lifetime, &no_entry(), GENERATION),
                 }
@@ -108,6 +109,7 @@ impl Filesystem for Frontend {
         if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
             let _worker = self.enter("forget", ino);
             tree.forget(node(ino), references);
+            self.lifetimes.returned(references);
         }
     }
 
@@ -602,7 +604,7 @@ impl Filesystem for Frontend {
         let _worker = self.enter("readdirplus", dir);
         // The kernel sends this request only for a tree that is not writable. The lifetime of its
         // entries does not change.
-        let kept = self.lifetimes.reply(self.lifetimes.begin()).entry();
+        let kept = self.lifetimes.reply(self.lifetimes.begin()).missing_name();
         let listed = self.list(node(dir), offset, |next, entry| {
             let attr = file_attr(&entry.attributes.expect("a read-only tree lists all attributes"));
             let name = OsStr::from_bytes(entry.name);

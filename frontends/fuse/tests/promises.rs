@@ -19,34 +19,48 @@ struct Mounted {
     dir: tempfile::TempDir,
 }
 
-fn mount(model: &WritableModel) -> quell_vfs::Result<Mounted> {
+fn mount(model: &WritableModel, exclusive: bool) -> quell_vfs::Result<Mounted> {
     let dir = tempfile::tempdir().unwrap();
-    let session = quell_fuse::mount_at(Arc::new(model.clone()), dir.path(), &Options::default())?;
+    let options = Options { exclusive, ..Options::default() };
+    let session = quell_fuse::mount_at(Arc::new(model.clone()), dir.path(), &options)?;
     Ok(Mounted { _session: session, dir })
 }
 
-/// Returns `count` mounts of one new model.
-fn mounts(count: usize) -> Mounts {
+/// Returns `count` mounts of one new model, which only this mount changes if it is `exclusive`.
+fn mounts(count: usize, exclusive: bool) -> Mounts {
     let model = WritableModel::new();
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let mine = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
     model.change(&Context::OWN, NodeId(0), &mine).unwrap();
-    let keep: Vec<Mounted> = (0..count).map(|_| mount(&model).unwrap()).collect();
+    let keep: Vec<Mounted> = (0..count).map(|_| mount(&model, exclusive).unwrap()).collect();
     let mounts = keep.iter().map(|mounted| Arc::new(Through::new(mounted.dir.path())) as Arc<dyn FileSystem>);
     Mounts { mounts: mounts.collect(), keep: Some(Box::new(keep)) }
 }
 
-/// Runs `ask` on a mount, if this machine allows mounts.
+/// Runs `ask` on mounts that others may change, if this machine allows mounts.
 fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
+    of_mounts(("a mount of the model", 3), &|count| mounts(count, false), ask);
+}
+
+/// Runs `ask` on a mount whose names and attributes the kernel keeps.
+fn of_the_exclusive_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
+    of_mounts(("an exclusive mount of the model", 1), &|count| mounts(count, true), ask);
+}
+
+fn of_mounts(
+    (name, mounts_max): (&str, usize),
+    make: &dyn Fn(usize) -> Mounts,
+    ask: impl FnOnce(&WritableImplementation<'_>),
+) {
     if let Some(reason) = mounted::why_no_mounts(&[]) {
         return println!("SKIPPED: {reason}");
     }
     // Permissions must arrive unchanged.
     rustix::process::umask(rustix::fs::Mode::empty());
     ask(&WritableImplementation {
-        name: "a mount of the model",
-        make: &mounts,
-        mounts_max: 3,
+        name,
+        make,
+        mounts_max,
         name_bytes_max: 255,
         path_bytes_max: usize::MAX,
         uid: rustix::process::geteuid().as_raw(),
@@ -63,6 +77,16 @@ fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
 #[test]
 fn a_mount_conforms() {
     of_the_mount(writing::run);
+}
+
+#[test]
+fn an_exclusive_mount_conforms() {
+    of_the_exclusive_mount(writing::run);
+}
+
+#[test]
+fn histories_through_an_exclusive_mount_equal_the_model() {
+    of_the_exclusive_mount(|implementation| histories::check(implementation, Shape::ONE_MOUNT, 0..15));
 }
 
 #[test]

@@ -758,6 +758,51 @@ fn changes_of_another_node_are_seen_at_the_next_lookup() {
 }
 
 #[test]
+fn an_exclusive_mount_asks_once_until_it_changes_something() {
+    let mounted = mounted!(Options { exclusive: true, ..Options::default() });
+    fs::create_dir_all(mounted.path("dir/sub")).unwrap();
+    mounted.write("dir/file", b"one");
+    symlink("file", mounted.path("dir/link")).unwrap();
+    let listed =
+        || fs::read_dir(mounted.path("dir")).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+    let ask = || {
+        assert_eq!(listed().len(), 3);
+        assert_eq!(fs::metadata(mounted.path("dir/file")).unwrap().len(), 3);
+        assert_eq!(fs::read_link(mounted.path("dir/link")).unwrap(), Path::new("file"));
+        assert_eq!(errno(fs::metadata(mounted.path("dir/missing"))), ENOENT);
+    };
+    // The kernel drops caches when memory is short, and a file that was closed just before may
+    // still be open here.
+    let is_kept = || {
+        ask();
+        let before = mounted.counters();
+        ask();
+        mounted.counters() == before
+    };
+    assert!(eventually(is_kept));
+
+    // Each change is seen at once.
+    mounted.write("dir/missing", b"four");
+    assert_eq!(fs::metadata(mounted.path("dir/missing")).unwrap().len(), 4);
+    assert_eq!(listed().len(), 4);
+    fs::rename(mounted.path("dir/file"), mounted.path("dir/second")).unwrap();
+    assert_eq!(errno(fs::metadata(mounted.path("dir/file"))), ENOENT);
+    fs::rename(mounted.path("dir/second"), mounted.path("dir/sub/moved")).unwrap();
+    assert_eq!(mounted.read("dir/sub/moved"), b"one");
+    assert_eq!(errno(fs::metadata(mounted.path("dir/second"))), ENOENT);
+    fs::set_permissions(mounted.path("dir/sub/moved"), Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::metadata(mounted.path("dir/sub/moved")).unwrap().permissions().mode() & 0o777, 0o600);
+    let before = fs::metadata(mounted.path("dir")).unwrap();
+    fs::create_dir(mounted.path("dir/new")).unwrap();
+    let after = fs::metadata(mounted.path("dir")).unwrap();
+    assert!(after.nlink() > before.nlink() && after.modified().unwrap() >= before.modified().unwrap());
+    assert_eq!(listed().len(), 4);
+    fs::remove_dir_all(mounted.path("dir")).unwrap();
+    assert_eq!(errno(fs::metadata(mounted.path("dir"))), ENOENT);
+    assert!(eventually(|| mounted.watch.references() == 0), "{}", mounted.watch.references());
+}
+
+#[test]
 fn mountinfo_shows_a_writable_mount() {
     let mounted = mounted!();
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();

@@ -67,6 +67,11 @@ impl StoreAccess {
         }
     }
 
+    /// Returns whether no other process can change the master image while this value exists.
+    pub fn is_exclusive(&self) -> bool {
+        matches!(self.kind, Kind::Own(_))
+    }
+
     /// Returns the master image.
     pub fn name_space(&self) -> Arc<dyn NameSpace> {
         match &self.kind {

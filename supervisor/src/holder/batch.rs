@@ -59,6 +59,10 @@ impl Content for Synchronous {
         Arc::clone(&self.fs) as _
     }
 
+    fn is_exclusive(&self) -> bool {
+        self.store.is_exclusive()
+    }
+
     fn is_busy(&self) -> bool {
         false
     }
@@ -84,6 +88,11 @@ struct Batch {
 impl Content for Batch {
     fn file_system(&self) -> Arc<dyn FileSystem> {
         self.batch.file_system() as _
+    }
+
+    /// Returns true: only this process has the private name space.
+    fn is_exclusive(&self) -> bool {
+        true
     }
 
     fn is_busy(&self) -> bool {

@@ -39,6 +39,11 @@ pub trait Content: Send + Sync {
     /// Returns the file system to mount.
     fn file_system(&self) -> Arc<dyn FileSystem>;
 
+    /// Returns whether the file system changes only by requests of the mount.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
     /// Returns whether work continues in the background.
     fn is_busy(&self) -> bool;
 
@@ -106,6 +111,7 @@ impl WritableMount {
         let fuse = quell_fuse::Options {
             threads: context.plan.threads.into(),
             allow_other,
+            exclusive: content.is_exclusive(),
             locks: options.locks,
             source: mount_source(options.source),
             ..quell_fuse::Options::default()

@@ -54,6 +54,7 @@ impl ViewOptions<'_> {
             suid: self.trees.suid,
             dev: self.trees.dev,
             direct: false,
+            exclusive: false,
             locks: quell_fuse::LockKeeper::Kernel,
             source: self.source_name.clone(),
         }
