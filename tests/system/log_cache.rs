@@ -1,5 +1,6 @@
-//! Names and attributes that the kernel keeps of a log mount: while the mount is the only user of
-//! its store, and with `--kernel-cache SECONDS`. Changes of other processes are seen at once.
+//! Names, attributes and data that the kernel keeps of a log mount: while the mount is the only
+//! user of its store, and with `--kernel-cache SECONDS`. Changes of other processes are seen at
+//! once.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -194,6 +195,115 @@ fn changes_of_a_second_mount_are_seen_at_once_after_its_start() {
     fixture.stage.expect_nothing_left();
 }
 
+/// Returns the number of reads that the mount has answered.
+fn reads(fixture: &Fixture, point: &Path) -> u64 {
+    log_report(fixture, point)["counters"]["reads"].as_u64().unwrap()
+}
+
+/// Reads a whole file through an open descriptor.
+fn read_all(file: &File) -> std::io::Result<Vec<u8>> {
+    let mut content = vec![0xee; 200_000];
+    let length = std::os::unix::fs::FileExt::read_at(file, &mut content, 0)?;
+    content.truncate(length);
+    Ok(content)
+}
+
+fn append(path: &Path, bytes: &[u8]) {
+    let mut file = fs::OpenOptions::new().append(true).open(path).unwrap();
+    std::io::Write::write_all(&mut file, bytes).unwrap();
+}
+
+/// The kernel has the data of files that were opened while the mount was the only user. Their
+/// descriptors follow the changes of a second mount, and so do new descriptors, also after the
+/// second mount has ended.
+#[test]
+fn changes_of_a_second_mount_replace_data_that_the_kernel_keeps() {
+    let fixture = caching_fixture!();
+    let one = fixture.mount();
+    wait_for_only_user(&fixture, &one);
+    let first = |name: &str| one.point.join(name);
+    let names = ["same-size", "grows", "shrinks", "replaced", "removed", "last"];
+    for name in names {
+        fs::write(first(name), vec![b'a'; 10_000]).unwrap();
+    }
+    let open = names.map(|name| File::open(first(name)).unwrap());
+    let [same_size, grows, shrinks, replaced, removed, last] = &open;
+    for file in &open {
+        assert!(read_all(file).unwrap() == vec![b'a'; 10_000]);
+    }
+
+    let other = fixture.mount();
+    let second = |name: &str| other.point.join(name);
+    let mut grown = vec![b'a'; 10_000];
+    for round in 0..10u8 {
+        let byte = b'b' + round;
+        fs::write(second("same-size"), vec![byte; 10_000]).unwrap();
+        assert!(read_all(same_size).unwrap() == vec![byte; 10_000], "round {round}");
+        assert!(fs::read(first("same-size")).unwrap() == vec![byte; 10_000], "round {round}");
+        append(&second("grows"), &[byte; 9_000]);
+        grown.extend([byte; 9_000]);
+        assert!(read_all(grows).unwrap() == grown, "round {round}");
+        assert!(fs::read(first("grows")).unwrap() == grown, "round {round}");
+        let size = 9_000 - 500 * usize::from(round);
+        fs::OpenOptions::new().write(true).open(second("shrinks")).unwrap().set_len(size as u64).unwrap();
+        assert!(read_all(shrinks).unwrap() == vec![b'a'; size], "round {round}");
+    }
+    fs::write(second("new"), "replacement").unwrap();
+    fs::rename(second("new"), second("replaced")).unwrap();
+    fs::remove_file(second("removed")).unwrap();
+    assert_eq!(fs::read(first("replaced")).unwrap(), b"replacement");
+    assert!(is_missing(&first("removed")));
+    for file in [replaced, removed] {
+        match read_all(file) {
+            Ok(content) => assert!(content == vec![b'a'; 10_000], "the old file"),
+            Err(error) => assert!(matches!(error.raw_os_error(), Some(2 | 116)), "{error}"), // ENOENT, ESTALE
+        }
+    }
+
+    append(&second("last"), &[b'z'; 9_000]);
+    other.umount();
+    wait_for_only_user(&fixture, &one);
+    let expected = [vec![b'a'; 10_000], vec![b'z'; 9_000]].concat();
+    assert!(read_all(last).unwrap() == expected);
+    assert!(fs::read(first("last")).unwrap() == expected);
+    append(&first("last"), b"by the only user");
+    assert!(read_all(last).unwrap().ends_with(b"by the only user"));
+    drop(open);
+    one.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn small_reads_through_a_mount_that_is_the_only_user_are_collected() {
+    let fixture = caching_fixture!();
+    let mounted = fixture.mount();
+    wait_for_only_user(&fixture, &mounted);
+    let path = mounted.point.join("file");
+    let content: Vec<u8> = (0..1_000_000u32).map(|n| (n / 13) as u8).collect();
+    fs::write(&path, &content).unwrap();
+    let kernel = rustix::system::uname();
+    let mut version = kernel.release().to_str().unwrap().split(['.', '-']).map(|part| part.parse::<u32>());
+    if !matches!((version.next(), version.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 18))
+    {
+        skip!("Linux {:?} is older than 6.18, and keeps no data", kernel.release());
+    }
+    // The kernel passes on the close of the writer shortly after close(2) has returned.
+    let are_collected = || {
+        let file = File::open(&path).unwrap();
+        let before = reads(&fixture, &mounted.point);
+        let mut piece = vec![0; 8192];
+        for (number, expected) in content.chunks(8192).enumerate() {
+            let offset = 8192 * number as u64;
+            let length = std::os::unix::fs::FileExt::read_at(&file, &mut piece, offset).unwrap();
+            assert!(piece[..length] == *expected);
+        }
+        reads(&fixture, &mounted.point) - before < 40
+    };
+    assert!(eventually(are_collected), "each of 123 reads is a request");
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
 #[test]
 fn commands_and_programs_without_a_mount_take_part() {
     let fixture = caching_fixture!();
@@ -224,8 +334,12 @@ fn a_killed_mount_leaves_no_lock_and_a_stopped_one_is_waited_for() {
     let one = fixture.mount();
     wait_for_only_user(&fixture, &one);
     fs::write(one.point.join("file"), "text").unwrap();
-    fs::metadata(one.point.join("file")).unwrap();
+    let open = File::open(one.point.join("file")).unwrap();
+    read_all(&open).unwrap();
     send(fixture.stage.holder(), Signal::KILL);
+    // Data that the kernel keeps may be returned, but nothing waits for the killed process.
+    let _ = read_all(&open);
+    drop(open);
     let other = fixture.mount();
     wait_for_only_user(&fixture, &other);
     assert_eq!(fs::read(other.point.join("file")).unwrap(), b"text");

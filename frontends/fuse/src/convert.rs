@@ -48,6 +48,11 @@ pub(crate) fn syncs(flags: OpenFlags) -> bool {
     has(flags, OFlags::DSYNC) // O_SYNC includes it
 }
 
+/// Returns whether a program wants its reads not to be cached (O_DIRECT).
+pub(crate) fn is_direct(flags: OpenFlags) -> bool {
+    has(flags, OFlags::DIRECT)
+}
+
 fn has(flags: OpenFlags, flag: OFlags) -> bool {
     OFlags::from_bits_retain(flags.0 as u32).contains(flag)
 }

@@ -18,7 +18,7 @@ use crate::callers::caller_of;
 use crate::convert::errno;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
-use crate::lifetimes::{Begin, Changes, Lifetimes};
+use crate::lifetimes::{Begin, Changes, DataCache, Lifetimes};
 use crate::lock_call::lock_call;
 use crate::locks::{LockRequest, LockWaiters};
 use crate::nodes::{file_attr, node};
@@ -53,6 +53,8 @@ pub(crate) struct Frontend {
     pub(crate) no_open: bool,
     pub(crate) no_read_ahead: bool,
     pub(crate) direct: bool,
+    /// The kernel may cache data of a writable tree, see [`Lifetimes::opened`].
+    pub(crate) may_cache_data: bool,
     /// This process runs as root, and so serves other users.
     is_root: bool,
     /// The tree changes only by requests of this mount.
@@ -102,6 +104,7 @@ impl Frontend {
             no_open,
             no_read_ahead,
             direct,
+            may_cache_data: false,
             is_root: rustix::process::geteuid().is_root(),
             is_exclusive: changes == Changes::OfThisMount,
             no_opendir: false,
@@ -242,6 +245,15 @@ impl Frontend {
         // In a writable tree, closing a file that was opened only for reading also returns the
         // errors of syncs.
         if self.fs.writable().is_none() { flags | FopenFlags::FOPEN_NOFLUSH } else { flags }
+    }
+
+    /// Returns the flags for a file of a writable tree that was opened only for reading.
+    pub(crate) fn read_only_flags(&self, cache: DataCache) -> FopenFlags {
+        match cache {
+            DataCache::Direct => self.open_flags(false),
+            DataCache::Fill => FopenFlags::empty(),
+            DataCache::Keep => FopenFlags::FOPEN_KEEP_CACHE,
+        }
     }
 
     pub(crate) fn file(&self, node: NodeId, handle: FileHandle) -> Result<OpenFile, Errno> {

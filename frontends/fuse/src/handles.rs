@@ -13,6 +13,9 @@ use quell_vfs::{File, NodeId, Result};
 /// with the last reference.
 pub(crate) type OpenFile = Arc<dyn File>;
 
+/// Is set in the numbers of handles for writing.
+const WRITES: u64 = 1 << 63;
+
 /// Files between OPEN and RELEASE. Handle numbers start at 1 and are reused.
 pub(crate) struct Handles<F: ?Sized>(RwLock<Slots<F>>);
 
@@ -64,8 +67,17 @@ impl<F: ?Sized> Handles<F> {
     }
 }
 
+/// Marks the number of a handle for writing. The kernel sends the mark with each request.
+pub(crate) fn mark_writing(handle: FileHandle) -> FileHandle {
+    FileHandle(handle.0 | WRITES)
+}
+
+pub(crate) fn is_for_writing(handle: FileHandle) -> bool {
+    handle.0 & WRITES != 0
+}
+
 fn slot_of(handle: FileHandle) -> Option<usize> {
-    usize::try_from(handle.0.checked_sub(1)?).ok()
+    usize::try_from((handle.0 & !WRITES).checked_sub(1)?).ok()
 }
 
 impl<F: ?Sized> fmt::Debug for Handles<F> {
@@ -143,6 +155,17 @@ mod tests {
         assert_eq!(handles.insert(Arc::new(Empty)), a);
         assert!(handles.get(FileHandle(0)).is_none());
         assert!(handles.get(FileHandle(u64::MAX)).is_none());
+        assert!(handles.get(mark_writing(FileHandle(0))).is_none());
+    }
+
+    #[test]
+    fn a_handle_for_writing_is_marked() {
+        let handles = Handles::<dyn File>::default();
+        let handle = handles.insert(Arc::new(Empty));
+        let writing = mark_writing(handle);
+        assert!(is_for_writing(writing) && !is_for_writing(handle));
+        assert!(handles.get(writing).is_some() && handles.remove(writing).is_some());
+        assert!(handles.get(handle).is_none());
     }
 
     #[test]

@@ -21,10 +21,9 @@
 //! For a file system that claims to be `immutable`, the kernel caches every answer for as long as
 //! it has memory: entries, negative entries, attributes, link targets, whole listings and file
 //! data. For any other file system it caches no entries, attributes, link targets and listings, and
-//! file data only until the next open of the file. For a writable one it caches no file data
-//! either, and entries and attributes for as long as [`KernelCache`] allows. If a writable one
-//! changes by this mount only ([`Options::exclusive`]), the kernel caches everything but file data
-//! until it changes it itself.
+//! file data only until the next open of the file. For a writable one, [`KernelCache`] determines
+//! what it caches. If a writable one changes by this mount only ([`Options::exclusive`]), the
+//! kernel caches everything but file data until it changes it itself.
 //!
 //! # Writable trees
 //!
@@ -34,10 +33,13 @@
 //! divided into pieces of at most 1 MiB. A close calls
 //! [`publish`](quell_vfs::WritableFile::publish) and returns its result. The kernel caches no
 //! entries and attributes either, unless the owner of the session sets a lifetime
-//! ([`KernelCache::set_lifetime`]) or the mount is [exclusive](Options::exclusive). Without a
-//! lifetime, an open or a stat costs one request for each component of its path; a read or a write
-//! causes no additional requests. `cargo bench -p quell-fuse --bench writing` measures this server
-//! with a file system that does nothing (MiB/s, two cores of a virtual machine, Linux 6.18):
+//! ([`KernelCache::set_lifetime`]) or the mount is [exclusive](Options::exclusive). While no other
+//! process can change the tree ([`KernelCache::set_lifetime_until`]), Linux 6.18 and later also
+//! caches data of files that are opened only for reading, and reads ahead; writes are still passed
+//! on at once. Without a lifetime, an open or a stat costs one request for each component of its
+//! path; a read or a write causes no additional requests. `cargo bench -p quell-fuse --bench
+//! writing` measures this server with a file system that does nothing (MiB/s, two cores of a
+//! virtual machine, Linux 6.18):
 //!
 //! | | write 47,008 bytes | write 1 MiB | read 47,008 bytes | read 1 MiB | read 4 KiB |
 //! |---|---|---|---|---|---|

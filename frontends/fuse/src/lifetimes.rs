@@ -1,4 +1,5 @@
-//! How long the kernel keeps the entries and attributes of a reply.
+//! How long the kernel keeps the entries and attributes of a reply, and whether it keeps the data
+//! of a file that is opened.
 //!
 //! Those of an immutable tree, and of a writable one that only its mount changes
 //! ([`Options::exclusive`](crate::Options::exclusive)), are kept without end. For another writable
@@ -26,12 +27,12 @@ const REFERENCES_MAX: u64 = 1 << 16;
 /// The set-user-ID and set-group-ID bits.
 const SET_ID: u32 = 0o6000;
 
-/// The entries and attributes that the kernel keeps of a writable tree.
+/// The entries, attributes and data that the kernel keeps of a writable tree.
 ///
-/// They are dropped only when they expire. The notification that makes the kernel drop an entry
-/// earlier (`FUSE_NOTIFY_INVAL_ENTRY`) waits for the lock of its directory, and this wait cannot be
-/// interrupted: if the process is killed meanwhile, its descriptor of the device stays open, and
-/// the program that has the lock waits for a reply until the connection is aborted.
+/// Entries and attributes are dropped only when they expire. The notification that makes the kernel
+/// drop an entry earlier (`FUSE_NOTIFY_INVAL_ENTRY`) waits for the lock of its directory, and this
+/// wait cannot be interrupted: if the process is killed meanwhile, its descriptor of the device
+/// stays open, and the program that has the lock waits for a reply until the connection is aborted.
 #[derive(Debug, Clone)]
 pub struct KernelCache(pub(crate) Arc<Lifetimes>);
 
@@ -46,6 +47,12 @@ impl KernelCache {
 
     /// Does the same as `set_lifetime` for replies that are sent before `until`. Replies that are
     /// sent later have the lifetime `after`.
+    ///
+    /// If `until` is extended before it has passed, no other process changes the tree meanwhile.
+    /// Therefore the kernel also keeps the data of files that programs open for reading before
+    /// `until`. They use this data through their descriptors for as long as the times and the size
+    /// of the file do not change. The file system must answer later reads of these descriptors with
+    /// data that is at least as new as the attributes that it has returned.
     pub fn set_lifetime_until(&self, until: Instant, lifetime: Duration, after: Duration) {
         self.0.set(after, Some(Temporary { lifetime, until }));
     }
@@ -76,11 +83,34 @@ pub(crate) struct Lifetimes {
     changes: Changes,
     /// The references to nodes that the kernel has, of an exclusive tree.
     references: AtomicU64,
-    /// The number of handles for writing, of each file that has one.
-    writers: Mutex<HashMap<NodeId, usize>>,
+    /// The handles for writing, of each file that has one.
+    writers: Mutex<HashMap<NodeId, WritingHandles>>,
     /// Counts the handles for writing that were opened or closed.
     writer_changes: AtomicU64,
+    /// For each file that was opened with its data kept: the number of changes of the lifetime at
+    /// its last such open.
+    data_kept: Mutex<HashMap<NodeId, u64>>,
     replies: AtomicU64,
+}
+
+/// The handles for writing of one file.
+#[derive(Debug, Clone, Copy, Default)]
+struct WritingHandles {
+    open: usize,
+    /// The number of them whose descriptor a program has closed. The kernel closes such a handle
+    /// shortly afterwards, unless other processes have the same descriptor.
+    flushed: usize,
+}
+
+/// The data of a file in the kernel's cache, when the file is opened for reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataCache {
+    /// The kernel drops the data, and passes on each read.
+    Direct,
+    /// The kernel drops the data, and keeps what it reads from now on.
+    Fill,
+    /// The kernel keeps the data: only this kernel has changed the file since it was read.
+    Keep,
 }
 
 /// The lifetime of entries and attributes, and the number of its changes. The end of a temporary
@@ -101,11 +131,11 @@ pub(crate) struct Temporary {
 }
 
 impl Kept {
-    /// Returns the lifetime of a reply that is sent now.
-    fn now(&self) -> Duration {
+    /// Returns the lifetime of a reply that is sent now, and whether it is a temporary one.
+    fn now(&self) -> (Duration, bool) {
         match self.temporary {
-            Some(Temporary { lifetime, until }) if Instant::now() < until => lifetime,
-            _ => self.lifetime,
+            Some(Temporary { lifetime, until }) if Instant::now() < until => (lifetime, true),
+            _ => (self.lifetime, false),
         }
     }
 }
@@ -137,6 +167,7 @@ impl Lifetimes {
             references: AtomicU64::new(0),
             writers: Mutex::default(),
             writer_changes: AtomicU64::new(0),
+            data_kept: Mutex::default(),
             replies: AtomicU64::new(0),
         }
     }
@@ -166,14 +197,14 @@ impl Lifetimes {
     pub(crate) fn reply(&self, begin: Begin) -> ReplyLifetimes<'_> {
         self.replies.fetch_add(1, Ordering::Relaxed);
         let kept = read_lock(&self.kept);
-        let lifetime = if kept.changes == begin.lifetime_changes { kept.now() } else { Duration::ZERO };
+        let lifetime = if kept.changes == begin.lifetime_changes { kept.now().0 } else { Duration::ZERO };
         ReplyLifetimes { lifetime, begin, lifetimes: self, _kept: kept }
     }
 
     /// Notes that a file is being opened for writing. Each call is followed by one of
     /// [`closed`](Self::closed), also if the open fails.
     pub(crate) fn opens(&self, node: NodeId) {
-        *lock(&self.writers).entry(node).or_default() += 1;
+        lock(&self.writers).entry(node).or_default().open += 1;
         self.writer_changes.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -183,8 +214,9 @@ impl Lifetimes {
         self.writer_changes.fetch_add(1, Ordering::SeqCst);
         let mut writers = lock(&self.writers);
         if let Some(handles) = writers.get_mut(&node) {
-            *handles -= 1;
-            if *handles == 0 {
+            handles.open -= 1;
+            handles.flushed = handles.flushed.saturating_sub(1);
+            if handles.open == 0 {
                 writers.remove(&node);
             }
         }
@@ -195,6 +227,34 @@ impl Lifetimes {
         if self.changes == Changes::OfThisMount {
             self.references.fetch_sub(references, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that a program has closed a descriptor of a handle for writing.
+    pub(crate) fn flushed(&self, node: NodeId) {
+        if let Some(handles) = lock(&self.writers).get_mut(&node) {
+            handles.flushed = handles.open.min(handles.flushed + 1);
+        }
+    }
+
+    /// Calls `reply` with the use of the kernel's cache for a file that was opened for reading
+    /// since `begin`. The lifetime does not change before `reply` returns. The data is kept during
+    /// a temporary lifetime. If a program has the file open for writing, each write would make the
+    /// kernel read again, so reads are passed on.
+    pub(crate) fn opened(&self, node: NodeId, begin: Begin, reply: impl FnOnce(DataCache)) {
+        let kept = read_lock(&self.kept);
+        let is_kept = kept.changes == begin.lifetime_changes
+            && kept.now().1
+            && lock(&self.writers).get(&node).is_none_or(|handles| handles.flushed == handles.open);
+        reply(match is_kept.then(|| lock(&self.data_kept).insert(node, kept.changes)) {
+            None => DataCache::Direct,
+            Some(before) if before == Some(kept.changes) => DataCache::Keep,
+            Some(_) => DataCache::Fill,
+        });
+    }
+
+    /// Notes that the kernel may drop the data of a file.
+    pub(crate) fn forgotten(&self, node: NodeId) {
+        lock(&self.data_kept).remove(&node);
     }
 
     fn keeps(&self, attributes: &Attributes, begin: Begin) -> bool {
@@ -305,6 +365,61 @@ mod tests {
         let set_id = attributes(7, Kind::File, 0o4755);
         assert_eq!(immutable.reply(immutable.begin()).missing_name(), UNLIMITED);
         assert_eq!(immutable.reply(immutable.begin()).attributes(&set_id), UNLIMITED);
+    }
+
+    #[test]
+    fn data_is_kept_during_a_temporary_lifetime_and_used_again_only_within_it() {
+        let lifetimes = Lifetimes::new(Changes::OfOthers);
+        let node = NodeId(7);
+        let open = |begin| {
+            let mut found = None;
+            lifetimes.opened(node, begin, |cache| found = Some(cache));
+            found.unwrap()
+        };
+        let until = Instant::now() + Duration::from_secs(1000);
+        let begins = || lifetimes.set(Duration::ZERO, Some(Temporary { lifetime: LONG, until }));
+        lifetimes.set(LONG, None);
+        assert_eq!(open(lifetimes.begin()), DataCache::Direct, "others may change the file");
+        let before = lifetimes.begin();
+        begins();
+        assert_eq!(open(before), DataCache::Direct, "it was opened while others could change it");
+        assert_eq!(open(lifetimes.begin()), DataCache::Fill);
+        assert_eq!(open(lifetimes.begin()), DataCache::Keep);
+        begins();
+        assert_eq!(open(lifetimes.begin()), DataCache::Keep, "it was confirmed");
+        let during = lifetimes.begin();
+        lifetimes.set(Duration::ZERO, None);
+        assert_eq!(open(during), DataCache::Direct);
+        begins();
+        assert_eq!(open(lifetimes.begin()), DataCache::Fill, "others may have changed the file meanwhile");
+        lifetimes.forgotten(node);
+        assert_eq!(open(lifetimes.begin()), DataCache::Fill);
+    }
+
+    #[test]
+    fn data_of_a_file_that_is_open_for_writing_is_not_kept() {
+        let lifetimes = Lifetimes::new(Changes::OfOthers);
+        let node = NodeId(7);
+        let until = Instant::now() + Duration::from_secs(1000);
+        lifetimes.set(Duration::ZERO, Some(Temporary { lifetime: LONG, until }));
+        let is_kept = || {
+            let mut is_kept = false;
+            lifetimes.opened(node, lifetimes.begin(), |cache| is_kept = cache != DataCache::Direct);
+            is_kept
+        };
+        lifetimes.opens(node);
+        lifetimes.opens(node);
+        assert!(!is_kept());
+        lifetimes.flushed(node);
+        assert!(!is_kept(), "one of them is used");
+        lifetimes.flushed(node);
+        assert!(is_kept(), "the kernel passes on the last closes soon");
+        lifetimes.opens(node);
+        assert!(!is_kept());
+        for _ in 0..3 {
+            lifetimes.closed(node);
+        }
+        assert!(is_kept());
     }
 
     #[test]

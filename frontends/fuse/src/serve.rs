@@ -13,16 +13,17 @@ use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig,
     LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, Version, WriteFlags,
 };
 use quell_vfs::{Change, Context, Error, ErrorKind, Kind, LockMode, NAME_BYTES_MAX, OpenMode, errno};
 
 use crate::convert::{
-    Allocation, PERMISSIONS, allocation, appends, drops_set_id, excludes, new_entry, open_mode, process_for,
-    rename_rule, syncs, time, xattr_mode,
+    Allocation, PERMISSIONS, allocation, appends, drops_set_id, excludes, is_direct, new_entry, open_mode,
+    process_for, rename_rule, syncs, time, xattr_mode,
 };
 use crate::counters::{add, count};
 use crate::frontend::{Frontend, GENERATION, publish_all, stale_if_removed};
+use crate::handles::{is_for_writing, mark_writing};
 use crate::locks::{F_UNLCK, LockRequest, WaitingRequest, conflict_values, unlock};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::{LockKeeper, REQUEST_BYTES_MAX};
@@ -31,6 +32,11 @@ use crate::options::{LockKeeper, REQUEST_BYTES_MAX};
 const READ_AHEADS_MAX: u16 = 64;
 
 const BLOCK_BYTES: u32 = 4096;
+
+/// The protocol version of Linux 6.18. That kernel drops cached data both before and after a direct
+/// write, so that a read at the same time leaves no old data in the cache. Earlier kernels may lack
+/// the second step.
+const INVALIDATES_AFTER_WRITES: Version = Version(7, 45);
 
 thread_local! {
     /// One buffer per worker, as large as the largest read that the worker has answered.
@@ -44,6 +50,8 @@ impl Filesystem for Frontend {
         self.no_opendir = is_kept && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.no_open &= offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS;
+        self.may_cache_data = config.kernel_abi() >= INVALIDATES_AFTER_WRITES
+            && offered.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         if self.fs.writable().is_some() {
             // A listing with attributes would create references that the contract does not count,
             // so FUSE_DO_READDIRPLUS is not set.
@@ -108,6 +116,7 @@ impl Filesystem for Frontend {
     fn forget(&self, _: &Request, ino: INodeNo, references: u64) {
         if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
             let _worker = self.enter("forget", ino);
+            self.lifetimes.forgotten(node(ino));
             tree.forget(node(ino), references);
             self.lifetimes.returned(references);
         }
@@ -284,10 +293,11 @@ impl Filesystem for Frontend {
         match self.counted(&self.counters.made, created) {
             Ok((found, file)) => {
                 count(&self.counters.opens);
-                let (handle, open_flags) =
+                let (mut handle, open_flags) =
                     (self.writable_files.insert(file.into()), self.open_flags(open_mode.write));
                 let attributes = found.into_attributes();
                 if OpenFlags(flags).acc_mode() != OpenAccMode::O_RDONLY {
+                    handle = mark_writing(handle);
                     self.lifetimes.opens(attributes.node);
                 }
                 let lifetimes = self.lifetimes.reply(begin);
@@ -312,16 +322,24 @@ impl Filesystem for Frontend {
             if mode.write {
                 self.lifetimes.opens(node(ino));
             }
+            let begin = self.lifetimes.begin();
             let opened = self.opened(tree.open_as(&context, node(ino), mode));
             // An open for reading that truncates changes the file only now.
-            if mode.write && (opened.is_err() || flags.acc_mode() == OpenAccMode::O_RDONLY) {
+            let stays_for_writing = flags.acc_mode() != OpenAccMode::O_RDONLY;
+            if mode.write && (opened.is_err() || !stays_for_writing) {
                 self.lifetimes.closed(node(ino));
             }
-            return match opened {
-                Ok(file) => {
-                    reply.opened(self.writable_files.insert(file.into()), self.open_flags(mode.write))
-                }
-                Err(error) => reply.error(self.refuse_known(&error)),
+            let handle = match opened {
+                Ok(file) => self.writable_files.insert(file.into()),
+                Err(error) => return reply.error(self.refuse_known(&error)),
+            };
+            return if stays_for_writing {
+                reply.opened(mark_writing(handle), self.open_flags(mode.write));
+            } else if self.may_cache_data && !mode.write && !is_direct(flags) {
+                let send = |cache| reply.opened(handle, self.read_only_flags(cache));
+                self.lifetimes.opened(node(ino), begin, send);
+            } else {
+                reply.opened(handle, self.open_flags(mode.write));
             };
         }
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
@@ -407,6 +425,9 @@ impl Filesystem for Frontend {
             return reply.error(Errno::ENOSYS); // nothing to flush: the kernel sends no further FLUSH
         }
         let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
+        if is_for_writing(handle) {
+            self.lifetimes.flushed(node(ino));
+        }
         let published = self.counted(&self.counters.published, file.publish());
         if self.locks == LockKeeper::FileSystem {
             if let Ok(locks) = file.locks()

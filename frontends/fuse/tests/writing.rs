@@ -757,6 +757,175 @@ fn changes_of_another_node_are_seen_at_the_next_lookup() {
     mounted.fs.forget(there, 1);
 }
 
+/// Lets the kernel keep data, as the owner of a session does while no other node uses the tree.
+/// Returns false if this kernel keeps none.
+fn keep_data(mounted: &Mounted) -> bool {
+    let (long, none) = (Duration::from_secs(600), Duration::ZERO);
+    mounted.session.kernel_cache().unwrap().set_lifetime_until(Instant::now() + long, long, none);
+    mounted.write("kept", b"kept");
+    let is_kept = || {
+        mounted.read("kept");
+        let before = mounted.counters().reads;
+        mounted.read("kept");
+        mounted.counters().reads == before
+    };
+    // The kernel passes on the close of the writer shortly after close(2) has returned.
+    let start = Instant::now();
+    while !is_kept() {
+        if start.elapsed() > Duration::from_secs(10) {
+            let release = rustix::system::uname();
+            println!("SKIPPED: Linux {:?} keeps no data, or is older than 6.18", release.release());
+            return false;
+        }
+    }
+    true
+}
+
+#[test]
+fn data_that_the_kernel_keeps_is_read_once_and_ahead() {
+    let mounted = mounted!();
+    if !keep_data(&mounted) {
+        return;
+    }
+    let bytes: Vec<u8> = (0..2_000_000u32).map(|n| (n / 11) as u8).collect();
+    mounted.write("file", &bytes);
+    let before = mounted.counters();
+    for _ in 0..3 {
+        let file = mounted.open("file", OFlags::RDONLY);
+        let mut some = [0; 100];
+        for offset in (0..1_000_000).step_by(100) {
+            file.read_exact_at(&mut some, offset as u64).unwrap();
+            assert_eq!(some, bytes[offset..offset + 100]);
+        }
+    }
+    let read = mounted.counters();
+    assert!(read.reads - before.reads < 100, "{} requests for 30,000 reads", read.reads - before.reads);
+    // O_DIRECT passes each read on.
+    let direct = mounted.open("file", OFlags::RDONLY | OFlags::DIRECT);
+    direct.read_exact_at(&mut [0; 100], 0).unwrap();
+    direct.read_exact_at(&mut [0; 100], 0).unwrap();
+    assert_eq!(mounted.counters().reads, read.reads + 2);
+}
+
+#[test]
+fn changes_through_the_mount_are_seen_at_once_in_data_that_the_kernel_keeps() {
+    let mounted = mounted!();
+    if !keep_data(&mounted) {
+        return;
+    }
+    let mut expected = vec![b'a'; 100_000];
+    mounted.write("file", &expected);
+    let reader = mounted.open("file", OFlags::RDONLY);
+    #[track_caller]
+    fn check(mounted: &Mounted, reader: &File, expected: &[u8]) {
+        let mut seen = vec![0xee; expected.len() + 10_000];
+        let length = reader.read_at(&mut seen, 0).unwrap();
+        assert!(seen[..length] == *expected, "through the open descriptor: {length} bytes");
+        assert!(mounted.read("file") == expected, "through a new descriptor");
+        map(reader, expected.len(), true, false, |mapped| assert!(*mapped == *expected, "through a mapping"));
+    }
+    check(&mounted, &reader, &expected);
+    let writer = mounted.open("file", OFlags::RDWR);
+    writer.write_all_at(b"changed", 5_000).unwrap();
+    expected[5_000..5_007].copy_from_slice(b"changed");
+    check(&mounted, &reader, &expected);
+    mounted.open("file", OFlags::WRONLY | OFlags::APPEND).write_all(b"appended").unwrap();
+    expected.extend_from_slice(b"appended");
+    check(&mounted, &reader, &expected);
+    writer.set_len(50_000).unwrap();
+    expected.truncate(50_000);
+    check(&mounted, &reader, &expected);
+    writer.write_all_at(b"end", 70_000).unwrap();
+    expected.resize(70_000, 0);
+    expected.extend_from_slice(b"end");
+    check(&mounted, &reader, &expected);
+    map(&writer, expected.len(), true, true, |mapped| mapped[10..14].copy_from_slice(b"here"));
+    expected[10..14].copy_from_slice(b"here");
+    check(&mounted, &reader, &expected);
+    drop(writer);
+    mounted.write("file", b"a new content");
+    check(&mounted, &reader, b"a new content");
+    // A time that is set to an earlier value does not bring back earlier data.
+    let earlier = fs::metadata(mounted.path("file")).unwrap().modified().unwrap();
+    mounted.write("file", b"another one..");
+    mounted.open("file", OFlags::WRONLY).set_modified(earlier).unwrap();
+    check(&mounted, &reader, b"another one..");
+    mounted.write("other", b"replacement..");
+    fs::rename(mounted.path("other"), mounted.path("file")).unwrap();
+    let mut seen = [0; 13];
+    reader.read_exact_at(&mut seen, 0).unwrap();
+    assert_eq!(&seen, b"another one..", "the replaced file");
+    assert_eq!(mounted.read("file"), b"replacement..");
+}
+
+/// Each byte of the file is the number of the round that wrote it. A read that begins after a round
+/// returns its number or a later one, although others read ahead at the same time.
+#[test]
+fn reads_during_writes_leave_no_old_data_in_the_kernel() {
+    const ROUNDS: u8 = 250;
+    const BYTES: usize = 256 * 1024;
+    let mounted = mounted!();
+    let is_kept = keep_data(&mounted);
+    mounted.write("file", vec![0; BYTES]);
+    let readers: Vec<_> = (0..3).map(|_| mounted.open("file", OFlags::RDONLY)).collect();
+    let written = std::sync::atomic::AtomicU8::new(0);
+    std::thread::scope(|scope| {
+        for reader in &readers {
+            scope.spawn(|| {
+                let mut seen = vec![0; 16 * 1024];
+                while written.load(SeqCst) < ROUNDS {
+                    for offset in (0..BYTES).step_by(seen.len()) {
+                        let least = written.load(SeqCst);
+                        reader.read_exact_at(&mut seen, offset as u64).unwrap();
+                        let found = seen.iter().min().unwrap();
+                        assert!(*found >= least, "{found} after round {least} at {offset}");
+                    }
+                }
+            });
+        }
+        for round in 1..=ROUNDS {
+            let writer = mounted.open("file", OFlags::WRONLY);
+            for offset in (0..BYTES).step_by(64 * 1024) {
+                writer.write_all_at(&vec![round; 64 * 1024], offset as u64).unwrap();
+            }
+            written.store(round, SeqCst);
+        }
+    });
+    if is_kept {
+        assert!(mounted.read("file").iter().all(|byte| *byte == ROUNDS));
+    }
+}
+
+#[test]
+fn data_is_not_kept_after_the_lifetime_and_changed_attributes_drop_it() {
+    let mounted = mounted!();
+    if !keep_data(&mounted) {
+        return;
+    }
+    mounted.write("file", b"before");
+    let reader = mounted.open("file", OFlags::RDONLY);
+    let read = || {
+        let mut seen = [0; 6];
+        reader.read_exact_at(&mut seen, 0).unwrap();
+        seen
+    };
+    assert_eq!(&read(), b"before");
+    mounted.session.kernel_cache().unwrap().set_lifetime(Duration::ZERO);
+    // The attributes that the kernel has are valid for the lifetime that they were sent with. A
+    // change of them drops them.
+    fs::set_permissions(mounted.path("file"), Permissions::from_mode(0o600)).unwrap();
+    // As if through another mount of the same tree.
+    let there = mounted.fs.lookup(&Context::OWN, ROOT, b"file").unwrap().unwrap().into_attributes().node;
+    let other = mounted.fs.open_as(&Context::OWN, there, OpenMode::READ_WRITE).unwrap();
+    other.write_at(b"after.", 0).unwrap();
+    let modified = Some(quell_vfs::Time { seconds: 7, nanoseconds: 0 });
+    mounted.fs.change(&Context::OWN, there, &Change { modified, ..Change::default() }).unwrap();
+    assert_eq!(&read(), b"after.", "the time of the file has changed");
+    other.write_at(b"direct", 0).unwrap();
+    assert_eq!(mounted.read("file"), b"direct", "a new descriptor reads without the cache");
+    mounted.fs.forget(there, 1);
+}
+
 #[test]
 fn an_exclusive_mount_asks_once_until_it_changes_something() {
     let mounted = mounted!(Options { exclusive: true, ..Options::default() });

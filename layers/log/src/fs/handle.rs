@@ -14,6 +14,7 @@ use crate::format::FileOffset;
 use crate::fs::open_files::SharedFile;
 use crate::locks::{Rank, RankedMutex};
 use crate::session::{LogFile, Writer};
+use crate::stores::OnlyUserPeriod;
 
 /// An open file of a log mount.
 pub(crate) struct Handle {
@@ -24,6 +25,9 @@ pub(crate) struct Handle {
     credentials: Option<Arc<Caller>>,
     process: u32,
     flattens_later: bool,
+    /// The period in which the mount was the only user of its store when the file was opened only
+    /// for reading.
+    only_user: Option<OnlyUserPeriod>,
     is_closed: AtomicBool,
     /// The set-id bits of the file were checked and removed since the last publish.
     has_dropped_set_id: AtomicBool,
@@ -47,6 +51,7 @@ impl Handle {
             shared.file.truncate(0)?;
         }
         let writer = if mode.write { Some(shared.file.writer(process)?) } else { None };
+        let only_user = shared.only_user_period().filter(|_| !mode.write);
         if mode.read {
             shared.file.refresh()?;
         }
@@ -58,6 +63,7 @@ impl Handle {
             credentials: assumed(),
             process,
             flattens_later,
+            only_user,
             is_closed: AtomicBool::new(false),
             has_dropped_set_id: AtomicBool::new(false),
             must_drop_set_id: AtomicBool::new(false),
@@ -120,6 +126,11 @@ impl ReadAt for Handle {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let shared = self.shared()?;
         let _acting = assume(self.credentials.clone())?;
+        // The kernel may cache the data of this handle, and requests the attributes of the file
+        // before each read. The data must not be older than these attributes.
+        if self.only_user.is_some() && self.only_user != shared.only_user_period() {
+            shared.follow_others()?;
+        }
         shared.file.read_at(into, FileOffset(offset))
     }
 }

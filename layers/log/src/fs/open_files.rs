@@ -7,13 +7,13 @@ use std::sync::{Arc, Weak};
 
 use lru::LruCache;
 use quell_posix::assume;
-use quell_vfs::{NodeId, Result};
+use quell_vfs::{Error, ErrorKind, NodeId, Result};
 
 use crate::container::{ContainerIdentity, delete_container};
 use crate::fs::flatten_queue::FlattenQueue;
 use crate::locks::{Rank, RankedMutex};
 use crate::session::LogFile;
-use crate::stores::Stores;
+use crate::stores::{OnlyUserPeriod, Stores};
 
 /// Number of containers that stay open although no process has the file open.
 const FILES_KNOWN: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
@@ -52,6 +52,20 @@ impl SharedFile {
     /// Returns whether the file was removed.
     pub fn is_removed(&self) -> bool {
         self.trash.lock().is_some()
+    }
+
+    /// Returns the current period in which this mount is the only user of its store.
+    pub fn only_user_period(&self) -> Option<OnlyUserPeriod> {
+        self.stores.only_user_period()
+    }
+
+    /// Makes later reads return what other processes have published so far. Errors: `Stale` if
+    /// another process has removed or replaced the file.
+    pub fn follow_others(&self) -> Result<()> {
+        if !self.is_removed() && self.file.container().is_gone()? {
+            return Err(Error::new(ErrorKind::Stale, "read", "a file that was removed"));
+        }
+        self.file.refresh()
     }
 
     /// Deletes the container if the file was removed.

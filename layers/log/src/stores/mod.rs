@@ -6,6 +6,7 @@ mod host;
 mod log_dir_cache;
 mod map_files;
 mod map_update;
+mod only_user;
 mod removal;
 mod roles;
 mod scratch;
@@ -20,6 +21,7 @@ pub(crate) use directories::{
 pub use host::Host;
 pub use log_dir_cache::Ticket;
 pub use map_update::Opener;
+pub(crate) use only_user::OnlyUserPeriod;
 pub(crate) use removal::{remove_shallow, remove_tree};
 pub use roles::Role;
 #[cfg(test)]

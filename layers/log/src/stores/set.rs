@@ -2,6 +2,7 @@
 //! gives access to the directories of each store.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use quell_posix::{WritableDir, assume, assumed};
 use quell_vfs::{Error, ErrorKind, Result, Space, errno};
@@ -16,6 +17,7 @@ use crate::stores::map_files::{
     complete_map, has_map, newest_map, truncate_map, write_map, write_new_map, write_where_missing,
 };
 use crate::stores::map_update::{Opener, newer_stores};
+use crate::stores::only_user::{OnlyUserPeriod, OnlyUserPeriods};
 use crate::stores::roles::{Role, change_roles, check_is_used, map_of};
 use crate::stores::store::{
     Root, Store, StoreNumber, check_free, is_store, open_or_create_stores, open_stores,
@@ -35,6 +37,7 @@ pub struct Stores {
     log_dirs: LogDirCache,
     /// The locks that `begin_use` has taken, of each store whose file system has locks.
     use_locks: Vec<UseLock>,
+    only_user: OnlyUserPeriods,
 }
 
 impl std::fmt::Debug for Stores {
@@ -200,6 +203,7 @@ impl Stores {
             directories,
             log_dirs: LogDirCache::default(),
             use_locks: Vec::new(),
+            only_user: OnlyUserPeriods::new(),
         })
     }
 
@@ -224,11 +228,18 @@ impl Stores {
     /// the store. Stores with a placement map have no only user, because a process may use them
     /// without opening this store.
     pub(crate) fn be_only_user(&self) -> Result<bool> {
-        let list = self.list();
-        match (&self.use_locks[..], &list.stores[..]) {
+        let (list, began) = (self.list(), Instant::now());
+        let is_only_user = match (&self.use_locks[..], &list.stores[..]) {
             ([lock], [store]) if list.version == 0 => lock.be_only_user(&*store.own),
             _ => Ok(false),
-        }
+        };
+        self.only_user.note(matches!(is_only_user, Ok(true)), began, Instant::now());
+        is_only_user
+    }
+
+    /// Returns the current period in which this process is the only user of the store.
+    pub(crate) fn only_user_period(&self) -> Option<OnlyUserPeriod> {
+        self.only_user.current(Instant::now())
     }
 
     /// Shares the stores with other processes again.

@@ -1,0 +1,173 @@
+"""Work of single programs and nodes on log mounts, measured for bench.py and log.py.
+
+Each file is written by one process: thousands of small files, four processes with small records,
+and programs that unpack, copy and change files. A plain directory and a log mount take turns, each
+time on a new ext4 in memory (small_files.py describes why), so the time of a disk is not part of
+the result. On MooseFS each turn has a new directory.
+"""
+import itertools
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import small_files
+from measure import median, run, text_of
+
+TOP = Path(__file__).resolve().parents[2]
+MEMORY = "/dev/shm"
+ROUNDS = 3
+FILES = 20_000
+FILES_MOOSEFS = 1_000  # a log file takes some 20 requests to the servers
+RANKS, RECORD, RECORDS = 4, 8_192, 8_192
+DBENCH_CLIENTS, DBENCH_S = 2, 8
+TRANSACTIONS = 2_000
+# The largest ratio of times for the steps of small_files.py.
+BARS = {"ext4": {"create": 2, "ls -l": 2, "remove": 2}, "MooseFS": {"create": 1.2, "ls -l": 1.2, "remove": 1.2}}
+PROGRAM_BAR = 2.5
+RATE_BARS = {"MB/s": 0.7, "dbench MB/s": 0.4}
+
+
+class OneWriter:
+    """Measures files of one writer and adds their rows to the rows of `logs`."""
+
+    def __init__(self, logs):
+        self.logs, self.quick = logs, logs.quick
+        self.rounds = 1 if self.quick else ROUNDS
+        self.scratch = Path(tempfile.mkdtemp(prefix="one-writer.", dir=logs.scratch))
+
+    # --- turns -------------------------------------------------------------------------------------
+    @contextmanager
+    def place(self, method, root):
+        """Yield the directory in which a method works."""
+        if method == "plain":
+            yield root
+        else:
+            with small_files.mounted(self.logs.quell, root) as point:
+                yield point
+
+    def in_turns(self, new_root, steps):
+        """Return the values of each step by method. `steps` yields (name, value) pairs."""
+        found = {}
+        for turn in range(self.rounds):
+            methods = ["plain", "log"] if turn % 2 == 0 else ["log", "plain"]
+            for method in methods:
+                with new_root() as root, self.place(method, root) as directory:
+                    for name, value in steps(Path(directory)):
+                        found.setdefault(name, {}).setdefault(method, []).append(value)
+        return found
+
+    def row(self, title, unit, values, bar, is_met):
+        """Add a row of medians; the note has the spread."""
+        plain, log = (median(values[method]) for method in ("plain", "log"))
+        spread = " and ".join(f"{min(values[method]):.4g} to {max(values[method]):.4g}" for method in ("plain", "log"))
+        self.logs.row(title, unit, plain, log, bar, bar and is_met(log / plain), f"median of {self.rounds}, {spread}")
+
+    def time_row(self, title, values, limit):
+        self.row(title, "s", values, limit and f"at most {limit} times", lambda ratio: ratio <= limit)
+
+    def rate_row(self, title, values, least):
+        self.row(title, "MB/s", values, f"at least {least} of plain", lambda ratio: ratio >= least)
+
+    # --- work --------------------------------------------------------------------------------------
+    def records(self, directory):
+        """Write and read small records with four processes: a file for each, and one for all."""
+        count = 500 if self.quick else RECORDS
+        for pattern, name in (("private", "a file for each process"), ("strided", "one file")):
+            for work in ("write-only", "read"):
+                paths = self.logs.paths([directory] * RANKS, pattern, pattern, reading=work == "read")
+                result = self.logs.run_records(work, pattern, count, paths, RECORD)
+                yield (name, work.split("-")[0]), result["bytes"] / result["seconds"] / 1e6
+
+    def sources(self):
+        """Return a tar file, a directory and a git repository with the files of this project."""
+        tree, tar, repository = (self.scratch / name for name in ("tree", "tree.tar", "repository"))
+        left_out = shutil.ignore_patterns(".git", "target", "__pycache__", "*.so")
+        shutil.copytree(TOP, tree, symlinks=True, ignore=left_out)
+        run(["tar", "-C", tree, "-cf", tar, "."])
+        shutil.copytree(tree, repository, symlinks=True)
+        git = ["git", "-C", repository, "-c", "user.name=bench", "-c", "user.email=bench@localhost"]
+        for words in (["init", "-q"], ["add", "-A", "-f"], ["commit", "-q", "-m", "files"]):
+            run([*git, *words])
+        return tar, tree, repository
+
+    def programs(self, tar, tree, repository):
+        """Return a function that runs programs in a directory and yields their times and rates."""
+
+        def steps(directory):
+            unpacked = directory / "unpacked"
+            unpacked.mkdir()
+            commands = {"untar": ["tar", "-C", unpacked, "-xf", tar],
+                        "git clone": ["git", "clone", "-q", "--no-hardlinks", repository, directory / "clone"],
+                        "rsync -a": ["rsync", "-a", f"{tree}/", directory / "copy"]}
+            for name, command in commands.items():
+                if shutil.which(command[0]):
+                    started = time.monotonic()
+                    run(command)
+                    yield name, time.monotonic() - started
+            yield "sqlite WAL", self.transactions(directory)
+            if shutil.which("dbench"):
+                seconds = 1 if self.quick else DBENCH_S
+                output = text_of(["dbench", "-D", directory, "-t", seconds, DBENCH_CLIENTS], stderr=subprocess.DEVNULL)
+                yield "dbench", float(re.search(r"^Throughput ([0-9.]+) MB/sec", output, re.M).group(1))
+
+        return steps
+
+    def transactions(self, directory):
+        """Return the time of transactions with one inserted row each, in seconds."""
+        database = sqlite3.connect(directory / "database", isolation_level=None)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, text TEXT)")
+        started = time.monotonic()
+        for number in range(100 if self.quick else TRANSACTIONS):
+            database.execute("INSERT INTO rows VALUES (?, ?)", (number, "x" * 200))
+        database.close()
+        return time.monotonic() - started
+
+    # --- rows --------------------------------------------------------------------------------------
+    def rows(self):
+        if self.logs.stand_in or self.logs.why_not:
+            self.logs.row("files of one writer", "s", None, None, None, None, self.logs.why_not or "SKIPPED: a stand-in has no kernel cache")
+            return
+        self.logs.measure_parts({"one writer on ext4": self.on_ext4, "one writer on MooseFS": self.on_moosefs})
+
+    def small_files_rows(self, name, new_root, count):
+        found = self.in_turns(new_root, lambda directory: small_files.work(directory / "files", count))
+        for step, values in found.items():
+            self.time_row(f"{name}, {count:,} files of 4 KiB: {step}", values, BARS[name].get(step))
+
+    def on_ext4(self):
+        def new_root():
+            return small_files.new_file_system(MEMORY)
+
+        self.small_files_rows("ext4", new_root, 200 if self.quick else FILES)
+        programs = self.programs(*self.sources())
+        found = self.in_turns(new_root, lambda directory: itertools.chain(self.records(directory), programs(directory)))
+        for step, values in found.items():
+            if step == "dbench":
+                self.rate_row(f"ext4, dbench, {DBENCH_CLIENTS} clients", values, RATE_BARS["dbench MB/s"])
+            elif isinstance(step, tuple):
+                name, work = step
+                self.rate_row(f"ext4, {RANKS} processes, {name}, records of 8 KiB: {work}", values, RATE_BARS["MB/s"])
+            else:
+                self.time_row(f"ext4, {step}", values, PROGRAM_BAR)
+
+    def on_moosefs(self):
+        numbers = itertools.count()
+
+        @contextmanager
+        def new_root():
+            root = self.logs.testbed.path(1, f"one-writer-{next(numbers)}")
+            root.mkdir()
+            try:
+                yield root
+            finally:
+                shutil.rmtree(root)
+
+        self.small_files_rows("MooseFS", new_root, 50 if self.quick else FILES_MOOSEFS)
