@@ -121,7 +121,10 @@ Example:
 --update=dirs compares the times of directories, and reads only directories that
 changed. It is sufficient for tools that replace files by renaming, such as pip,
 conda and spack. It does not notice a file that was written in place, whose mode
-changed, or that got a second name in another directory.")]
+changed, or that got a second name in another directory.
+
+--update also prints how much of each boot image beside the index (*.boot) is still
+valid; `quell record --update` records the rest.")]
 pub struct IndexArgs {
     /// The directory; with --update the index file, or the indexed directory.
     pub path: PathBuf,
@@ -328,6 +331,7 @@ pub enum ImageFormatArg {
 Example:
   quell record -i /shared/env.quell -o env.boot -- /shared/env/bin/python program.py
   quell record -i /shared/env.quell -o env.boot --merge -- /shared/env/bin/python other.py
+  quell record -i /shared/env.quell -o env.boot --update -- /shared/env/bin/python app.py
   quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py
   quell record -i /shared/env.quell -o env.boot --until 'Listening on .*:80' -- python server.py
   quell record --image /srv/debian.raw -o debian.boot --until 'login: ' -- \\
@@ -375,6 +379,10 @@ pub struct RecordArgs {
     /// Merge the new recording with the existing image, if there is one.
     #[arg(long)]
     pub merge: bool,
+    /// After an update of the index: keep the blocks of the existing image that are still valid,
+    /// serve them from memory, and record only blocks that it does not have.
+    #[arg(long, conflicts_with_all = ["merge", "min_runs", "image"])]
+    pub update: bool,
     /// Keep only blocks that were read in at least N recordings.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,

@@ -10,6 +10,7 @@ mod boot_images;
 mod commands;
 mod config;
 mod failure;
+mod images_beside;
 mod indexes;
 mod inputs;
 mod installed;

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_boot::{BootImage, HotSet, Recorder, RecorderFs};
-use quell_index::{Image, IndexFs, OnChange, Rules};
+use quell_boot::{BootFs, BootImage, HotSet, IndexedTree, Recorder, RecorderFs, Subject, Validity};
+use quell_index::{Image, IndexFs, OnChange, Rules, is_indexed_root};
 use quell_posix::{Dir, PosixDir};
-use quell_vfs::{FileSystem, Result};
+use quell_vfs::{FileSystem, NodeId, Result};
 
 /// One tree that is ready to be mounted.
 pub struct Covered {
@@ -22,6 +22,29 @@ pub struct Covered {
     /// The path of the tree's data on this node, without symbolic links.
     pub source_path: PathBuf,
     source: Arc<PosixDir>,
+    generation: Arc<IndexGeneration>,
+}
+
+/// The index of a tree, for the boot layer.
+#[derive(Debug)]
+struct IndexGeneration {
+    image: Arc<Image>,
+    is_original: bool,
+}
+
+impl IndexedTree for IndexGeneration {
+    fn generation(&self) -> u128 {
+        self.image.generation().0
+    }
+
+    fn inode(&self, node: NodeId) -> u64 {
+        // The lower bits of a node are the number of its entry.
+        self.image.inode(node.0 as u32).filter(|_| self.image.has_persistent_inodes()).unwrap_or(0)
+    }
+
+    fn is_original(&self) -> bool {
+        self.is_original
+    }
 }
 
 impl std::fmt::Debug for Covered {
@@ -33,10 +56,28 @@ impl std::fmt::Debug for Covered {
 }
 
 impl Covered {
-    /// Returns the tree with a boot image of the same generation.
+    /// Returns how much of a boot image is valid with the index of this tree.
+    pub fn validity(&self, boot: &BootImage) -> Validity {
+        Validity::of(boot, &*self.fs, &*self.generation)
+    }
+
+    /// Returns the tree with the valid files of a boot image.
     pub fn with_boot_image(self, boot: BootImage) -> Covered {
-        let hot = Some(HotSet::new(boot, &*self.fs));
+        let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation));
         Covered { hot, ..self }
+    }
+
+    /// Returns the tree as the subject of a recording.
+    pub fn subject(&self) -> Subject {
+        Subject::Tree(self.generation.clone())
+    }
+
+    /// Returns the tree with the blocks of its boot image in the memory of this process, below all
+    /// views.
+    pub fn with_decoded_boot_image(self, threads: usize) -> Result<Covered> {
+        let Some(set) = &self.hot else { return Ok(self) };
+        let fs = Arc::new(BootFs::new(self.fs.clone(), set.decode(threads)?));
+        Ok(Covered { fs, hot: None, ..self })
     }
 
     /// Returns the tree with a recorder, which records all reads.
@@ -59,8 +100,10 @@ pub fn cover(image: Arc<Image>, source: &Path, on_change: OnChange, rules: Rules
     // directory.
     let opened_path = fs::read_link(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
     let source_path = opened_path.unwrap_or_else(|_| source.into());
+    let is_original = is_indexed_root(&image, &dir.stat_self_cached()?);
+    let generation = Arc::new(IndexGeneration { image: image.clone(), is_original });
     let fs = Arc::new(IndexFs::with_rules(image.clone(), dir.clone(), on_change, rules));
-    Ok(Covered { image, fs, hot: None, source_path, source: dir })
+    Ok(Covered { image, fs, hot: None, source_path, source: dir, generation })
 }
 
 /// Returns whether a user namespace hides the owners of some files from this process.

@@ -357,6 +357,7 @@ mod tests {
             &quell_boot::disk_name(0, b"/disk.raw"),
             4096,
             quell_vfs::Time { seconds: 1, nanoseconds: 0 },
+            None,
         );
         recording.add(0, 0..1);
         let mut bytes = packer.pack(quell_boot::ImageKind::Disk, &recording, &mut Zeros, 1).unwrap();

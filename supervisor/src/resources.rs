@@ -260,7 +260,7 @@ mod tests {
 
         let mut packer = quell_boot::Packer::default();
         let mut recording = quell_boot::Recording::new();
-        packer.add(b"file", 4096, quell_vfs::Time { seconds: 1, nanoseconds: 0 });
+        packer.add(b"file", 4096, quell_vfs::Time { seconds: 1, nanoseconds: 0 }, None);
         recording.add(0, 0..1);
         let mut boot = packer.pack(quell_boot::ImageKind::Tree(7), &recording, &mut Zeros, 1).unwrap();
         boot[16..24].copy_from_slice(&LENGTH.to_le_bytes());

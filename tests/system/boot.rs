@@ -210,9 +210,9 @@ fn a_program_that_never_ends_is_ended() {
 }
 
 #[test]
-fn an_image_of_another_state_of_the_tree_is_not_served() {
+fn an_image_whose_files_have_all_changed_is_refused() {
     let fixture = Fixture::new();
-    fixture.record(&["-q"], START).expect(0);
+    fixture.record(&["-q"], r#"cat "$0/small""#).expect(0);
     fs::write(fixture.tree.join("small"), "other bytes\n").unwrap();
     fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
     let ended = fixture.run(&[], r#"cat "$0/small""#).expect(0).says("record it again");

@@ -352,7 +352,7 @@ fn a_source_that_changed_is_served_as_it_is_and_said() {
     fixture.run(&["--check", "full", "--strict"], everything).expect(3).says("~ small");
     // The index is current, and the image is stale.
     fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
-    let ended = fixture.run(&["--check", "full"], everything).expect(0).says("record it again");
+    let ended = fixture.run(&["--check", "full"], everything).expect(0).says("quell record --update");
     assert_eq!(ended.text(), "changed after it was recorded\n");
 }
 

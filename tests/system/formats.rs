@@ -9,6 +9,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::log_fixture;
 use crate::stage::{Stage, checkout, difference};
+use crate::trees::{set_mode, set_mtime};
 
 fn fixture(name: &str) -> PathBuf {
     checkout().join("tests/system/fixtures").join(name)
@@ -114,6 +115,60 @@ fn a_store_of_version_2_is_read_with_its_zeros() {
     fixture.stage.run(&mut export).expect(0);
     assert!(fs::read(exported.join("file")).unwrap() == expected);
     fixture.stage.expect_nothing_left();
+}
+
+/// Returns the boot image and the index of a version, and the tree that they describe.
+fn boot_fixture(stage: &Stage, version: u32) -> (PathBuf, PathBuf, PathBuf) {
+    let copied = |suffix: &str| {
+        let bytes = fs::read(fixture(&format!("boot-v{version}.{suffix}"))).unwrap();
+        stage.file(&format!("example.{suffix}"), bytes)
+    };
+    let tree = stage.dir("example");
+    let large: Vec<u8> = (0..60 * 4096).map(|i| ((7 * i + i / 4096) % 251) as u8).collect();
+    for (name, bytes) in [("small", b"small\n".as_slice()), ("large", &large)] {
+        fs::write(tree.join(name), bytes).unwrap();
+        set_mode(&tree.join(name), 0o644);
+        set_mtime(&tree.join(name), 981_173_106, 500_000_000);
+    }
+    (copied("boot"), copied("quell"), tree)
+}
+
+/// Checks that a released boot image is read, and served with the generation of its index. The
+/// files of the tree are of the same size and time as when it was recorded, and elsewhere.
+fn serves_boot_image(version: u32) {
+    let stage = Stage::new();
+    let (image, index, tree) = boot_fixture(&stage, version);
+    let shown = stage.run(stage.quell().args(["boot", "show", "--files", "--json"]).arg(&image)).expect(0);
+    assert_eq!(crate::boot::files_of(&shown), [("large".into(), 4), ("small".into(), 1)]);
+    stage.run(stage.quell().args(["boot", "verify"]).arg(&image)).expect(0);
+    // Other bytes in the tree: only the image has the recorded ones.
+    fs::write(tree.join("small"), "SMALL\n").unwrap();
+    set_mtime(&tree.join("small"), 981_173_106, 500_000_000);
+    let mut run = stage.quell();
+    run.args(["run", "--strict", "--check", "none", "-i"]).arg(&index).arg("-b").arg(&image);
+    run.arg("--source").arg(&tree).arg("--").arg("cat").arg(tree.join("small"));
+    assert_eq!(stage.run(&mut run).expect(0).text(), "small\n");
+}
+
+#[test]
+fn version_1_of_the_boot_image_is_served_with_its_own_generation() {
+    serves_boot_image(1);
+}
+
+#[test]
+fn version_2_of_the_boot_image_is_served_with_its_own_generation() {
+    serves_boot_image(2);
+}
+
+#[test]
+fn version_1_of_the_boot_image_is_not_served_with_another_generation() {
+    let stage = Stage::new();
+    let (image, _, tree) = boot_fixture(&stage, 1);
+    let index = stage.path("other.quell");
+    stage.run(stage.quell().args(["index", "-q"]).arg(&tree).arg("-o").arg(&index)).expect(0);
+    let mut run = stage.quell();
+    run.args(["run", "--strict", "-i"]).arg(&index).arg("-b").arg(&image).args(["--", "true"]);
+    stage.run(&mut run).expect(2).says("record it again");
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod boot;
 mod boot_faults;
 mod boot_moosefs;
 mod boot_until;
+mod boot_upgrades;
 mod command_line;
 mod counters;
 mod disks;

@@ -223,9 +223,11 @@ fn a_foreign_boot_image_is_refused_and_not_joined() {
     let mut merge = fixture.stage.quell();
     fixture.stage.run(merge.args(["boot", "merge", "-o"]).arg(&merged).arg(&boot)).expect(2).says(words);
     assert!(!merged.exists());
-    let mut again = fixture.stage.quell();
-    again.args(["record", "-q", "--merge", "-i"]).arg(&fixture.index).arg("-o").arg(&boot);
-    fixture.stage.run(again.args(["--", "true"])).expect(2).says(words);
+    for option in ["--merge", "--update"] {
+        let mut again = fixture.stage.quell();
+        again.args(["record", "-q", option, "-i"]).arg(&fixture.index).arg("-o").arg(&boot);
+        fixture.stage.run(again.args(["--", "true"])).expect(2).says(words);
+    }
 }
 
 #[test]

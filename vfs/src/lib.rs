@@ -32,6 +32,7 @@ mod capability;
 mod context;
 mod error;
 mod file;
+mod file_state;
 mod file_system;
 mod lock;
 mod name;
@@ -44,6 +45,7 @@ pub use capability::Capabilities;
 pub use context::{Caller, Context};
 pub use error::{Error, ErrorKind, Result, errno};
 pub use file::{File, ReadAt, WritableFile};
+pub use file_state::{FileState, same_status_change};
 pub use file_system::{
     Cursor, DirEntry, FileSystem, NodeRef, ParentAndName, Writable, resolve, resolve_parent,
 };

@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use quell_vfs::{
-    Change, Error, ErrorKind, FileIdentity, Kind, LockMode, ReadAt, Rename, Result, Space, Time,
+    Change, Error, ErrorKind, FileIdentity, FileState, Kind, LockMode, ReadAt, Rename, Result, Space, Time,
 };
 
 /// The metadata of one name, without following symbolic links.
@@ -48,6 +48,12 @@ impl Stat {
     /// Returns device and inode number, which are equal only for names of the same file.
     pub fn identity(&self) -> FileIdentity {
         FileIdentity { device: self.device, inode: self.inode }
+    }
+
+    /// Returns the state of the file.
+    pub fn state(&self) -> FileState {
+        let Stat { inode, nlink, size_bytes, modified, changed, .. } = *self;
+        FileState { inode, nlink, size_bytes, modified, changed }
     }
 }
 

@@ -13,7 +13,7 @@ use quell_boot::{
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
 use quell_supervisor::{check_trust, load_boot_at, load_index_at, processors, waiting_for_recording};
-use quell_vfs::{Attributes, Context, FileSystem, resolve};
+use quell_vfs::{Attributes, Context, FileSystem};
 use serde_json::json;
 
 use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
@@ -32,14 +32,10 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
     }
 }
 
-fn blocks_here(image: &BootImage, number: u32) -> u64 {
-    image.runs_of(&image.file(number)).map(|run| u64::from(run.blocks)).sum()
-}
-
 fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     let image = load_boot_at(&args.file)?;
     let numbers = 0..image.files();
-    let blocks: u64 = numbers.clone().map(|n| blocks_here(&image, n)).sum();
+    let blocks = image.blocks();
     let size: u64 = numbers.clone().map(|n| image.file(n).size_bytes).sum();
     let whole = numbers.clone().filter(|n| image.is_whole(&image.file(*n))).count();
     let of = match image.kind() {
@@ -54,7 +50,7 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
             Some((position, path)) => format!("{position} {}", text(path)),
             None => text(file.name),
         };
-        (name, file.size_bytes, blocks_here(&image, number), recordings)
+        (name, file.size_bytes, image.blocks_of(number), recordings)
     };
     if args.json {
         let files: Vec<_> = numbers
@@ -115,26 +111,27 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(YES));
     };
     let tree = std::sync::Arc::new(load_index_at(&index_file(index)?)?);
-    if image.kind() != ImageKind::Tree(tree.generation().0) {
+    let of_generation = image.kind() == ImageKind::Tree(tree.generation().0);
+    let source = args.source.clone().unwrap_or_else(|| root_of(&tree));
+    let covered = quell_mount_spec::cover(tree, &real_path(&source)?, OnChange::Refuse, Rules::default())?;
+    if !of_generation && covered.validity(&image).valid_files == 0 {
         outln!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
         return Ok(ExitCode::from(NO));
     }
-    let source = args.source.clone().unwrap_or_else(|| root_of(&tree));
-    let covered = quell_mount_spec::cover(tree, &real_path(&source)?, OnChange::Refuse, Rules::default())?;
+    let subject = covered.subject();
     let mut differences = 0u64;
     for number in 0..image.files() {
-        let name = shown_bytes(image.file(number).name);
-        let found = resolve(&*covered.fs, &Context::OWN, image.file(number).name);
-        match found.and_then(|now| same(&image, &contents, number, &*covered.fs, *now)) {
-            Ok(true) => {}
-            Ok(false) => {
-                differences += 1;
-                outln!("~ {name} (content)");
-            }
-            Err(e) => {
-                differences += 1;
-                outln!("~ {name} ({e})");
-            }
+        let compared = match subject.valid_file(&*covered.fs, &image, number) {
+            None => Some("changed after the recording: not used".to_owned()),
+            Some(now) => match same(&image, &contents, number, &*covered.fs, now) {
+                Ok(true) => None,
+                Ok(false) => Some("content".to_owned()),
+                Err(e) => Some(e.to_string()),
+            },
+        };
+        if let Some(difference) = compared {
+            differences += 1;
+            outln!("~ {} ({difference})", shown_bytes(image.file(number).name));
         }
     }
     Ok(compared(&args.file, image.files(), differences, quiet))
@@ -282,7 +279,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
             let state = (file.size_bytes, file.modified);
             let (joined, state_there) = *known.entry(same_file(kind, file.name)).or_insert_with(|| {
                 numbers.push(vec![None; images.len()]);
-                (packer.add(file.name, file.size_bytes, file.modified), state)
+                (packer.add(file.name, file.size_bytes, file.modified, file.identity), state)
             });
             if state_there != state {
                 return Err(Failure::wrong_input(format!(

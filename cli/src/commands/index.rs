@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use quell_index::{BuildOptions, Image, Trust, Xattrs};
@@ -12,6 +13,7 @@ use quell_vfs::{ErrorKind, Time, errno};
 
 use crate::arguments::{IndexArgs, Update, XattrsArg};
 use crate::failure::{Failure, NO, YES};
+use crate::images_beside::{ImageBeside, images_beside};
 use crate::inputs::{
     InputFile, Reading, image_of, real_path, root_of, shown, shown_bytes, text_of, text_of_bytes,
 };
@@ -70,7 +72,7 @@ pub fn run(args: IndexArgs, quiet: bool, report: SummaryOutput) -> Result<ExitCo
         quiet: quiet || args.json,
     }
     .read()?;
-    let image = image_of(&tree)?;
+    let image = Arc::new(image_of(&tree)?);
     let problems = image.problem_count();
     let unchanged = task.old.as_ref().is_some_and(|old| old.bytes() == image.bytes());
     let refused = args.strict && problems > 0;
@@ -83,7 +85,14 @@ pub fn run(args: IndexArgs, quiet: bool, report: SummaryOutput) -> Result<ExitCo
         (true, _) => "unchanged",
         _ => "written",
     };
-    print_result(&args, &task, &image, outcome, begun.elapsed().as_secs_f64(), report);
+    let seconds = begun.elapsed().as_secs_f64();
+    let boot_images = match &task.old {
+        Some(old) if !refused => {
+            images_beside(&task.output, image.clone(), &task.directory, old.generation())?
+        }
+        _ => Vec::new(),
+    };
+    print_result(&args, &task, &image, &boot_images, (outcome, seconds), report);
     Ok(ExitCode::from(if problems > 0 { NO } else { YES }))
 }
 
@@ -226,8 +235,8 @@ fn print_result(
     args: &IndexArgs,
     task: &IndexRequest,
     image: &Image,
-    outcome: &str,
-    seconds: f64,
+    boot_images: &[ImageBeside],
+    (outcome, seconds): (&str, f64),
     report: SummaryOutput,
 ) {
     let entries = image.entries();
@@ -237,11 +246,14 @@ fn print_result(
             .problems()
             .map(|p| serde_json::json!({ "path": text_of_bytes(&p.path), "errno": p.errno, "error": reason(p.errno) }))
             .collect();
-        let facts = serde_json::json!({
+        let mut facts = serde_json::json!({
             "file": text_of(&task.output), "outcome": outcome, "generation": image.generation().to_string(),
             "entries": entries, "directories": image.directories(), "bytes": bytes,
             "bytes_per_entry": bytes as f64 / f64::from(entries), "seconds": seconds, "problems": problems,
         });
+        if task.old.is_some() {
+            facts["boot_images"] = boot_images.iter().map(ImageBeside::json).collect();
+        }
         outln!("{facts}");
         return;
     }
@@ -271,6 +283,7 @@ fn print_result(
         SummaryOutput::Stderr => errln!("quell: {line}"),
         _ => outln!("{line}"),
     }
+    boot_images.iter().for_each(ImageBeside::print);
 }
 
 /// Returns the message for an error number in the list of problems.

@@ -36,6 +36,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let recording = RecordingPlan {
         output: output.clone(),
         merge: args.merge,
+        update: args.update,
         force: args.force,
         min_runs: args.min_runs,
         whole: args.whole,
@@ -113,14 +114,17 @@ fn recording_run(
 
 fn print_result(output: &Path, result: &RecordingResult) {
     let bytes = |blocks: u64| indicatif::HumanBytes(blocks * quell_boot::BLOCK_BYTES as u64);
+    let this_one = match result.added_blocks {
+        Some(added) => format!("{} added", bytes(added)),
+        None => format!("{} read in this one", bytes(result.blocks)),
+    };
     errln!(
-        "quell: {}: {} of {} in {}, {} ({} read in this one)",
+        "quell: {}: {} of {} in {}, {} ({this_one})",
         shown(output),
         bytes(result.image_contents),
         counted(result.image_files, "file", "files"),
         indicatif::HumanBytes(result.image_bytes),
         counted(result.recordings.into(), "recording", "recordings"),
-        bytes(result.blocks),
     );
 }
 

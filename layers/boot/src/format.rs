@@ -2,11 +2,15 @@
 
 /// The first bytes of a boot image.
 pub const MAGIC: [u8; 8] = *b"QUELLBOO";
-pub const VERSION: u32 = 1;
+/// The version that is written.
+pub const VERSION: u32 = 2;
+/// The oldest version that is read. Its rows in FILES are shorter.
+pub const VERSION_MIN: u32 = 1;
 
 /// The size of the header.
 pub const HEADER_BYTES: usize = 128;
-pub const FILE_ROW_BYTES: usize = 40;
+pub const FILE_ROW_BYTES: usize = 64;
+const FILE_ROW_BYTES_OF_VERSION_1: usize = 40;
 pub const RUN_ROW_BYTES: usize = 16;
 pub const FRAME_ROW_BYTES: usize = 24;
 /// Offset of the header checksum, which covers the rest of the header.
@@ -23,6 +27,11 @@ pub const FRAME_BYTES_MAX: usize = 2 << 20;
 pub const BLOCKS_MAX: u64 = 1 << 22;
 /// The maximum size of an image.
 pub const FILE_BYTES_MAX: u64 = 64 << 30;
+
+/// Returns the size of a row in FILES.
+pub fn file_row_bytes(version: u32) -> usize {
+    if version == VERSION_MIN { FILE_ROW_BYTES_OF_VERSION_1 } else { FILE_ROW_BYTES }
+}
 
 /// The number of a content.
 pub type ContentId = u32;

@@ -6,10 +6,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_vfs::{Attributes, Context, Error, ErrorKind, FileSystem, Kind, NodeId, Result};
+use quell_vfs::{Error, ErrorKind, FileSystem, NodeId, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BootFile, BootImage, BootImageDamage, Contents};
+use crate::validity::{IndexedTree, valid_file};
 
 /// An image and the files of a tree that it has; the blocks are still compressed.
 pub struct HotSet {
@@ -40,20 +41,15 @@ struct Piece {
 }
 
 impl HotSet {
-    /// Finds the image's files in the tree by their attributes, which must be available without
-    /// I/O.
-    pub fn new(image: BootImage, tree: &dyn FileSystem) -> HotSet {
+    /// Finds the image's files in a tree. `fs`: the tree as its index describes it; attributes must
+    /// be available without I/O.
+    pub fn new(image: BootImage, fs: &dyn FileSystem, tree: &dyn IndexedTree) -> HotSet {
         let mut files = HashMap::new();
         let mut stale = Vec::new();
         for number in 0..image.files() {
-            let file = image.file(number);
-            let now = tree.attributes_of_path(&Context::OWN, file.name).ok().flatten();
-            let same = |now: &Attributes| {
-                now.kind == Kind::File && now.size_bytes == file.size_bytes && now.modified == file.modified
-            };
-            match now.filter(same) {
+            match valid_file(&image, number, fs, tree) {
                 Some(now) => _ = files.insert(now.node, number),
-                None => stale.push(file.name.to_vec()),
+                None => stale.push(image.file(number).name.to_vec()),
             }
         }
         tracing::debug!(

@@ -10,10 +10,11 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::disk_name::{DISK_FILES_MAX, parse_disk_name};
 use crate::format::{
-    BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_BYTES_MAX, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_BYTES_MAX,
-    FRAME_ROW_BYTES, HEADER_BYTES, HEADER_CHECKED_FROM, HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION,
-    ZERO_FROM, ZEROS,
+    BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_BYTES_MAX, FRAME_BLOCKS, FRAME_BYTES_MAX, FRAME_ROW_BYTES,
+    HEADER_BYTES, HEADER_CHECKED_FROM, HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION, VERSION_MIN,
+    ZERO_FROM, ZEROS, file_row_bytes,
 };
+use crate::identity::Identity;
 use crate::recording::{Recorded, Recording};
 
 /// The reason why bytes are not a valid boot image, and the position.
@@ -42,7 +43,7 @@ fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Resul
 /// The kind of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageKind {
-    /// Files of the tree whose index has this generation.
+    /// Files of a tree, recorded with the index that has this generation.
     Tree(u128),
     /// Files of a disk's backing chain.
     Disk,
@@ -57,11 +58,23 @@ pub struct BootFile<'a> {
     pub size_bytes: u64,
     /// The modification time when the file was recorded.
     pub modified: Time,
+    /// Identifies the file where it was indexed; `None` if the image does not identify it.
+    pub identity: Option<Identity>,
     first_run: u32,
     runs: u32,
 }
 
 impl BootFile<'_> {
+    #[cfg(test)]
+    pub(crate) fn for_test(
+        name: &[u8],
+        size_bytes: u64,
+        modified: Time,
+        identity: Option<Identity>,
+    ) -> BootFile<'_> {
+        BootFile { name, size_bytes, modified, identity, first_run: 0, runs: 0 }
+    }
+
     /// Returns the number of blocks of the file.
     pub fn blocks(&self) -> u32 {
         blocks_of(self.size_bytes)
@@ -131,8 +144,9 @@ fn check_header(bytes: &[u8], length: u64) -> Result<(), BootImageDamage> {
         return damage("header", bytes.len(), "the file ends within the header");
     }
     let version = u32_at(bytes, 8);
-    if version != VERSION {
-        return damage("header", 8, format!("format version {version}; this program reads {VERSION}"));
+    if !(VERSION_MIN..=VERSION).contains(&version) {
+        let known = format!("format version {version}; this program reads {VERSION_MIN} to {VERSION}");
+        return damage("header", 8, known);
     }
     if header_checksum(bytes) != u64_at(bytes, HEADER_CHECKSUM_AT) {
         return damage("header", HEADER_CHECKSUM_AT, "the checksum is wrong");
@@ -164,7 +178,9 @@ pub fn reseal(bytes: &mut [u8]) {
     }
     let count = |at: usize| u32_at(bytes, at) as usize;
     let names = usize::try_from(u64_at(bytes, 72)).unwrap_or(usize::MAX).checked_next_multiple_of(8);
-    let rows = FILE_ROW_BYTES * count(56) + RUN_ROW_BYTES * count(60) + FRAME_ROW_BYTES * count(68);
+    let rows = file_row_bytes(u32_at(bytes, 8)) * count(56)
+        + RUN_ROW_BYTES * count(60)
+        + FRAME_ROW_BYTES * count(68);
     let end = names.and_then(|names| names.checked_add(HEADER_BYTES + rows));
     let length = bytes.len() as u64;
     bytes[16..24].copy_from_slice(&length.to_le_bytes());
@@ -190,7 +206,7 @@ impl BootImage {
     pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Result<u64, BootImageDamage> {
         check_header(header, length)?;
         let count = |at: usize| u64::from(u32_at(header, at));
-        let rows = FILE_ROW_BYTES as u64 * count(56)
+        let rows = file_row_bytes(u32_at(header, 8)) as u64 * count(56)
             + RUN_ROW_BYTES as u64 * count(60)
             + FRAME_ROW_BYTES as u64 * count(68);
         Ok(u64_at(header, 72).saturating_add(7 + rows + HEADER_BYTES as u64))
@@ -241,7 +257,7 @@ impl BootImage {
                 false => Ok(begin as usize..end as usize),
             }
         };
-        let files = table(files.into(), FILE_ROW_BYTES, "FILES")?;
+        let files = table(files.into(), file_row_bytes(u32_at(&bytes, 8)), "FILES")?;
         let names_bytes = u64_at(&bytes, 72);
         let padded = table(names_bytes, 1, "NAMES")?;
         let runs = table(runs.into(), RUN_ROW_BYTES, "RUNS")?;
@@ -259,7 +275,7 @@ impl BootImage {
         let mut last: Option<&[u8]> = None;
         let mut positions = [false; DISK_FILES_MAX];
         for number in 0..self.files() {
-            let row = self.files.start + number as usize * FILE_ROW_BYTES;
+            let row = self.file_row(number);
             let at = number as usize;
             let (begin, length) = (u32_at(&self.bytes, row + 20), u32_at(&self.bytes, row + 24));
             if u64::from(begin) + u64::from(length) > names_bytes {
@@ -269,9 +285,7 @@ impl BootImage {
             if file.modified.nanoseconds >= 1_000_000_000 {
                 return damage("FILES", at, "the nanoseconds of a time are more than a second");
             }
-            if u32_at(&self.bytes, row + 36) != 0 {
-                return damage("FILES", at, "not zero");
-            }
+            self.check_identity(number)?;
             if file.runs == 0 || u64::from(file.first_run) != next_run {
                 return damage("FILES", at, "its runs do not follow those of the file before");
             }
@@ -297,6 +311,26 @@ impl BootImage {
             return damage("RUNS", next_run as usize, "a run belongs to no file");
         }
         Ok(())
+    }
+
+    /// Checks the fields of a file after `runs`.
+    fn check_identity(&self, number: u32) -> Result<(), BootImageDamage> {
+        let (row, at) = (self.file_row(number), number as usize);
+        let zero_from = match self.file(number).identity {
+            None => 36,
+            Some(_) if self.kind == ImageKind::Disk => {
+                return damage("FILES", at, "a file of a disk is not identified");
+            }
+            Some(Identity { changed, .. }) if changed.nanoseconds >= 1_000_000_000 => {
+                return damage("FILES", at, "the nanoseconds of a time are more than a second");
+            }
+            Some(_) => 52,
+        };
+        let zero_end = if zero_from == 36 { file_row_bytes(self.version()) } else { 56 };
+        match self.bytes[row + zero_from..row + zero_end].iter().all(|b| *b == 0) {
+            true => Ok(()),
+            false => damage("FILES", at, "not zero"),
+        }
     }
 
     fn check_runs(&self) -> Result<(), BootImageDamage> {
@@ -346,6 +380,15 @@ impl BootImage {
         Ok(())
     }
 
+    fn version(&self) -> u32 {
+        u32_at(&self.bytes, 8)
+    }
+
+    /// Returns the offset of a row of FILES.
+    fn file_row(&self, number: u32) -> usize {
+        self.files.start + number as usize * file_row_bytes(self.version())
+    }
+
     /// Returns the kind of the image.
     pub fn kind(&self) -> ImageKind {
         self.kind
@@ -393,7 +436,7 @@ impl BootImage {
 
     /// Returns the number of files.
     pub fn files(&self) -> u32 {
-        (self.files.len() / FILE_ROW_BYTES) as u32
+        (self.files.len() / file_row_bytes(self.version())) as u32
     }
 
     fn run_count(&self) -> u32 {
@@ -406,13 +449,20 @@ impl BootImage {
 
     /// Returns a file. `number` must be less than `files()`.
     pub fn file(&self, number: u32) -> BootFile<'_> {
-        let row = self.files.start + number as usize * FILE_ROW_BYTES;
+        let row = self.file_row(number);
         let field = |at| u32_at(&self.bytes, row + at);
         let begin = self.names.start + field(20) as usize;
+        let is_identified = self.version() > VERSION_MIN && field(36) != 0;
+        let identity = is_identified.then(|| Identity {
+            nlink: field(36),
+            changed: Time { seconds: u64_at(&self.bytes, row + 40).cast_signed(), nanoseconds: field(48) },
+            inode: u64_at(&self.bytes, row + 56),
+        });
         BootFile {
             name: &self.bytes[begin..begin + field(24) as usize],
             size_bytes: u64_at(&self.bytes, row),
             modified: Time { seconds: u64_at(&self.bytes, row + 8).cast_signed(), nanoseconds: field(16) },
+            identity,
             first_run: field(28),
             runs: field(32),
         }
@@ -442,6 +492,16 @@ impl BootImage {
     /// Returns the runs of a file, in the order of its blocks.
     pub fn runs_of(&self, file: &BootFile) -> impl ExactSizeIterator<Item = Run> {
         (file.first_run..file.first_run + file.runs).map(|number| self.run(number))
+    }
+
+    /// Returns the number of blocks of a file in the image.
+    pub fn blocks_of(&self, number: u32) -> u64 {
+        self.runs_of(&self.file(number)).map(|run| u64::from(run.blocks)).sum()
+    }
+
+    /// Returns the number of blocks of all files in the image.
+    pub fn blocks(&self) -> u64 {
+        (0..self.files()).map(|number| self.blocks_of(number)).sum()
     }
 
     /// Returns whether the image has all blocks of a file.

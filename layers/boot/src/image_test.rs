@@ -4,11 +4,19 @@
 use quell_vfs::{Result, Time};
 
 use crate::format::{BLOCK_BYTES, FRAME_BLOCKS, ZEROS};
+use crate::identity::Identity;
 use crate::image::{BootImage, BootImageDamage, ImageKind, reseal};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
 
 const WHEN: Time = Time { seconds: -5, nanoseconds: 7 };
+const CHANGED: Time = Time { seconds: 3, nanoseconds: 999_999_999 };
+
+/// Returns the identity of a file with this number; every third file is not identified.
+fn identity(number: usize) -> Option<Identity> {
+    let inode = if number == 1 { 0 } else { u64::MAX - number as u64 };
+    (number % 3 != 2).then_some(Identity { nlink: 1 + number as u32, changed: CHANGED, inode })
+}
 
 /// Files in memory.
 struct Files(Vec<Option<Vec<u8>>>);
@@ -53,8 +61,9 @@ fn packed() -> Packed {
     files.push(files[0].clone());
     let mut packer = Packer::default();
     let mut recording = Recording::new();
-    for (name, file) in ["lib/b.so", "a.py", "data/large", "zeros", "lib/c.so"].iter().zip(&files) {
-        packer.add(name.as_bytes(), file.len() as u64, WHEN);
+    let names = ["lib/b.so", "a.py", "data/large", "zeros", "lib/c.so"];
+    for (number, (name, file)) in names.iter().zip(&files).enumerate() {
+        packer.add(name.as_bytes(), file.len() as u64, WHEN, identity(number));
     }
     recording.add(2, 270..299);
     recording.add(0, 0..4);
@@ -83,6 +92,7 @@ fn the_image_has_exactly_the_recorded_blocks() {
     {
         let file = image.file(image.find(name.as_bytes()).expect(name));
         assert_eq!((file.size_bytes, file.modified), (bytes.len() as u64, WHEN));
+        assert_eq!(file.identity, identity(number), "{name}");
         for (block, piece) in (0u32..).zip(bytes.chunks(BLOCK_BYTES)) {
             let content = image.content(&file, block);
             assert_eq!(content.is_some(), recorded.contains(&(number as u32, block)), "{name} {block}");
@@ -146,7 +156,7 @@ fn each_file_of_a_disk_has_a_position_of_its_own() {
         let mut packer = Packer::default();
         let mut recording = Recording::new();
         for (number, name) in (0..).zip(names) {
-            packer.add(name.as_bytes(), 10, WHEN);
+            packer.add(name.as_bytes(), 10, WHEN, None);
             recording.add(number, 0..1);
         }
         let mut files = Files(names.iter().map(|_| Some(noise(10, 1))).collect());
@@ -157,6 +167,16 @@ fn each_file_of_a_disk_has_a_position_of_its_own() {
     for names in [&["disk"][..], &["/srv/top"], &["0/srv/a", "0/srv/b"], &["00/srv/a"], &["64/srv/a"]] {
         assert!(parsed(names).is_err(), "{names:?}");
     }
+}
+
+#[test]
+fn a_file_of_a_disk_is_not_identified() {
+    let mut packer = Packer::default();
+    let mut recording = Recording::new();
+    packer.add(b"0/srv/top", 10, WHEN, identity(0));
+    recording.add(0, 0..1);
+    let bytes = packer.pack(ImageKind::Disk, &recording, &mut Files(vec![Some(noise(10, 1))]), 1).unwrap();
+    assert_eq!(BootImage::parse(bytes).unwrap_err().section, "FILES");
 }
 
 fn refused(bytes: Vec<u8>) -> Option<BootImageDamage> {
@@ -190,7 +210,7 @@ fn any_flipped_bit_is_refused() {
 #[test]
 fn a_forged_table_is_refused_or_harmless() {
     let whole = pack(&packed(), 1);
-    let tables = 128 + 5 * 40 + 40 + 16 * 8 + 24 * 2;
+    let tables = 128 + 5 * 64 + 40 + 16 * 8 + 24 * 2;
     for at in 8..tables {
         for value in [0, 1, 0x7f, 0x80, 0xff] {
             let mut bytes = whole.clone();

@@ -12,6 +12,7 @@ mod disks;
 mod file_system;
 mod format;
 mod hot;
+mod identity;
 mod image;
 #[cfg(test)]
 mod image_test;
@@ -21,12 +22,14 @@ mod pack;
 mod recorder;
 mod recording;
 mod subject;
+mod validity;
 
 pub use disk_name::{DISK_FILES_MAX, disk_name, parse_disk_name};
 pub use disks::{DiskFile, DiskSource, Disks, DisksFs, Fit};
 pub use file_system::{BootFs, HotFiles};
 pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, HEADER_BYTES, MAGIC, ZEROS};
 pub use hot::{Hot, HotSet, Served, Write};
+pub use identity::Identity;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use image::reseal;
@@ -37,3 +40,4 @@ pub use pack::{Packer, ReadBlock};
 pub use recorder::{Choice, Recorder, RecorderFs, Unreadable};
 pub use recording::{Recorded, Recording};
 pub use subject::Subject;
+pub use validity::{IndexedTree, Validity};

@@ -10,6 +10,7 @@ use crate::format::{
     BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_ROW_BYTES, HEADER_BYTES,
     HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION, ZEROS,
 };
+use crate::identity::Identity;
 use crate::image::{ImageKind, Run, blocks_of, header_checksum};
 use crate::recording::Recording;
 
@@ -30,6 +31,7 @@ struct Described {
     name: Vec<u8>,
     size_bytes: u64,
     modified: Time,
+    identity: Option<Identity>,
 }
 
 /// The files of an image, by their numbers in the recording.
@@ -64,8 +66,8 @@ impl Store {
 
 impl Packer {
     /// Adds a file and returns its number for the recording.
-    pub fn add(&mut self, name: &[u8], size_bytes: u64, modified: Time) -> u32 {
-        self.files.push(Described { name: name.to_vec(), size_bytes, modified });
+    pub fn add(&mut self, name: &[u8], size_bytes: u64, modified: Time, identity: Option<Identity>) -> u32 {
+        self.files.push(Described { name: name.to_vec(), size_bytes, modified, identity });
         (self.files.len() - 1) as u32
     }
 
@@ -117,6 +119,12 @@ impl Packer {
             put(&mut row, 24, file.name.len() as u32);
             put(&mut row, 28, (runs.len() / RUN_ROW_BYTES) as u32);
             put(&mut row, 32, own.len() as u32);
+            if let Some(Identity { nlink, changed, inode }) = file.identity {
+                put(&mut row, 36, nlink);
+                row[40..48].copy_from_slice(&changed.seconds.to_le_bytes());
+                put(&mut row, 48, changed.nanoseconds);
+                row[56..].copy_from_slice(&inode.to_le_bytes());
+            }
             files.extend_from_slice(&row);
             names.extend_from_slice(&file.name);
             for run in own {

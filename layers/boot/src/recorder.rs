@@ -23,8 +23,12 @@ const SMALL_BLOCKS: u32 = 32;
 /// Selects the blocks of an image.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice<'a> {
-    /// An image to merge, of the same generation of the tree or of the same disk.
+    /// An image to merge, for which [`Subject::can_merge`] returns `true`. Blocks of files that
+    /// have changed since are dropped.
     pub old: Option<&'a BootImage>,
+    /// Whether the recording completes those of `old`, instead of being one more: its blocks then
+    /// count as read in all of them.
+    pub updates: bool,
     /// Blocks that were read in fewer recordings are left out.
     pub min_recordings: u32,
     /// The maximum number of blocks. Blocks that were read in most recordings are preferred.
@@ -36,7 +40,7 @@ pub struct Choice<'a> {
 impl Choice<'_> {
     /// All blocks of this recording alone.
     pub const ALL: Choice<'static> =
-        Choice { old: None, min_recordings: 1, blocks_max: usize::MAX, whole: false };
+        Choice { old: None, updates: false, min_recordings: 1, blocks_max: usize::MAX, whole: false };
 }
 
 /// Blocks that were read during the recording, cannot be read for the image, and are left out of
@@ -118,7 +122,8 @@ impl Recorder {
         let mut nodes = state.nodes.clone();
         for (number, node) in (0..).zip(&state.nodes) {
             let attributes = fs.attributes(&Context::OWN, *node)?;
-            packer.add(&subject.name(fs, *node)?, attributes.size_bytes, attributes.modified);
+            let identity = subject.identity(&attributes);
+            packer.add(&subject.name(fs, *node)?, attributes.size_bytes, attributes.modified, identity);
             // Adds the first block of a file that was opened and not read: with it in the image,
             // the open needs no other source.
             recording.add(number, 0..1);
@@ -126,21 +131,20 @@ impl Recorder {
         if let Some(old) = choice.old {
             let theirs: Vec<Option<u32>> = (0..old.files())
                 .map(|number| {
-                    let file = old.file(number);
-                    let now = subject.find(fs, file.name)?;
-                    // Blocks of a file that has changed since are dropped.
-                    if now.size_bytes != file.size_bytes || now.modified != file.modified {
-                        return None;
-                    }
+                    let now = subject.valid_file(fs, old, number)?;
                     if let Some(known) = state.files.get(&now.node) {
                         return Some(*known);
                     }
                     let name = subject.name(fs, now.node).ok()?;
                     nodes.push(now.node);
-                    Some(packer.add(&name, now.size_bytes, now.modified))
+                    Some(packer.add(&name, now.size_bytes, now.modified, subject.identity(&now)))
                 })
                 .collect();
-            recording.merge(&old.recording(), |file| theirs[file as usize]);
+            let theirs = |file: u32| theirs[file as usize];
+            match choice.updates {
+                false => recording.merge(&old.recording(), theirs),
+                true => recording.complete_older(&old.recording(), theirs),
+            }
         }
         let mut recording = recording.chosen(choice.min_recordings, choice.blocks_max);
         if let Subject::Tree(_) = subject {

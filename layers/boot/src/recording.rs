@@ -69,6 +69,20 @@ impl Recording {
         }
     }
 
+    /// Adds the blocks of older recordings, which this one completes: its own blocks count as read
+    /// in all of them. `file`: as for [`merge`](Recording::merge).
+    pub fn complete_older(&mut self, older: &Recording, file: impl Fn(u32) -> Option<u32>) {
+        self.recordings = older.recordings;
+        self.seen.values_mut().for_each(|times| *times = older.recordings);
+        for (older_file, block) in &older.order {
+            let Some(own_file) = file(*older_file) else { continue };
+            let times = older.seen[&(*older_file, *block)];
+            if self.seen.insert((own_file, *block), times).is_none() {
+                self.order.push((own_file, *block));
+            }
+        }
+    }
+
     /// Returns the number of merged recordings.
     pub fn recordings(&self) -> u32 {
         self.recordings
@@ -145,6 +159,20 @@ mod tests {
         two.add(8, 0..1);
         one.merge(&two, |file| (file == 7).then_some(0));
         assert_eq!((one.recordings(), blocks(&one)), (2, vec![(0, 0, 1), (0, 1, 2), (0, 2, 1)]));
+    }
+
+    #[test]
+    fn blocks_that_complete_older_recordings_count_in_all_of_them() {
+        let (mut older, mut new) = (Recording::new(), Recording::new());
+        older.add(7, 0..2);
+        older.add(8, 0..1);
+        let mut second = Recording::new();
+        second.add(7, 1..2);
+        older.merge(&second, Some);
+        new.add(0, 1..3);
+        new.complete_older(&older, |file| (file == 7).then_some(0));
+        // Block 1 was read in both older recordings, block 0 in one, and block 2 is new.
+        assert_eq!((new.recordings(), blocks(&new)), (2, vec![(0, 1, 2), (0, 2, 2), (0, 0, 1)]));
     }
 
     #[test]

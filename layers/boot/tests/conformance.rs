@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use quell_boot::{
-    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, OpenOverride, Opener, Recorder,
-    RecorderFs, Subject,
+    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, IndexedTree, OpenOverride,
+    Opener, Recorder, RecorderFs, Subject,
 };
 use quell_testkit::conformance::{Implementation, Instance, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
@@ -15,7 +15,28 @@ use quell_vfs::{
     Attributes, Context, Error, ErrorKind, File, FileSystem, Kind, NodeId, ReadAt, Result, errno,
 };
 
-const GENERATION: u128 = 42;
+/// The index of a model. It does not identify files, so an image is valid only with its own
+/// generation.
+#[derive(Debug)]
+struct Indexed;
+
+impl IndexedTree for Indexed {
+    fn generation(&self) -> u128 {
+        42
+    }
+
+    fn inode(&self, _: NodeId) -> u64 {
+        0
+    }
+
+    fn is_original(&self) -> bool {
+        false
+    }
+}
+
+fn subject() -> Subject {
+    Subject::Tree(Arc::new(Indexed))
+}
 
 fn files(model: &Model) -> Vec<(NodeId, u64)> {
     let paths = model.tree().paths();
@@ -42,11 +63,11 @@ fn recorded(model: &Arc<Model>, seed: u64) -> BootImage {
     let recorder = Recorder::new();
     let fs = RecorderFs::new(model.clone(), recorder.clone());
     start(&fs, &files(model), &mut Random::new(seed));
-    BootImage::parse(recorder.pack(&**model, &Subject::Tree(GENERATION), &Choice::ALL, 2).unwrap().0).unwrap()
+    BootImage::parse(recorder.pack(&**model, &subject(), &Choice::ALL, 2).unwrap().0).unwrap()
 }
 
 fn hot(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<Hot>) {
-    let hot = HotSet::new(image, &*fs).decode(2).unwrap();
+    let hot = HotSet::new(image, &*fs, &Indexed).decode(2).unwrap();
     (BootFs::new(fs, hot.clone()), hot)
 }
 
@@ -79,7 +100,7 @@ fn a_file_system_with_hot_blocks_conforms() {
 fn any_set_of_recorded_blocks_gives_the_models_bytes() {
     for seed in 0..30 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
-        let set = HotSet::new(recorded(&model, seed), &*model);
+        let set = HotSet::new(recorded(&model, seed), &*model, &Indexed);
         assert_eq!(set.stale(), [] as [Vec<u8>; 0], "seed {seed}");
         let fs = BootFs::new(model.clone(), set.decode(2).unwrap());
         Comparison::new(&*model, &fs, true).ask(&mut Random::new(seed), 300);
@@ -91,7 +112,7 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
     let mut written_files = 0;
     for seed in 0..20 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
-        let set = HotSet::new(recorded(&model, seed), &*model);
+        let set = HotSet::new(recorded(&model, seed), &*model, &Indexed);
         let whole = set.whole();
         let out: HashMap<NodeId, Mutex<Vec<u8>>> = whole
             .iter()
@@ -233,7 +254,7 @@ fn an_unreadable_block_is_left_out_alone() {
         fs.open(&Context::OWN, *node).unwrap().read_at(&mut vec![0; *size as usize], 0).unwrap();
     }
     let pack = |fs: &dyn FileSystem| {
-        let (bytes, lost) = recorder.pack(fs, &Subject::Tree(GENERATION), &Choice::ALL, 1).unwrap();
+        let (bytes, lost) = recorder.pack(fs, &subject(), &Choice::ALL, 1).unwrap();
         (BootImage::parse(bytes).unwrap(), lost)
     };
     let (whole, nothing) = pack(&*model);
@@ -256,7 +277,7 @@ fn a_file_that_changed_since_is_served_from_the_tree_and_reported() {
     let number = tree.paths().into_iter().find(|(path, _)| *path == name).expect("it was recorded").1;
     tree.node_mut(number).modified.nanoseconds ^= 1;
     let changed = Arc::new(Model::new(Arc::new(tree)));
-    let set = HotSet::new(image, &*changed);
+    let set = HotSet::new(image, &*changed, &Indexed);
     assert!(set.stale().contains(&name), "{:?}", set.stale());
     let fs = BootFs::new(changed.clone(), set.decode(2).unwrap());
     Comparison::new(&*changed, &fs, true).ask(&mut Random::new(5), 300);

@@ -13,11 +13,10 @@ use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, Stat};
 use quell_threads::{Tasks, into_inner, lock};
-use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result};
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result, same_status_change};
 
 use crate::builder::{BuildOptions, Exclude};
 use crate::compare::{Change, Difference, changed_attributes};
-use crate::file_state::same_status_change;
 use crate::format::Field;
 use crate::freshness::{OVERFLOW_ID, attributes_of};
 use crate::image::{EntryId, Image, ROOT};

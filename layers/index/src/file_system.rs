@@ -10,14 +10,14 @@ use lru::LruCache;
 use quell_posix::{Dir, OpenFile, Stat};
 use quell_threads::lock;
 use quell_vfs::{
-    Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileState, FileSystem, Kind,
     NAME_BYTES_MAX, NodeId, NodeRef, ReadAt, Result, errno, printable,
 };
 
 use crate::builder::{CAPABILITY, is_kept};
-use crate::file_state::{FileState, is_indexed_root, same_access};
 use crate::format::{self, Field};
 use crate::image::{EntryId, Image, ROOT};
+use crate::indexed_file::{is_indexed_root, same_access};
 
 /// Number of directories of the tree that are kept open, so that opening another file in them needs
 /// one lookup.
@@ -129,9 +129,7 @@ impl IndexFs {
     /// Returns the file system with other rules than those of a user's own view.
     pub fn with_rules(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange, rules: Rules) -> IndexFs {
         let on_indexed_file_system = source.stat_self().is_ok_and(|root| is_indexed_root(&image, &root));
-        // Inode number 1 is the root of a separate file system, and also of file systems that
-        // assign inode numbers on demand (such as sshfs), whose numbers are not persistent.
-        let has_inodes = image.inode(ROOT).is_some_and(|number| number > 1);
+        let has_inodes = image.has_persistent_inodes();
         let indexed = image.attributes(ROOT);
         let root = Arc::new(Entered { dir: source, entry: ROOT, indexed, above: None });
         tracing::debug!(
@@ -243,7 +241,7 @@ impl IndexFs {
                 self.check_acl(entry, file.acl()?.as_deref())?;
             }
         }
-        let state = FileState::from_stat(now);
+        let state = now.state();
         let owners = self.rules.serves_others || !self.rules.owners_unknown;
         let same = match self.on_change {
             OnChange::Ignore => true,

@@ -517,6 +517,12 @@ impl Image {
         (self.format_version() > 1).then(|| self.column(Section::Inode, entry) as u64)
     }
 
+    /// Returns whether the inode numbers are persistent. Inode number 1 is the root of a separate
+    /// file system, and also of file systems that assign inode numbers on demand (such as sshfs).
+    pub fn has_persistent_inodes(&self) -> bool {
+        self.inode(ROOT).is_some_and(|number| number > 1)
+    }
+
     /// Returns the generation of the tree.
     pub fn generation(&self) -> Generation {
         Generation(u128::from_le_bytes(self.bytes[16..32].try_into().expect("sixteen bytes")))

@@ -11,11 +11,11 @@ mod builder;
 mod check;
 mod compare;
 mod encode;
-mod file_state;
 mod file_system;
 pub mod format;
 mod freshness;
 mod image;
+mod indexed_file;
 mod tree;
 
 pub use builder::{BuildOptions, BuildProgress, Trust, Xattrs, build};
@@ -27,4 +27,5 @@ pub use encode::reseal;
 pub use file_system::{IndexFs, OnChange, Rules};
 pub use freshness::{Comparison, Sampler};
 pub use image::{EntryId, Generation, Image, IndexDamage, Problem, ROOT, XattrSet};
+pub use indexed_file::is_indexed_root;
 pub use tree::{Listing, Special, Tree};

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use quell_boot::ImageKind;
+use quell_boot::{BootImage, ImageKind};
 use quell_mount_spec::{Ownership, TrustedUse};
 
 use crate::display::{counted, shown};
@@ -39,6 +39,17 @@ pub fn add_boot_images(
     Ok(())
 }
 
+/// Returns the position of the tree that an image belongs to: the one whose index has the
+/// generation of the image, or else the one in which most of its files are unchanged.
+fn tree_of(boot: &BootImage, trees: &[CheckedTree]) -> Option<usize> {
+    let is_of = |tree: &CheckedTree| boot.kind() == ImageKind::Tree(tree.covered.image.generation().0);
+    trees.iter().position(is_of).or_else(|| {
+        let valid = |tree: &CheckedTree| tree.covered.validity(boot).valid_files;
+        let (position, files) = trees.iter().map(valid).enumerate().rev().max_by_key(|(_, files)| *files)?;
+        (files > 0).then_some(position)
+    })
+}
+
 fn add_boot_image(
     context: &HolderContext,
     path: &Path,
@@ -55,10 +66,10 @@ fn add_boot_image(
         let message = format!("{} is a boot image of a disk image: use it with --image", shown(path));
         return Err(Failure::wrong_input(message));
     }
-    let is_of = |tree: &CheckedTree| boot.kind() == ImageKind::Tree(tree.covered.image.generation().0);
-    let Some(position) = trees.iter().position(is_of) else {
+    let Some(position) = tree_of(&boot, trees) else {
         return Err(Failure::wrong_input(format!(
-            "{} belongs to another index, or to an older state of this one: record it again",
+            "{} belongs to another index, or to an older state of this one in which every file was different: \
+             record it again",
             shown(path)
         )));
     };
@@ -80,7 +91,8 @@ fn add_boot_image(
     let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
     if stale > 0 {
         context.print(&format!(
-            "{} of {} changed after the recording and are served from the tree; to serve them from memory, record again",
+            "{} of {} changed after the recording and are served from the tree; to serve them from memory, run \
+             `quell record --update`",
             counted(stale as u64, "file", "files"),
             shown(path)
         ));

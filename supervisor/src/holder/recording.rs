@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_boot::{BLOCK_BYTES, BootImage, Choice, Recorder, Subject, Unreadable};
-use quell_mount_spec::{LockedBootFile, Ownership, Trusted, TrustedUse};
+use quell_mount_spec::{Covered, LockedBootFile, Ownership, Trusted, TrustedUse};
 use quell_vfs::FileSystem;
 
 use crate::display::{counted, shown};
@@ -60,7 +60,15 @@ impl ActiveRecording {
             )));
         }
         let owner = Ownership::from(&tree.covered.source().stat_self()?);
-        let (fs, subject) = (tree.covered.fs.clone(), Subject::Tree(tree.covered.image.generation().0));
+        let subject = tree.covered.subject();
+        if plan.update {
+            // Blocks of the image that are still valid are not read from the tree again.
+            let (fs, source) = (tree.covered.fs.clone(), (&subject, &trusted, &owner));
+            if let Some(old) = older_image(plan, &*fs, source)? {
+                tree.covered = with_blocks(tree.covered, old, &plan.output)?;
+            }
+        }
+        let fs = tree.covered.fs.clone();
         let (covered, recorder) = tree.covered.with_recorder();
         tree.covered = covered;
         trees.push(tree);
@@ -79,34 +87,14 @@ impl ActiveRecording {
         let _ = std::fs::remove_file(&plan.pipe);
         let recording = ActiveRecording { plan: plan.clone(), recorded, messages: messages.clone(), pipe };
         LockedBootFile::check(&plan.output, plan.force)?;
-        recording.image_to_merge()?;
+        recording.older_image()?;
         Ok(recording)
     }
 
-    /// Returns the image to merge, if there is one.
-    fn image_to_merge(&self) -> Result<Option<BootImage>, Failure> {
-        let output = &self.plan.output;
-        if !self.plan.merge || !output.exists() {
-            return Ok(None);
-        }
-        let file = InputFile::open(output)?.file;
-        // Merged blocks become part of an image that belongs to the caller, so the old image must
-        // be trusted.
+    /// Returns the image to merge or to complete, if there is one.
+    fn older_image(&self) -> Result<Option<BootImage>, Failure> {
         let Recorded { fs, subject, trusted, owner, .. } = &self.recorded;
-        let recorded_of = Some((Path::new("the recorded tree or disk image"), owner));
-        check_trust(trusted, &file, output, TrustedUse::BootImage, recorded_of)?;
-        let old = quell_mount_spec::load_boot_from(&file, output, |bytes| check_available(output, bytes))?;
-        if subject.can_merge(&**fs, &old) {
-            return Ok(Some(old));
-        }
-        let other = match subject {
-            Subject::Tree(_) => "belongs to another index, or to an older state of this one",
-            Subject::Disk(_) => "was recorded from another disk image, or from an older state of this one",
-        };
-        Err(Failure::wrong_input(format!(
-            "{} {other}: it cannot be merged; without --merge it is replaced",
-            shown(output)
-        )))
+        older_image(&self.plan, &**fs, (subject, trusted, owner))
     }
 
     /// Reports the namespace of the recorded processes and the holder's process id.
@@ -156,10 +144,11 @@ impl ActiveRecording {
         let claimed = LockedBootFile::claim(output, &|lock| {
             self.messages.print(&waiting_for_recording(lock));
         })?;
-        let old = self.image_to_merge()?;
+        let old = self.older_image()?;
         let blocks_max = self.plan.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
         let (min_recordings, whole) = (self.plan.min_runs, self.plan.whole);
-        let choice = Choice { old: old.as_ref(), min_recordings, blocks_max, whole };
+        let updates = self.plan.update;
+        let choice = Choice { old: old.as_ref(), updates, min_recordings, blocks_max, whole };
         let (bytes, unreadable) = recorder.pack(&**fs, subject, &choice, processors())?;
         if let Unreadable { blocks, first: Some(first) } = unreadable {
             self.messages.print(&format!(
@@ -173,6 +162,8 @@ impl ActiveRecording {
         if image.files() == 0 {
             return Err(Failure::cannot("no block satisfies --min-runs and --budget"));
         }
+        let kept = old.as_ref().map_or(0, |old| subject.valid_blocks(&**fs, old));
+        let added_blocks = updates.then(|| image.blocks().saturating_sub(kept));
         claimed.replace(image.as_bytes(), self.plan.force)?;
         Ok(RecordingResult {
             failure: None,
@@ -181,9 +172,51 @@ impl ActiveRecording {
             image_files: image.files().into(),
             image_contents: image.contents().into(),
             image_bytes: image.file_bytes(),
+            added_blocks,
             recordings: image.recordings(),
         })
     }
+}
+
+/// Returns the existing image that a recording is merged with or completes, if there is one.
+/// `source`: the subject of the recording, the owners whose image may be used, and the owner of the
+/// subject.
+fn older_image(
+    plan: &RecordingPlan,
+    fs: &dyn FileSystem,
+    source: (&Subject, &Trusted, &Ownership),
+) -> Result<Option<BootImage>, Failure> {
+    let output = &plan.output;
+    if !(plan.merge || plan.update) || !output.exists() {
+        return Ok(None);
+    }
+    let file = InputFile::open(output)?.file;
+    // Blocks of the old image become part of an image that belongs to the caller, so the old image
+    // must be trusted.
+    let (subject, trusted, owner) = source;
+    let recorded_of = Some((Path::new("the recorded tree or disk image"), owner));
+    check_trust(trusted, &file, output, TrustedUse::BootImage, recorded_of)?;
+    let old = quell_mount_spec::load_boot_from(&file, output, |bytes| check_available(output, bytes))?;
+    if subject.can_merge(fs, &old) {
+        return Ok(Some(old));
+    }
+    let other = match subject {
+        Subject::Tree(_) => {
+            "belongs to another index, or to an older state of this one in which every file was different"
+        }
+        Subject::Disk(_) => "was recorded from another disk image, or from an older state of this one",
+    };
+    let (option, done) = if plan.update { ("--update", "updated") } else { ("--merge", "merged") };
+    Err(Failure::wrong_input(format!(
+        "{} {other}: it cannot be {done}; without {option} it is replaced",
+        shown(output)
+    )))
+}
+
+/// Returns the tree with the valid blocks of an image in memory.
+fn with_blocks(covered: Covered, image: BootImage, path: &Path) -> Result<Covered, Failure> {
+    check_available(path, image.memory_bytes())?;
+    Ok(covered.with_boot_image(image).with_decoded_boot_image(processors())?)
 }
 
 /// Returns the message of a command that waits until another command has written its boot image.

@@ -61,6 +61,9 @@ pub struct RecordingResult {
     pub image_contents: u64,
     /// Size of the image, in bytes.
     pub image_bytes: u64,
+    /// With `--update`: number of blocks that the older image did not have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub added_blocks: Option<u64>,
     /// Number of recordings that are merged in the image.
     pub recordings: u32,
 }

@@ -283,6 +283,9 @@ pub struct RecordingPlan {
     pub output: PathBuf,
     /// Whether the recording is merged with those of an existing image.
     pub merge: bool,
+    /// Whether an existing image is completed: its valid blocks are served during the recording.
+    #[serde(default)]
+    pub update: bool,
     /// Whether to replace any regular file.
     pub force: bool,
     /// Keep only the blocks that were read in at least this number of recordings.

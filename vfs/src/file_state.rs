@@ -1,31 +1,23 @@
-//! Decides from the results of fstat(2) whether an opened file is the indexed one. Pure.
+//! The state of a file, as far as metadata distinguishes it from other states of the file.
 
-use quell_posix::Stat;
-use quell_vfs::{Attributes, Time};
-
-use crate::image::{Image, ROOT};
+use crate::attributes::Time;
 
 /// The state of a file, as far as a file system's metadata distinguishes it from other states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
+    /// The inode number.
     pub inode: u64,
+    /// The number of hard links.
     pub nlink: u32,
+    /// The size.
     pub size_bytes: u64,
+    /// The time of the last change of the data.
     pub modified: Time,
+    /// The time of the last change of the data or metadata.
     pub changed: Time,
 }
 
 impl FileState {
-    pub fn from_stat(now: &Stat) -> FileState {
-        FileState {
-            inode: now.inode,
-            nlink: now.nlink,
-            size_bytes: now.size_bytes,
-            modified: now.modified,
-            changed: now.changed,
-        }
-    }
-
     /// Returns whether `later` has the same bytes. The status change time shows this: every write,
     /// and every rename of another file over this one, sets it, and no program can set it to a
     /// chosen value. It also changes when a hard link is created or removed, which is common in
@@ -52,19 +44,6 @@ pub fn same_status_change(before: Time, later: Time) -> bool {
     let whole_seconds = before.nanoseconds == 0 && later.nanoseconds == 0;
     let settled = before.seconds.checked_add(SETTLING_SECONDS).is_some_and(|last| later.seconds <= last);
     before == later || whole_seconds && later.seconds > before.seconds && settled
-}
-
-/// Returns whether the directory is the one that was indexed, and not a copy: inode numbers and
-/// status change times are valid only there. A root that changed after indexing counts as a copy,
-/// too.
-pub fn is_indexed_root(image: &Image, root: &Stat) -> bool {
-    image.inode(ROOT) == Some(root.inode) && image.attributes(ROOT).changed == root.changed
-}
-
-/// Returns whether the permissions, and with `owners` also owner and group, equal the indexed ones.
-pub fn same_access(indexed: &Attributes, now: &Stat, owners: bool) -> bool {
-    let same_owners = (indexed.uid, indexed.gid) == (now.uid, now.gid);
-    indexed.permissions == now.mode & 0o7777 && (same_owners || !owners)
 }
 
 #[cfg(test)]
