@@ -66,7 +66,7 @@ impl Network {
     fn call_daemon(
         &self,
         to: DaemonId,
-        request: Vec<u8>,
+        request: Arc<Vec<u8>>,
         reply_bytes_max: u32,
         deadline: Instant,
     ) -> impl Future<Output = Result<Vec<u8>>> + use<> {
@@ -74,7 +74,8 @@ impl Network {
         let waker = self.waker.clone();
         if to == self.daemon {
             let reply = Replier::Member(sender, waker);
-            self.router.pass(PeerRequest { bytes: request, reply, deadline });
+            let bytes = Arc::unwrap_or_clone(request);
+            self.router.pass(PeerRequest { bytes, reply, deadline });
         } else {
             let done = move |reply| {
                 // The service waits for the reply until it ends.
@@ -88,7 +89,8 @@ impl Network {
     }
 
     /// Sends a request to the daemon of a member. If it was not executed, or can be repeated, it is
-    /// sent again until the time limit: another daemon may run the member.
+    /// sent again until the time limit: another daemon may run the member. Without copies this is
+    /// so only if the member has moved, because a daemon that has failed is not replaced.
     async fn call_member(
         self,
         to: MemberId,
@@ -96,23 +98,25 @@ impl Network {
         reply_bytes_max: u32,
         is_repeatable: bool,
     ) -> Result<Vec<u8>> {
+        let request = Arc::new(request);
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let (daemon, version) = self.placement.daemon(to);
             let Some(daemon) = daemon else {
                 return Err(Error::new(ErrorKind::Unavailable, "call member", to.0.to_string()));
             };
-            match self.call_daemon(daemon, request.clone(), reply_bytes_max, deadline).await {
-                Err(error)
-                    if error.kind == ErrorKind::Unavailable
-                        && (is_repeatable || was_not_executed(&error))
-                        && Instant::now() < deadline =>
-                {
-                    if self.placement.daemon(to).1 == version {
-                        self.retries.wait().await;
-                    }
-                }
+            let error = match self.call_daemon(daemon, Arc::clone(&request), reply_bytes_max, deadline).await
+            {
+                Err(error) if error.kind == ErrorKind::Unavailable => error,
                 reply => return reply,
+            };
+            let (new_daemon, new_version) = self.placement.daemon(to);
+            let can_succeed = self.placement.has_replicas || new_daemon != Some(daemon);
+            if !can_succeed || !(is_repeatable || was_not_executed(&error)) || Instant::now() >= deadline {
+                return Err(error);
+            }
+            if new_version == version {
+                self.retries.wait().await;
             }
         }
     }
@@ -126,13 +130,7 @@ impl Peers for Network {
         reply_bytes_max: u32,
         is_repeatable: bool,
     ) -> LocalBoxFuture<'static, Result<Vec<u8>>> {
-        if self.placement.has_replicas {
-            return self.clone().call_member(to, request, reply_bytes_max, is_repeatable).boxed_local();
-        }
-        let (daemon, _) = self.placement.daemon(to);
-        // All members are in the first placement.
-        let daemon = daemon.unwrap_or(DaemonId(to.0));
-        self.call_daemon(daemon, request, reply_bytes_max, Instant::now() + ANSWER_TIMEOUT).boxed_local()
+        self.clone().call_member(to, request, reply_bytes_max, is_repeatable).boxed_local()
     }
 
     fn traffic(&self) -> NetworkCounters {
@@ -145,12 +143,136 @@ impl Peers for Network {
 impl BackupDaemons for Network {
     fn send(&self, to: DaemonId, message: Vec<u8>) -> LocalBoxFuture<'static, Result<()>> {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
-        let confirmed = self.call_daemon(to, message, CONFIRMATION_BYTES_MAX, deadline);
+        let confirmed = self.call_daemon(to, Arc::new(message), CONFIRMATION_BYTES_MAX, deadline);
         let decoded = |reply: Result<Vec<u8>>| {
             let reply = reply?;
             let result: Result<Reply<'_>, WireFailure> = decode(&reply)?;
             result.map(drop).map_err(|failure| failure.into_error("change a backup", b""))
         };
         confirmed.map(decoded).boxed_local()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::mpsc;
+
+    use futures_executor::block_on;
+    use quell_transport::local::{LocalServer, ServerOptions};
+    use quell_transport::peer::{self, CollectedSends, Done, not_executed};
+    use quell_wire::pool::{PoolDaemon, PoolMember};
+
+    use super::*;
+
+    const MOVED: MemberId = MemberId(1);
+    const SOURCE: DaemonId = DaemonId(1);
+    const TARGET: DaemonId = DaemonId(2);
+
+    /// The failure of the calls to the daemon that the member leaves.
+    #[derive(Debug, Clone, Copy)]
+    enum Failed {
+        NotExecuted,
+        Unknown,
+    }
+
+    /// Connections to a daemon that ends, whose requests fail, and to another one, which answers.
+    #[derive(Debug)]
+    struct Moving {
+        failed: Failed,
+        /// The placement that is valid from the first failure on.
+        after: PoolMember,
+        placement: Arc<Placement>,
+        calls: Mutex<Vec<u64>>,
+    }
+
+    impl Transport for Moving {
+        fn address(&self) -> SocketAddr {
+            SocketAddr::from((Ipv4Addr::LOCALHOST, 1))
+        }
+
+        fn set_members(&self, _: &HashMap<peer::MemberId, SocketAddr>) -> Result<()> {
+            Ok(())
+        }
+
+        fn call(&self, to: peer::MemberId, request: Arc<Vec<u8>>, _: u32, _: Instant, done: Done) {
+            self.calls.lock().unwrap().push(to.0);
+            if to == number(TARGET) {
+                return done(Ok(Arc::unwrap_or_clone(request)));
+            }
+            self.placement.set(self, std::slice::from_ref(&self.after), &[]).unwrap();
+            done(Err(match self.failed {
+                Failed::NotExecuted => not_executed(ErrorKind::Unavailable, to, "the member is stopping"),
+                Failed::Unknown => Error::new(ErrorKind::Unavailable, "call", to.to_string()),
+            }));
+        }
+
+        fn collect(&self) -> Box<dyn CollectedSends> {
+            unreachable!("a member does not collect here")
+        }
+
+        fn traffic(&self) -> Traffic {
+            Traffic::default()
+        }
+
+        fn stop(&self, _: Duration) {}
+    }
+
+    fn placed_on(daemon: DaemonId) -> PoolMember {
+        PoolMember { id: MOVED, daemon, backups: Vec::new(), serves_clients: false }
+    }
+
+    /// Sends a request to a member of a pool without copies that is on `SOURCE` at first, and on
+    /// `after` when the request has failed. Returns the result and the daemons that were called.
+    fn call(failed: Failed, after: DaemonId, is_repeatable: bool) -> (Result<Vec<u8>>, Vec<u64>) {
+        // Sockets are only in directories that other users cannot enter.
+        let mode = std::fs::Permissions::from_mode(0o700);
+        let directory = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
+        let server = LocalServer::bind(directory.path().join("socket"), ServerOptions::default()).unwrap();
+        let placement = Arc::new(Placement::new(false));
+        let moving = Arc::new(Moving {
+            failed,
+            after: placed_on(after),
+            placement: Arc::clone(&placement),
+            calls: Mutex::default(),
+        });
+        placement.set(&*moving, &[placed_on(SOURCE)], &[] as &[PoolDaemon]).unwrap();
+        let network = Network {
+            daemon: DaemonId(0),
+            router: Arc::new(Router::new(mpsc::channel().0)),
+            network: Arc::clone(&moving) as _,
+            placement,
+            retries: Rc::default(),
+            waker: server.waker(),
+        };
+        let result = block_on(network.call(MOVED, b"request".to_vec(), 100, is_repeatable));
+        (result, moving.calls.lock().unwrap().clone())
+    }
+
+    #[test]
+    fn a_request_that_reaches_a_daemon_after_its_member_has_moved_is_sent_to_the_next_one() {
+        for (failed, is_repeatable) in
+            [(Failed::NotExecuted, false), (Failed::NotExecuted, true), (Failed::Unknown, true)]
+        {
+            let (result, calls) = call(failed, TARGET, is_repeatable);
+            assert_eq!(result.unwrap(), b"request", "{failed:?}");
+            assert_eq!(calls, [1, 2], "{failed:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_may_have_been_executed_is_not_sent_again() {
+        let (result, calls) = call(Failed::Unknown, TARGET, false);
+        assert_eq!((result.unwrap_err().kind, calls), (ErrorKind::Unavailable, vec![1]));
+    }
+
+    #[test]
+    fn without_copies_no_request_waits_for_a_daemon_that_has_ended() {
+        for failed in [Failed::NotExecuted, Failed::Unknown] {
+            let (result, calls) = call(failed, SOURCE, true);
+            assert_eq!((result.unwrap_err().kind, calls), (ErrorKind::Unavailable, vec![1]));
+        }
     }
 }

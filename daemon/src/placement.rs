@@ -10,13 +10,14 @@ use quell_wire::pool::{DaemonId, MemberId, PoolDaemon, PoolMember};
 use crate::failure::Failure;
 
 /// The daemon of each member.
+#[derive(Debug)]
 pub struct Placement {
     state: Mutex<PlacementState>,
     /// Whether another daemon can run a member later, so that requests are sent again.
     pub has_replicas: bool,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct PlacementState {
     daemons: HashMap<MemberId, DaemonId>,
     /// Increases with each change.

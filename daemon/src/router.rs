@@ -118,7 +118,7 @@ impl Router {
                 reply.send(answer);
             }
         };
-        network.call(number(target), bytes, MESSAGE_BYTES_MAX as u32, deadline, Box::new(done));
+        network.call(number(target), Arc::new(bytes), MESSAGE_BYTES_MAX as u32, deadline, Box::new(done));
     }
 
     fn pass_to_member(&self, to: MemberId, request: PeerRequest) {

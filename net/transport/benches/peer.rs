@@ -74,7 +74,7 @@ impl Chains {
         let (sender, receiver) = sync_channel(1);
         let done = move |result| sender.send(result).expect("this thread waits");
         let request = vec![0; TIME_REQUEST_BYTES];
-        self.network.call(TO, request, 64, Instant::now() + LIMIT, Box::new(done));
+        self.network.call(TO, Arc::new(request), 64, Instant::now() + LIMIT, Box::new(done));
         let reply = receiver.recv().expect("every call ends").expect("they are connected");
         Duration::from_millis(u64::from_le_bytes(reply.try_into().expect("8 bytes")))
     }
@@ -90,7 +90,7 @@ fn next(chains: &Arc<Chains>) {
             false => next(&again),
         }
     };
-    chains.network.call(TO, chains.request(), 64, Instant::now() + LIMIT, Box::new(done));
+    chains.network.call(TO, Arc::new(chains.request()), 64, Instant::now() + LIMIT, Box::new(done));
 }
 
 fn blocking(chains: &Arc<Chains>) {
@@ -98,7 +98,7 @@ fn blocking(chains: &Arc<Chains>) {
     while !chains.is_ending.load(Ordering::Relaxed) {
         let sender = sender.clone();
         let done = move |result| sender.send(result).expect("the thread waits");
-        chains.network.call(TO, chains.request(), 64, Instant::now() + LIMIT, Box::new(done));
+        chains.network.call(TO, Arc::new(chains.request()), 64, Instant::now() + LIMIT, Box::new(done));
         assert_eq!(receiver.recv().expect("every call ends").expect("they are connected").len(), 64);
         chains.calls.fetch_add(1, Ordering::Relaxed);
     }

@@ -14,9 +14,9 @@ use crate::chunks::Chunks;
 /// The other members of the pool.
 pub trait Peers {
     /// Sends a request and returns the reply of the member, which has at most `reply_bytes_max`
-    /// bytes. In a pool with copies, a request that `is_repeatable` may be sent several times,
-    /// because a repetition has no other effect. Errors: `Unavailable` and `TimedOut` if there is
-    /// no reply; then it is not known whether the member has performed the request.
+    /// bytes. A request that `is_repeatable` may be sent several times, because a repetition has no
+    /// other effect. Errors: `Unavailable` and `TimedOut` if there is no reply; then it is not
+    /// known whether the member has performed the request.
     fn call(
         &self,
         to: MemberId,

@@ -478,7 +478,8 @@ impl Member {
             // The future is boxed because requests to this member can be nested.
             return (Box::pin(self.serve_request(origin, request)).await, number);
         }
-        let (reply_bytes_max, is_repeatable) = (reply_bytes_max(&request), is_repeatable(&request));
+        let reply_bytes_max = reply_bytes_max(&request);
+        let is_repeatable = is_repeatable(&request, self.environment.has_copies);
         let waiting = self.outgoing.borrow_mut().entry(to).or_default().begin(number);
         let message = PeerMessage {
             session: self.session,
@@ -581,11 +582,35 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
 }
 
-/// Returns whether a request can be sent again in a pool with copies: a repetition has no other
-/// effect than the request itself, or gets the result of the first time (`repetition.rs`). A
-/// reference has the number of its request, which a repetition keeps.
-fn is_repeatable(request: &PeerRequest<'_>) -> bool {
-    !matches!(request, PeerRequest::Perform(Operation::StopMember { .. }))
+/// Returns whether a request can be sent again after the loss of its reply: a repetition has no
+/// other effect than the request itself, or, in a pool with copies, gets the result of the first
+/// time (`repetition.rs`). A reference has the number of its request, which a repetition keeps.
+fn is_repeatable(request: &PeerRequest<'_>, has_copies: bool) -> bool {
+    match request {
+        PeerRequest::Perform(Operation::StopMember { .. }) => false,
+        PeerRequest::Perform(operation) => has_copies || !is_change(operation),
+        PeerRequest::Hold { .. }
+        | PeerRequest::Above { .. }
+        | PeerRequest::ListPart { .. }
+        | PeerRequest::Outcome { .. }
+        | PeerRequest::SyncChunks { .. }
+        | PeerRequest::Space => true,
+        PeerRequest::Return { .. }
+        | PeerRequest::Declare { .. }
+        | PeerRequest::Renew
+        | PeerRequest::PrepareRemoval { .. }
+        | PeerRequest::PrepareName { .. }
+        | PeerRequest::PrepareNode { .. }
+        | PeerRequest::EndTransaction { .. }
+        | PeerRequest::SetDirGroup { .. }
+        | PeerRequest::Touch { .. }
+        | PeerRequest::NoteChunks { .. }
+        | PeerRequest::TruncateChunks { .. }
+        | PeerRequest::RemoveChunks { .. }
+        | PeerRequest::ForgetDirs
+        | PeerRequest::Mark
+        | PeerRequest::RecordMark { .. } => has_copies,
+    }
 }
 
 /// Returns the largest length of the reply to a request, in bytes.

@@ -118,7 +118,7 @@ impl Client {
     /// Sends a request, and passes the result to `done` exactly once: see
     /// [`Transport::call`](super::Transport::call).
     pub fn call(&self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
-        self.server.call(request, reply_bytes_max, deadline, done);
+        self.server.call(Arc::new(request), reply_bytes_max, deadline, done);
     }
 
     /// Collects the requests of the calling thread: see

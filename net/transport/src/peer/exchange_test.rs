@@ -86,7 +86,7 @@ impl World {
             let end = ends.entry(number).or_insert((0, is_right));
             end.0 += 1;
         };
-        self.sender.call(number.to_le_bytes().to_vec(), 4, deadline, Box::new(done));
+        self.sender.call(Arc::new(number.to_le_bytes().to_vec()), 4, deadline, Box::new(done));
     }
 
     fn lose(&mut self) {

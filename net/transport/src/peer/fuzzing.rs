@@ -2,6 +2,7 @@
 //! decoded value must be the same after it was encoded and decoded again. Compiled with the feature
 //! `fuzzing`, which only fuzz/ and the tests enable.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::compression::{Compressor, expand};
@@ -93,7 +94,7 @@ pub fn check_frames(bytes: &[u8]) {
     outgoing.connected();
     let now = Instant::now();
     for _ in 0..3 {
-        outgoing.call(vec![0; 10], 100, now + Duration::from_secs(1), Box::new(|_| ()));
+        outgoing.call(Arc::new(vec![0; 10]), 100, now + Duration::from_secs(1), Box::new(|_| ()));
     }
     let mut frames = Vec::new();
     outgoing.take(now, usize::MAX, &mut frames);

@@ -147,7 +147,7 @@ impl Transport for PeerNetwork {
         Ok(())
     }
 
-    fn call(&self, to: MemberId, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
+    fn call(&self, to: MemberId, request: Arc<Vec<u8>>, reply_bytes_max: u32, deadline: Instant, done: Done) {
         let peer = self.shared.peers().get(&to).cloned();
         match peer {
             Some(peer) => peer.call(request, reply_bytes_max, deadline, done),
@@ -181,7 +181,7 @@ impl Transport for PeerNetwork {
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         self.listener.abort();
         let peers: Vec<Arc<Peer>> = self.shared.peers().values().cloned().collect();
-        peers.iter().for_each(|peer| peer.begin_stop());
+        peers.iter().for_each(|peer| peer.refuse_requests());
         drain(&driver.runtime, &peers, limit);
         peers.iter().for_each(|peer| peer.remove());
         // Tasks end at their next wait; a handler that blocks does not hold this thread.
@@ -189,14 +189,15 @@ impl Transport for PeerNetwork {
     }
 }
 
-/// Waits until all requests are answered, says goodbye, and waits until the other sides have closed
-/// the connections.
+/// Waits until all requests are answered, refuses calls, says goodbye, and waits until the other
+/// sides have closed the connections.
 pub(super) fn drain(runtime: &Runtime, peers: &[Arc<Peer>], limit: Duration) {
     let end = Instant::now() + limit;
     runtime.block_on(async {
         while !peers.iter().all(|peer| peer.is_drained()) && Instant::now() < end {
             sleep(DRAIN_INTERVAL).await;
         }
+        peers.iter().for_each(|peer| peer.begin_stop());
         let mut left: Vec<_> = peers.iter().collect();
         loop {
             left.retain(|peer| !peer.say_goodbye());

@@ -121,13 +121,12 @@ impl Outgoing {
     }
 
     /// Adds a call.
-    pub fn call(&mut self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
+    pub fn call(&mut self, request: Arc<Vec<u8>>, reply_bytes_max: u32, deadline: Instant, done: Done) {
         let id = self.next_id;
         self.next_id += 1;
         self.queued += 1;
         self.queued_bytes += request.len();
         let cost = request.len() as u64 + u64::from(reply_bytes_max);
-        let request = Arc::new(request);
         let call = Call { request, reply_bytes_max, deadline, is_sent: false, done: Some(done), cost };
         self.calls.insert(id, call);
         self.queue.push_back(id);

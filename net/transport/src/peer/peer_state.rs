@@ -301,7 +301,7 @@ impl Peer {
     // Calls
 
     /// Sends a request, and passes the result to `done`.
-    pub fn call(&self, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
+    pub fn call(&self, request: Arc<Vec<u8>>, reply_bytes_max: u32, deadline: Instant, done: Done) {
         let bytes = request.len();
         if bytes > PAYLOAD_BYTES_MAX || reply_bytes_max as usize > PAYLOAD_BYTES_MAX {
             return done(Err(self.error(ErrorKind::InvalidInput, "a request or its reply is too large")));
@@ -665,10 +665,15 @@ impl Peer {
 
     // End
 
+    /// Refuses new requests from now on.
+    pub fn refuse_requests(&self) {
+        self.state().incoming.stop();
+    }
+
     /// Refuses new requests and calls from now on.
     pub fn begin_stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
-        self.state().incoming.stop();
+        self.refuse_requests();
     }
 
     /// Returns whether all requests are answered and all bytes are written.

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_vfs::Result;
@@ -32,7 +33,8 @@ pub trait Transport: fmt::Debug + Send + Sync {
 
     /// Sends a request to another member, and passes the result to `done` exactly once: on a thread
     /// of the connections, or on the calling thread if the call fails at once. `done` must not
-    /// block. The request is executed at most once. No order between requests is promised.
+    /// block. The request is executed at most once. No order between requests is promised. It is
+    /// shared, because a caller that sends it again keeps it.
     ///
     /// The request has at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX) bytes, and so has
     /// `reply_bytes_max`, the largest reply: it counts for the memory that the other member
@@ -44,7 +46,7 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// many calls wait; `InvalidInput` for sizes out of bounds, and for a reply that is larger than
     /// `reply_bytes_max`. After an error for which [`was_not_executed`](super::was_not_executed) is
     /// false, the request may have been executed.
-    fn call(&self, to: MemberId, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done);
+    fn call(&self, to: MemberId, request: Arc<Vec<u8>>, reply_bytes_max: u32, deadline: Instant, done: Done);
 
     /// Begins to collect the requests and replies of the calling thread, as long as the result
     /// exists: [`send`](CollectedSends::send) must follow them. Without a collection, a thread of
@@ -64,9 +66,10 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// listed. The numbers never decrease.
     fn traffic(&self) -> Traffic;
 
-    /// Refuses new connections, requests and calls, waits at most `limit` for the answers to the
-    /// requests that were begun, and closes all connections. Calls without a reply fail with
-    /// `Unavailable`. A second call does nothing.
+    /// Refuses new connections and requests, waits at most `limit` for the answers to the requests
+    /// that were begun, whose handlers can call other members meanwhile, and then refuses calls and
+    /// closes all connections. Calls without a reply fail with `Unavailable`. A second call does
+    /// nothing.
     ///
     /// It must not be called by a handler or by the receiver of a result.
     fn stop(&self, limit: Duration);

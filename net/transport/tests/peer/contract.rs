@@ -177,8 +177,8 @@ fn calls_to_a_member_that_is_not_listed_fail_until_it_is_listed_again() {
 #[test]
 fn stop_answers_what_was_begun_and_refuses_the_rest() {
     for (name, start) in implementations() {
-        let members = members(&start, 2);
-        let (one, two) = (&members[0], &members[1]);
+        let members = members(&start, 3);
+        let (one, two, three) = (&members[0], &members[1], &members[2]);
         let begun = begin(&*one.transport, two.id, vec![KEEP], 1, LONG);
         let own = begin(&*two.transport, one.id, vec![KEEP], 1, LONG);
         wait_until(|| [one, two].iter().all(|m| m.handler.kept.lock().unwrap().len() == 1));
@@ -190,6 +190,8 @@ fn stop_answers_what_was_begun_and_refuses_the_rest() {
                 Err(error) => error.kind == ErrorKind::Unavailable && was_not_executed(&error),
             });
             assert!(!stopping.is_finished());
+            // The handler of the request that was begun can need another member for its answer.
+            assert_eq!(two.call(three, &[3]).unwrap(), [4], "{name}");
             two.handler.release();
             stopping.join().unwrap();
         });

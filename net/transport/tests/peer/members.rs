@@ -84,7 +84,7 @@ pub fn begin(
 ) -> Receiver<Result<Vec<u8>>> {
     let (sender, receiver) = channel();
     let done = move |result| drop(sender.send(result));
-    from.call(to, request, reply_bytes_max, Instant::now() + limit, Box::new(done));
+    from.call(to, Arc::new(request), reply_bytes_max, Instant::now() + limit, Box::new(done));
     receiver
 }
 

@@ -39,6 +39,7 @@ struct Inner {
     next_id: u64,
     /// Requests that the handler has not answered.
     begun: usize,
+    refuses_requests: bool,
     is_stopping: bool,
     traffic: Traffic,
 }
@@ -127,7 +128,7 @@ impl MemoryTransport {
         drop(inner);
         let other = self.nodes.0.lock().unwrap().get(&address).cloned().ok_or("there is no connection")?;
         let mut inner = other.inner();
-        if inner.is_stopping {
+        if inner.refuses_requests {
             return Err("the member is stopping");
         }
         inner.begun += 1;
@@ -147,7 +148,7 @@ impl Transport for MemoryTransport {
         Ok(())
     }
 
-    fn call(&self, to: MemberId, request: Vec<u8>, reply_bytes_max: u32, deadline: Instant, done: Done) {
+    fn call(&self, to: MemberId, request: Arc<Vec<u8>>, reply_bytes_max: u32, deadline: Instant, done: Done) {
         if request.len() > PAYLOAD_BYTES_MAX || reply_bytes_max as usize > PAYLOAD_BYTES_MAX {
             return done(Err(failure(ErrorKind::InvalidInput, to)));
         }
@@ -164,7 +165,8 @@ impl Transport for MemoryTransport {
         drop(inner);
         let sink = Arc::new(Replies { from: Arc::clone(&self.state), to: Arc::clone(&other) });
         let (reply, reply_bytes_max) = (Reply::new(sink, 0, id), reply_bytes_max as usize);
-        let request = Request { from: self.state.id, bytes: request, deadline, reply_bytes_max };
+        let request =
+            Request { from: self.state.id, bytes: Arc::unwrap_or_clone(request), deadline, reply_bytes_max };
         // A panic of a handler drops its `Reply`, which is the answer.
         drop(catch_unwind(AssertUnwindSafe(|| other.handler.handle(request, reply))));
     }
@@ -179,10 +181,11 @@ impl Transport for MemoryTransport {
 
     fn stop(&self, limit: Duration) {
         let end = Instant::now() + limit;
-        self.state.inner().is_stopping = true;
+        self.state.inner().refuses_requests = true;
         while self.state.inner().begun > 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
         }
+        self.state.inner().is_stopping = true;
         self.state.end(ErrorKind::Unavailable, |_| true);
     }
 }
