@@ -34,6 +34,8 @@ RATE = 100
 # The numbers of clients that read and of clients that write, 40 in total.
 SHARES = ((38, 2), (30, 10), (20, 20), (10, 30), (2, 38))
 BULK = (1 << 20, 64 << 20)
+# The baselines of large writes that do not overwrite.
+NEW_OBJECTS = ("each write is a new object, and the one before it is removed", "the same, then a record is appended to one log")
 COUNTER_CLIENTS = 16
 RECOVERIES = 5
 RECOVERY_S = 5
@@ -117,17 +119,25 @@ class Blob:
         self.repeats = 1 if bench.options.quick else 3
 
     def rows(self):
-        flags = ["-O2", "-Wall"]
-        run(["cc", *flags, "-o", self.scratch / "blob_local", HERE / "blob_local.c", "-llmdb", "-lsqlite3", "-lpthread"])
-        run(["cc", *flags, "-DTHREADED", "-o", self.scratch / "blob_zookeeper", HERE / "blob_zookeeper.c",
-             "-lrados", "-lzookeeper_mt", "-lpthread", "-lm"])
+        self.compile("blob_local", "-llmdb", "-lsqlite3", "-lpthread")
         self.embedded()
         self.below()
         self.overwrites()
         self.kills()
         self.counters()
+        self.rados((self.transactions, self.reads, self.isolation, self.bulk), self.recovery)
+
+    def transfers(self):
+        """Measure only the large reads and writes, in RADOS."""
+        self.rados((self.bulk,))
+
+    def compile(self, program, *libraries):
+        run(["cc", "-O2", "-Wall", "-DTHREADED", "-o", self.scratch / program, HERE / f"{program}.c", *libraries])
+
+    def rados(self, measurements, last=None):
+        self.compile("blob_zookeeper", "-lrados", "-lzookeeper_mt", "-lpthread", "-lm")
         with Testbed(self.scratch / "cephfs", 1, "cephfs").up() as ceph:
-            self.in_rados(ceph)
+            self.in_rados(ceph, measurements, last)
 
     def bench(self, store, *words):
         return lines_of([self.quell, "blob", "bench", store, "--json", "--quiet", "--seconds", self.seconds, *words])
@@ -248,7 +258,8 @@ class Blob:
         with process(command, (store / "socket").exists, stdout=subprocess.DEVNULL) as server:
             yield server
 
-    def in_rados(self, ceph):
+    def in_rados(self, ceph, measurements, last):
+        """Perform measurements beside the baseline, and `last` with the command of the server."""
         network = ["nsenter", f"--net=/run/netns/qlc{(ceph.directory / 'number').read_text().strip()}"]
         os.environ["CEPH_CONF"] = str(ceph.directory / "ceph.conf")
         run([*network, "ceph", "osd", "pool", "create", POOL, "32"], stderr=subprocess.DEVNULL)
@@ -265,24 +276,25 @@ class Blob:
             store = self.local / "rados"
             server = [*network, self.quell, "blob", "serve", store, "--rados", f"rados://{POOL}/{NAMESPACE}", "--json"]
             with self.serve(server, store):
-                self.transactions(baseline, store)
-                self.reads(baseline, store)
-                self.isolation(baseline, store)
-                self.bulk(baseline, store)
-            self.recovery(server, store)
+                for measure in measurements:
+                    measure(baseline, store)
+            if last:
+                last(server, store)
 
-    def pair(self, baseline, store, work, clients, size=READ_BYTES):
-        """Return the median rates of the baseline and of the store, measured in turn."""
-        direct, covered = [], []
+    def in_turn(self, baseline, store, work, clients, size=READ_BYTES, others=()):
+        """Return the median rates of the baseline, of other works of the baseline, and of the store,
+        measured in turn."""
+        found = [[] for _ in range(2 + len(others))]
         for _ in range(self.repeats):
-            direct += lines_of([*baseline, work, clients, self.seconds, size])
-            covered += self.bench(store, "--work", work, "--clients", clients, "--size", size)
-        return [median(line["operations_per_second"] for line in lines) for lines in (direct, covered)]
+            for lines, of_baseline in zip(found, (work, *others)):
+                lines += lines_of([*baseline, of_baseline, clients, self.seconds, size])
+            found[-1] += self.bench(store, "--work", work, "--clients", clients, "--size", size)
+        return [median(line["operations_per_second"] for line in lines) for lines in found]
 
     def transactions(self, baseline, store):
         rates = {}
         for clients, factor in CLIENTS:
-            direct, covered = self.pair(baseline, store, "events", clients)
+            direct, covered = self.in_turn(baseline, store, "events", clients)
             rates[clients] = covered
             bar = (f"at least {factor} times", covered >= factor * direct) if factor else (None, None)
             self.add(f"blob in RADOS, {clients} clients: transactions of events", "ops/s", direct, covered, *bar,
@@ -295,7 +307,7 @@ class Blob:
                  transform >= 1.5 * update, note="direct: aggregates that are read and written")
 
     def reads(self, baseline, store):
-        direct, covered = self.pair(baseline, store, "read", READERS)
+        direct, covered = self.in_turn(baseline, store, "read", READERS)
         self.add(f"blob in RADOS, {READERS} clients: reads of {READ_BYTES} bytes by a power law", "ops/s", direct, covered, "at least 0.95",
                  covered >= 0.95 * direct, note="direct: RADOS alone")
 
@@ -315,10 +327,13 @@ class Blob:
 
     def bulk(self, baseline, store):
         for size in BULK:
-            for work in ("write", "read"):
-                direct, covered = self.pair(baseline, store, work, 8, size)
-                self.add(f"blob in RADOS, 8 clients, {size >> 20} MiB: {work}", "MiB/s", *(rate * size / 2**20 for rate in (direct, covered)),
-                         "at least 0.9", covered >= 0.9 * direct, note="direct: RADOS alone")
+            for work, others in (("write", ("replace", "log")), ("read", ())):
+                direct, *of_others, covered = (rate * size / 2**20 for rate in self.in_turn(baseline, store, work, 8, size, others))
+                name = f"blob in RADOS, 8 clients, {size >> 20} MiB: {work}"
+                self.add(name, "MiB/s", direct, covered, "at least 0.9", covered >= 0.9 * direct, note="direct: RADOS alone")
+                # What the writes of a store need at least: the old bytes stay until the commit.
+                for beside, note, rate in zip(("new objects", "new objects and a log"), NEW_OBJECTS, of_others):
+                    self.add(f"{name}, beside {beside}", "MiB/s", rate, covered, note=f"direct: RADOS alone, {note}")
 
     def recovery(self, server, store):
         """Kill servers under load, and measure the time from the start of the next one to its first

@@ -3,9 +3,12 @@
  *
  *   blob_zookeeper POOL NAMESPACE SERVER WORK CLIENTS SECONDS SIZE [BESIDE CLIENTS RATE]
  *
- * SERVER is HOST:PORT of a ZooKeeper. WORK is events, read, write, or fill, which only writes the
- * data that read needs. RATE is the largest number of operations of a client in a second. Prints a
- * line of JSON for each group of clients. $CEPH_CONF names the cluster.
+ * SERVER is HOST:PORT of a ZooKeeper. WORK is events, read, write, replace, log, or fill, which
+ * only writes the data that read needs. write overwrites a range of an object of the client.
+ * replace writes a new object and removes the one that the client wrote before; log does the same,
+ * and then appends a record to a log that all clients share. RATE is the largest number of
+ * operations of a client in a second. Prints a line of JSON for each group of clients. $CEPH_CONF
+ * names the cluster.
  *
  * Where there is a choice, the baseline gets the faster one: one lock of a site covers its events,
  * its index and its aggregate; requests that do not depend on each other are in flight together;
@@ -26,7 +29,7 @@
 #include <unistd.h>
 #include <zookeeper/zookeeper.h>
 
-enum { SITES = 64, EVENT_BYTES = 200, ENTRY_BYTES = 16, READ_BYTES = 1 << 20, WRITE_BYTES = 64 << 20, CLIENTS_MAX = 1024, PATH_BYTES = 128 };
+enum { SITES = 64, EVENT_BYTES = 200, ENTRY_BYTES = 16, READ_BYTES = 1 << 20, WRITE_BYTES = 64 << 20, CLIENTS_MAX = 1024, RECORD_BYTES = 256, PATH_BYTES = 128 };
 
 static rados_ioctx_t objects;
 static zhandle_t *connections[CLIENTS_MAX / 8 + 1];
@@ -212,10 +215,53 @@ static void write_range(struct client *client, const char *from) {
     must(rados_write(objects, name, from, size, offset % WRITE_BYTES), "write");
 }
 
+/* As a store must that keeps the old bytes until the new ones are complete. Returns the removal of
+ * the object before, which is in progress. */
+static rados_completion_t replace_object(struct client *client, const char *from, rados_completion_t removal) {
+    char name[32];
+    snprintf(name, sizeof name, "new.%d.%zu", client->number, client->count);
+    must(rados_write_full(objects, name, from, size), "write");
+    if (!client->count)
+        return NULL;
+    if (removal)
+        finish(removal, "remove");
+    removal = started();
+    snprintf(name, sizeof name, "new.%d.%zu", client->number, client->count - 1);
+    must(rados_aio_remove(objects, name, removal), "remove");
+    return removal;
+}
+
+/* Appends a record to the log. An append that is in progress delays those that come meanwhile, and
+ * the next append has the records of all of them. */
+static void append_record(void) {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+    static uint64_t last, appended;
+    static bool is_appending;
+    static const char records[CLIENTS_MAX * RECORD_BYTES];
+    pthread_mutex_lock(&mutex);
+    for (uint64_t own = ++last; appended < own;) {
+        if (is_appending) {
+            pthread_cond_wait(&changed, &mutex);
+            continue;
+        }
+        uint64_t first = appended, until = last;
+        is_appending = true;
+        pthread_mutex_unlock(&mutex);
+        must(rados_append(objects, "log", records, (size_t)(until - first) * RECORD_BYTES), "append");
+        pthread_mutex_lock(&mutex);
+        is_appending = false;
+        appended = until;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
 static void *run_client(void *argument) {
     struct client *client = argument;
     char *buffer = malloc(size);
     memset(buffer, 7, size);
+    rados_completion_t removal = NULL;
     for (uint64_t next = 0, begun;; next = begun + interval_us) {
         begun = now_us();
         if (begun < next) {
@@ -228,7 +274,11 @@ static void *run_client(void *argument) {
             add_event(client);
         else if (!strcmp(client->work, "read"))
             read_range(client, buffer);
-        else
+        else if (!strcmp(client->work, "replace") || !strcmp(client->work, "log")) {
+            removal = replace_object(client, buffer, removal);
+            if (!strcmp(client->work, "log"))
+                append_record();
+        } else
             write_range(client, buffer);
         if (client->count == client->capacity) {
             client->capacity = client->capacity ? 2 * client->capacity : 1024;
@@ -236,6 +286,8 @@ static void *run_client(void *argument) {
         }
         client->latencies_us[client->count++] = (uint32_t)(now_us() - begun);
     }
+    if (removal)
+        finish(removal, "remove");
     free(buffer);
     return NULL;
 }

@@ -142,7 +142,7 @@ fn extents(pool: &Arc<dyn Objects>) -> Result<()> {
             }
             elapsed[kind] += begin.elapsed();
         }
-        extents.remove(&[number])?;
+        extents.remove(&[(number, payload.len() as u64)])?;
     }
     parts().try_for_each(|(part, _)| pool.remove(&object(part)))?;
     let names = ["extent, write", "objects, write", "extent, read", "objects, read"];

@@ -6,30 +6,30 @@ use std::sync::Arc;
 
 use quell_vfs::{ErrorKind, Result};
 
-use crate::format::extent::{EXTENT_BYTES_MAX, PIECE_BYTES, PIECES_MAX, encode_piece};
+use crate::format::extent::{EXTENT_BYTES_MAX, PIECE_BYTES, PIECES_MAX, PieceEncoder};
 use crate::format::names;
 use crate::objects::{Objects, PendingWrite, Write, failure, is_refusal};
 
-/// An extent whose data is passed in parts. It needs memory for one piece of 4 MiB, for the first
-/// one, and for those in flight.
+/// An extent whose data is passed in parts. It needs memory for one piece of 4 MiB, and for those
+/// in flight.
 ///
 /// If the value is dropped before the end, [`ObjectExtents::remove`](crate::ObjectExtents::remove)
 /// removes the pieces that were written.
 pub struct ExtentWriter {
-    pub(crate) objects: Arc<dyn Objects>,
-    pub(crate) name: String,
-    pub(crate) number: u64,
+    objects: Arc<dyn Objects>,
+    name: String,
+    number: u64,
     /// The number of the next piece.
-    pub(crate) next: u32,
-    /// Data of the next piece, which is not complete.
-    pub(crate) data: Vec<u8>,
-    /// The first piece, which is the last to be written: if it exists, the extent is complete.
-    pub(crate) first: Option<Vec<u8>>,
-    pub(crate) in_flight: VecDeque<StartedPiece>,
-    pub(crate) in_flight_max: usize,
+    next: u32,
+    /// The next piece, which is not complete; `None` if it has no data yet.
+    piece: Option<PieceEncoder>,
+    /// The largest data of a piece, in bytes.
+    piece_bytes_max: usize,
+    in_flight: VecDeque<StartedPiece>,
+    in_flight_max: usize,
 }
 
-pub(crate) struct StartedPiece {
+struct StartedPiece {
     object: String,
     bytes: Vec<u8>,
     pending: Box<dyn PendingWrite>,
@@ -42,32 +42,47 @@ impl fmt::Debug for ExtentWriter {
 }
 
 impl ExtentWriter {
+    /// Begins an extent of at most `bytes_max` bytes, with at most `in_flight_max` pieces in
+    /// flight.
+    pub(crate) fn new(
+        objects: Arc<dyn Objects>,
+        name: String,
+        number: u64,
+        bytes_max: usize,
+        in_flight_max: usize,
+    ) -> ExtentWriter {
+        ExtentWriter {
+            objects,
+            name,
+            number,
+            next: 0,
+            piece: None,
+            piece_bytes_max: bytes_max.min(PIECE_BYTES),
+            in_flight: VecDeque::new(),
+            in_flight_max,
+        }
+    }
+
     /// Appends data, and starts to write the pieces that are complete.
     ///
     /// # Errors
     /// `InvalidInput` if the extent would have more than 64 MiB. Those of [`Objects`]: the extent
     /// cannot be continued.
     pub fn append(&mut self, mut data: &[u8]) -> Result<()> {
-        let before = self.next as usize * PIECE_BYTES + self.data.len();
-        if data.len() > EXTENT_BYTES_MAX - before {
+        let in_piece = self.piece.as_ref().map_or(0, PieceEncoder::data_bytes);
+        if data.len() > EXTENT_BYTES_MAX - (self.next as usize * PIECE_BYTES + in_piece) {
             let reason = format!("an extent of more than {EXTENT_BYTES_MAX} bytes");
             return Err(failure(ErrorKind::InvalidInput, "write", &self.name, reason));
         }
-        while self.data.len() + data.len() >= PIECE_BYTES {
-            let (part, rest) = data.split_at(PIECE_BYTES - self.data.len());
-            if self.data.is_empty() {
-                self.add_piece(part)?;
-            } else {
-                self.data.extend_from_slice(part);
-                let mut whole = std::mem::take(&mut self.data);
-                self.add_piece(&whole)?;
-                whole.clear();
-                self.data = whole;
-            }
+        while !data.is_empty() {
+            let new = || PieceEncoder::new(self.number, self.next, self.piece_bytes_max);
+            let piece = self.piece.get_or_insert_with(new);
+            let (part, rest) = data.split_at(data.len().min(PIECE_BYTES - piece.data_bytes()));
+            piece.append(part);
             data = rest;
-        }
-        if !data.is_empty() {
-            self.data.extend_from_slice(data);
+            if piece.data_bytes() == PIECE_BYTES {
+                self.write_piece()?;
+            }
         }
         Ok(())
     }
@@ -79,55 +94,37 @@ impl ExtentWriter {
     /// Those of [`Objects`]: a part of the extent may exist, which
     /// [`remove`](crate::ObjectExtents::remove) removes.
     pub fn finish(mut self) -> Result<()> {
-        let last = std::mem::take(&mut self.data);
-        self.finish_with(&last)
+        // An extent without data has one piece.
+        if self.piece.is_some() || self.next == 0 {
+            self.write_piece()?;
+        }
+        self.in_flight.drain(..).try_for_each(|started| started.wait(&*self.objects))
     }
 
-    /// Ends the extent after `last`, the data of the last piece; empty if the last one was
-    /// complete.
-    pub(crate) fn finish_with(mut self, last: &[u8]) -> Result<()> {
-        if !last.is_empty() || self.next == 0 {
-            self.add_piece(last)?;
-        }
-        while let Some(started) = self.in_flight.pop_front() {
-            self.wait(started)?;
-        }
-        let first = self.first.take().unwrap_or_default();
-        let started = self.start(0, first);
-        self.wait(started)
-    }
-
-    fn add_piece(&mut self, data: &[u8]) -> Result<()> {
-        let piece = self.next;
-        debug_assert!(piece < PIECES_MAX, "the length is limited");
-        self.next += 1;
-        let bytes = encode_piece(self.number, piece, data);
-        if piece == 0 {
-            self.first = Some(bytes);
-            return Ok(());
-        }
+    /// Starts to write the piece that has the data so far.
+    fn write_piece(&mut self) -> Result<()> {
+        debug_assert!(self.next < PIECES_MAX, "the length is limited");
         if self.in_flight.len() >= self.in_flight_max
             && let Some(oldest) = self.in_flight.pop_front()
         {
-            self.wait(oldest)?;
+            oldest.wait(&*self.objects)?;
         }
-        let started = self.start(piece, bytes);
-        self.in_flight.push_back(started);
+        let bytes = self.piece.take().map_or_else(Vec::new, PieceEncoder::finish);
+        let object = names::extent(&self.name, self.number, self.next);
+        let pending = self.objects.start_write(&object, &Write::new().write_full(&bytes));
+        self.in_flight.push_back(StartedPiece { object, bytes, pending });
+        self.next += 1;
         Ok(())
     }
+}
 
-    fn start(&self, piece: u32, bytes: Vec<u8>) -> StartedPiece {
-        let object = names::extent(&self.name, self.number, piece);
-        let pending = self.objects.start_write(&object, &Write::new().write_full(&bytes));
-        StartedPiece { object, bytes, pending }
-    }
-
-    /// Waits for a write. A write with an unknown result is repeated once: it writes the same
+impl StartedPiece {
+    /// Waits for the write. A write with an unknown result is repeated once: it writes the same
     /// bytes.
-    fn wait(&self, StartedPiece { object, bytes, pending }: StartedPiece) -> Result<()> {
-        match pending.wait() {
+    fn wait(self, objects: &dyn Objects) -> Result<()> {
+        match self.pending.wait() {
             Err(error) if !is_refusal(&error) => {
-                self.objects.write(&object, &Write::new().write_full(&bytes))
+                objects.write(&self.object, &Write::new().write_full(&self.bytes))
             }
             result => result,
         }

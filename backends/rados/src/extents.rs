@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use quell_vfs::{Error, ErrorKind, Result};
 
-use crate::extent_cache::{ExtentCache, GroupId};
+use crate::extent_cache::ExtentCache;
 use crate::extent_writer::ExtentWriter;
 use crate::format::extent::{
     BLOCK_BYTES, EXTENT_BYTES_MAX, GROUP_BYTES, PIECE_BYTES, PIECES_MAX, check_blocks, stored_range,
@@ -81,24 +81,18 @@ impl ObjectExtents {
             let reason = format!("an extent of {} bytes; the limit is {EXTENT_BYTES_MAX}", data.len());
             return Err(failure(ErrorKind::InvalidInput, "write", &self.name, reason));
         }
-        let mut writer = ExtentWriter { in_flight_max: PIECES_IN_FLIGHT, ..self.begin(number) };
-        let (whole, rest) = data.split_at(data.len() / PIECE_BYTES * PIECE_BYTES);
-        writer.append(whole)?;
-        writer.finish_with(rest)
+        let mut writer = self.writer(number, data.len(), PIECES_IN_FLIGHT);
+        writer.append(data)?;
+        writer.finish()
     }
 
     /// Begins to write an extent whose data is passed in parts.
     pub fn begin(&self, number: u64) -> ExtentWriter {
-        ExtentWriter {
-            objects: Arc::clone(&self.objects),
-            name: self.name.clone(),
-            number,
-            next: 0,
-            data: Vec::new(),
-            first: None,
-            in_flight: VecDeque::new(),
-            in_flight_max: PARTS_IN_FLIGHT,
-        }
+        self.writer(number, EXTENT_BYTES_MAX, PARTS_IN_FLIGHT)
+    }
+
+    fn writer(&self, number: u64, bytes_max: usize, in_flight_max: usize) -> ExtentWriter {
+        ExtentWriter::new(Arc::clone(&self.objects), self.name.clone(), number, bytes_max, in_flight_max)
     }
 
     /// Reads a part of an extent at an offset, in bytes: as many bytes as `into` has, at most 64
@@ -112,50 +106,92 @@ impl ObjectExtents {
         if end.is_none() {
             return Err(damaged(&self.piece_name(number, 0), "the extent is shorter than the read"));
         }
-        let unit_bytes = if into.len() <= CACHED_READ_BYTES_MAX { GROUP_BYTES } else { PIECE_BYTES };
-        let (mut reads, mut start, mut rest) = (Vec::new(), offset as usize, into);
-        while !rest.is_empty() {
-            let (part, after) = rest.split_at_mut(rest.len().min(unit_bytes - start % unit_bytes));
-            let (piece, in_piece) = ((start / PIECE_BYTES) as u32, start % PIECE_BYTES);
-            start += part.len();
-            rest = after;
-            let source = match unit_bytes {
-                GROUP_BYTES => self.start_group((number, piece, (in_piece / GROUP_BYTES) as u32)),
-                _ => Source::Object(self.start_range(number, piece, stored_range(in_piece, part.len()))),
+        let is_kept = into.len() <= CACHED_READ_BYTES_MAX;
+        let mut parts = self.parts(number, offset as usize, into, is_kept);
+        // One read for each sequence of parts of a piece that are not in memory.
+        let is_one_read = |one: &Part<'_>, next: &Part<'_>| {
+            one.is_in_piece_with(next) && !one.is_cached() && !next.is_cached()
+        };
+        let started: Vec<_> = parts
+            .chunk_by_mut(is_one_read)
+            .map(|parts| {
+                let range = (!parts[0].is_cached()).then(|| self.start_range(number, parts, is_kept));
+                (parts, range)
+            })
+            .collect();
+        for (parts, range) in started {
+            let (start, bytes) = match range {
+                Some(range) => (range.stored.start, self.finish_range(range)?),
+                None => (0, Vec::new()),
             };
-            reads.push((piece, in_piece, part, source));
-        }
-        for (piece, in_piece, part, source) in reads {
-            let group = match source {
-                Source::Object(range) => {
-                    self.copy_checked(number, piece, in_piece, &self.finish_range(range)?, part)?;
-                    continue;
+            for part in parts {
+                match part.cached.take() {
+                    Some(group) => self.copy_of_group(number, part, &group)?,
+                    None if is_kept => {
+                        let stored = part.stored_group();
+                        let group = bytes.get(stored.start - start..).unwrap_or_default();
+                        self.copy_and_keep(number, part, &group[..group.len().min(stored.len())])?;
+                    }
+                    None => self.copy_checked(number, part, &bytes)?,
                 }
-                Source::Group(id, range) => self.finish_group(id, range)?,
-                Source::Cached(group) => group,
-            };
-            let stored = stored_range(in_piece % GROUP_BYTES, part.len());
-            let blocks = group.get(stored.start..stored.end.min(group.len())).unwrap_or_default();
-            self.copy_checked(number, piece, in_piece, blocks, part)?;
+            }
         }
         Ok(())
     }
 
-    /// Verifies `blocks`, and copies their data from the offset `in_piece` of a piece on.
-    fn copy_checked(
-        &self,
-        number: u64,
-        piece: u32,
-        in_piece: usize,
-        blocks: &[u8],
-        into: &mut [u8],
-    ) -> Result<()> {
-        check_blocks(blocks, number, piece, in_piece / BLOCK_BYTES, in_piece % BLOCK_BYTES, into)
-            .map_err(|fault| damaged(&self.piece_name(number, piece), fault))
+    /// Divides a read into parts of groups, some of which may be in memory, or of pieces.
+    fn parts<'a>(&self, number: u64, offset: usize, into: &'a mut [u8], in_groups: bool) -> Vec<Part<'a>> {
+        let unit_bytes = if in_groups { GROUP_BYTES } else { PIECE_BYTES };
+        let (mut parts, mut start, mut rest) = (Vec::new(), offset, into);
+        while !rest.is_empty() {
+            let (into, after) = rest.split_at_mut(rest.len().min(unit_bytes - start % unit_bytes));
+            let (piece, in_piece) = ((start / PIECE_BYTES) as u32, start % PIECE_BYTES);
+            let id = (number, piece, (in_piece / GROUP_BYTES) as u32);
+            let cached = if in_groups { self.cache.get(id) } else { None };
+            start += into.len();
+            rest = after;
+            parts.push(Part { piece, in_piece, into, cached });
+        }
+        parts
     }
 
-    fn start_range(&self, number: u64, piece: u32, stored: Range<usize>) -> StartedRange {
-        let object = self.piece_name(number, piece);
+    /// Copies a part from its group, which is in memory.
+    fn copy_of_group(&self, number: u64, part: &mut Part<'_>, group: &[u8]) -> Result<()> {
+        let stored = stored_range(part.in_piece % GROUP_BYTES, part.into.len());
+        let blocks = group.get(stored.start..stored.end.min(group.len())).unwrap_or_default();
+        self.copy_checked(number, part, blocks)
+    }
+
+    /// Copies a part from its group, and keeps the group if all of its checksums agree. A damaged
+    /// block fails only the reads of this block.
+    fn copy_and_keep(&self, number: u64, part: &mut Part<'_>, group: &[u8]) -> Result<()> {
+        self.copy_of_group(number, part, group)?;
+        let first = part.in_piece / GROUP_BYTES;
+        let is_checked = part.into.len() == GROUP_BYTES;
+        if is_checked
+            || check_blocks(group, number, part.piece, first * GROUP_BYTES / BLOCK_BYTES, 0, &mut []).is_ok()
+        {
+            self.cache.insert((number, part.piece, first as u32), Arc::new(group.to_vec()));
+        }
+        Ok(())
+    }
+
+    /// Verifies the blocks that have a part, and copies it.
+    fn copy_checked(&self, number: u64, part: &mut Part<'_>, blocks: &[u8]) -> Result<()> {
+        let Part { piece, in_piece, into, .. } = part;
+        check_blocks(blocks, number, *piece, *in_piece / BLOCK_BYTES, *in_piece % BLOCK_BYTES, into)
+            .map_err(|fault| damaged(&self.piece_name(number, *piece), fault))
+    }
+
+    /// Starts to read the blocks, or with `in_groups` the groups, that have adjacent parts of a
+    /// piece.
+    fn start_range(&self, number: u64, parts: &[Part<'_>], in_groups: bool) -> StartedRange {
+        let (first, last) = (&parts[0], &parts[parts.len() - 1]);
+        let stored = match in_groups {
+            true => first.stored_group().start..last.stored_group().end,
+            false => stored_range(first.in_piece, last.in_piece + last.into.len() - first.in_piece),
+        };
+        let object = self.piece_name(number, first.piece);
         let pending = self.objects.start_read(&object, stored.start as u64, stored.len());
         StartedRange { object, stored, pending }
     }
@@ -172,64 +208,25 @@ impl ObjectExtents {
         })
     }
 
-    /// Returns a group of blocks from memory, or starts to read it.
-    fn start_group(&self, id @ (number, piece, group): GroupId) -> Source {
-        match self.cache.get(id) {
-            Some(group) => Source::Cached(group),
-            None => {
-                let stored = stored_range(group as usize * GROUP_BYTES, GROUP_BYTES);
-                Source::Group(id, self.start_range(number, piece, stored))
-            }
-        }
-    }
-
-    /// Waits for a group, and keeps it if all of its checksums agree.
-    fn finish_group(
-        &self,
-        id @ (number, piece, group): GroupId,
-        range: StartedRange,
-    ) -> Result<Arc<Vec<u8>>> {
-        let bytes = Arc::new(self.finish_range(range)?);
-        let first = group as usize * (GROUP_BYTES / BLOCK_BYTES);
-        // A damaged block fails only the reads of this block, so the group is not kept.
-        if check_blocks(&bytes, number, piece, first, 0, &mut []).is_ok() {
-            self.cache.insert(id, Arc::clone(&bytes));
-        }
-        Ok(bytes)
-    }
-
-    /// Removes extents, or the pieces that unfinished writes have left. If there are none, the call
-    /// succeeds.
+    /// Removes extents with these numbers and at most these lengths in bytes, or the pieces that
+    /// unfinished writes have left. If there are none, the call succeeds.
     ///
     /// # Errors
     /// Those of [`Objects`]. The call can be repeated.
-    pub fn remove(&self, numbers: &[u64]) -> Result<()> {
-        for numbers in numbers.chunks(REMOVALS_IN_FLIGHT) {
-            let begun: Vec<_> =
-                numbers.iter().map(|number| [0, 1].map(|piece| self.start_removal(*number, piece))).collect();
-            for (number, [first, second]) in numbers.iter().zip(begun) {
-                self.cache.remove(*number, 0);
-                // An extent with a first piece is complete, so it has no others without a second
-                // one.
-                let (is_complete, has_second) = (existed(first.wait())?, existed(second.wait())?);
-                if !is_complete || has_second {
-                    self.remove_rest(*number)?;
-                }
+    pub fn remove(&self, extents: &[(u64, u64)]) -> Result<()> {
+        let pieces = |bytes: u64| bytes.div_ceil(PIECE_BYTES as u64).clamp(1, PIECES_MAX.into()) as u32;
+        let all =
+            extents.iter().flat_map(|(number, bytes)| (0..pieces(*bytes)).map(|piece| (*number, piece)));
+        let mut in_flight: VecDeque<Box<dyn PendingWrite>> = VecDeque::new();
+        for (number, piece) in all {
+            self.cache.remove(number, piece);
+            if in_flight.len() >= REMOVALS_IN_FLIGHT {
+                in_flight.pop_front().map_or(Ok(()), removed)?;
             }
+            let object = self.piece_name(number, piece);
+            in_flight.push_back(self.objects.start_write(&object, &Write::new().remove()));
         }
-        Ok(())
-    }
-
-    fn start_removal(&self, number: u64, piece: u32) -> Box<dyn PendingWrite> {
-        self.objects.start_write(&self.piece_name(number, piece), &Write::new().remove())
-    }
-
-    /// Removes the pieces after the second one, and those after the first one from memory.
-    fn remove_rest(&self, number: u64) -> Result<()> {
-        (1..PIECES_MAX).for_each(|piece| self.cache.remove(number, piece));
-        let removals: Vec<_> = (2..PIECES_MAX).map(|piece| self.start_removal(number, piece)).collect();
-        let results: Vec<_> = removals.into_iter().map(|removal| existed(removal.wait())).collect();
-        results.into_iter().try_for_each(|result| result.map(drop))
+        in_flight.into_iter().try_for_each(removed)
     }
 
     /// Passes the numbers of all extents that are at least `first` to `visit`, also those of
@@ -239,35 +236,45 @@ impl ObjectExtents {
     /// # Errors
     /// Those of [`Objects`]; some numbers may have been passed before.
     pub fn list(&self, first: u64, visit: &mut dyn FnMut(u64)) -> Result<()> {
-        let mut large = BTreeSet::new();
+        let mut found = BTreeSet::new();
         self.objects.list(&format!("{}.extent.", self.name), &mut |object| {
             match names::parse(&self.name, object) {
-                Some(names::ParsedName::Extent { number, piece: 0 }) if number >= first => visit(number),
+                // Pieces of one extent are not listed together.
                 Some(names::ParsedName::Extent { number, .. }) if number >= first => {
-                    large.insert(number);
+                    found.insert(number);
                 }
                 _ => {}
             }
             true
         })?;
-        for number in large {
-            match self.objects.size(&self.piece_name(number, 0)) {
-                Err(error) if error.kind == ErrorKind::NotFound => visit(number),
-                size => drop(size?),
-            }
-        }
+        found.into_iter().for_each(visit);
         Ok(())
     }
 }
 
-/// The source of the data of a part of a read.
-enum Source {
-    /// In memory.
-    Cached(Arc<Vec<u8>>),
-    /// A group that is being read, and is kept in memory.
-    Group(GroupId, StartedRange),
-    /// The blocks of the part are being read, and are not kept in memory.
-    Object(StartedRange),
+/// A part of a read.
+struct Part<'a> {
+    piece: u32,
+    /// The offset of the part in the piece.
+    in_piece: usize,
+    into: &'a mut [u8],
+    /// The group that has the part, if it is in memory.
+    cached: Option<Arc<Vec<u8>>>,
+}
+
+impl Part<'_> {
+    fn is_cached(&self) -> bool {
+        self.cached.is_some()
+    }
+
+    fn is_in_piece_with(&self, other: &Part<'_>) -> bool {
+        self.piece == other.piece
+    }
+
+    /// Returns the bytes of the object that have the group of the part.
+    fn stored_group(&self) -> Range<usize> {
+        stored_range(self.in_piece / GROUP_BYTES * GROUP_BYTES, GROUP_BYTES)
+    }
 }
 
 struct StartedRange {
@@ -276,11 +283,10 @@ struct StartedRange {
     pending: Box<dyn PendingRead>,
 }
 
-/// Returns whether the removed object existed.
-fn existed(removed: Result<()>) -> Result<bool> {
-    match removed {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
+/// Waits for the removal of an object, which may not exist.
+fn removed(pending: Box<dyn PendingWrite>) -> Result<()> {
+    match pending.wait() {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        result => result,
     }
 }

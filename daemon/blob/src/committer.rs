@@ -1,4 +1,6 @@
-//! The thread that commits the transactions of clients, in groups.
+//! The thread that commits the transactions of clients, in groups, and the thread that removes the
+//! data that they have made unneeded. The removal of extents has to wait for the storage, and
+//! commits do not wait for it.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,79 +15,118 @@ use quell_transport::peer;
 const HELD_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
-struct CommitterState {
-    /// Whether the thread looks for transactions that wait.
+struct State {
+    /// Whether the thread has work.
     is_awake: bool,
     is_ending: bool,
 }
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<CommitterState>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The thread that commits.
-pub(crate) struct Committer {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
+/// Wakes a thread.
+#[derive(Clone, Default)]
+pub(crate) struct Waker(Arc<Shared>);
 
-/// Wakes the thread.
-#[derive(Clone)]
-pub(crate) struct CommitterWaker(Arc<Shared>);
-
-impl CommitterWaker {
-    /// Lets the thread commit a transaction that was submitted.
+impl Waker {
+    /// Lets the thread work. If it works already, it does so once more.
     pub(crate) fn wake(&self) {
         let was_awake = std::mem::replace(&mut lock(&self.0.state).is_awake, true);
         if !was_awake {
             self.0.changed.notify_one();
         }
     }
+
+    fn is_ending(&self) -> bool {
+        lock(&self.0.state).is_ending
+    }
+
+    /// Calls `work` each time that the thread is woken, and a last time when it is to end.
+    fn run(&self, work: impl Fn()) {
+        loop {
+            let state = lock(&self.0.state);
+            let mut state = wait_while(&self.0.changed, state, |state| !state.is_awake && !state.is_ending);
+            let is_last = state.is_ending;
+            state.is_awake = false;
+            drop(state);
+            work();
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    fn end(&self) {
+        lock(&self.0.state).is_ending = true;
+        self.0.changed.notify_one();
+    }
+}
+
+/// The threads that commit and that remove unneeded data.
+pub(crate) struct Committer {
+    commits: Waker,
+    removals: Waker,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Committer {
     pub(crate) fn start(store: OpenStore) -> io::Result<Committer> {
-        let shared = Arc::new(Shared::default());
-        let own = shared.clone();
-        let run = move || {
-            loop {
-                let mut state =
-                    wait_while(&own.changed, lock(&own.state), |state| !state.is_awake && !state.is_ending);
-                let is_last = state.is_ending;
-                state.is_awake = false;
-                drop(state);
-                // The replies of a group are written together.
-                let sends = peer::Server::collect();
-                while store.commit_pending_and(&mut || sends.send()) {}
-                // A snapshot of several groups lets them wait. When the server ends, no client
-                // waits for them.
-                while store.has_pending() && !lock(&own.state).is_ending {
-                    std::thread::sleep(HELD_INTERVAL);
-                    while store.commit_pending_and(&mut || sends.send()) {}
-                }
-                if is_last {
-                    return;
-                }
+        let (commits, removals) = (Waker::default(), Waker::default());
+        let mut committer =
+            Committer { commits: commits.clone(), removals: removals.clone(), threads: Vec::new() };
+        let (own, of_removals) = (store.clone(), removals.clone());
+        let commit = move || commits.run(|| commit_all(&own, &commits, &of_removals));
+        committer.threads.push(std::thread::Builder::new().name("blob commits".into()).spawn(commit)?);
+        let commits = committer.commits.clone();
+        let remove = move || removals.run(|| remove_some(&store, &commits));
+        match std::thread::Builder::new().name("blob removals".into()).spawn(remove) {
+            Ok(thread) => committer.threads.push(thread),
+            Err(error) => {
+                committer.end();
+                return Err(error);
             }
-        };
-        let thread = std::thread::Builder::new().name("blob commits".into()).spawn(run)?;
-        Ok(Committer { shared, thread: Some(thread) })
+        }
+        Ok(committer)
     }
 
-    pub(crate) fn waker(&self) -> CommitterWaker {
-        CommitterWaker(self.shared.clone())
+    /// Returns the value that lets a thread commit a transaction that was submitted.
+    pub(crate) fn waker(&self) -> Waker {
+        self.commits.clone()
     }
 
-    /// Ends the thread after it has committed the submitted transactions. A second call does
+    /// Ends the threads after they have committed the submitted transactions. A second call does
     /// nothing.
     pub(crate) fn end(&mut self) {
-        lock(&self.shared.state).is_ending = true;
-        self.shared.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
+        self.commits.end();
+        self.removals.end();
+        for thread in self.threads.drain(..) {
             // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
+    }
+}
+
+fn commit_all(store: &OpenStore, own: &Waker, removals: &Waker) {
+    // The replies of a group are written together.
+    let sends = peer::Server::collect();
+    while store.commit_pending_and(&mut || sends.send()) {}
+    // A snapshot of several groups lets them wait. When the server ends, no client waits for them.
+    while store.has_pending() && !own.is_ending() {
+        std::thread::sleep(HELD_INTERVAL);
+        while store.commit_pending_and(&mut || sends.send()) {}
+    }
+    if store.has_removable() {
+        removals.wake();
+    }
+}
+
+fn remove_some(store: &OpenStore, commits: &Waker) {
+    store.remove_some();
+    // The rests of truncated blobs are removed by commits.
+    if store.has_pending() {
+        commits.wake();
     }
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use quell_blob_service::{ClientId, Permissions, Sessions};
 use quell_transport::peer::{MemberId, Request, Service, Taken};
 
-use crate::committer::CommitterWaker;
+use crate::committer::Waker;
 use crate::permit::ReplyPermit;
 
 /// Executes requests.
 pub(crate) struct Requests {
     pub(crate) sessions: Arc<Sessions>,
-    pub(crate) committer: CommitterWaker,
+    pub(crate) committer: Waker,
     pub(crate) permit: Option<ReplyPermit>,
 }
 

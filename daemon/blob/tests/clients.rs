@@ -77,6 +77,26 @@ fn create(name: &str) -> Operation {
 }
 
 #[test]
+fn replaced_extents_are_removed_while_clients_go_on() {
+    let served = Served::start();
+    let store = served.client();
+    store.create("a").unwrap();
+    let count = || {
+        let mut files = 0;
+        for epoch in std::fs::read_dir(served.directory.join("extents")).unwrap() {
+            files += std::fs::read_dir(epoch.unwrap().path()).unwrap().count();
+        }
+        files
+    };
+    for round in 0..200 {
+        store.write("a", 0, &[round; 40_000]).unwrap();
+    }
+    // Up to 64 of them wait for others.
+    wait_until(|| count() <= 65);
+    assert_eq!(read(&store, "a", 40_000), [199; 40_000]);
+}
+
+#[test]
 fn a_client_gets_what_a_program_gets_that_opens_the_store_itself() {
     let served = Served::start();
     let store = served.client();

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use quell_blob_service::{
-    CheckedStore, ExtentId, ExtentWriter, Extents, JointRecords, OpenStore, Options, Problem,
-    read_joint_records,
+    CheckedStore, EXTENT_BYTES_MAX, ExtentId, ExtentWriter, Extents, JointRecords, OpenStore, Options,
+    Problem, read_joint_records,
 };
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_rados::{LogOptions, ObjectExtents, Objects, Pool, PoolOptions, RadosStore, group_name};
@@ -220,12 +220,12 @@ impl Extents for RadosExtents {
     }
 
     fn remove(&self, id: ExtentId) -> Result<()> {
-        self.0.remove(&[id.0])
+        self.0.remove(&[(id.0, EXTENT_BYTES_MAX as u64)])
     }
 
-    fn remove_all(&self, ids: &[ExtentId]) -> Result<()> {
-        let numbers: Vec<u64> = ids.iter().map(|id| id.0).collect();
-        self.0.remove(&numbers)
+    fn remove_all(&self, extents: &[(ExtentId, u64)]) -> Result<()> {
+        let extents: Vec<_> = extents.iter().map(|(id, length)| (id.0, *length)).collect();
+        self.0.remove(&extents)
     }
 
     fn list(&self, first: ExtentId, visit: &mut dyn FnMut(ExtentId)) -> Result<()> {
@@ -311,9 +311,9 @@ mod tests {
         let data: Vec<u8> = (0..11_000_000_u32).map(|number| (number / 5) as u8).collect();
         let first = open(objects.clone()).expect("opened");
         let server = (first.clone(), Arc::new(Sessions::new(first, SessionLimits::default())));
-        // The writer starts pieces of 4 MiB when they are complete, and the first one last.
+        // The writer starts pieces of 4 MiB when they are complete.
         send_extent(&server, 1, &data);
-        assert_eq!(extents(), 1);
+        assert_eq!(extents(), 2);
         let create = Operation::Create { name: b"a".to_vec(), may_exist: true };
         let append = Operation::Append { name: b"a".to_vec(), data: Vec::new() };
         let transaction = Transaction { operations: vec![create, append], ..Transaction::default() };
@@ -324,13 +324,13 @@ mod tests {
         assert_eq!(extents(), 3);
         // The server finds out that a client has ended.
         send_extent(&server, 2, &data);
-        assert_eq!(extents(), 4);
+        assert_eq!(extents(), 5);
         server.1.end(ClientId(1));
         server.0.collect().expect("collected");
         assert_eq!(extents(), 3);
         // Another server replaces this one before it finds out.
         send_extent(&server, 3, &data);
-        assert_eq!(extents(), 4);
+        assert_eq!(extents(), 5);
         let second = open(objects.clone()).expect("taken over");
         assert_eq!(second.remove_orphans().expect("removed"), 1);
         assert_eq!(extents(), 3);

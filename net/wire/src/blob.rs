@@ -18,8 +18,8 @@ pub use joint::{
 };
 pub use key::{Access, GRANTS_MAX, Grant, KEY_DESCRIPTION_BYTES_MAX, KeyDescription, Right};
 pub use message::{
-    DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request, TransferId,
-    UPLOAD_BYTES_MAX, WrittenExtent,
+    DATA_BYTES_MAX, Draft, ExtentPart, MESSAGE_BYTES_MAX, NAMES_MAX, PROTOCOL, ReadState, Reply, Request,
+    TransferId, UPLOAD_BYTES_MAX, WrittenExtent,
 };
 pub use operation::{
     BlobStat, Committed, FileAttributes, NAME_BYTES_MAX, OPERATIONS_MAX, Operation, OperationResult, Part,

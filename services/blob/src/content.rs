@@ -45,17 +45,23 @@ pub(crate) fn read(
     offset: u64,
     into: &mut [u8],
 ) -> Result<()> {
-    into.fill(0);
     if into.is_empty() {
         return Ok(());
     }
     let end = offset + into.len() as u64;
+    let mut done = 0;
     if entry.extent_refs > 0 {
         for piece in pieces(tables, entry.id, offset, end)? {
-            let part = &mut into[(piece.start - offset) as usize..(piece.end - offset) as usize];
-            extents.read(piece.extent, piece.skip_bytes, part)?;
+            let (start, end) = ((piece.start - offset) as usize, (piece.end - offset) as usize);
+            // References overlap only if the tables are damaged.
+            if let Some(hole) = into.get_mut(done..start) {
+                hole.fill(0);
+            }
+            extents.read(piece.extent, piece.skip_bytes, &mut into[start..end])?;
+            done = done.max(end);
         }
     }
+    into[done..].fill(0);
     let first = offset / PAGE_BYTES;
     let last = (end - 1) / PAGE_BYTES;
     if last - first < PAGES_BY_GET_MAX {

@@ -140,8 +140,10 @@ impl Engine {
     /// Begins an extent whose data is sent in parts. It is passed to
     /// [`prepare`](Engine::prepare) or to [`abandon`](Engine::abandon).
     pub(crate) fn begin_extent(&self) -> ExtentUpload {
-        // Clients that abandon extents may never commit.
-        self.remove_some();
+        // Clients that abandon extents may never commit, and removals follow commits.
+        if self.garbage.unused_extents().1 >= self.options.unused_extent_bytes_max / 4 {
+            self.remove_some();
+        }
         ExtentUpload::begin(&*self.extents, ExtentId(self.new_number()))
     }
 
@@ -248,7 +250,6 @@ impl Engine {
                 return true;
             }
             if !self.queue.pass_on() {
-                self.remove_some();
                 return true;
             }
         }
@@ -410,9 +411,14 @@ impl Engine {
         written
     }
 
+    /// Returns whether there is enough unneeded data to remove some of it.
+    pub(crate) fn has_removable(&self) -> bool {
+        self.garbage.is_worth_a_step(self.options.unused_extent_bytes_max / 8)
+    }
+
     /// Removes unneeded data if there is enough of it.
     pub(crate) fn remove_some(&self) {
-        if self.garbage.is_worth_a_step(self.options.unused_extent_bytes_max / 8) {
+        if self.has_removable() {
             self.remove_truncated();
             // Data that is not removed waits for a later step: no commit depends on it.
             let _ = self.garbage.try_remove(self.versions.oldest_needed(), REMOVED_IN_A_STEP);

@@ -183,17 +183,17 @@ impl Garbage {
             let Some(next) = lock(&self.waiting).next_extent(oldest) else { break };
             removed.push(next);
         }
-        let ids: Vec<ExtentId> = removed.iter().map(|(_, id, _)| *id).collect();
-        if let Err(error) = self.extents.remove_all(&ids) {
+        let extents: Vec<_> = removed.iter().map(|(_, id, length)| (*id, *length)).collect();
+        if let Err(error) = self.extents.remove_all(&extents) {
             let mut waiting = lock(&self.waiting);
             removed.into_iter().for_each(|(version, id, length)| waiting.add_extent(version, id, length));
             return Err(error);
         }
         let mut batch = Batch::new();
-        ids.iter().for_each(|id| batch.delete(&keys::unused_extent(*id)));
+        extents.iter().for_each(|(id, _)| batch.delete(&keys::unused_extent(*id)));
         // If the commit fails, the next open removes the extents, which no longer exist, again.
         self.tables.commit(batch)?;
-        Ok(ids.len())
+        Ok(extents.len())
     }
 }
 

@@ -105,7 +105,7 @@ impl Prepared {
 }
 
 fn discard(extents: &dyn Extents, extent: NewExtent) {
-    let _ = extents.remove(extent.id);
+    let _ = extents.remove_all(&[(extent.id, extent.length_bytes)]);
 }
 
 fn prepare_operation(
@@ -126,7 +126,7 @@ fn prepare_operation(
     let new = NewExtent { id: new_extent(), length_bytes: data.len() as u64 };
     if let Err(error) = extents.write(new.id, &data) {
         // If the part that was written cannot be removed either, the next opening removes it.
-        let _ = extents.remove(new.id);
+        discard(extents, new);
         return Err(error);
     }
     Ok(PreparedOperation { operation, extent: Some(new) })

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
-    DATA_BYTES_MAX, Draft, GROUP_PROTOCOL, JointReply, JointRequest, NAMES_MAX, PROTOCOL, ReadState, Reply,
-    Request, SnapshotId, StoreCounters, TransferId, UPLOAD_BYTES_MAX,
+    DATA_BYTES_MAX, Draft, ExtentPart, GROUP_PROTOCOL, JointReply, JointRequest, NAMES_MAX, PROTOCOL,
+    ReadState, Reply, Request, SnapshotId, StoreCounters, TransferId, UPLOAD_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
@@ -131,7 +131,8 @@ impl Sessions {
         replied: Replied,
     ) -> bool {
         let session = self.session(client, permissions);
-        let request = match decode::<Request>(request) {
+        let part = ExtentPart::decode(request);
+        let request = match part.map_or_else(|| decode(request), |part| Ok(part.without_data())) {
             Ok(request) => self.with_uploads(&session, request),
             Err(error) => Err(Reply::Failed(Failure::new(&error))),
         };
@@ -146,7 +147,7 @@ impl Sessions {
         let (sessions, of_session) = (self.clone(), session.clone());
         let replied = move |reply: Reply| {
             sessions.counters.end(&counted, &reply, sessions.store.monotonic_ns());
-            replied(sessions.encode(&of_session, &reply, reply_bytes_max));
+            replied(sessions.encode(&of_session, reply, reply_bytes_max));
         };
         match (allowed, &self.group) {
             (Ok(Request::Commit(transaction)), _) => {
@@ -173,6 +174,11 @@ impl Sessions {
             (Ok(Request::Joint(request)), Some(group)) => {
                 group.execute(&self.store, request, replied);
                 true
+            }
+            (Ok(Request::WriteExtent { upload, offset, .. }), _) => {
+                let data = part.map_or(&[][..], |part| part.data);
+                replied(self.transfers.write_extent(&session.transfers, upload, offset, data));
+                false
             }
             (Ok(request), _) => {
                 replied(self.read(&session, request));
@@ -250,8 +256,8 @@ impl Sessions {
     }
 
     /// Returns the encoding of a reply. One that is too long is kept, and the client fetches it.
-    fn encode(&self, session: &Session, reply: &Reply, reply_bytes_max: usize) -> Vec<u8> {
-        let encoded = encode(reply);
+    fn encode(&self, session: &Session, reply: Reply, reply_bytes_max: usize) -> Vec<u8> {
+        let encoded = reply.into_encoding();
         if encoded.len() <= reply_bytes_max {
             return encoded;
         }
@@ -334,7 +340,7 @@ impl Sessions {
                 if length_bytes as usize > DATA_BYTES_MAX {
                     return invalid("a read has more than 1 MiB");
                 }
-                let mut data = vec![0; length_bytes as usize];
+                let mut data = Reply::data_buffer(length_bytes as usize);
                 self.at(session, state, &mut |state| {
                     let length = state.read(&name, offset, &mut data)?;
                     data.truncate(length);
@@ -351,9 +357,6 @@ impl Sessions {
             Request::Upload { upload, offset, data } => {
                 Ok(self.transfers.upload(of_client, upload, offset, &data))
             }
-            Request::WriteExtent { upload, offset, data } => {
-                Ok(self.transfers.write_extent(of_client, upload, offset, &data))
-            }
             Request::Discard(number) => Ok(self.transfers.discard(of_client, number)),
             Request::Fetch { reply, offset } => Ok(Transfers::fetch(of_client, reply, offset)),
             Request::NextData { state, name, offset } => {
@@ -364,7 +367,8 @@ impl Sessions {
             Request::Commit(_)
             | Request::CommitUploaded(_)
             | Request::CommitWritten { .. }
-            | Request::Joint(_) => Ok(invalid("a commit is not a read")),
+            | Request::WriteExtent { .. }
+            | Request::Joint(_) => Ok(invalid("a write is not a read")),
         };
         reply.unwrap_or_else(|error| match Locked::of(&error) {
             Some(refusal) => Reply::Refused(refusal.clone()),

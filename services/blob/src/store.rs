@@ -177,16 +177,35 @@ impl OpenStore {
         self.0.queue.has_pending()
     }
 
-    /// Commits the transactions that wait. Returns false if there are none, or another thread
-    /// commits them.
+    /// Commits the transactions that wait, and removes unneeded data as
+    /// [`remove_some`](OpenStore::remove_some) does. Returns false if no transactions wait, or
+    /// another thread commits them.
     pub fn commit_pending(&self) -> bool {
-        self.commit_pending_and(&mut || ())
+        let has_committed = self.commit_pending_and(&mut || ());
+        if has_committed {
+            self.remove_some();
+        }
+        has_committed
     }
 
-    /// Does the same as [`commit_pending`](OpenStore::commit_pending), and calls `after_group`
-    /// after the results of each group were passed on.
+    /// Does the same as [`commit_pending`](OpenStore::commit_pending), but removes nothing: the
+    /// caller calls [`remove_some`](OpenStore::remove_some) if there is something to
+    /// [remove](OpenStore::has_removable). `after_group` is called after the results of each group
+    /// were passed on.
     pub fn commit_pending_and(&self, after_group: &mut dyn FnMut()) -> bool {
         self.0.commit_pending(after_group)
+    }
+
+    /// Returns whether there is enough unneeded data that its removal is worth a commit.
+    pub fn has_removable(&self) -> bool {
+        self.0.has_removable()
+    }
+
+    /// Removes data that neither the latest state nor a snapshot needs, if there is enough of it.
+    /// The call waits for the storage; commits and reads go on meanwhile. The removal of the rest
+    /// of a truncated blob is added to the transactions that wait.
+    pub fn remove_some(&self) {
+        self.0.remove_some();
     }
 
     /// Removes all data that neither the latest state nor a snapshot needs.

@@ -30,14 +30,56 @@ fn block_checksum(number: u64, piece: u32, block: usize, data: &[u8]) -> u64 {
     checksum(data, &[]) ^ checksum(&address, &[])
 }
 
-/// Returns the bytes of the object with this data of at most [`PIECE_BYTES`].
-pub(crate) fn encode_piece(number: u64, piece: u32, data: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(data.len() + data.len().div_ceil(BLOCK_BYTES) * 8);
-    for (block, data) in data.chunks(BLOCK_BYTES).enumerate() {
-        bytes.extend_from_slice(data);
-        bytes.extend_from_slice(&block_checksum(number, piece, block, data).to_le_bytes());
+/// The bytes of an object with the data of a piece, which is passed in parts. Its capacity is that
+/// of the whole piece, so that it is not moved while it grows.
+pub(crate) struct PieceEncoder {
+    number: u64,
+    piece: u32,
+    bytes: Vec<u8>,
+    data_bytes: usize,
+}
+
+impl PieceEncoder {
+    /// Returns a piece without data, which will have `data_bytes_max` of it.
+    pub(crate) fn new(number: u64, piece: u32, data_bytes_max: usize) -> PieceEncoder {
+        let bytes = Vec::with_capacity(data_bytes_max + data_bytes_max.div_ceil(BLOCK_BYTES) * 8);
+        PieceEncoder { number, piece, bytes, data_bytes: 0 }
     }
-    bytes
+
+    /// Returns the size of the data so far.
+    pub(crate) fn data_bytes(&self) -> usize {
+        self.data_bytes
+    }
+
+    /// Appends data. A piece has at most [`PIECE_BYTES`].
+    pub(crate) fn append(&mut self, mut data: &[u8]) {
+        while !data.is_empty() {
+            let room = BLOCK_BYTES - self.data_bytes % BLOCK_BYTES;
+            let (part, rest) = data.split_at(data.len().min(room));
+            self.bytes.extend_from_slice(part);
+            self.data_bytes += part.len();
+            if part.len() == room {
+                self.end_block(BLOCK_BYTES);
+            }
+            data = rest;
+        }
+    }
+
+    /// Returns the bytes of the object.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        match self.data_bytes % BLOCK_BYTES {
+            0 => {}
+            length => self.end_block(length),
+        }
+        self.bytes
+    }
+
+    fn end_block(&mut self, length: usize) {
+        let block = (self.data_bytes - 1) / BLOCK_BYTES;
+        let data = &self.bytes[self.bytes.len() - length..];
+        let sum = block_checksum(self.number, self.piece, block, data);
+        self.bytes.extend_from_slice(&sum.to_le_bytes());
+    }
 }
 
 /// Returns the range of bytes of an object that has the blocks of a range of its data. `length` is
@@ -92,6 +134,29 @@ mod tests {
         let mut into = vec![0; length];
         check_blocks(stored, 9, piece, offset / BLOCK_BYTES, offset % BLOCK_BYTES, &mut into)?;
         Ok(into)
+    }
+
+    fn encode_piece(number: u64, piece: u32, data: &[u8]) -> Vec<u8> {
+        let mut encoder = PieceEncoder::new(number, piece, data.len());
+        encoder.append(data);
+        encoder.finish()
+    }
+
+    #[test]
+    fn the_parts_in_which_data_is_passed_do_not_change_the_bytes() {
+        let mut random = Random::new(3);
+        for _ in 0..200 {
+            let length = random.below(4 * BLOCK_BYTES);
+            let data = random.bytes(length);
+            let (mut encoder, mut rest) = (PieceEncoder::new(9, 2, length), &data[..]);
+            while !rest.is_empty() {
+                let (part, after) = rest.split_at(1 + random.below(rest.len()));
+                encoder.append(part);
+                rest = after;
+            }
+            assert_eq!(encoder.data_bytes(), length);
+            assert_eq!(encoder.finish(), encode_piece(9, 2, &data));
+        }
     }
 
     #[test]

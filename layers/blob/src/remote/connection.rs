@@ -13,8 +13,8 @@ use quell_threads::lock;
 use quell_transport::peer::was_not_executed;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
-    DATA_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, Refusal, Reply, Request, Transaction, TransferId,
-    UPLOAD_BYTES_MAX, Version, WrittenExtent,
+    DATA_BYTES_MAX, ExtentPart, MESSAGE_BYTES_MAX, Operation, Refusal, Reply, Request, Transaction,
+    TransferId, UPLOAD_BYTES_MAX, Version, WrittenExtent,
 };
 use quell_wire::{decode, encode};
 
@@ -135,14 +135,26 @@ impl Connection {
         reply_bytes_max: u32,
         deadline: Instant,
     ) -> Result<Reply> {
+        match decode(&self.finish_encoded(first, request, reply_bytes_max, deadline)?)? {
+            Reply::Long { reply, length_bytes } => self.fetch(reply, length_bytes, deadline),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Waits for the encoding of the reply to a request, and repeats the request if the connection
+    /// was lost.
+    pub(super) fn finish_encoded(
+        &self,
+        first: Receiver<Result<Vec<u8>>>,
+        request: &[u8],
+        reply_bytes_max: u32,
+        deadline: Instant,
+    ) -> Result<Vec<u8>> {
         let mut receiver = first;
         loop {
             let result = receiver.recv().map_err(|_| self.error(ErrorKind::Unavailable, "it is closed"))?;
             match result {
-                Ok(reply) => match decode(&reply)? {
-                    Reply::Long { reply, length_bytes } => return self.fetch(reply, length_bytes, deadline),
-                    reply => return Ok(reply),
-                },
+                Ok(reply) => return Ok(reply),
                 Err(error) if is_transient(&error) && Instant::now() + PAUSE < deadline => {
                     std::thread::sleep(PAUSE);
                     receiver = self.begin(request.to_vec(), reply_bytes_max, deadline);
@@ -184,23 +196,24 @@ impl Connection {
                 self.error(ErrorKind::InvalidInput, "the transaction has more than 257 MiB; divide it")
             );
         }
-        let request = |upload, offset, data| Request::Upload { upload, offset, data };
+        let request =
+            |upload, offset, data: &[u8]| encode(&Request::Upload { upload, offset, data: data.to_vec() });
         self.send_parts(bytes, deadline, request)
     }
 
-    /// Sends bytes in parts, each with a request that `request_of` returns for the number of the
-    /// upload, the position and the bytes.
+    /// Sends bytes in parts, each with a request whose encoding `request_of` returns for the number
+    /// of the upload, the position and the bytes.
     pub(super) fn send_parts(
         &self,
         bytes: &[u8],
         deadline: Instant,
-        request_of: impl Fn(TransferId, u64, Vec<u8>) -> Request,
+        request_of: impl Fn(TransferId, u64, &[u8]) -> Vec<u8>,
     ) -> Result<TransferId> {
         let upload = TransferId(self.number());
         let mut offset = 0;
         while offset < bytes.len() {
             let part = &bytes[offset..bytes.len().min(offset + DATA_BYTES_MAX)];
-            let request = encode(&request_of(upload, offset as u64, part.to_vec()));
+            let request = request_of(upload, offset as u64, part);
             let receiver = self.begin(request, SHORT_REPLY_BYTES, deadline);
             let reply = receiver.recv().map_err(|_| self.error(ErrorKind::Unavailable, "it is closed"))?;
             let reply = reply.and_then(|reply| decode(&reply));
@@ -282,7 +295,7 @@ impl Connection {
         }
         let Request::CommitWritten { extents: numbered, .. } = &mut request else { return Ok(None) };
         for (position, extent) in extents.iter().enumerate() {
-            let part = |upload, offset, data| Request::WriteExtent { upload, offset, data };
+            let part = |upload, offset, data: &[u8]| ExtentPart { upload, offset, data }.encode();
             match self.send_parts(extent.1, deadline, part) {
                 Ok(upload) => numbered[position].upload = upload,
                 Err(error) => {

@@ -11,7 +11,7 @@ use quell_wire::blob::{
     DATA_BYTES_MAX, Draft, MESSAGE_BYTES_MAX, NAMES_MAX, Operation, OperationResult, ReadState, Refusal,
     Reply, Request, SnapshotId, Version,
 };
-use quell_wire::encode;
+use quell_wire::{decode, encode};
 
 use super::connection::{Connection, REPLY_OVERHEAD_BYTES, SHORT_REPLY_BYTES};
 use crate::backend::TransactionState;
@@ -105,11 +105,13 @@ impl RemoteState {
                 next += length;
             }
             let Some((receiver, request, reply_bytes_max, length)) = begun.pop_front() else { break };
-            let data = match connection.finish(receiver, &request, reply_bytes_max, deadline)? {
-                Reply::Data(data) if data.len() <= length => data,
-                other => return Err(self.read_error(name, other)),
+            let reply = connection.finish_encoded(receiver, &request, reply_bytes_max, deadline)?;
+            // Not copied before the copy into the caller's buffer.
+            let data = match Reply::decode_data(&reply) {
+                Some(data) if data.len() <= length => data,
+                _ => return Err(self.read_error(name, decode(&reply)?)),
             };
-            into[done..done + data.len()].copy_from_slice(&data);
+            into[done..done + data.len()].copy_from_slice(data);
             done += data.len();
             if data.len() < length {
                 break;

@@ -9,6 +9,7 @@ use super::joint::{JointReply, JointRequest};
 use super::operation::{BlobStat, Committed, OPERATIONS_MAX, Operation, SnapshotId, Transaction, Version};
 use super::refusal::Refusal;
 use crate::Failure;
+use crate::encoding::{decode_first, encode};
 
 /// The version of the protocol. A server that is not one of several groups refuses clients of
 /// another one.
@@ -166,6 +167,45 @@ pub enum Request {
     },
 }
 
+/// The position of [`Request::WriteExtent`] among the requests.
+const WRITE_EXTENT: u32 = 15;
+
+/// A [`Request::WriteExtent`] whose data is borrowed, so that it is copied neither before it is
+/// encoded nor after it was decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtentPart<'a> {
+    /// The upload.
+    pub upload: TransferId,
+    /// The position of the part.
+    pub offset: u64,
+    /// The bytes.
+    pub data: &'a [u8],
+}
+
+impl<'a> ExtentPart<'a> {
+    /// Returns the encoding of the request.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = encode(&(WRITE_EXTENT, self.upload, self.offset, self.data.len() as u64));
+        let mut bytes = Vec::with_capacity(head.len() + self.data.len());
+        bytes.extend_from_slice(&head);
+        bytes.extend_from_slice(self.data);
+        bytes
+    }
+
+    /// Returns the part, if the bytes are the encoding of a [`Request::WriteExtent`].
+    pub fn decode(bytes: &'a [u8]) -> Option<ExtentPart<'a>> {
+        let ((number, upload, offset, length), data) =
+            decode_first::<(u32, TransferId, u64, u64)>(bytes).ok()?;
+        let is_part = number == WRITE_EXTENT && length == data.len() as u64;
+        is_part.then_some(ExtentPart { upload, offset, data })
+    }
+
+    /// Returns the request without the data, which is enough to check and to count it.
+    pub fn without_data(&self) -> Request {
+        Request::WriteExtent { upload: self.upload, offset: self.offset, data: Vec::new() }
+    }
+}
+
 impl Request {
     /// Returns the kind for which the request is counted.
     pub fn kind(&self) -> RequestKind {
@@ -239,6 +279,41 @@ pub enum Reply {
     Counters(Box<StoreCounters>),
     /// The reply to a `Joint` request.
     Joint(JointReply),
+}
+
+/// The position of [`Reply::Data`] among the replies.
+const DATA: u32 = 3;
+/// The largest encoding of a [`Reply::Data`] without its data, in bytes.
+const DATA_HEAD_BYTES_MAX: usize = 16;
+
+impl Reply {
+    /// Returns a buffer for the data of [`Reply::Data`], which [`into_encoding`] extends without
+    /// another allocation. It has `length` zeros.
+    ///
+    /// [`into_encoding`]: Reply::into_encoding
+    pub fn data_buffer(length: usize) -> Vec<u8> {
+        // The kernel has zeros for an allocation of this size, so they are not written.
+        let mut data = vec![0; length + DATA_HEAD_BYTES_MAX];
+        data.truncate(length);
+        data
+    }
+
+    /// Returns the encoding. That of data is made in its buffer.
+    pub fn into_encoding(self) -> Vec<u8> {
+        match self {
+            Reply::Data(mut data) => {
+                data.splice(0..0, encode(&(DATA, data.len() as u64)));
+                data
+            }
+            other => encode(&other),
+        }
+    }
+
+    /// Returns the data, if the bytes are the encoding of a [`Reply::Data`].
+    pub fn decode_data(bytes: &[u8]) -> Option<&[u8]> {
+        let ((number, length), data) = decode_first::<(u32, u64)>(bytes).ok()?;
+        (number == DATA && length == data.len() as u64).then_some(data)
+    }
 }
 
 #[cfg(test)]
@@ -383,6 +458,37 @@ mod tests {
         }
         for reply in replies() {
             assert_eq!(decode::<Reply>(&encode(&reply)).unwrap(), reply);
+        }
+    }
+
+    #[test]
+    fn data_that_is_not_copied_has_the_same_encoding() {
+        for length in [0, 1, 127, 128, 70_000, DATA_BYTES_MAX] {
+            let data: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            let part = ExtentPart { upload: TransferId(300), offset: 5 << 20, data: &data };
+            let request =
+                Request::WriteExtent { upload: part.upload, offset: part.offset, data: data.clone() };
+            let encoded = part.encode();
+            assert_eq!(encoded, encode(&request));
+            assert_eq!(ExtentPart::decode(&encoded), Some(part));
+            assert_eq!(ExtentPart::decode(&encoded[..encoded.len() - 1]), None);
+            let reply = Reply::Data(data.clone());
+            assert_eq!(reply.clone().into_encoding(), encode(&reply));
+            let mut buffer = Reply::data_buffer(length);
+            buffer.copy_from_slice(&data);
+            let encoded = Reply::Data(buffer).into_encoding();
+            assert_eq!(encoded, encode(&reply));
+            assert_eq!(Reply::decode_data(&encoded), Some(&data[..]));
+            assert_eq!(Reply::decode_data(&encoded[..encoded.len() - 1]), None);
+        }
+        for request in requests() {
+            let is_part = matches!(request, Request::WriteExtent { .. });
+            assert_eq!(ExtentPart::decode(&encode(&request)).is_some(), is_part, "{request:?}");
+        }
+        for reply in replies() {
+            let encoded = encode(&reply);
+            assert_eq!(Reply::decode_data(&encoded).is_some(), matches!(reply, Reply::Data(_)), "{reply:?}");
+            assert_eq!(reply.into_encoding(), encoded);
         }
     }
 

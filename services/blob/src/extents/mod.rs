@@ -56,18 +56,18 @@ pub trait Extents: Send + Sync {
     /// checksum; the errors of read(2).
     fn read(&self, id: ExtentId, offset: u64, into: &mut [u8]) -> Result<()>;
 
-    /// Removes an extent, if it exists.
+    /// Removes an extent, if it exists. Its length need not be known.
     ///
     /// # Errors
     /// The errors of unlink(2).
     fn remove(&self, id: ExtentId) -> Result<()>;
 
-    /// Removes extents as [`remove`](Extents::remove) does.
+    /// Removes extents with these lengths in bytes as [`remove`](Extents::remove) does.
     ///
     /// # Errors
     /// Those of [`remove`](Extents::remove); any of the extents may exist then.
-    fn remove_all(&self, ids: &[ExtentId]) -> Result<()> {
-        ids.iter().try_for_each(|id| self.remove(*id))
+    fn remove_all(&self, extents: &[(ExtentId, u64)]) -> Result<()> {
+        extents.iter().try_for_each(|(id, _)| self.remove(*id))
     }
 
     /// Passes the extents whose numbers are at least `first` to `visit`, in any order.
