@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use quell_blob_service::{
-    CheckedStore, EXTENT_BYTES_MAX, ExtentId, ExtentWriter, Extents, JointRecords, OpenStore, Options,
+    CheckedStore, Clock, EXTENT_BYTES_MAX, ExtentId, ExtentWriter, Extents, JointRecords, OpenStore, Options,
     Problem, read_joint_records,
 };
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
@@ -56,11 +56,21 @@ pub(crate) struct OpenRadosStore {
 /// # Errors
 /// `Damaged` if the store does not have its format; those of the cluster.
 pub(crate) fn open(objects: Arc<dyn Objects>, name: &str, failed: Failed) -> Result<OpenRadosStore> {
+    open_with(objects, name, failed, Arc::new(SystemClock))
+}
+
+/// Does the same with another clock.
+pub(crate) fn open_with(
+    objects: Arc<dyn Objects>,
+    name: &str,
+    failed: Failed,
+    clock: Arc<dyn Clock>,
+) -> Result<OpenRadosStore> {
     let (tables, extents) = open_storage(objects, name, failed, true)?;
     let store = tables.store.clone();
     // A list of all objects would delay the first commit: `remove_orphans` makes it later.
     let options = Options { lists_when_opened: false, ..Options::default() };
-    let opened = OpenStore::open(Arc::new(tables), Arc::new(extents), Arc::new(SystemClock), options)?;
+    let opened = OpenStore::open(Arc::new(tables), Arc::new(extents), clock, options)?;
     Ok(OpenRadosStore { store: opened, tables: store })
 }
 

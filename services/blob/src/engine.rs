@@ -27,6 +27,7 @@ use crate::prepared::{Prepared, Step};
 use crate::queue::{CommitResult, PendingTransaction, Queue, Receiver};
 use crate::tables::{Changed, Changes, Latest, Tables, batch_of};
 use crate::versions::Versions;
+use crate::waiters::Waiters;
 
 /// The size of the changes of one group, in bytes, after which no transaction is added to it.
 const GROUP_BYTES: u64 = 8 << 20;
@@ -48,6 +49,7 @@ pub(crate) struct Engine {
     leader: Mutex<Leader>,
     last_number: AtomicU64,
     garbage: Garbage,
+    pub(crate) waiters: Waiters,
     /// The extents that were written, and their bytes.
     written_extents: AtomicU64,
     written_extent_bytes: AtomicU64,
@@ -112,6 +114,7 @@ impl Engine {
             last_number: AtomicU64::new(first_of(epoch)),
             garbage: Garbage::find(tables.clone(), extents.clone(), opened)?,
             queue: Queue::default(),
+            waiters: Waiters::default(),
             written_extents: AtomicU64::new(0),
             written_extent_bytes: AtomicU64::new(0),
             tables,
@@ -276,7 +279,7 @@ impl Engine {
         }
         let version = Version(leader.last.0 + 1);
         leader.last = version;
-        let now_ns = self.clock.now_ns();
+        let (now_ns, monotonic_ns) = (self.clock.now_ns(), self.clock.monotonic_ns());
         let latest = Latest(&*self.tables);
         let mut all = Changes::new(&latest);
         let mut effects = GroupEffects::new();
@@ -296,7 +299,9 @@ impl Engine {
                 bytes_max: TRANSACTION_BYTES_MAX,
             };
             let (leader, effects, all) = (&*leader, &mut effects, &mut all);
-            let decision = Group { leader, effects, all, environment, version }.decide(&pending.prepared);
+            let waiters = &self.waiters;
+            let mut of_group = Group { leader, effects, all, environment, version, waiters, monotonic_ns };
+            let decision = of_group.decide(&pending.prepared);
             let (result, is_applied) = match decision {
                 Ok(Decision::Applied(committed)) => (Ok(committed), true),
                 Ok(Decision::Repeated(committed)) => (Ok(committed), false),

@@ -133,6 +133,11 @@ impl JointLocks {
         self.reads.iter().any(|read| changes.conflict(read, Version(0)).is_some())
     }
 
+    /// Returns the names of the operations.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.names.keys().map(Vec::as_slice)
+    }
+
     /// Returns the refusal of a transaction or read that waits for the end of this transaction.
     pub(crate) fn refuse_waiter(&self) -> Refusal {
         self.has_waiters.store(true, Ordering::Relaxed);
@@ -202,7 +207,7 @@ pub(crate) fn check_names(
     state: Version,
     is_read: &dyn Fn(&[u8]) -> bool,
 ) -> Result<()> {
-    let of_names = locks.iter().filter(|locks| locks.names.keys().any(|name| is_read(name)));
+    let of_names = locks.iter().filter(|locks| locks.names().any(is_read));
     check_all(of_names, state)
 }
 

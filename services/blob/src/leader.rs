@@ -18,6 +18,7 @@ use crate::keys;
 use crate::prepared::{Prepared, Step};
 use crate::recent::RecentChanges;
 use crate::tables::{Changes, Tables, visit_prefix};
+use crate::waiters::{WaiterId, Waiters};
 
 type Decided<T> = std::result::Result<T, Refusal>;
 
@@ -72,6 +73,9 @@ pub(crate) struct Group<'a, 'b> {
     pub(crate) all: &'a mut Changes<'b>,
     pub(crate) environment: Environment<'a>,
     pub(crate) version: Version,
+    pub(crate) waiters: &'a Waiters,
+    /// The time of the clock that never goes back.
+    pub(crate) monotonic_ns: u64,
 }
 
 impl Leader {
@@ -139,7 +143,11 @@ impl Group<'_, '_> {
     /// Decides about a transaction, and applies it.
     pub(crate) fn decide(&mut self, prepared: &Prepared) -> Decided<Decision> {
         match &prepared.step {
-            Step::Commit => self.commit(prepared),
+            Step::Commit => {
+                let decided = self.commit(prepared);
+                self.note_waiter(prepared, &decided);
+                decided
+            }
             Step::RemoveStale(name) => match apply::has_stale(&*self.all, name)? {
                 true => self.remove_stale(name),
                 false => Ok(self.applied()),
@@ -189,6 +197,23 @@ impl Group<'_, '_> {
         self.effects.results.extend(prepared.id.map(keys::result));
         applied.changes.into_iter().for_each(|change| self.effects.changes.add(self.version, change));
         Ok(Decision::Applied(committed))
+    }
+
+    /// Notes that the client of a transaction waits for locked names, or does no longer.
+    fn note_waiter(&self, prepared: &Prepared, decided: &Decided<Decision>) {
+        let Some(id) = prepared.id else { return };
+        let client = WaiterId::Writer(id.client);
+        let names = || {
+            let read = prepared.reads.iter().map(|read| &read.name[..]);
+            prepared.operations.iter().flat_map(|of| of.operation.names()).chain(read)
+        };
+        match decided {
+            Err(refusal @ Refusal::Locked { .. }) => {
+                self.waiters.add(names(), client, refusal, self.monotonic_ns);
+            }
+            Ok(Decision::NotYet) => {}
+            Ok(_) | Err(_) => self.waiters.remove(|name| names().any(|used| used == name), client),
+        }
     }
 
     /// Returns the names that the operations of a transaction use, if joint transactions are
@@ -281,6 +306,10 @@ impl Group<'_, '_> {
         self.validate(*snapshot, reads, &names)?;
         if let Some(locks) = self.locks().find(|locks| locks.has_waiters_for(&names)) {
             return Err(locks.refusal());
+        }
+        let waited_for = self.waiters.refusal(names.keys().map(Vec::as_slice), self.monotonic_ns);
+        if let Some(refusal) = waited_for {
+            return Err(refusal);
         }
         let mut own = Changes::new(&*self.all);
         let applied = match apply::apply(&mut own, &self.environment, &prepared.operations) {

@@ -36,6 +36,7 @@ mod tables;
 mod transfers;
 mod transform;
 mod versions;
+mod waiters;
 
 pub use check::{CheckedStore, Problem, ProblemKind, check};
 pub use check_groups::{JointRecords, compare_joint_records, read_joint_records};

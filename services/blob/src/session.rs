@@ -13,7 +13,7 @@ use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::blob::{
     DATA_BYTES_MAX, Draft, ExtentPart, GROUP_PROTOCOL, JointReply, JointRequest, NAMES_MAX, PROTOCOL,
-    ReadState, Reply, Request, SnapshotId, StoreCounters, TransferId, UPLOAD_BYTES_MAX,
+    ReadState, Refusal, Reply, Request, SnapshotId, StoreCounters, TransferId, UPLOAD_BYTES_MAX,
 };
 use quell_wire::{Failure, decode, encode};
 
@@ -25,6 +25,7 @@ use crate::queue::CommitResult;
 use crate::snapshot::Snapshot;
 use crate::store::OpenStore;
 use crate::transfers::{ClientTransfers, Transfers, busy, invalid};
+use crate::waiters::WaiterId;
 
 /// The number of a client, which identifies its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -181,7 +182,7 @@ impl Sessions {
                 false
             }
             (Ok(request), _) => {
-                replied(self.read(&session, request));
+                replied(self.read(client, &session, request));
                 false
             }
             (Err(reply), _) => {
@@ -325,8 +326,30 @@ impl Sessions {
         Reply::Begun { snapshot: number, version }
     }
 
-    /// Executes a request that commits nothing.
-    fn read(&self, session: &Session, request: Request) -> Reply {
+    /// Executes a request that commits nothing. A client of one of several groups that meets a lock
+    /// is waited for until it has read.
+    fn read(&self, client: ClientId, session: &Session, request: Request) -> Reply {
+        let part = self.group.as_ref().and_then(|_| ReadPart::of(&request));
+        let reply = self.execute_read(session, request);
+        let Some(part) = part else { return reply };
+        let (store, client) = (&self.store, WaiterId::Reader(client.0));
+        match (&reply, part) {
+            (Reply::Refused(refusal @ Refusal::Locked { .. }), ReadPart::Name(name)) => {
+                store.add_waiter([&name[..]], client, refusal);
+            }
+            (Reply::Refused(refusal @ Refusal::Locked { .. }), ReadPart::Prefix(prefix)) => {
+                let names = store.locked_names(&prefix);
+                store.add_waiter(names.iter().map(Vec::as_slice), client, refusal);
+            }
+            // It repeats the read with another snapshot.
+            (Reply::Failed(failure), _) if failure.kind() == ErrorKind::Stale => {}
+            (_, ReadPart::Name(name)) => store.remove_waiter(|used| used == name, client),
+            (_, ReadPart::Prefix(prefix)) => store.remove_waiter(|used| used.starts_with(&prefix), client),
+        }
+        reply
+    }
+
+    fn execute_read(&self, session: &Session, request: Request) -> Reply {
         let of_client = &session.transfers;
         let reply = match request {
             Request::Hello { protocol } => self.hello(protocol),
@@ -395,6 +418,26 @@ impl Sessions {
             },
         };
         read_draft(&snapshot, state.draft, use_state)
+    }
+}
+
+/// The blobs that a request reads.
+enum ReadPart {
+    Name(Vec<u8>),
+    /// All whose names begin with this.
+    Prefix(Vec<u8>),
+}
+
+impl ReadPart {
+    /// Returns the blobs that a request reads, or `None` if it reads none.
+    fn of(request: &Request) -> Option<ReadPart> {
+        match request {
+            Request::Read { name, .. } | Request::Stat { name, .. } | Request::NextData { name, .. } => {
+                Some(ReadPart::Name(name.clone()))
+            }
+            Request::List { prefix, .. } => Some(ReadPart::Prefix(prefix.clone())),
+            _ => None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::blob::{JointId, Outcome, Preparation, StoreCounters, Transaction, Version};
+use quell_wire::blob::{JointId, Outcome, Preparation, Refusal, StoreCounters, Transaction, Version};
 
 use crate::apply::PreparedOperation;
 use crate::content::NewExtent;
@@ -17,6 +17,7 @@ use crate::options::{Clock, Options};
 use crate::prepared::{Prepared, Step};
 use crate::queue::{CommitResult, PendingTransaction, Receiver, Waiter};
 use crate::snapshot::Snapshot;
+use crate::waiters::WaiterId;
 
 /// A store of blobs that this process has open; no other process has it open at the same time. All
 /// methods may be called by several threads. A clone is the same store.
@@ -235,6 +236,29 @@ impl OpenStore {
     /// Those of the key-value store and of the extents. A later call removes the rest.
     pub fn remove_orphans(&self) -> Result<usize> {
         self.0.remove_orphans()
+    }
+
+    /// Notes that a client was refused by locks of names, so that no further joint transaction
+    /// locks these until the client has used them.
+    pub(crate) fn add_waiter<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a [u8]>,
+        client: WaiterId,
+        refusal: &Refusal,
+    ) {
+        self.0.waiters.add(names, client, refusal, self.monotonic_ns());
+    }
+
+    /// Notes that a client has used the names that satisfy `is_used`.
+    pub(crate) fn remove_waiter(&self, is_used: impl Fn(&[u8]) -> bool, client: WaiterId) {
+        self.0.waiters.remove(is_used, client);
+    }
+
+    /// Returns the names with a prefix that joint transactions have locked.
+    pub(crate) fn locked_names(&self, prefix: &[u8]) -> Vec<Vec<u8>> {
+        let locks = self.0.versions.locks();
+        let names = locks.iter().flat_map(|locks| locks.names());
+        names.filter(|name| name.starts_with(prefix)).map(<[u8]>::to_vec).collect()
     }
 
     /// Returns the time of day, in nanoseconds since 1970.

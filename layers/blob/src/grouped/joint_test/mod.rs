@@ -6,10 +6,11 @@ mod clients;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quell_blob_service::{
-    ClientId, Group, OpenStore, Permissions, Problem, ProblemKind, SessionLimits, Sessions,
+    ClientId, Clock, Group, OpenStore, Permissions, Problem, ProblemKind, SessionLimits, Sessions,
     compare_joint_records,
 };
 use quell_rados::{MemoryObjects, group_name};
@@ -100,6 +101,7 @@ struct Client {
 
 struct World {
     objects: MemoryObjects,
+    clock: Arc<TestClock>,
     servers: Vec<Server>,
     clients: Vec<Client>,
     /// Requests on their way: the number, the client, the group, and the bytes.
@@ -127,9 +129,25 @@ fn group(number: u32) -> Group {
     Group::new(number, GROUPS, &SECRET).expect("a group")
 }
 
-fn open(objects: &MemoryObjects, number: u32) -> Server {
-    let objects = Arc::new(objects.clone());
-    let opened = rados::open(objects, &group_name(rados::NAME, number), Box::new(|_| ())).expect("opened");
+/// A clock that the test sets.
+#[derive(Default)]
+struct TestClock(AtomicU64);
+
+impl Clock for TestClock {
+    fn now_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl TestClock {
+    fn advance_ms(&self, milliseconds: usize) {
+        self.0.fetch_add(milliseconds as u64 * 1_000_000, Ordering::Relaxed);
+    }
+}
+
+fn open(objects: &MemoryObjects, number: u32, clock: &Arc<TestClock>) -> Server {
+    let (objects, name) = (Arc::new(objects.clone()), group_name(rados::NAME, number));
+    let opened = rados::open_with(objects, &name, Box::new(|_| ()), clock.clone()).expect("opened");
     let sessions = Sessions::new(opened.store.clone(), SessionLimits::default());
     let permissions = Arc::new(Permissions::all());
     Server { sessions: Arc::new(sessions.in_group(group(number))), store: opened.store, permissions }
@@ -164,8 +182,8 @@ impl Client {
 
 impl World {
     fn new(seed: u64, bug: Bug) -> World {
-        let objects = MemoryObjects::new();
-        let servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number)).collect();
+        let (objects, clock) = (MemoryObjects::new(), Arc::default());
+        let servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number, &clock)).collect();
         for list in 0..LISTS {
             let name = list_name(list);
             let server = &servers[group_of(&name, GROUPS) as usize];
@@ -175,6 +193,7 @@ impl World {
         let clients = (0..CLIENTS as u64).map(Client::new).collect();
         World {
             objects,
+            clock,
             servers,
             clients,
             network: Vec::new(),
@@ -196,6 +215,7 @@ impl World {
 
     fn step(&mut self) {
         self.time += 1;
+        self.clock.advance_ms(1);
         match self.random.below(20) {
             0..=5 => self.deliver_request(),
             6..=11 => self.deliver_reply(),
@@ -205,7 +225,7 @@ impl World {
             }
             15 if self.random.one_in(20) => {
                 let number = self.random.below(GROUPS as usize);
-                self.servers[number] = open(&self.objects, number as u32);
+                self.servers[number] = open(&self.objects, number as u32, &self.clock);
             }
             16 if self.random.one_in(15) => {
                 let index = self.random.below(CLIENTS);
@@ -315,7 +335,7 @@ impl World {
             });
             assert!(content);
         }
-        let server = open(&copy, to);
+        let server = open(&copy, to, &self.clock);
         let Reply::Joint(JointReply::Undecided(found)) =
             call(&server, &Request::Joint(JointRequest::Undecided))
         else {
@@ -382,7 +402,7 @@ impl World {
         if !problems.is_empty() {
             return Err(format!("{problems:?}"));
         }
-        self.servers = (0..GROUPS).map(|number| open(&self.objects, number)).collect();
+        self.servers = (0..GROUPS).map(|number| open(&self.objects, number, &self.clock)).collect();
         self.time += 1;
         for to in 0..GROUPS {
             let undecided = call(&self.servers[to as usize], &Request::Joint(JointRequest::Undecided));
@@ -439,7 +459,7 @@ impl World {
 /// Returns a decision to abort with the proof of a server that is not the coordinator, but states
 /// that it is.
 fn forged(id: JointId, coordinator: u32) -> JointDecision {
-    let server = open(&MemoryObjects::new(), coordinator);
+    let server = open(&MemoryObjects::new(), coordinator, &Arc::default());
     match call(&server, &Request::Joint(JointRequest::Resolve(id))) {
         Reply::Joint(JointReply::Decided { decision, .. }) => decision,
         other => panic!("{other:?}"),

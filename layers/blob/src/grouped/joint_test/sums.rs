@@ -75,8 +75,8 @@ fn end_all(servers: &[Server], all: &mut Vec<JointTransaction>, random: &mut Ran
 /// them. Returns the numbers of states that were read, and of operations that were refused.
 fn run_sums(seed: u64, waits: bool) -> (usize, usize) {
     let mut random = Random::new(seed);
-    let objects = MemoryObjects::new();
-    let mut servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number)).collect();
+    let (objects, clock) = (MemoryObjects::new(), Arc::<TestClock>::default());
+    let mut servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number, &clock)).collect();
     for (group, server) in (0..).zip(&servers) {
         let operations = vec![Operation::Create { name: sum_name(group), may_exist: false }];
         server.store.commit(Transaction { operations, ..Transaction::default() }).expect("created");
@@ -85,6 +85,7 @@ fn run_sums(seed: u64, waits: bool) -> (usize, usize) {
     let (mut number, mut committed, mut abandoned, mut local) = (0, 0, Vec::new(), [0; GROUPS as usize]);
     let (mut reads, mut together, mut has_waited) = (0, 0, false);
     for step in 0..400 {
+        clock.advance_ms(1);
         // Sometimes there are so few that the numbers are not always locked.
         let adders_max = if step % 80 < 40 { ADDERS } else { 1 };
         if adders_max == 1 {
@@ -105,7 +106,7 @@ fn run_sums(seed: u64, waits: bool) -> (usize, usize) {
         match random.below(12) {
             0 => {
                 let server = random.below(GROUPS as usize);
-                servers[server] = open(&objects, server as u32);
+                servers[server] = open(&objects, server as u32, &clock);
             }
             1 => {
                 // An addition in one group commutes as well.
@@ -175,8 +176,8 @@ fn additions_in_several_groups_do_not_wait_for_each_other() {
 
 #[test]
 fn no_further_additions_lock_a_number_that_others_wait_for() {
-    let objects = MemoryObjects::new();
-    let servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number)).collect();
+    let (objects, clock) = (MemoryObjects::new(), Arc::default());
+    let servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number, &clock)).collect();
     for (group, server) in (0..).zip(&servers) {
         let operations = vec![Operation::Create { name: sum_name(group), may_exist: false }];
         server.store.commit(Transaction { operations, ..Transaction::default() }).expect("created");
@@ -198,4 +199,94 @@ fn no_further_additions_lock_a_number_that_others_wait_for() {
         }
     }
     assert_eq!(read_sum(&servers[0], 0, None), Some(2));
+}
+
+/// Appends to the blob of a sum in one group. Returns false if it is locked.
+fn append(server: &Server, group: u32, number: u64) -> bool {
+    let id = Some(TransactionId { client: 7, number, begun: Version(u64::MAX) });
+    let operations = vec![Operation::Append { name: sum_name(group), data: b"x".to_vec() }];
+    match call(server, &Request::Commit(Transaction { id, operations, ..Transaction::default() })) {
+        Reply::Committed(_) => true,
+        Reply::Refused(Refusal::Locked { .. }) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs additions that follow each other without a pause, and operations that do not commute with
+/// them. Returns the number of operations that were refused.
+fn run_waiters(seed: u64) -> usize {
+    let mut random = Random::new(seed);
+    let (objects, clock) = (MemoryObjects::new(), Arc::<TestClock>::default());
+    let servers: Vec<Server> = (0..GROUPS).map(|number| open(&objects, number, &clock)).collect();
+    for (group, server) in (0..).zip(&servers) {
+        let operations = vec![Operation::Create { name: sum_name(group), may_exist: false }];
+        server.store.commit(Transaction { operations, ..Transaction::default() }).expect("created");
+    }
+    let mut number = 0;
+    let mut next_addition = || {
+        number += 1;
+        begin_addition(number)
+    };
+    // The additions that the last refused operation can have met are marked.
+    let mut adders: Vec<(JointTransaction, bool)> = (0..ADDERS).map(|_| (next_addition(), false)).collect();
+    let mut refused = 0;
+    for round in 0..40 {
+        for _ in 0..random.below(80) {
+            go_on(&servers, &mut adders, &mut next_addition, &mut random);
+        }
+        let (group, is_read) = (random.below(GROUPS as usize) as u32, random.one_in(2));
+        let server = &servers[group as usize];
+        let attempt = || match is_read {
+            true => read_sum(server, group, None).is_some(),
+            false => append(server, group, round),
+        };
+        if attempt() {
+            continue;
+        }
+        refused += 1;
+        adders.iter_mut().for_each(|(_, is_met)| *is_met = true);
+        // The client repeats the operation within 100 ms after each refusal, or dies.
+        let dies = random.one_in(4);
+        let mut is_done = false;
+        while !is_done && adders.iter().any(|(_, is_met)| *is_met) {
+            go_on(&servers, &mut adders, &mut next_addition, &mut random);
+            if !dies && random.one_in(10) {
+                clock.advance_ms(random.below(100));
+                is_done = attempt();
+            }
+        }
+        if !dies {
+            clock.advance_ms(random.below(100));
+            assert!(is_done || attempt(), "seed {seed}, round {round}: the number is locked again");
+            continue;
+        }
+        clock.advance_ms(100);
+        let mut steps =
+            (0..100 * ADDERS).map(|_| go_on(&servers, &mut adders, &mut next_addition, &mut random));
+        assert!(steps.any(|has_committed| has_committed), "seed {seed}, round {round}: a dead client");
+    }
+    refused
+}
+
+/// Sends a request of an addition. An addition that has ended is followed by another one at once.
+/// Returns whether one was committed.
+fn go_on(
+    servers: &[Server],
+    adders: &mut [(JointTransaction, bool)],
+    next_addition: &mut impl FnMut() -> JointTransaction,
+    random: &mut Random,
+) -> bool {
+    let (joint, is_met) = &mut adders[random.below(adders.len())];
+    send_one(servers, joint, random);
+    if !joint.requests().is_empty() {
+        return false;
+    }
+    *is_met = false;
+    is_committed(&std::mem::replace(joint, next_addition()))
+}
+
+#[test]
+fn an_operation_that_additions_have_refused_succeeds_when_they_have_ended() {
+    let refused: usize = (0..8).map(run_waiters).sum();
+    assert!(refused > 80, "{refused}");
 }
