@@ -6,7 +6,9 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::stage::{Running, Stage, eventually, words};
+use crate::skip;
+use crate::stage::{Running, Stage, eventually, has, is_root, words};
+use crate::testbed::Testbed;
 
 impl Stage {
     /// Starts a server, and waits until it serves.
@@ -114,4 +116,45 @@ fn a_measurement_reports_each_work_and_deletes_its_blobs() {
     assert_eq!(list(), "");
     server.signal(Signal::TERM);
     server.wait().expect(0);
+}
+
+#[test]
+fn a_store_in_a_parallel_file_system_has_one_server_on_all_nodes() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    let stage = Stage::new();
+    let testbed = Testbed::start(&stage);
+    let [first, second] = ["1", "2"].map(|node| testbed.node(node).join("store"));
+    let call = |words: &[&dyn AsRef<std::ffi::OsStr>]| stage.run(&mut stage.blob_command(words));
+    let (server, line) = stage.serve(&first, &["--listen", "127.0.0.1:0"]);
+    // A program on another node uses the address of the server, and the key in the directory.
+    let client =
+        format!("quell://{}?key={}", line["address"].as_str().unwrap(), second.join("key").display());
+    let file = stage.file("data", vec![7; 3_000_000]);
+    call(&[&"put", &client, &file, &"data"]).expect(0);
+    call(&[&"add", &client, &"sum", &"0", &"5"]).expect(0);
+    let is_refused = |store: &Path| {
+        for verb in ["serve", "fsck", "ls"] {
+            call(&[&verb, &store]).expect(3).says("another process has it open");
+        }
+    };
+    is_refused(&second);
+    // A server that does not run for some time is not replaced.
+    server.signal(Signal::STOP);
+    is_refused(&second);
+    server.signal(Signal::KILL);
+    server.wait();
+    // The file system releases the lock some time after the end of the process.
+    assert!(eventually(|| call(&[&"fsck", &second]).status.success()));
+    let (next, _) = stage.serve(&second, &[]);
+    is_refused(&first);
+    let copy = stage.path("copy");
+    call(&[&"get", &second, &"data", &copy]).expect(0);
+    assert!(fs::read(&copy).unwrap() == fs::read(&file).unwrap());
+    assert_eq!(call(&[&"add", &second, &"sum", &"0", &"1"]).expect(0).text(), "6\n");
+    next.signal(Signal::TERM);
+    next.wait().expect(0);
+    assert!(eventually(|| call(&[&"fsck", &first]).status.success()));
+    assert_eq!(call(&[&"add", &first, &"sum", &"0", &"0"]).expect(0).text(), "6\n");
 }
