@@ -18,7 +18,7 @@ mod top;
 pub use batch::{
     BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs, BatchFsckArgs,
     BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchSnapshotsArgs, BatchStatusArgs,
-    ConflictSide,
+    BatchWatchArgs, ConflictSide,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,
@@ -641,6 +641,7 @@ pub enum OnChangeArg {
                       quell mount --pool NAME [OPTIONS] MOUNTPOINT\n       \
                       quell mount --blob STORE [--blob-prefix PREFIX] [OPTIONS] MOUNTPOINT\n       \
                       quell mount --batch STORE [--mode MODE] [OPTIONS] MOUNTPOINT\n       \
+                      quell mount --batch STORE --watch BATCH [OPTIONS] MOUNTPOINT\n       \
                       quell mount --config FILE [OPTIONS]",
     after_help = "\
 Example:
@@ -703,6 +704,10 @@ pub struct MountArgs {
     pub batch: Option<PathBuf>,
     #[command(flatten)]
     pub batch_mode: BatchModeArgs,
+    /// Show the files of the running batch with this number, as they were a few seconds ago.
+    /// Programs cannot change them. The batch does not wait for this mount.
+    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic"])]
+    pub watch: Option<u64>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
     #[arg(long, conflicts_with_all = FOR_VIEWS)]

@@ -7,7 +7,7 @@ use rustix::fs::{Mode, chmod};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::stage::{Mounted, Stage, has, is_root, send, words};
+use crate::stage::{Mounted, Stage, eventually, has, is_root, send, words};
 
 /// Returns whether this user can mount.
 pub fn can_mount() -> bool {
@@ -120,6 +120,44 @@ fn the_kernel_keeps_the_names_of_a_mount_that_alone_changes_them() {
     names.sort();
     assert_eq!(names, ["job", "whole"]);
     after.umount();
+}
+
+#[test]
+fn a_running_batch_is_watched_and_not_disturbed() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let refused = stage.run(stage.quell().args(words(&[&"batch", &"watch", &store, &"1"])));
+    refused.expect(2).says("it is not open");
+    let batch = stage.mount_batch(&store, &["--mode", "batch"], "job");
+    fs::create_dir(batch.point.join("dir")).unwrap();
+    fs::write(batch.point.join("dir/file"), "12345").unwrap();
+    // The store is open in another process meanwhile.
+    let open = stage.mount_batch(&store, &[], "open");
+    let list = stage.run(stage.quell().args(words(&[&"batch", &"watch", &store, &"1", &"--list"]))).expect(0);
+    let lines: Vec<_> = list.text().lines().map(|line| line.trim().to_owned()).collect();
+    assert_eq!(lines, ["/dir/", "5  /dir/file"]);
+
+    let watched = stage.mount_batch(&store, &["--watch", "1"], "watched");
+    let shows =
+        |content: &str| fs::read_to_string(watched.point.join("dir/file")).is_ok_and(|is| is == content);
+    assert!(eventually(|| shows("12345")));
+    fs::write(batch.point.join("dir/file"), "later").unwrap();
+    assert!(eventually(|| shows("later")));
+    let refused = fs::write(watched.point.join("dir/file"), "").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let options = ["--watch", "1", "--mode", "batch"];
+    let mut command = stage.quell();
+    command.args(words(&[&"mount", &"--batch", &store])).args(options).arg(stage.dir("other"));
+    stage.run(&mut command).expect(2).says("cannot be used with");
+
+    open.umount();
+    batch.umount();
+    assert!(shows("later"), "the last state is still shown");
+    watched.umount();
+    assert_eq!(stage.batches(&store)[0]["state"], "committed");
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub enum BatchCommand {
     Serve(BatchServeArgs),
     Status(BatchStatusArgs),
     Snapshots(BatchSnapshotsArgs),
+    Watch(BatchWatchArgs),
     Conflicts(BatchConflictsArgs),
     Commit(BatchCommitArgs),
     Abort(BatchAbortArgs),
@@ -107,6 +108,34 @@ Example:
 pub struct BatchSnapshotsArgs {
     /// The store.
     pub store: PathBuf,
+    #[command(flatten)]
+    pub output: JsonArg,
+}
+
+/// Show how many names a running batch has created, changed and removed, and the sizes of their
+/// files, until the batch ends or Ctrl-C.
+///
+/// The process of the mount copies its changes to the directory of the store for this, within a few
+/// seconds. The batch does not wait for it, and a later line never shows an earlier state. `quell
+/// mount --batch STORE --watch BATCH` shows the files themselves.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch status /shared/results
+  quell batch watch /shared/results 7
+  # the sizes and paths of all new and changed files
+  quell batch watch /shared/results 7 --list")]
+pub struct BatchWatchArgs {
+    /// The store.
+    pub store: PathBuf,
+    /// The number of the batch.
+    pub batch: u64,
+    /// List the names with their sizes once, and end.
+    #[arg(long)]
+    pub list: bool,
+    /// The time between two lines, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub interval: u16,
     #[command(flatten)]
     pub output: JsonArg,
 }

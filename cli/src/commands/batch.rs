@@ -8,7 +8,7 @@ use quell_batch_service::{BatchSummary, SnapshotSummary, SummaryState};
 use serde_json::{Value, json};
 
 use super::batch_store::{WAIT, report_conflicts};
-use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve};
+use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_watch};
 use crate::arguments::{
     BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs, BatchStatusArgs,
 };
@@ -26,6 +26,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BatchCommand::Serve(args) => batch_serve::run(&args, quiet),
         BatchCommand::Status(args) => status(&args),
         BatchCommand::Snapshots(args) => snapshots(&args),
+        BatchCommand::Watch(args) => batch_watch::run(&args),
         BatchCommand::Conflicts(args) => batch_conflicts::run(&args, quiet),
         BatchCommand::Commit(args) => commit(&args, quiet),
         BatchCommand::Abort(args) => abort(&args),

@@ -123,7 +123,10 @@ fn mount_batch(store: &Path, args: &MountArgs, quiet: bool) -> Result<ExitCode, 
     let (Some(mountpoint), None) = (&args.file, &args.mountpoint) else {
         return Err(Failure::wrong_input("name one mount point: quell mount --batch STORE MOUNTPOINT"));
     };
-    let mode = plans::batch_mode(&args.batch_mode, BatchModeArg::Sync)?;
+    let mode = match args.watch {
+        Some(batch) => BatchMode::Watch { batch },
+        None => plans::batch_mode(&args.batch_mode, BatchModeArg::Sync)?,
+    };
     if args.allow_other && matches!(mode, BatchMode::Batch { .. }) {
         return Err(Failure::wrong_input("a batch has the permissions of one user: omit --allow-other"));
     }

@@ -54,7 +54,7 @@ pub fn mount_at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -
         }
         // An ordinary user, or a kernel before 5.2, where fusermount3 uses mount(2).
         Err(Errno::PERM | Errno::NOSYS) => {
-            let device = fusermount::mount(&path, Access::for_file_system(&*fs), options)?;
+            let device = fusermount::mount(&path, Access::new(&*fs, options), options)?;
             let number = topmost_at(&path);
             Session::start(fs, device, options, MountLocation { path: Some(path), number })
         }
@@ -90,7 +90,7 @@ fn start_detached(
         .map_err(|cause| Error::from_io(cause, "open", "/dev/fuse"))?
         .into();
     let root_mode = fs.attributes(&Context::OWN, fs.root())?.mode();
-    let mount = configure(context, &device, root_mode, Access::for_file_system(&*fs), options)
+    let mount = configure(context, &device, root_mode, Access::new(&*fs, options), options)
         .map_err(|errno| failed(errno, "mount", options.source.as_bytes()))?;
     let number = number_of(&mount);
     let session = Session::start(fs, device, options, MountLocation { path, number })?;

@@ -17,8 +17,8 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    pub(crate) fn for_file_system(fs: &dyn FileSystem) -> Access {
-        if fs.writable().is_some() { Access::Writable } else { Access::ReadOnly }
+    pub(crate) fn new(fs: &dyn FileSystem, options: &Options) -> Access {
+        if fs.writable().is_some() && !options.read_only { Access::Writable } else { Access::ReadOnly }
     }
 }
 
@@ -67,6 +67,8 @@ pub struct Options {
     /// changes them, or it needs the memory. It keeps about 65,536 entries of files; each occupies
     /// memory of the file system as well, so later ones are looked up again at each use.
     pub exclusive: bool,
+    /// Programs cannot change the tree of a writable file system, which may change by itself.
+    pub read_only: bool,
     /// Where locks are kept.
     pub locks: LockKeeper,
     /// Give users other than the mounting user access, as far as modes and owners allow it. An
@@ -90,6 +92,7 @@ impl Default for Options {
             fills_cache: false,
             direct: false,
             exclusive: false,
+            read_only: false,
             locks: LockKeeper::default(),
             allow_other: false,
             suid: false,

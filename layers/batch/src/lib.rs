@@ -24,6 +24,7 @@
 //! | `remote` | a store that a server has open |
 //! | `access` | the access to a store, in one of these two ways |
 //! | `open_batch` | a batch of this process |
+//! | `views` | the states of a running batch that other processes see |
 //! | `conflicts` | the conflicts of committed batches, and their resolution |
 //! | `data_files` | the files below the data directory of a store |
 //! | `fsck` | the check of a store |
@@ -53,6 +54,7 @@ mod store;
 mod store_dir;
 mod store_lock;
 mod subtree;
+mod views;
 
 pub use access::StoreAccess;
 pub use conflicts::{Resolution, Resolved};
@@ -63,3 +65,4 @@ pub use open_batch::OpenBatch;
 pub use server_files::ServerFiles;
 pub use serving::ServedStore;
 pub use store::{BatchStore, split_path};
+pub use views::{Refreshed, WatchedBatch, WatchedName};

@@ -1,12 +1,12 @@
 //! A batch of this process: its private name space, and its end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use quell_batch_service::{BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, TableDir};
 use quell_posix::{PosixDir, WritableDir};
-use quell_threads::read_lock;
+use quell_threads::{lock, read_lock};
 use quell_vfs::{Rename, Result};
 
 use crate::access::StoreAccess;
@@ -14,6 +14,7 @@ use crate::file_system::BatchFs;
 use crate::store_dir::{BATCHES, CERTIFICATE, NEW_CERTIFICATE, StoreDir, remove_if_present};
 use crate::store_lock::StoreLock;
 use crate::subtree::tree_below;
+use crate::views::PublishedViews;
 
 /// The private name space of a batch. This process does not have the store open meanwhile, so other
 /// processes can use it.
@@ -26,6 +27,7 @@ pub struct OpenBatch {
     fs: Arc<BatchFs>,
     /// The number of attempts to commit.
     attempts: AtomicU64,
+    views: Mutex<PublishedViews>,
     /// Held while this process uses the batch.
     _lock: StoreLock,
 }
@@ -64,7 +66,8 @@ impl OpenBatch {
         let tree = tree_below(names.clone(), record.subtree);
         let fs = Arc::new(BatchFs::new(tree, dir.data()?, record.number));
         let attempts = AtomicU64::new(0);
-        Ok(OpenBatch { dir, store_number, record, names, tables, fs, attempts, _lock: lock })
+        let views = Mutex::default();
+        Ok(OpenBatch { dir, store_number, record, names, tables, fs, attempts, views, _lock: lock })
     }
 
     /// Returns the private name space as a file system.
@@ -77,6 +80,18 @@ impl OpenBatch {
         &self.record
     }
 
+    /// Publishes a view of the batch for other processes if one of them has requested it since the
+    /// last view, and returns whether it did. Operations of the batch wait only until its changes
+    /// in memory are copied. To be called every few seconds.
+    ///
+    /// # Errors
+    /// Those of files; the next call tries again.
+    pub fn publish_view(&self) -> Result<bool> {
+        let mut views = lock(&self.views);
+        let files = self.dir.batch(self.record.number)?.files;
+        views.answer(self.record.number, &self.names, &self.tables, &files)
+    }
+
     /// Publishes the changes of the batch. While another process has the store open and serves it
     /// to no one, this waits, at most for `wait`. After an error it can be repeated. The file
     /// system is not used afterwards.
@@ -86,6 +101,7 @@ impl OpenBatch {
     pub fn commit(&self, wait: Duration) -> Result<BatchSummary> {
         let ended = self.fs.end();
         self.submit()?;
+        lock(&self.views).end();
         let summary = self.open_store(wait)?.commit_locked(self.record.number)?;
         // The other files are committed, and the error is returned then.
         ended.map(|()| summary)
@@ -117,6 +133,7 @@ impl OpenBatch {
     /// # Errors
     /// As for [`StoreAccess::open`].
     pub fn abort(&self, wait: Duration) -> Result<BatchSummary> {
+        lock(&self.views).end();
         self.open_store(wait)?.abort_locked(self.record.number)
     }
 

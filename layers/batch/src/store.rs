@@ -248,7 +248,7 @@ pub fn split_path(path: &Path) -> (&Path, &Path) {
     (path, Path::new(""))
 }
 
-fn random_number() -> u128 {
+pub(crate) fn random_number() -> u128 {
     use std::hash::{BuildHasher, RandomState};
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     half() << 64 | half()

@@ -26,6 +26,11 @@ pub(crate) const BATCHES: &str = "batches";
 /// The file with the certificate of a batch, in its directory.
 pub(crate) const CERTIFICATE: &[u8] = b"certificate";
 pub(crate) const NEW_CERTIFICATE: &[u8] = b"certificate.new";
+/// The file with the newest view of a batch, that with the last request for one, and new ones, in
+/// the same directory.
+pub(crate) const VIEW: &[u8] = b"view";
+pub(crate) const NEW_VIEW: &[u8] = b"view.new";
+pub(crate) const VIEW_REQUEST: &[u8] = b"view-request";
 /// The largest certificate that is read, in bytes.
 const CERTIFICATE_BYTES_MAX: usize = 64 << 20;
 /// The time between two attempts to open a store that another process has open.
@@ -192,10 +197,15 @@ impl StoreDir {
             opened => opened?,
         };
         batch.tables.list()?.into_iter().try_for_each(|table| batch.tables.remove(table))?;
-        remove_if_present(&batch.files, CERTIFICATE)?;
-        remove_if_present(&batch.files, NEW_CERTIFICATE)?;
+        for name in [CERTIFICATE, NEW_CERTIFICATE, VIEW, NEW_VIEW, VIEW_REQUEST] {
+            remove_if_present(&batch.files, name)?;
+        }
         let batches = PosixDir::of_descriptor(self.open_dir(BATCHES)?);
-        batches.remove_dir(number.to_string().as_bytes())
+        match batches.remove_dir(number.to_string().as_bytes()) {
+            // NFS keeps files that are open on this node. `gc` removes the directory later.
+            Err(error) if error.kind == ErrorKind::NotEmpty => Ok(()),
+            removed => removed,
+        }
     }
 }
 

@@ -22,6 +22,7 @@ use crate::names::Names;
 use crate::stored::{Description, decode, encode};
 use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
 use crate::table_ref::TableRef;
+use crate::view::View;
 
 /// The length of the magic bytes before the checksum of a certificate and of a copy.
 const MAGIC_BYTES: usize = 16;
@@ -84,6 +85,7 @@ pub fn check_records(bytes: &[u8]) {
     check::<Description>(bytes);
     check::<BatchRecord>(bytes);
     check::<Conflict>(bytes);
+    check::<View>(bytes);
 }
 
 /// Decodes a certificate.

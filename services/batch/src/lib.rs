@@ -38,6 +38,7 @@ mod table_dir;
 mod table_ref;
 mod table_set;
 mod verify;
+mod view;
 
 pub use batch::{
     BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept,
@@ -56,9 +57,10 @@ pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
 pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
 pub use primary::{DataFileVisitor, NewBatch, Primary};
-pub use private::{MEMORY_BYTES, PrivateEntries};
+pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};
 pub use protocol::{Attributes, Bytes, ListedName, PROTOCOL, RenameRequest, Reply, Request};
 pub use snapshots::SnapshotSummary;
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
 pub use table_dir::TableDir;
 pub use table_ref::TableRef;
+pub use view::{CopiedChanges, View, open_batch_of_copy};

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use quell_threads::lock;
+use quell_vfs::Result;
 
 use crate::key::split;
 
@@ -34,6 +35,16 @@ struct Record {
     /// The space for the value, in bytes.
     capacity_bytes: u32,
     key_bytes: u16,
+}
+
+impl Record {
+    fn key(self, bytes: &[u8]) -> &[u8] {
+        &bytes[self.key_at as usize..][..usize::from(self.key_bytes)]
+    }
+
+    fn value(self, bytes: &[u8]) -> &[u8] {
+        &bytes[self.value_at as usize..][..self.value_bytes as usize]
+    }
 }
 
 /// The records of a directory. The first `sorted` of them are in the order of their keys.
@@ -115,6 +126,11 @@ impl MemTable {
         records.map(|record| (self.key(record), self.value(record)))
     }
 
+    /// Returns a copy of all entries.
+    pub(crate) fn copy(&self) -> MemCopy {
+        MemCopy { bytes: self.bytes.clone(), records: self.records.clone() }
+    }
+
     /// Removes all entries, and keeps the memory for others.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
@@ -133,8 +149,30 @@ impl MemTable {
     }
 
     fn value(&self, record: u32) -> &[u8] {
-        let Record { value_at, value_bytes, .. } = self.records[record as usize];
-        &self.bytes[value_at as usize..][..value_bytes as usize]
+        self.records[record as usize].value(&self.bytes)
+    }
+}
+
+/// A copy of the entries of a table, in no particular order: copying takes less time than sorting.
+#[derive(Debug)]
+pub(crate) struct MemCopy {
+    bytes: Vec<u8>,
+    records: Vec<Record>,
+}
+
+impl MemCopy {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Passes all entries to `visit`, in the order of their keys. An empty value is a removal.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    pub(crate) fn visit_sorted(mut self, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
+        let bytes = &self.bytes;
+        self.records.sort_unstable_by(|a, b| a.key(bytes).cmp(b.key(bytes)));
+        self.records.iter().try_for_each(|record| visit(record.key(bytes), record.value(bytes)))
     }
 }
 
@@ -180,8 +218,7 @@ impl DirKeys {
 }
 
 fn key_of<'a>(bytes: &'a [u8], records: &[Record], record: u32) -> &'a [u8] {
-    let Record { key_at, key_bytes, .. } = records[record as usize];
-    &bytes[key_at as usize..][..usize::from(key_bytes)]
+    records[record as usize].key(bytes)
 }
 
 #[cfg(test)]
@@ -216,7 +253,14 @@ mod tests {
         }
         assert_eq!(table.get(Key::of_name(9, b"1").as_bytes()), None);
         assert!(table.entries().eq(model.iter().map(|(key, value)| (&**key, &**value))));
+        let mut copied = Vec::new();
+        let copy = |key: &[u8], value: &[u8]| {
+            copied.push((key.to_vec(), value.to_vec()));
+            Ok(())
+        };
+        table.copy().visit_sorted(copy).unwrap();
+        assert_eq!(copied, model.into_iter().collect::<Vec<_>>());
         table.clear();
-        assert!(table.get(model.keys().next().unwrap()).is_none());
+        assert!(table.get(&copied[0].0).is_none());
     }
 }

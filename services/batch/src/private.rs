@@ -10,23 +10,30 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::BatchRecord;
 use crate::entries::{Entries, KeyChange};
-use crate::entry::Entry;
+use crate::entry::{Entry, LINKED};
 use crate::files::TableFiles;
 use crate::key::{Key, split};
 use crate::memtable::MemTable;
 use crate::merge::{InMemory, Merge, Source, list_merged};
 use crate::names::Names;
 use crate::table::{BlockCache, Table, TableWriter};
-use crate::table_set::TableSet;
+use crate::table_ref::TableRef;
+use crate::table_set::{TableSet, open_table};
+use crate::view::{CopiedChanges, View};
 
 /// The memory for changes that are not in a table yet, in bytes.
 pub const MEMORY_BYTES: usize = 64 << 20;
+
+/// Receives a directory, a name in it, and whether the name was removed.
+pub type NameVisitor<'a> = dyn FnMut(u64, &[u8], bool) -> Result<()> + 'a;
 
 /// The private entries of a batch.
 pub struct PrivateEntries {
     snapshot: TableSet,
     /// The tables of this batch.
     own: TableSet,
+    /// Their references, in the same order.
+    own_refs: Vec<TableRef>,
     memory: MemTable,
     memory_bytes_max: usize,
     /// The inode numbers of this batch.
@@ -56,6 +63,7 @@ impl PrivateEntries {
         PrivateEntries {
             snapshot,
             own: TableSet::default(),
+            own_refs: Vec::new(),
             memory: MemTable::default(),
             memory_bytes_max,
             next_inode: inodes.start,
@@ -111,6 +119,41 @@ impl PrivateEntries {
         split(key).is_some_and(|(dir, _)| self.inodes.contains(&dir))
     }
 
+    /// Returns a copy of the state, for a view.
+    pub fn copy_changes(&self) -> CopiedChanges {
+        CopiedChanges { tables: self.own_refs.clone(), memory: self.memory.copy() }
+    }
+
+    /// Becomes the state of a view of the batch, whose name space is in another process and is not
+    /// changed here.
+    ///
+    /// # Errors
+    /// `NotFound` if a newer view has replaced it; those of tables. Then the state is as before.
+    pub fn show(&mut self, view: &View) -> Result<()> {
+        let open = |table: &TableRef| {
+            let known = self.own_refs.iter().position(|known| known == table);
+            known.map_or_else(|| open_table(&*self.files, &self.cache, table), |at| Ok(self.own.table(at)))
+        };
+        let tables = view.tables.iter().map(open).collect::<Result<Vec<_>>>()?;
+        (self.own, self.own_refs) = (TableSet::new(tables), view.tables.clone());
+        Ok(())
+    }
+
+    /// Passes each name that the batch has created, changed or removed to `visit`: its directory,
+    /// the name, and whether it was removed.
+    ///
+    /// # Errors
+    /// Those of the tables and of `visit`.
+    pub fn changed_names(&self, visit: &mut NameVisitor<'_>) -> Result<()> {
+        self.changes(|key, value| match split(key) {
+            Some((dir, name)) if dir != LINKED && !name.is_empty() => match value {
+                [] if self.in_snapshot(key)?.is_none() => Ok(()), // created and removed
+                value => visit(dir, name, value.is_empty()),
+            },
+            _ => Ok(()),
+        })
+    }
+
     /// Writes the changes in memory as a table.
     fn spill(&mut self) -> Result<()> {
         let number = self.own.len() as u64;
@@ -123,6 +166,7 @@ impl PrivateEntries {
         let summary = writer.finish()?;
         let table = Table::open(for_reading, Some(summary.checksum), self.cache.clone())?;
         self.own.add(Arc::new(table));
+        self.own_refs.insert(0, TableRef::new(number, &summary));
         self.memory.clear();
         Ok(())
     }

@@ -25,6 +25,16 @@ impl TableSet {
         tables.iter().map(|table| open_table(files, cache, table)).collect::<Result<_>>().map(TableSet)
     }
 
+    /// Returns a set of tables, the newest first.
+    pub(crate) fn new(tables: Vec<Arc<Table>>) -> TableSet {
+        TableSet(tables)
+    }
+
+    /// Returns a table; 0 is the newest one.
+    pub(crate) fn table(&self, at: usize) -> Arc<Table> {
+        self.0[at].clone()
+    }
+
     /// Adds a table that is newer than all others.
     pub(crate) fn add(&mut self, table: Arc<Table>) {
         self.0.insert(0, table);

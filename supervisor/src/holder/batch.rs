@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use quell_batch::{BatchFs, OpenBatch, StoreAccess};
-use quell_fuse::LockKeeper;
+use quell_batch::{BatchFs, OpenBatch, Refreshed, StoreAccess, WatchedBatch};
+use quell_fuse::{KernelCache, LockKeeper};
 use quell_vfs::{FileSystem, Result};
 
 use crate::failure::Failure;
@@ -21,6 +22,12 @@ const OPEN_WAIT: Duration = Duration::from_secs(10);
 /// How long a commit waits until other processes have closed the store.
 const COMMIT_WAIT: Duration = Duration::from_secs(60);
 
+/// Interval at which the process of a batch looks for requests for a view, and that of a mount of
+/// another batch for a newer view.
+const VIEW_INTERVAL: Duration = Duration::from_secs(2);
+/// The pause after the publication of a view, in multiples of its duration.
+const VIEW_PAUSE: u32 = 20;
+
 /// Opens the store, begins the batch, and mounts its files.
 pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount, Failure> {
     let path = mountpoint(context, "a batch needs a mount point: quell mount --batch STORE MOUNTPOINT")?;
@@ -30,7 +37,14 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
         locks: LockKeeper::Kernel,
         description: format!("the store {}", plan.store.display()),
     };
-    WritableMount::create(context, path, &options, || {
+    let mut watched = None;
+    let mount = WritableMount::create(context, path, &options, || {
+        if let BatchMode::Watch { batch } = plan.mode {
+            let batch = Arc::new(WatchedBatch::open(&plan.store, batch)?);
+            let fs = Arc::new(batch.file_system_at(plan.subtree.as_os_str().as_bytes())?);
+            watched = Some(batch);
+            return Ok(Arc::new(Watched { fs, plan: plan.clone() }) as _);
+        }
         let store = StoreAccess::open(&plan.store, OPEN_WAIT)?;
         let subtree = plan.subtree.as_os_str().as_bytes();
         let content: Arc<dyn Content> = match &plan.mode {
@@ -39,12 +53,94 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
                 Arc::new(Synchronous { fs, store, plan: plan.clone() })
             }
             BatchMode::Batch { name, is_atomic } => {
-                let batch = OpenBatch::begin(store, subtree, name, *is_atomic)?;
+                let batch = Arc::new(OpenBatch::begin(store, subtree, name, *is_atomic)?);
+                publish_views(&batch, context);
                 Arc::new(Batch { batch, plan: plan.clone() })
             }
+            BatchMode::Watch { .. } => unreachable!("it was opened above"),
         };
         Ok(content)
-    })
+    })?;
+    if let (Some(batch), Some(cache)) = (watched, mount.kernel_cache()) {
+        show_views(batch, cache, context);
+    }
+    Ok(mount)
+}
+
+/// Starts the thread that publishes views of a batch. It ends with the process.
+fn publish_views(batch: &Arc<OpenBatch>, context: &HolderContext) {
+    let batch = Arc::downgrade(batch);
+    let publish = move || {
+        loop {
+            thread::sleep(VIEW_INTERVAL);
+            let Some(batch) = batch.upgrade() else { return };
+            let began = Instant::now();
+            match batch.publish_view() {
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(error) => tracing::debug!(%error, "the view of a batch"),
+            }
+            drop(batch);
+            thread::sleep(began.elapsed() * VIEW_PAUSE);
+        }
+    };
+    if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(publish) {
+        context.print(&format!("cannot start the thread that lets others watch the batch: {e}"));
+    }
+}
+
+/// Starts the thread that shows newer views of a batch, as long as programs use the mount. It ends
+/// with the batch or the process.
+fn show_views(batch: Arc<WatchedBatch>, cache: KernelCache, context: &HolderContext) {
+    let show = move || {
+        let (mut replies, mut is_requested) = (None, false);
+        loop {
+            let used = Some(cache.replies());
+            if std::mem::replace(&mut replies, used) != used && !is_requested {
+                is_requested = batch.request().is_ok();
+            }
+            match batch.refresh() {
+                Ok(Refreshed::Ended) => return,
+                Ok(Refreshed::Newer) => is_requested = false,
+                Ok(Refreshed::Same) => {}
+                Err(error) => tracing::debug!(%error, "the view of a batch"),
+            }
+            thread::sleep(VIEW_INTERVAL);
+        }
+    };
+    if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(show) {
+        context.print(&format!("cannot start the thread that shows newer states of the batch: {e}"));
+    }
+}
+
+/// The files of a running batch of another process.
+struct Watched {
+    fs: Arc<BatchFs>,
+    plan: BatchPlan,
+}
+
+impl Content for Watched {
+    fn file_system(&self) -> Arc<dyn FileSystem> {
+        Arc::clone(&self.fs) as _
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Does nothing: nothing was changed.
+    fn end(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport) {
+        let (store, path) = (self.plan.store.clone(), path.to_owned());
+        report.batch = Some(BatchReport { store, batch: None, path, counters });
+    }
 }
 
 /// The master image of a store.
@@ -81,7 +177,7 @@ impl Content for Synchronous {
 
 /// The private name space of a batch.
 struct Batch {
-    batch: OpenBatch,
+    batch: Arc<OpenBatch>,
     plan: BatchPlan,
 }
 

@@ -44,6 +44,11 @@ pub trait Content: Send + Sync {
         false
     }
 
+    /// Returns whether programs cannot change the files.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// Returns whether work continues in the background.
     fn is_busy(&self) -> bool;
 
@@ -112,6 +117,7 @@ impl WritableMount {
             threads: context.plan.threads.into(),
             allow_other,
             exclusive: content.is_exclusive(),
+            read_only: content.is_read_only(),
             locks: options.locks,
             source: mount_source(options.source),
             ..quell_fuse::Options::default()

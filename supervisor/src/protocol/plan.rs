@@ -196,6 +196,11 @@ pub enum BatchMode {
         /// Whether the batch is committed as a whole or not at all.
         is_atomic: bool,
     },
+    /// There are none: the files are those of a running batch of another process.
+    Watch {
+        /// The number of the batch.
+        batch: u64,
+    },
 }
 
 /// Where the locks (flock(2), fcntl(2)) of a log mount are kept.

@@ -1,0 +1,247 @@
+//! The views of a running batch, by which other processes see its names and sizes. The process of
+//! the batch publishes one when another process has requested it. docs/formats/batch.md describes
+//! the files.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, RwLock};
+
+use quell_batch_service::{
+    BatchRecord, MEMORY_BYTES, Names, PrivateEntries, ROOT, TableDir, TableFiles, View, open_batch_of_copy,
+};
+use quell_posix::{Dir, PosixDir, WritableDir};
+use quell_threads::{lock, read_lock, write_lock};
+use quell_vfs::{Attributes, Error, ErrorKind, Rename, Result};
+
+use crate::file_system::BatchFs;
+use crate::store::random_number;
+use crate::store_dir::{NEW_VIEW, StoreDir, VIEW, VIEW_REQUEST, remove_if_present};
+use crate::subtree::{dir_at, tree_below};
+
+/// The largest view that is read, in bytes.
+const VIEW_BYTES_MAX: usize = 4 << 20;
+/// The number of times that a view is read again because a newer one has replaced it.
+const ATTEMPTS: usize = 10;
+
+/// The views that the process of a batch has published.
+#[derive(Debug, Default)]
+pub(crate) struct PublishedViews {
+    number: u64,
+    /// The last request that was answered.
+    request: Option<u64>,
+    /// The table that only the last view has.
+    table: Option<u64>,
+    /// The directory of the batch is about to be removed.
+    is_ended: bool,
+}
+
+impl PublishedViews {
+    /// Makes sure that no view is published any more.
+    pub(crate) fn end(&mut self) {
+        self.is_ended = true;
+    }
+
+    /// Publishes a view if there is a request that was not answered yet, and returns whether it did.
+    ///
+    /// # Errors
+    /// Those of files. The next call tries again.
+    pub(crate) fn answer(
+        &mut self,
+        batch: u64,
+        names: &RwLock<Names<PrivateEntries>>,
+        tables: &TableDir,
+        files: &PosixDir,
+    ) -> Result<bool> {
+        let request = read_request(files)?;
+        if self.is_ended || request.is_none() || request == self.request {
+            return Ok(false);
+        }
+        let number = self.number + 1;
+        // The operations of the batch wait only for the copy in memory.
+        let copied = read_lock(names).0.copy_changes();
+        let (all, table) = copied.write(tables, number)?;
+        let view = View { batch, number, request: request.unwrap_or_default(), tables: all };
+        remove_if_present(files, NEW_VIEW)?;
+        let file = files.create_file(NEW_VIEW, 0o600)?;
+        file.write_at(&view.encode(), 0)?;
+        drop(file); // closed, so that other nodes see the content
+        files.rename(NEW_VIEW, files, VIEW, Rename::Replace)?;
+        (self.number, self.request) = (number, request);
+        match std::mem::replace(&mut self.table, table) {
+            Some(old) => tables.remove(old).map(|()| true),
+            None => Ok(true),
+        }
+    }
+}
+
+/// Returns the last request for a view.
+fn read_request(files: &PosixDir) -> Result<Option<u64>> {
+    let file = match files.open_file(VIEW_REQUEST) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = [0; 8];
+    let length = file.read_at(&mut bytes, 0)?;
+    Ok((length == bytes.len()).then_some(u64::from_le_bytes(bytes)))
+}
+
+/// The result of [`WatchedBatch::refresh`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refreshed {
+    /// There is no newer view.
+    Same,
+    /// A newer view is shown.
+    Newer,
+    /// The batch was committed or aborted. The last view is still shown.
+    Ended,
+}
+
+/// The entry at a name that a batch has created, changed or removed.
+#[derive(Debug, Clone)]
+pub struct WatchedName {
+    /// The path in the store, which begins with a slash.
+    pub path: Vec<u8>,
+    /// The attributes; `None` if the batch has removed the name.
+    pub attributes: Option<Attributes>,
+}
+
+/// A batch of another process, as its newest view shows it.
+pub struct WatchedBatch {
+    dir: StoreDir,
+    record: BatchRecord,
+    names: Arc<RwLock<Names<PrivateEntries>>>,
+    /// The number of the view that is shown; 0 for the snapshot.
+    shown: Mutex<u64>,
+}
+
+impl std::fmt::Debug for WatchedBatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WatchedBatch").field("store", &self.dir.path).field("record", &self.record).finish()
+    }
+}
+
+impl WatchedBatch {
+    /// Opens the snapshot of an open batch. The store may be open in another process, and this does
+    /// not wait for it.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no open batch of this number; those of the store and of files.
+    pub fn open(store: &Path, number: u64) -> Result<WatchedBatch> {
+        let dir = StoreDir::open(store)?;
+        dir.check_format()?;
+        let image = TableDir::new(dir.tables()?);
+        let record = open_batch_of_copy(&image, number)?;
+        let tables: Arc<dyn TableFiles> = Arc::new(dir.batch(number)?.tables);
+        let names = Arc::new(RwLock::new(PrivateEntries::open(&record, &image, tables, MEMORY_BYTES)?));
+        Ok(WatchedBatch { dir, record, names, shown: Mutex::new(0) })
+    }
+
+    /// Returns the tree below the directory at a path of the store, as the view shows it. It must
+    /// not be changed.
+    ///
+    /// # Errors
+    /// `NotFound` or `NotADirectory` if the snapshot has no such directory; those of files.
+    pub fn file_system_at(&self, path: &[u8]) -> Result<BatchFs> {
+        let top = dir_at(&*self.names, path)?;
+        Ok(BatchFs::new(tree_below(self.names.clone(), top), self.dir.data()?, 0))
+    }
+
+    /// Requests a newer view from the process of the batch, which answers within a few seconds.
+    ///
+    /// # Errors
+    /// `NotFound` if the batch has ended; those of files.
+    pub fn request(&self) -> Result<()> {
+        let files = self.dir.batch(self.record.number)?.files;
+        let file = match files.create_file(VIEW_REQUEST, 0o600) {
+            Err(error) if error.kind == ErrorKind::Exists => files.open_writable_file(VIEW_REQUEST)?,
+            created => created?,
+        };
+        file.write_at(&(random_number() as u64).to_le_bytes(), 0)
+    }
+
+    /// Shows the newest view. It never shows an earlier state than before.
+    ///
+    /// # Errors
+    /// `Damaged`; those of files.
+    pub fn refresh(&self) -> Result<Refreshed> {
+        let mut shown = lock(&self.shown);
+        for _ in 0..ATTEMPTS {
+            let files = match self.dir.batch(self.record.number) {
+                Err(error) if error.kind == ErrorKind::NotFound => return Ok(Refreshed::Ended),
+                batch => batch?.files,
+            };
+            let view = match read_view(&files)? {
+                Some(view) if view.number > *shown => view,
+                // The directory of a batch that has ended may remain on NFS while its files are
+                // open on this node.
+                None if *shown > 0 => return Ok(Refreshed::Ended),
+                _ => return Ok(Refreshed::Same),
+            };
+            if view.batch != self.record.number {
+                return Err(Error::new(ErrorKind::Damaged, "read the view of batch", view.batch.to_string()));
+            }
+            // Readers wait until the tables are open, which they could not read before.
+            match write_lock(&self.names).0.show(&view) {
+                Ok(()) => {
+                    *shown = view.number;
+                    return Ok(Refreshed::Newer);
+                }
+                // A newer view has replaced it, or the batch has ended.
+                Err(error) if error.kind == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Refreshed::Same)
+    }
+
+    /// Passes each name that the batch has created, changed or removed to `visit`.
+    ///
+    /// # Errors
+    /// Those of the tables and of `visit`.
+    pub fn changed_names(&self, visit: &mut dyn FnMut(WatchedName) -> Result<()>) -> Result<()> {
+        let names = read_lock(&self.names);
+        let mut paths = HashMap::new();
+        names.0.changed_names(&mut |dir, name, is_removed| {
+            let attributes = match is_removed {
+                true => None,
+                false => names.lookup(dir, name)?.map(|found| found.inode.attributes()).transpose()?,
+            };
+            let path = [&path_in(&names, dir, &mut paths)?, &b"/"[..], name].concat();
+            visit(WatchedName { path, attributes })
+        })
+    }
+}
+
+/// Returns the path of a directory. `known` has those that were determined before.
+fn path_in(names: &Names<PrivateEntries>, dir: u64, known: &mut HashMap<u64, Vec<u8>>) -> Result<Vec<u8>> {
+    let (mut below, mut at) = (Vec::new(), dir);
+    let mut path = loop {
+        if at == ROOT {
+            break Vec::new();
+        }
+        if let Some(path) = known.get(&at) {
+            break path.clone();
+        }
+        let (above, name) = names.parent(at)?;
+        below.push((at, name));
+        at = above;
+    };
+    for (dir, name) in below.into_iter().rev() {
+        path = [&path, &b"/"[..], &name].concat();
+        known.insert(dir, path.clone());
+    }
+    Ok(path)
+}
+
+fn read_view(files: &PosixDir) -> Result<Option<View>> {
+    let file = match files.open_file(VIEW) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = vec![0; VIEW_BYTES_MAX + 1];
+    let length = file.read_at(&mut bytes, 0)?;
+    match length <= VIEW_BYTES_MAX {
+        true => View::decode(&bytes[..length]).map(Some),
+        false => Err(Error::new(ErrorKind::Damaged, "read the view of a batch", VIEW)),
+    }
+}

@@ -1,0 +1,141 @@
+//! Watches a batch of another process: its views are states that it had, and never go back.
+
+use std::path::Path;
+use std::time::Duration;
+
+use quell_batch::{BatchFs, BatchStore, OpenBatch, Refreshed, StoreAccess, WatchedBatch};
+use quell_vfs::{Context, ErrorKind, FileSystem, Kind, NewEntry, NodeId, OpenMode, Rename, Writable};
+
+const WAIT: Duration = Duration::from_secs(60);
+const ROOT: NodeId = NodeId(0);
+
+fn new() -> NewEntry {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    NewEntry { permissions: 0o755, uid, gid }
+}
+
+fn make_dir(fs: &BatchFs, dir: NodeId, name: &str) -> NodeId {
+    fs.make_dir(&Context::OWN, dir, name.as_bytes(), new()).unwrap().into_attributes().node
+}
+
+fn write(fs: &BatchFs, dir: NodeId, name: &str, bytes: &[u8]) {
+    let (node, file) = fs.create(&Context::OWN, dir, name.as_bytes(), new(), OpenMode::READ_WRITE).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.close().unwrap();
+    drop(node);
+}
+
+/// Creates a store whose tree has `top/kept` and `top/gone`, and begins a batch below `top`.
+fn begin(path: &Path) -> OpenBatch {
+    BatchStore::create(path).unwrap();
+    let store = StoreAccess::open(path, WAIT).unwrap();
+    let fs = store.file_system(b"").unwrap();
+    let top = make_dir(&fs, ROOT, "top");
+    write(&fs, top, "kept", b"kept");
+    write(&fs, top, "gone", b"gone");
+    fs.end().unwrap();
+    drop(fs);
+    OpenBatch::begin(store, b"top", "job", false).unwrap()
+}
+
+/// Returns the changes that a view shows: paths with sizes, `None` for a removed name.
+fn changes(watched: &WatchedBatch) -> Vec<(String, Option<u64>)> {
+    let mut found = Vec::new();
+    watched
+        .changed_names(&mut |name| {
+            let size = |attributes: quell_vfs::Attributes| match attributes.kind {
+                Kind::Dir => 0,
+                _ => attributes.size_bytes,
+            };
+            found.push((String::from_utf8(name.path).unwrap(), name.attributes.map(size)));
+            Ok(())
+        })
+        .unwrap();
+    found.sort();
+    found
+}
+
+fn names(fs: &BatchFs, dir: NodeId) -> Vec<String> {
+    let mut names = Vec::new();
+    fs.list(&Context::OWN, dir, quell_vfs::Cursor::START, &mut |entry| {
+        names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+        true
+    })
+    .unwrap();
+    names
+}
+
+#[test]
+fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("store");
+    let batch = begin(&path);
+    let number = batch.record().number;
+    let fs = batch.file_system();
+    assert!(!batch.publish_view().unwrap(), "nobody has requested a view");
+
+    // Another process may have the store open.
+    let open = StoreAccess::open(&path, WAIT).unwrap();
+    let watched = WatchedBatch::open(&path, number).unwrap();
+    let seen = watched.file_system_at(b"top").unwrap();
+    assert_eq!(
+        (watched.refresh().unwrap(), names(&seen, ROOT)),
+        (Refreshed::Same, vec!["gone".into(), "kept".into()])
+    );
+
+    let dir = make_dir(&fs, ROOT, "dir");
+    write(&fs, dir, "one", b"12345");
+    fs.remove(&Context::OWN, ROOT, b"gone").unwrap();
+    write(&fs, ROOT, "brief", b"");
+    fs.remove(&Context::OWN, ROOT, b"brief").unwrap();
+    watched.request().unwrap();
+    assert!(batch.publish_view().unwrap() && !batch.publish_view().unwrap(), "a request is answered once");
+    // Later changes are not in the view.
+    write(&fs, dir, "two", b"1");
+    assert_eq!(watched.refresh().unwrap(), Refreshed::Newer);
+    let first = [("/top/dir", Some(0)), ("/top/dir/one", Some(5)), ("/top/gone", None)];
+    let expected =
+        |list: &[(&str, Option<u64>)]| list.iter().map(|(n, s)| ((*n).to_owned(), *s)).collect::<Vec<_>>();
+    assert_eq!(changes(&watched), expected(&first));
+    assert_eq!(names(&seen, ROOT), ["dir", "kept"]);
+
+    // A view whose number is not greater is ignored, as after a restore of the file.
+    let view = path.join(format!("batches/{number}/view"));
+    let old = std::fs::read(&view).unwrap();
+    fs.rename(&Context::OWN, dir, b"one", ROOT, b"moved", Rename::Replace).unwrap();
+    watched.request().unwrap();
+    assert!(batch.publish_view().unwrap());
+    assert_eq!(watched.refresh().unwrap(), Refreshed::Newer);
+    let second =
+        [("/top/dir", Some(0)), ("/top/dir/two", Some(1)), ("/top/gone", None), ("/top/moved", Some(5))];
+    assert_eq!(changes(&watched), expected(&second));
+    std::fs::write(&view, &old).unwrap();
+    assert_eq!(watched.refresh().unwrap(), Refreshed::Same);
+    assert_eq!(changes(&watched), expected(&second));
+    // A damaged one is refused.
+    std::fs::write(&view, &old[..old.len() - 1]).unwrap();
+    assert_eq!(watched.refresh().unwrap_err().kind, ErrorKind::Damaged);
+    assert_eq!(changes(&watched), expected(&second));
+
+    drop(open);
+    batch.commit(WAIT).unwrap();
+    assert_eq!(watched.refresh().unwrap(), Refreshed::Ended);
+    assert_eq!(watched.request().unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(changes(&watched), expected(&second), "the last view is still shown");
+    assert_eq!(std::fs::read_dir(path.join("batches")).unwrap().count(), 0, "the commit removes all files");
+    assert_eq!(WatchedBatch::open(&path, number).unwrap_err().kind, ErrorKind::NotFound);
+}
+
+#[test]
+fn no_view_is_published_after_an_abort() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("store");
+    let batch = begin(&path);
+    let watched = WatchedBatch::open(&path, batch.record().number).unwrap();
+    watched.request().unwrap();
+    assert!(batch.publish_view().unwrap());
+    batch.abort(WAIT).unwrap();
+    assert!(!batch.publish_view().is_ok_and(|published| published));
+    assert_eq!(watched.refresh().unwrap(), Refreshed::Ended);
+    assert_eq!(std::fs::read_dir(path.join("batches")).unwrap().count(), 0);
+}
