@@ -23,7 +23,8 @@
 //! data. For any other file system it caches no entries, attributes, link targets and listings, and
 //! file data only until the next open of the file. For a writable one, [`KernelCache`] determines
 //! what it caches. If a writable one changes by this mount only ([`Options::exclusive`]), the
-//! kernel caches everything but file data until it changes it itself.
+//! kernel caches everything until it changes it itself, except data of files that are open for
+//! writing.
 //!
 //! # Writable trees
 //!

@@ -238,12 +238,12 @@ impl Lifetimes {
 
     /// Calls `reply` with the use of the kernel's cache for a file that was opened for reading
     /// since `begin`. The lifetime does not change before `reply` returns. The data is kept during
-    /// a temporary lifetime. If a program has the file open for writing, each write would make the
-    /// kernel read again, so reads are passed on.
+    /// a temporary lifetime, and in an exclusive tree. If a program has the file open for writing,
+    /// each write would make the kernel read again, so reads are passed on.
     pub(crate) fn opened(&self, node: NodeId, begin: Begin, reply: impl FnOnce(DataCache)) {
         let kept = read_lock(&self.kept);
         let is_kept = kept.changes == begin.lifetime_changes
-            && kept.now().1
+            && (kept.now().1 || self.changes == Changes::OfThisMount)
             && lock(&self.writers).get(&node).is_none_or(|handles| handles.flushed == handles.open);
         reply(match is_kept.then(|| lock(&self.data_kept).insert(node, kept.changes)) {
             None => DataCache::Direct,
@@ -500,5 +500,21 @@ mod tests {
         assert_eq!(kept(), Duration::ZERO);
         exclusive.closed(NodeId(7));
         assert_eq!(kept(), UNLIMITED);
+    }
+    #[test]
+    fn data_of_an_exclusive_tree_is_kept_unless_the_file_is_open_for_writing() {
+        let exclusive = Lifetimes::new(Changes::OfThisMount);
+        let open = || {
+            let mut found = None;
+            exclusive.opened(NodeId(7), exclusive.begin(), |cache| found = Some(cache));
+            found.expect("it was called")
+        };
+        assert_eq!((open(), open()), (DataCache::Fill, DataCache::Keep));
+        exclusive.opens(NodeId(7));
+        assert_eq!(open(), DataCache::Direct);
+        exclusive.closed(NodeId(7));
+        assert_eq!(open(), DataCache::Keep);
+        exclusive.forgotten(NodeId(7));
+        assert_eq!(open(), DataCache::Fill);
     }
 }

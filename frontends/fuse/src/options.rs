@@ -63,9 +63,10 @@ pub struct Options {
     /// writable tree are always served in this way.
     pub direct: bool,
     /// The tree is writable, and changes only by the requests of this mount: the kernel keeps
-    /// names, missing names, attributes, link targets and listings until one of its own requests
-    /// changes them, or it needs the memory. It keeps about 65,536 entries of files; each occupies
-    /// memory of the file system as well, so later ones are looked up again at each use.
+    /// names, missing names, attributes, link targets, listings and (since Linux 6.18) the data of
+    /// files that are opened for reading until one of its own requests changes them, or it needs
+    /// the memory. It keeps about 65,536 entries of files; each occupies memory of the file system
+    /// as well, so later ones are looked up again at each use.
     pub exclusive: bool,
     /// Programs cannot change the tree of a writable file system, which may change by itself.
     pub read_only: bool,

@@ -41,7 +41,8 @@ impl PublishedViews {
         self.is_ended = true;
     }
 
-    /// Publishes a view if there is a request that was not answered yet, and returns whether it did.
+    /// Publishes a view if there is a request that was not answered yet, and returns whether it
+    /// did.
     ///
     /// # Errors
     /// Those of files. The next call tries again.
