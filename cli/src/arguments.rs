@@ -586,6 +586,10 @@ pub struct CoverArgs {
     /// is served by FUSE, whose start takes the same time for every size.
     #[arg(long, value_name = "MIB", default_value_t = 64)]
     pub memory: u64,
+    /// End with an error if a file system does not answer for this many seconds while the view is
+    /// created [default: wait, and print the path after 3 s].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub answer_timeout: Option<u64>,
     /// Number of threads that serve a FUSE view.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,

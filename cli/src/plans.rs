@@ -23,6 +23,7 @@ pub fn plan(target: Target, source: PlanSource, cover: &CoverArgs, quiet: bool) 
         threads: cover.threads,
         quiet,
         verbose: cover.verbose,
+        answer_timeout_s: cover.answer_timeout,
         log_file: trace::log_file(),
     }
 }

@@ -6,16 +6,20 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use quell_supervisor::Waiting;
+
 use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::output::errln;
 
 /// Executes the program in this process, with further variables in its environment, so exit code,
 /// signals and terminal are the program's own. Returns only if the program cannot be started.
+/// `waiting`: watches the start of the program; its thread ends with this program.
 pub fn become_program(
     command: &[OsString],
     outputs: Option<[File; 2]>,
     variables: &[(&str, OsString)],
+    waiting: &Waiting,
 ) -> Result<ExitCode, Failure> {
     let (program, arguments) = command.split_first().expect("clap asks for one");
     let mut command = Command::new(program);
@@ -23,7 +27,8 @@ pub fn become_program(
         command.stdout(out).stderr(err);
     }
     let variables = variables.iter().map(|(name, value)| (name, value));
-    let error = command.args(arguments).envs(variables).exec();
+    let command = command.args(arguments).envs(variables);
+    let error = waiting.watch(Path::new(program), || command.exec());
     // The codes of shells and env(1): 127 if the program was not found, 126 if it could not be
     // started.
     errln!("quell: {}: {error}", shown(Path::new(program)));

@@ -1,8 +1,11 @@
 //! The inputs of `quell run`: its job, indexes and boot images.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use quell_supervisor::{BootPlan, RecordingPlan, TreePlan, current_job, is_first_notice, runtime_directory};
+use quell_supervisor::{
+    BootPlan, RecordingPlan, TreePlan, Waiting, current_job, is_first_notice, runtime_directory,
+};
 
 use crate::arguments::RunArgs;
 use crate::config::Config;
@@ -24,19 +27,36 @@ pub fn print_once(args: &RunArgs, message: &str) {
     }
 }
 
+/// Returns the reactions to a file system that does not answer. Messages are printed once for all
+/// ranks of a job on a node.
+pub fn waiting_of(args: &RunArgs) -> Waiting {
+    let job = job_of(args);
+    Waiting::of_command(args.cover.answer_timeout.map(Duration::from_secs), move |message| {
+        if is_first_notice(runtime_directory().ok().as_deref(), job.as_deref(), message) {
+            errln!("quell: {message}");
+        }
+    })
+}
+
 /// Opens the indexes, and creates missing ones of directories.
-pub fn tree_plans(args: &RunArgs, quiet: bool, files: &mut Vec<InputFile>) -> Result<Vec<TreePlan>, Failure> {
+pub fn tree_plans(
+    args: &RunArgs,
+    quiet: bool,
+    files: &mut Vec<InputFile>,
+    waiting: &Waiting,
+) -> Result<Vec<TreePlan>, Failure> {
     let cover = &args.cover;
-    let absolute = |path: &Option<PathBuf>| path.as_deref().map(real_path).transpose();
+    let resolve = |path: &Path| waiting.watch(path, || real_path(path));
+    let absolute = |path: &Option<PathBuf>| path.as_deref().map(resolve).transpose();
     let mut indexes = Vec::new();
     if let Some(file) = &args.config {
-        for tree in Config::read_trees(file, &cover.trust_owner)? {
-            let path = real_path(&tree.path).unwrap_or(tree.path);
+        for tree in waiting.watch(file, || Config::read_trees(file, &cover.trust_owner))? {
+            let path = resolve(&tree.path).unwrap_or(tree.path);
             indexes.push(RequestedIndex::Tree { path, index: tree.index });
         }
     }
     for path in &args.index {
-        indexes.push(RequestedIndex::open(path)?);
+        indexes.push(waiting.watch(path, || RequestedIndex::open(path))?);
     }
     let creation = Creation { is_reported: cover.verbose, quiet };
     let mut trees = Vec::new();
@@ -50,7 +70,7 @@ pub fn tree_plans(args: &RunArgs, quiet: bool, files: &mut Vec<InputFile>) -> Re
 }
 
 /// Opens the boot images, or parses the recording that `quell record` requests.
-pub fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>) -> Result<BootPlan, Failure> {
+pub fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>, waiting: &Waiting) -> Result<BootPlan, Failure> {
     if let Some(text) = &args.recording {
         if !args.boot.boot.is_empty() {
             return Err(Failure::wrong_input("--recording cannot be used with -b"));
@@ -62,7 +82,7 @@ pub fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>) -> Result<BootPlan,
     let mut images = Vec::new();
     // A missing boot image does not prevent the run, unless --strict is given.
     for path in &args.boot.boot {
-        match InputFile::open(path) {
+        match waiting.watch(path, || InputFile::open(path)) {
             Ok(file) => {
                 images.push(file.path.clone());
                 files.push(file);

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Instant;
 
 use quell_mount_spec::ViewTree;
@@ -19,6 +20,7 @@ use crate::runtime::{key, notices};
 use crate::socket::client::{admitted, join, shared};
 use crate::socket::connection::ANSWER_TIMEOUT;
 use crate::start::start_holder;
+use crate::waiting::Waiting;
 use crate::working_directory::WorkingDirectory;
 
 /// The reason why this process did not enter the view.
@@ -40,12 +42,18 @@ impl<E: Into<Failure>> From<E> for NotEntered {
 /// have a single thread.
 ///
 /// `files`: the inputs of the plan that the caller has opened. `job`: the identifier of the job.
-/// Runs with equal plans and the same identifier share a view.
-pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<(), NotEntered> {
+/// Runs with equal plans and the same identifier share a view. `waiting`: watches operations of
+/// this process.
+pub fn enter_view(
+    plan: &Plan,
+    files: &[InputFile],
+    job: Option<&str>,
+    waiting: &Waiting,
+) -> Result<(), NotEntered> {
     let working_directory = WorkingDirectory::of_caller()?;
-    let admission =
-        find_holder(plan, files, job, |stream, until| admitted(stream, &working_directory.path, until))?;
-    let directory = working_directory.in_view(admission.directory)?;
+    let path = &working_directory.path;
+    let admission = find_holder(plan, files, job, waiting, |stream, until| admitted(stream, path, until))?;
+    let directory = waiting.watch(path, || working_directory.in_view(admission.directory))?;
     admission.namespaces.enter()?;
     rustix::process::fchdir(&directory).map_err(|e| {
         let message = format!("cannot enter {} in the view: {e}", shown(&working_directory.path));
@@ -63,9 +71,15 @@ pub struct SharedTrees {
 }
 
 /// Joins or starts the holder that checks the trees of a plan and has them in memory. The target of
-/// the plan must be `Processes`. `files` and `job` are those of [`enter_view`].
-pub fn share_trees(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<SharedTrees, Failure> {
-    let found = find_holder(plan, files, job, shared).map_err(|NotEntered { failure, .. }| failure)?;
+/// the plan must be `Processes`. `files`, `job` and `waiting` are those of [`enter_view`].
+pub fn share_trees(
+    plan: &Plan,
+    files: &[InputFile],
+    job: Option<&str>,
+    waiting: &Waiting,
+) -> Result<SharedTrees, Failure> {
+    let found =
+        find_holder(plan, files, job, waiting, shared).map_err(|NotEntered { failure, .. }| failure)?;
     let (answer, lifeline) = found;
     let trees = serde_json::from_slice(&answer)
         .map_err(|_| Failure::cannot("the holder process sent an answer that cannot be read"))?;
@@ -78,12 +92,15 @@ fn find_holder<T>(
     plan: &Plan,
     files: &[InputFile],
     job: Option<&str>,
+    waiting: &Waiting,
     request: impl Fn(&UnixStream, Instant) -> quell_vfs::Result<T>,
 ) -> Result<T, NotEntered> {
     // Machines are started by separate runs without a job. They share one holder, so that the
     // blocks are in memory once.
     let shared_by = job.or(matches!(plan.source, PlanSource::Disk(_)).then_some("machines"));
-    let address = Address { directory: runtime_directory()?, key: key::view_key(plan, files, shared_by)? };
+    let read = files.first().map_or(Path::new("/proc"), |file| &*file.path);
+    let key = waiting.watch(read, || key::view_key(plan, files, shared_by))?;
+    let address = Address { directory: runtime_directory()?, key };
     let Address { directory, key } = &address;
     // If another rank of the job was refused within the last 30 s, this rank does not try again.
     let recent_refusal = || job.and_then(|_| notices::recent_refusal(directory, key));

@@ -34,6 +34,7 @@ mod socket;
 mod start;
 mod trust;
 mod view;
+mod waiting;
 mod working_directory;
 
 pub use batch_plan::batch_plan;
@@ -79,3 +80,4 @@ pub use runtime::notices::is_first_notice;
 pub use start::{LOG_FILE_VARIABLE, detach_holder};
 pub use trust::{check_trust, user_id};
 pub use view::selection::{View, refuses_overlay};
+pub use waiting::Waiting;

@@ -12,6 +12,7 @@ mod stage;
 mod testbed;
 mod trees;
 
+mod applications;
 mod batch;
 mod batch_copy;
 mod batch_run;
@@ -78,4 +79,5 @@ mod several;
 mod sharing;
 mod trace;
 mod trust;
+mod unresponsive;
 mod view_security;

@@ -166,8 +166,18 @@ fn limits_mask_and_open_files_are_the_same() {
     let direct = fixture.stage.run(fixture.stage.command("sh").args(["-c", script])).text();
     for view in views() {
         let covered = fixture.stage.run(&mut fixture.sh(view, script)).expect(0).text();
-        assert_eq!(direct, covered, "{view}");
+        assert_eq!(without_reserved_signals(&direct), without_reserved_signals(&covered), "{view}");
     }
+}
+
+/// Returns lines of /proc/PID/status without signals 32 and 33 in the set of ignored signals. The C
+/// library handles them when a process creates a thread, so they are not ignored after exec(2).
+fn without_reserved_signals(status: &str) -> Vec<String> {
+    let line = |line: &str| match line.strip_prefix("SigIgn:\t") {
+        Some(set) => format!("SigIgn: {:x}", u64::from_str_radix(set, 16).unwrap() & !(0b11 << 31)),
+        None => line.to_owned(),
+    };
+    status.lines().map(line).collect()
 }
 
 #[test]
@@ -186,7 +196,7 @@ fn ignored_signals_stay_ignored() {
         let mut command = ignoring();
         command.arg(crate::stage::quell()).args(["run", "--strict", "--quiet", "--view", view, "-i"]);
         let covered = fixture.stage.run(command.arg(&fixture.index).arg("--").args(words)).expect(0).text();
-        assert_eq!(direct, covered, "{view}");
+        assert_eq!(without_reserved_signals(&direct), without_reserved_signals(&covered), "{view}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use quell_supervisor::{
-    NotEntered, Plan, PlanSource, Target, disk_plan, enter_view, is_first_notice, open_fifo,
+    NotEntered, Plan, PlanSource, Target, Waiting, disk_plan, enter_view, is_first_notice, open_fifo,
     runtime_directory, with_consequence,
 };
 
@@ -15,7 +15,7 @@ use crate::output::errln;
 use crate::plans;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, NO_TRAP};
-use crate::run_inputs::{boot_plan, job_of, print_once, tree_plans};
+use crate::run_inputs::{boot_plan, job_of, print_once, tree_plans, waiting_of};
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(batch) = &args.batch {
@@ -34,7 +34,8 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             return Err(Failure::cannot(format!("--via trap is not supported: {NO_TRAP}; {ALTERNATIVE}")));
         }
     }
-    let (plan, files) = plan(&args, quiet)?;
+    let waiting = waiting_of(&args);
+    let (plan, files) = plan(&args, quiet, &waiting)?;
     if let (Some(config), PlanSource::Trees(trees)) = (&args.config, &plan.source)
         && trees.trees.is_empty()
     {
@@ -43,7 +44,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             return Err(Failure::wrong_input(message));
         }
         print_once(&args, &format!("{message}: running on the original directory, without Quell"));
-        return become_program(&args.command, None, &[]);
+        return become_program(&args.command, None, &[], &waiting);
     }
     let original = if matches!(plan.source, PlanSource::Disk(_)) { "disk image" } else { "directory" };
     // Opened before the view is entered, because in it the paths may refer to other files.
@@ -52,7 +53,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         None => None,
     };
     let job = job_of(&args);
-    if let Err(NotEntered { failure, is_irrevocable }) = enter_view(&plan, &files, job.as_deref()) {
+    if let Err(NotEntered { failure, is_irrevocable }) = enter_view(&plan, &files, job.as_deref(), &waiting) {
         let message = failure.to_string();
         let directory = runtime_directory().ok();
         let is_first = is_first_notice(directory.as_deref(), job.as_deref(), &message);
@@ -64,11 +65,11 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             errln!("quell: {}", with_consequence(&message, &consequence));
         }
     }
-    become_program(&args.command, outputs, &[])
+    become_program(&args.command, outputs, &[], &waiting)
 }
 
 /// Returns the plan, and the files of it that were opened.
-fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<InputFile>), Failure> {
+fn plan(args: &RunArgs, quiet: bool, waiting: &Waiting) -> Result<(Plan, Vec<InputFile>), Failure> {
     let cover = &args.cover;
     if args.index.len() > 1 && (cover.source.is_some() || cover.at.is_some() || cover.writable.is_some()) {
         return Err(Failure::wrong_input("--source, --at and --writable can be used only with one -i"));
@@ -81,13 +82,13 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<InputFile>), Failure> 
             plans::check_disk_boot_images(args.boot.boot.len(), args.recording.is_some())?;
             plans::refuse_tree_options(cover)?;
             let format = args.image_format.image_format.map(Into::into);
-            let boot = boot_plan(args, &mut files)?;
+            let boot = boot_plan(args, &mut files, waiting)?;
             let (target, owners) = (&Target::Namespace, &cover.trust_owner);
             PlanSource::Disk(disk_plan(disk, format, boot, cover.recheck, target, owners)?)
         }
         None => {
-            let trees = tree_plans(args, quiet, &mut files)?;
-            plans::trees(trees, boot_plan(args, &mut files)?, cover)?
+            let trees = tree_plans(args, quiet, &mut files, waiting)?;
+            plans::trees(trees, boot_plan(args, &mut files, waiting)?, cover)?
         }
     };
     Ok((plans::plan(Target::Namespace, source, cover, quiet), files))

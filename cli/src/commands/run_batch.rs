@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use quell_supervisor::{
-    BatchMode, PlanSource, batch_plan, discard_changes, enter_mount, mount, mount_target, runtime_directory,
+    BatchMode, PlanSource, Waiting, batch_plan, discard_changes, enter_mount, mount, mount_target,
+    runtime_directory,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -168,5 +169,5 @@ fn pid_of(child: &Child) -> Pid {
 /// Executes a program in this process, which sees a mount at a directory.
 pub fn enter(args: &EnterMountArgs) -> Result<ExitCode, Failure> {
     enter_mount(&args.mount, &args.directory)?;
-    become_program(&args.command, None, &[])
+    become_program(&args.command, None, &[], &Waiting::of_command(None, |message| errln!("quell: {message}")))
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use quell_mount_spec::{VIEW_VARIABLE, View, ViewTree, create_process_counters};
 use quell_supervisor::{
-    LogOptions, Target, is_first_notice, runtime_directory, share_trees, with_consequence,
+    LogOptions, Target, Waiting, is_first_notice, runtime_directory, share_trees, with_consequence,
 };
 
 use crate::arguments::{RunArgs, Via, ViewArg};
@@ -20,7 +20,7 @@ use crate::output::errln;
 use crate::plans;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, program_kind, why_no_dispatch};
-use crate::run_inputs::{boot_plan, job_of, tree_plans};
+use crate::run_inputs::{boot_plan, job_of, tree_plans, waiting_of};
 use crate::views::{POOL_DIRECTORY_VARIABLE, aliases, log_of_argument, log_of_paths, pool_of_argument};
 
 /// The lowest number of the descriptors that the program inherits and does not use: the lock of the
@@ -53,7 +53,8 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         },
         None => Vec::new(),
     };
-    let (trees, lifeline) = view_trees(args, quiet)?;
+    let waiting = waiting_of(args);
+    let (trees, lifeline) = view_trees(args, quiet, &waiting)?;
     let mut view = View { trees, dispatch, ..View::default() };
     for text in &args.logs {
         view.logs.push(log_of_argument(text, LogOptions::default())?);
@@ -72,7 +73,7 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     if view.directories() == 0 {
         // The reasons have been printed.
-        return become_program(&args.command, None, &[]);
+        return become_program(&args.command, None, &[], &waiting);
     }
     View::parse(view.to_json()?.as_bytes())?;
     count(&mut view, args.cover.verbose);
@@ -87,7 +88,7 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(pool) = view.pools.first() {
         variables.push((POOL_DIRECTORY_VARIABLE, pool.path.clone().into()));
     }
-    become_program(&args.command, None, &variables)
+    become_program(&args.command, None, &variables, &waiting)
 }
 
 /// Creates the file with counters for `quell stats`. Without it the program runs all the same. The
@@ -138,20 +139,24 @@ fn refuse_other_options(args: &RunArgs) -> Result<(), Failure> {
 /// Lets a holder check the trees and keep them in memory, for all processes of the job on this
 /// node. Returns the trees, and the descriptor that keeps the holder running. Without `--strict`,
 /// trees that cannot be served are reported and left out.
-fn view_trees(args: &RunArgs, quiet: bool) -> Result<(Vec<ViewTree>, Option<OwnedFd>), Failure> {
+fn view_trees(
+    args: &RunArgs,
+    quiet: bool,
+    waiting: &Waiting,
+) -> Result<(Vec<ViewTree>, Option<OwnedFd>), Failure> {
     plans::refuse_mixed_content(&args.boot, &args.cover)?;
     let mut files = Vec::new();
-    let trees = tree_plans(args, quiet, &mut files)?;
+    let trees = tree_plans(args, quiet, &mut files, waiting)?;
     if trees.is_empty() {
         return match args.boot.boot.is_empty() {
             true => Ok((Vec::new(), None)),
             false => Err(Failure::wrong_input("-b needs the index of its tree: name it with -i")),
         };
     }
-    let source = plans::trees(trees, boot_plan(args, &mut files)?, &args.cover)?;
+    let source = plans::trees(trees, boot_plan(args, &mut files, waiting)?, &args.cover)?;
     let plan = plans::plan(Target::Processes, source, &args.cover, quiet);
     let job = job_of(args);
-    let shared = match share_trees(&plan, &files, job.as_deref()) {
+    let shared = match share_trees(&plan, &files, job.as_deref(), waiting) {
         Ok(shared) => shared,
         Err(failure) => {
             let message = failure.to_string();

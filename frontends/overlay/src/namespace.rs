@@ -109,8 +109,9 @@ impl Namespaces {
     /// threads that are about to end. Its root and working directory become the root of the
     /// namespace.
     pub fn enter(&self) -> Result<()> {
+        // The kernel moves only a process without other threads, also into a mount namespace.
+        wait_until_alone();
         if let Some(user) = &self.user {
-            wait_until_alone();
             move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
                 .map_err(|e| Error::from_io(e.into(), "enter the user namespace", b""))?;
         }

@@ -61,7 +61,7 @@ fn add_boot_image(
         Some(file) => file,
         None => InputFile::open(path)?.file,
     };
-    let boot = resources::load_boot(&file, path, budget)?;
+    let boot = context.waiting.watch_read(&file, path, || resources::load_boot(&file, path, budget))?;
     if boot.kind() == ImageKind::Disk {
         let message = format!("{} is a boot image of a disk image: use it with --image", shown(path));
         return Err(Failure::wrong_input(message));

@@ -74,7 +74,9 @@ fn open_tree(
         Some(file) => file,
         None => InputFile::open(&tree.index)?.file,
     };
-    let image = resources::load_index(&file, &tree.index).map_err(|failure| match failure.is_damage() {
+    let waiting = &context.waiting;
+    let loaded = waiting.watch_read(&file, &tree.index, || resources::load_index(&file, &tree.index));
+    let image = loaded.map_err(|failure| match failure.is_damage() {
         true => failure,
         false => failure.into_final(),
     })?;
@@ -91,9 +93,10 @@ fn open_tree(
     let source = tree.source.clone().unwrap_or(root);
     let index_belongs_to_root = quell_mount_spec::belongs_to_root(&file);
     let rules = privileges::rules(plan, trees, index_belongs_to_root)?;
-    let covered = quell_mount_spec::cover(image.clone(), &source, trees.on_change.into(), rules)?;
+    let covered = waiting
+        .watch(&source, || quell_mount_spec::cover(image.clone(), &source, trees.on_change.into(), rules))?;
     // The index is not trusted yet. Until here, only the path of the tree was taken from it.
-    let owner = Ownership::from(&covered.source().stat_self()?);
+    let owner = Ownership::from(&waiting.watch(&source, || covered.source().stat_self())?);
     check_trust(&plan.trusted(), &file, &tree.index, TrustedUse::Index, Some((&source, &owner)))?;
     let path = match &plan.target {
         Target::Mountpoint { path, .. } => path.clone(),
@@ -108,7 +111,7 @@ fn open_tree(
     let stale = match trees.check {
         CheckMode::None => None,
         CheckMode::Sample | CheckMode::Auto => {
-            let differences = sample(directory, &image, &source, &mut sampler);
+            let differences = waiting.watch(&source, || sample(directory, &image, &source, &mut sampler));
             StaleReport::from_differences(&differences, false)
         }
         CheckMode::Full => {

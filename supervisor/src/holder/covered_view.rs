@@ -73,7 +73,10 @@ impl CoveredView {
         // At the tree's own path the view covers only the directory that was checked, and not
         // another directory that was moved to the path meanwhile.
         let original = match path == covered.source_path {
-            true => Some(covered.source().stat_self()?.identity()),
+            true => {
+                let source = || covered.source().stat_self();
+                Some(context.waiting.watch(&covered.source_path, source)?.identity())
+            }
             false => None,
         };
         let unattached = Unattached { mount, path: path.clone(), original };

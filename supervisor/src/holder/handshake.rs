@@ -2,11 +2,15 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use crate::failure::Failure;
 use crate::holder::messages::{self, Messages};
-use crate::protocol::answer::Answer;
+use crate::protocol::answer::{Answer, Refusal};
 use crate::protocol::plan::Plan;
 use crate::protocol::transfer::{Address, Envelope};
+use crate::runtime::key::remove_lock;
+use crate::waiting::Waiting;
 
 /// The values that every holder has: its plan, its name, the command that started it, its messages.
 pub struct HolderContext {
@@ -15,12 +19,26 @@ pub struct HolderContext {
     /// The process that waits for the answer.
     pub creator: i32,
     pub messages: Messages,
+    /// Watches operations on file systems before the answer.
+    pub waiting: Waiting,
 }
 
 impl HolderContext {
     pub fn new(envelope: Envelope, messages: Messages) -> HolderContext {
         let Envelope { plan, address, creator, .. } = envelope;
-        HolderContext { plan, address, creator, messages }
+        let limit = plan.answer_timeout_s.map(Duration::from_secs);
+        let printed = messages.clone();
+        let own_address = address.clone();
+        let end = move |failure: Option<Failure>| {
+            match &failure {
+                Some(failure) => _ = answer(&Answer { refused: Some(Refusal::from(failure)) }),
+                // The command cannot remove the lock file. This process still holds the lock.
+                None => remove_lock(&own_address),
+            }
+            std::process::exit(Failure::CANNOT.into());
+        };
+        let waiting = Waiting::for_creator(limit, creator, move |message: &str| printed.print(message), end);
+        HolderContext { plan, address, creator, messages, waiting }
     }
 
     /// Prints a message for the user.

@@ -121,7 +121,7 @@ fn mount_views(
     let mounted = trees.into_iter().map(|tree| CoveredView::mount(context, plan, tree, squash.clone()));
     let mounted = mounted.collect::<Result<Vec<_>, Failure>>()?;
     let (mut views, mounts) = leave_out_stale(context, mounted, checks_end)?;
-    attach(&mounts)?;
+    attach(context, &mounts)?;
     views.iter_mut().for_each(|view| view.follow_changes(context.plan.verbose));
     Ok(views)
 }
@@ -147,7 +147,7 @@ fn leave_out_stale(
 }
 
 /// Attaches the mounts. Those of inner trees come after those of the trees around them.
-fn attach(mounts: &[Unattached]) -> Result<(), Failure> {
+fn attach(context: &HolderContext, mounts: &[Unattached]) -> Result<(), Failure> {
     for (position, Unattached { mount, path, original }) in mounts.iter().enumerate() {
         let Some(mount) = mount else { continue };
         let outer = mounts[..position].iter().rev().find_map(|outer| {
@@ -157,7 +157,7 @@ fn attach(mounts: &[Unattached]) -> Result<(), Failure> {
         });
         match outer {
             Some((outer, below)) => quell_overlay::attach_below(mount, outer, below)?,
-            None => quell_overlay::attach(mount, path, *original)?,
+            None => context.waiting.watch(path, || quell_overlay::attach(mount, path, *original))?,
         }
     }
     Ok(())

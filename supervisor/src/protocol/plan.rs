@@ -29,6 +29,10 @@ pub struct Plan {
     pub quiet: bool,
     /// Whether the view of each tree and the reason for it are printed.
     pub verbose: bool,
+    /// The time after which the holder ends if a file system does not answer while the view is
+    /// created, in seconds; `None` without a limit.
+    #[serde(default)]
+    pub answer_timeout_s: Option<u64>,
     /// The absolute path of the holder's log file, if the command has one.
     pub log_file: Option<PathBuf>,
 }
@@ -443,6 +447,7 @@ mod tests {
             threads: 1,
             quiet: false,
             verbose: false,
+            answer_timeout_s: None,
             log_file: None,
         };
         let text = serde_json::to_string(&plan).unwrap();

@@ -114,7 +114,17 @@ mod tests {
         let log = LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes, locks, kernel_caching };
         let (strict, quiet, verbose) = (false, true, false);
         let (target, source, trust_owners) = (Target::Namespace, PlanSource::Log(log), Vec::new());
-        Plan { target, source, strict, trust_owners, threads: 1, quiet, verbose, log_file: None }
+        Plan {
+            target,
+            source,
+            strict,
+            trust_owners,
+            threads: 1,
+            quiet,
+            verbose,
+            answer_timeout_s: None,
+            log_file: None,
+        }
     }
 
     #[test]

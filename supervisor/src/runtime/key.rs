@@ -25,8 +25,9 @@ pub fn view_key(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<S
     }
     // Processes of other versions use another protocol.
     text.push(PROTOCOL);
-    // The options for messages do not change the view.
-    let shared = Plan { quiet: false, verbose: false, log_file: None, ..plan.clone() };
+    // The options for messages and for the start do not change the view.
+    let shared =
+        Plan { quiet: false, verbose: false, log_file: None, answer_timeout_s: None, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
     for InputFile { path, file } in files {
         // Another file at the same path may be another generation.

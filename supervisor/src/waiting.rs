@@ -1,0 +1,192 @@
+//! Operations on a file system that may not answer: after a few seconds the path is reported, and
+//! after the time that the user has set, the process ends. A system call that waits for a file
+//! server cannot be given a time limit, so another thread watches it.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::display::shown;
+use crate::failure::Failure;
+
+/// The time without an answer after which an operation is reported.
+const REPORT_AFTER: Duration = Duration::from_secs(3);
+/// A file is expected to be read at least this fast.
+const READ_BYTES_PER_SECOND: u64 = 10 << 20;
+/// The time between two checks whether the command still exists.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The reactions to a file system that does not answer.
+pub struct Waiting {
+    limit: Option<Duration>,
+    print: Box<dyn Fn(&str) + Send + Sync>,
+    end: Box<dyn Fn(Option<Failure>) + Send + Sync>,
+    /// The process that started this one and waits for it; if it ends, this one ends, too.
+    creator: Option<OwnedFd>,
+}
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiting").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+impl Waiting {
+    /// Returns the reactions of a command: it prints messages with `print`, and ends with an error
+    /// after `limit`.
+    pub fn of_command(limit: Option<Duration>, print: impl Fn(&str) + Send + Sync + 'static) -> Waiting {
+        let print = std::sync::Arc::new(print);
+        let end = {
+            let print = print.clone();
+            move |failure: Option<Failure>| {
+                failure.iter().for_each(|failure| print(&failure.to_string()));
+                std::process::exit(failure.map_or(Failure::CANNOT, |failure| failure.code()).into());
+            }
+        };
+        Waiting { limit, print: Box::new(move |message| print(message)), end: Box::new(end), creator: None }
+    }
+
+    /// Returns the reactions of a process that serves the command `creator`. `end` must end this
+    /// process; it gets no failure if the command has ended.
+    pub fn for_creator(
+        limit: Option<Duration>,
+        creator: i32,
+        print: impl Fn(&str) + Send + Sync + 'static,
+        end: impl Fn(Option<Failure>) + Send + Sync + 'static,
+    ) -> Waiting {
+        let creator = Pid::from_raw(creator).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Waiting { limit, print: Box::new(print), end: Box::new(end), creator }
+    }
+
+    /// Does an operation that accesses `path`. No thread remains.
+    pub fn watch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> T {
+        self.watch_for(path, Duration::ZERO, operation)
+    }
+
+    /// Does the same as `watch`, for an operation that reads a whole file: a large file may take
+    /// longer.
+    pub fn watch_read<T>(&self, file: &File, path: &Path, operation: impl FnOnce() -> T) -> T {
+        let bytes = self.watch(path, || file.metadata().map_or(0, |found| found.len()));
+        self.watch_for(path, Duration::from_secs(bytes / READ_BYTES_PER_SECOND), operation)
+    }
+
+    fn watch_for<T>(&self, path: &Path, expected: Duration, operation: impl FnOnce() -> T) -> T {
+        std::thread::scope(|scope| {
+            let (done, is_done) = channel();
+            // Without a thread the operation is done all the same.
+            let watcher = Builder::new().spawn_scoped(scope, move || self.report(path, expected, &is_done));
+            let result = operation();
+            drop(done);
+            if let Ok(watcher) = watcher {
+                let _ = watcher.join();
+            }
+            result
+        })
+    }
+
+    fn report(&self, path: &Path, expected: Duration, is_done: &Receiver<()>) {
+        let begun = Instant::now();
+        let mut is_reported = false;
+        while is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            if self.creator_has_ended() {
+                (self.end)(None);
+            }
+            let waited = begun.elapsed();
+            if waited >= expected + REPORT_AFTER && !is_reported {
+                let seconds = waited.as_secs();
+                (self.print)(&format!("waiting for {}: no answer for {seconds} s", shown(path)));
+                is_reported = true;
+            }
+            if let Some(limit) = self.limit.filter(|limit| waited >= expected + *limit) {
+                let failure = format!(
+                    "{}: the file system has not answered for {} s, the limit of --answer-timeout",
+                    shown(path),
+                    limit.as_secs()
+                );
+                (self.end)(Some(Failure::cannot(failure).into_final()));
+            }
+        }
+    }
+
+    fn creator_has_ended(&self) -> bool {
+        let Some(creator) = &self.creator else { return false };
+        poll(&mut [PollFd::new(creator, PollFlags::IN)], Some(&Timespec::default()))
+            .is_ok_and(|ready| ready > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use quell_threads::lock;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<String>>>);
+
+    impl Log {
+        fn waiting(&self, limit: Option<Duration>, creator: i32) -> Waiting {
+            let (printed, ended) = (self.clone(), self.clone());
+            let print = move |message: &str| lock(&printed.0).push(message.to_owned());
+            let end = move |failure: Option<Failure>| {
+                let cause = failure.map_or("the command has ended".into(), |failure| failure.to_string());
+                lock(&ended.0).push(format!("end: {cause}"));
+            };
+            Waiting::for_creator(limit, creator, print, end)
+        }
+
+        fn lines(&self) -> Vec<String> {
+            lock(&self.0).clone()
+        }
+    }
+
+    fn own_pid() -> i32 {
+        std::process::id().cast_signed()
+    }
+
+    /// Waits in an operation until a line is printed.
+    fn until_line(log: &Log, words: &str) {
+        while !log.lines().iter().any(|line| line.contains(words)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_path_without_an_answer_is_reported_once_and_the_process_ends_at_the_limit() {
+        let log = Log::default();
+        let waiting = log.waiting(Some(Duration::from_millis(3200)), own_pid());
+        let path = Path::new("/shared/env");
+        assert_eq!(
+            waiting.watch(path, || {
+                until_line(&log, "end: ");
+                7
+            }),
+            7
+        );
+        let lines = log.lines();
+        assert!(lines[0].starts_with("waiting for /shared/env: no answer for "), "{lines:?}");
+        assert!(lines[1].starts_with("end: /shared/env: the file system has not answered"), "{lines:?}");
+        assert_eq!(lines.iter().filter(|line| line.starts_with("waiting")).count(), 1);
+    }
+
+    #[test]
+    fn a_process_ends_with_the_command_that_it_serves() {
+        let mut command =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let log = Log::default();
+        let waiting = log.waiting(None, command.id().cast_signed());
+        waiting.watch(Path::new("/shared/env"), || {
+            command.kill().unwrap();
+            command.wait().unwrap();
+            until_line(&log, "end: the command has ended");
+        });
+    }
+}

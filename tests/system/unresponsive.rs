@@ -1,0 +1,149 @@
+//! A shared file system that stops answering: the path is reported, a time limit is kept, SIGTERM
+//! ends the run at once, and metadata and recorded data that a view has in memory are still served.
+//!
+//! The shared file system is a log mount, whose process is suspended.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::log_fixture;
+use crate::stage::{self, Stage, eventually};
+
+/// A tree on a file system whose process can be suspended.
+struct Suspendable<'a> {
+    stage: &'a Stage,
+    /// The process that serves the file system.
+    server: i32,
+    tree: PathBuf,
+    index: PathBuf,
+}
+
+impl<'a> Suspendable<'a> {
+    /// Creates the tree below the mount point of a log mount. The index lies elsewhere.
+    fn new(stage: &'a Stage, point: &std::path::Path) -> Suspendable<'a> {
+        let tree = point.join("env");
+        fs::create_dir(&tree).unwrap();
+        fs::write(tree.join("small"), "small\n").unwrap();
+        fs::write(tree.join("other"), "other\n").unwrap();
+        let index = stage.index(&tree);
+        Suspendable { stage, server: stage.holder(), tree, index }
+    }
+
+    fn run(&self, options: &[&str]) -> Command {
+        let mut command = self.stage.quell();
+        command
+            .args(["run", "-i"])
+            .arg(&self.index)
+            .args(options)
+            .args(["--", "cat"])
+            .arg(self.tree.join("small"));
+        command
+    }
+
+    fn suspend(&self) -> Suspended {
+        stage::send(self.server, Signal::STOP);
+        Suspended(self.server)
+    }
+}
+
+/// Lets the process go on, also if a test fails: nothing else ends requests to its mount.
+struct Suspended(i32);
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        stage::send(self.0, Signal::CONT);
+    }
+}
+
+#[test]
+fn a_run_reports_the_path_that_it_waits_for_and_goes_on_when_the_server_answers() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let suspended = shared.suspend();
+    let mut running = fixture.stage.start(&mut shared.run(&[]));
+    running.wait_for_error(&format!("waiting for {}", shared.tree.display()));
+    assert!(running.is_running());
+    drop(suspended);
+    let ended = running.wait().expect(0);
+    assert_eq!(ended.text(), "small\n");
+    assert_eq!(ended.err.matches("waiting for").count(), 1, "{}", ended.err);
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_run_fails_after_the_time_that_the_user_has_set() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let suspended = shared.suspend();
+    let ended = fixture.stage.run(&mut shared.run(&["--answer-timeout", "4"])).expect(3);
+    ended.says("waiting for").says("has not answered for 4 s, the limit of --answer-timeout");
+    assert!(eventually(|| fixture.stage.holders() == [shared.server]), "the holder of the run remains");
+    drop(suspended);
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn sigterm_ends_a_run_that_waits_with_its_holder() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let suspended = shared.suspend();
+    let mut running = fixture.stage.start(&mut shared.run(&[]));
+    running.wait_for_error("waiting for");
+    running.signal(Signal::TERM);
+    assert_eq!(running.wait().status.signal(), Some(Signal::TERM.as_raw()));
+    assert!(eventually(|| fixture.stage.holders() == [shared.server]), "the holder of the run remains");
+    drop(suspended);
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn an_index_on_the_shared_file_system_is_waited_for() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let on_shared = mounted.point.join("env.quell");
+    fs::copy(&shared.index, &on_shared).unwrap();
+    let shared = Suspendable { index: on_shared.clone(), ..shared };
+    let suspended = shared.suspend();
+    let mut running = fixture.stage.start(&mut shared.run(&[]));
+    running.wait_for_error("waiting for");
+    drop(suspended);
+    assert_eq!(running.wait().expect(0).text(), "small\n");
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_view_at_a_local_path_serves_metadata_and_recorded_files_without_the_server() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let (image, local) = (fixture.stage.path("env.boot"), fixture.stage.dir("local"));
+    let mut record = fixture.stage.quell();
+    record.args(["record", "-q", "-i"]).arg(&shared.index).arg("-o").arg(&image);
+    fixture.stage.run(record.args(["--", "cat"]).arg(shared.tree.join("small"))).expect(0);
+    let go = fixture.stage.path("go");
+    let script = r#"echo ready; while ! test -e "$1"; do sleep 0.05; done
+        cat "$0/small" && stat -c %s "$0/other" && ls "$0" && ! test -e "$0/missing" && echo end"#;
+    let mut run = fixture.stage.quell();
+    run.args(["run", "--strict", "--recheck", "0", "-i"]).arg(&shared.index).arg("-b").arg(&image);
+    run.arg("--at").arg(&local).args(["--", "sh", "-c", script]).arg(&local).arg(&go);
+    let mut running = fixture.stage.start(&mut run);
+    running.wait_for_output("ready");
+    let suspended = shared.suspend();
+    fs::write(&go, "").unwrap();
+    assert_eq!(running.wait().expect(0).text(), "ready\nsmall\n6\nother\nsmall\nend\n");
+    drop(suspended);
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
