@@ -33,13 +33,14 @@ from log import Logs
 from machines import Machines
 from measure import Failed, Testbed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 from mpi import Mpi
+from one_writer import OneWriter
 from pool import Pool
 from preload import Preload
 
 NODES = 4
 LOG_MOUNTS = "none, log mounts"
 # The parts that need no view, with the titles of their tables.
-WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "pool": "none, pools", "preload": "none, preload"}
+WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "one-writer": LOG_MOUNTS, "pool": "none, pools", "preload": "none, preload"}
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
 
@@ -530,7 +531,7 @@ def set_up(testbed, options):
                 [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
-        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "log": 0, "mpi": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
+        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "log": 0, "mpi": 0, "one-writer": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
         commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
@@ -555,7 +556,7 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "log", "mpi", "pool", "preload", "start"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "log", "mpi", "one-writer", "pool", "preload", "start"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
@@ -635,6 +636,8 @@ def main():
             first_log_row = len(bench.rows)
             if options.only in (None, "log"):
                 bench.logs(local)
+            if options.only in (None, "log", "one-writer"):
+                OneWriter(Logs(bench, options.stand_in)).rows()
     made_by = f"scripts/bench --only {options.only}" if options.only else "make bench"
     print("\n" + report(facts, results, made_by))
     if options.quick or options.only and not options.keep:

@@ -108,7 +108,7 @@ class Logs:
         self.scratch = Path(tempfile.mkdtemp(prefix="log.", dir=bench.scratch))
         quick = bench.options.quick
         self.repeats, self.records = (1, 100) if quick else (3, RECORDS)
-        self.rounds = 1 if quick else ROUNDS
+        self.rounds, self.quick = 1 if quick else ROUNDS, quick
         self.few = 40 if quick else RECORDS_OF_A_CHUNK
         self.local_records = 500 if quick else LOCAL_RECORDS
         self.writes = 20_000 if quick else 1_000_000
@@ -406,12 +406,15 @@ class Logs:
 
         parts = {"MooseFS": lambda: self.measure_on(self.testbed, "MooseFS", True, {"strided": 0.9, "segmented": 0.9}), "CephFS": on_cephfs,
                  "a local disk": lambda: self.on_local(local), "index": lambda: self.index_size(local), "opening": lambda: self.opening(local)}
+        self.measure_parts(parts)
+
+    def measure_parts(self, parts):
         for name, part in parts.items():
             try:
                 part()
             except (Failed, OSError, subprocess.SubprocessError) as error:
                 # A failure does not lose the earlier results, and the other parts are measured.
-                self.row(f"logs of many writers: {name}", "s", None, None, "measured to the end", False, " ".join(f"FAILED: {error}".split())[:300])
+                self.row(f"log mounts: {name}", "s", None, None, "measured to the end", False, " ".join(f"FAILED: {error}".split())[:300])
 
 
 class StandIn:

@@ -23,9 +23,9 @@ TOP = Path(__file__).resolve().parents[2]
 MEMORY = "/dev/shm"
 ROUNDS = 3
 FILES = 20_000
-FILES_MOOSEFS = 1_000  # a log file takes some 20 requests to the servers
+FILES_MOOSEFS = 500  # a log file takes some 20 requests to the servers
 RANKS, RECORD, RECORDS = 4, 8_192, 8_192
-DBENCH_CLIENTS, DBENCH_S = 2, 8
+DBENCH_CLIENTS, DBENCH_S = 2, 5
 TRANSACTIONS = 2_000
 # The largest ratio of times for the steps of small_files.py.
 BARS = {"ext4": {"create": 2, "ls -l": 2, "remove": 2}, "MooseFS": {"create": 1.2, "ls -l": 1.2, "remove": 1.2}}
@@ -78,11 +78,11 @@ class OneWriter:
     def records(self, directory):
         """Write and read small records with four processes: a file for each, and one for all."""
         count = 500 if self.quick else RECORDS
-        for pattern, name in (("private", "a file for each process"), ("strided", "one file")):
-            for work in ("write-only", "read"):
+        for pattern, name in (("private", "a file for each process"), ("segmented", "one file")):
+            for step, work in (("write", "write-only"), ("read", "read"), ("read again", "read")):
                 paths = self.logs.paths([directory] * RANKS, pattern, pattern, reading=work == "read")
                 result = self.logs.run_records(work, pattern, count, paths, RECORD)
-                yield (name, work.split("-")[0]), result["bytes"] / result["seconds"] / 1e6
+                yield (name, step), result["bytes"] / result["seconds"] / 1e6
 
     def sources(self):
         """Return a tar file, a directory and a git repository with the files of this project."""
@@ -112,7 +112,7 @@ class OneWriter:
                     yield name, time.monotonic() - started
             yield "sqlite WAL", self.transactions(directory)
             if shutil.which("dbench"):
-                seconds = 1 if self.quick else DBENCH_S
+                seconds = 3 if self.quick else DBENCH_S
                 output = text_of(["dbench", "-D", directory, "-t", seconds, DBENCH_CLIENTS], stderr=subprocess.DEVNULL)
                 yield "dbench", float(re.search(r"^Throughput ([0-9.]+) MB/sec", output, re.M).group(1))
 
@@ -135,28 +135,31 @@ class OneWriter:
         if self.logs.stand_in or self.logs.why_not:
             self.logs.row("files of one writer", "s", None, None, None, None, self.logs.why_not or "SKIPPED: a stand-in has no kernel cache")
             return
-        self.logs.measure_parts({"one writer on ext4": self.on_ext4, "one writer on MooseFS": self.on_moosefs})
+        self.logs.measure_parts({"small records": self.records_rows, "programs": self.programs_rows,
+                                 "small files on ext4": self.on_ext4, "small files on MooseFS": self.on_moosefs})
 
     def small_files_rows(self, name, new_root, count):
         found = self.in_turns(new_root, lambda directory: small_files.work(directory / "files", count))
         for step, values in found.items():
             self.time_row(f"{name}, {count:,} files of 4 KiB: {step}", values, BARS[name].get(step))
 
-    def on_ext4(self):
-        def new_root():
-            return small_files.new_file_system(MEMORY)
+    @staticmethod
+    def new_ext4():
+        return small_files.new_file_system(MEMORY)
 
-        self.small_files_rows("ext4", new_root, 200 if self.quick else FILES)
-        programs = self.programs(*self.sources())
-        found = self.in_turns(new_root, lambda directory: itertools.chain(self.records(directory), programs(directory)))
-        for step, values in found.items():
+    def records_rows(self):
+        for (name, step), values in self.in_turns(self.new_ext4, self.records).items():
+            self.rate_row(f"ext4, {RANKS} processes, {name}, records of 8 KiB: {step}", values, RATE_BARS["MB/s"])
+
+    def programs_rows(self):
+        for step, values in self.in_turns(self.new_ext4, self.programs(*self.sources())).items():
             if step == "dbench":
                 self.rate_row(f"ext4, dbench, {DBENCH_CLIENTS} clients", values, RATE_BARS["dbench MB/s"])
-            elif isinstance(step, tuple):
-                name, work = step
-                self.rate_row(f"ext4, {RANKS} processes, {name}, records of 8 KiB: {work}", values, RATE_BARS["MB/s"])
             else:
                 self.time_row(f"ext4, {step}", values, PROGRAM_BAR)
+
+    def on_ext4(self):
+        self.small_files_rows("ext4", self.new_ext4, 200 if self.quick else FILES)
 
     def on_moosefs(self):
         numbers = itertools.count()

@@ -50,16 +50,17 @@ def new_file_system(scratch):
 @contextlib.contextmanager
 def mounted(quell, root):
     """Yield the mount point of a log mount with its store in `root`."""
-    store, point, runtime = (Path(root, name) for name in ("store", "mount", "runtime"))
-    for directory in (store, point, runtime):
+    store, point = (Path(root, name) for name in ("store", "mount"))
+    for directory in (store, point):
         directory.mkdir(mode=0o700)
-    environment = {**os.environ, "QUELL_RUNTIME_DIR": str(runtime)}
-    run(quell, "mount", "--quiet", "--log", store, point, env=environment)
-    try:
-        time.sleep(START_S)
-        yield point
-    finally:
-        run(quell, "umount", point, env=environment)
+    with tempfile.TemporaryDirectory() as runtime:
+        environment = {**os.environ, "QUELL_RUNTIME_DIR": runtime}
+        run(quell, "mount", "--quiet", "--log", store, point, env=environment)
+        try:
+            time.sleep(START_S)
+            yield point
+        finally:
+            run(quell, "umount", point, env=environment)
 
 
 def work(directory, count):

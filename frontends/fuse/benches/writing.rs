@@ -286,11 +286,13 @@ fn main() {
         case("write, 47,008 bytes", RECORD_BYTES, 8192, 1, write as fn(&File, &mut [u8], u64)),
         case("write, 47,008 bytes, 4 clients", RECORD_BYTES, 8192, 4, write),
         case("write, 4 KiB", 4 << 10, 16_384, 1, write),
+        case("write, 8 KiB, 4 clients", 8 << 10, 32_768, 4, write),
         case("write, 1 MiB", 1 << 20, 1024, 1, write),
         case("write, 16 MiB", 16 << 20, 64, 1, write),
         case("read, 47,008 bytes", RECORD_BYTES, 8192, 1, read),
         case("read, 47,008 bytes, 4 clients", RECORD_BYTES, 8192, 4, read),
         case("read, 4 KiB", 4 << 10, 16_384, 1, read),
+        case("read, 8 KiB, 4 clients", 8 << 10, 32_768, 4, read),
         case("read, 1 MiB", 1 << 20, 1024, 1, read),
         case("read, 16 MiB", 16 << 20, 64, 1, read),
     ];
