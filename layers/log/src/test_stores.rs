@@ -66,6 +66,13 @@ pub fn mount(stores: &[MemoryStore], seed: u64, pid: u32) -> LogFs {
     LogFs::new(Stores::open(roots(stores), host(seed, pid), 4).unwrap(), choices)
 }
 
+/// Returns a mount of process `pid` that is registered as a user of the stores, as
+/// [`Stores::begin_use`] does.
+pub fn mount_in_use(stores: &[MemoryStore], pid: u32, pause: &mut dyn FnMut() -> bool) -> LogFs {
+    let stores = Stores::open(roots(stores), host(pid.into(), pid), 4).unwrap();
+    LogFs::new(stores.begin_use(pause).unwrap(), Choices { index_threads: 1, ..Choices::default() })
+}
+
 pub fn make(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
     let new = NewEntry { permissions: 0o640, uid: 1000, gid: 100 };
     let context = Context::for_process(process);

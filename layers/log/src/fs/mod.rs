@@ -19,6 +19,8 @@ mod locks_test;
 mod lookup;
 mod mount;
 mod nodes;
+#[cfg(test)]
+mod only_user_test;
 mod open_dirs;
 mod open_files;
 #[cfg(test)]
