@@ -283,13 +283,14 @@ impl Table {
         Ok(())
     }
 
-    /// Truncates a file. Without a caller, the request has the permissions of root.
+    /// Truncates a file. Without a caller, the request has the permissions of this process.
     fn truncate(&mut self, context: &Context<'_>, node: NodeId, size_bytes: u64) -> Result<()> {
         self.set_size(node, size_bytes)?;
-        match context.caller {
-            Some(caller) if caller.uid != 0 => self.drop_set_id(node),
-            _ => Ok(()),
-        }
+        let is_root = match context.caller {
+            Some(caller) => caller.uid == 0,
+            None => rustix::process::geteuid().is_root(),
+        };
+        if is_root { Ok(()) } else { self.drop_set_id(node) }
     }
 
     fn write(&mut self, node: NodeId, from: &[u8], offset: u64) -> Result<()> {
