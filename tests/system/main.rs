@@ -55,6 +55,7 @@ mod model;
 mod moosefs;
 mod mpi_libraries;
 mod mpiio;
+mod old_systems;
 mod outputs;
 mod pool;
 mod pool_change;

@@ -9,6 +9,7 @@ pub mod drawing;
 #[cfg(test)]
 pub mod example;
 pub mod glyphs;
+mod hypotf;
 pub mod icicle;
 pub mod lanes;
 pub mod location_bars;
