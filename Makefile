@@ -9,7 +9,7 @@ CARGO_TARGET_DIR ?= target
 quell := $(CARGO_TARGET_DIR)/dist/quell
 libquell := $(CARGO_TARGET_DIR)/dist/libquell
 libquellblob := $(CARGO_TARGET_DIR)/dist/libquellblob
-scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run frontends/java/build)
+scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run frontends/java/build examples/slurm/* examples/apptainer/*)
 # The native library of Java finds libquellblob.so relative to itself.
 build_java = frontends/java/build "$(dir $(libquellblob))" "$(DESTDIR)$(PREFIX)/share/quell/java" '$$ORIGIN/../../../lib'
 # Duration of `make fuzz` for each decoder, in seconds.
