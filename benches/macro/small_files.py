@@ -57,7 +57,11 @@ def mounted(quell, root):
         environment = {**os.environ, "QUELL_RUNTIME_DIR": runtime}
         run(quell, "mount", "--quiet", "--log", store, point, env=environment)
         try:
-            time.sleep(START_S)
+            # A mount without requests does not become the only user of its store.
+            until = time.monotonic() + START_S
+            while time.monotonic() < until:
+                os.stat(point)
+                time.sleep(0.1)
             yield point
         finally:
             run(quell, "umount", point, env=environment)
