@@ -1,15 +1,19 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test test-long check check-deep fix bench install install-program install-library install-blob-library install-java install-preload install-ompi fuzz clean help build
+.PHONY: demo test test-long check check-deep fix bench packages install install-program install-library install-blob-library install-java install-preload install-ompi fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
 MPICC ?= mpicc
 CARGO_TARGET_DIR ?= target
-quell := $(CARGO_TARGET_DIR)/dist/quell
-libquell := $(CARGO_TARGET_DIR)/dist/libquell
-libquellblob := $(CARGO_TARGET_DIR)/dist/libquellblob
-scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run frontends/java/build examples/slurm/* examples/apptainer/*)
+# The profile of Cargo.toml with which the installed files are compiled.
+PROFILE ?= dist
+# cargo gives the profile `dev` the directory `debug`.
+compiled := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+quell := $(compiled)/quell
+libquell := $(compiled)/libquell
+libquellblob := $(compiled)/libquellblob
+scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run frontends/java/build examples/*/*)
 # The native library of Java finds libquellblob.so relative to itself.
 build_java = frontends/java/build "$(dir $(libquellblob))" "$(DESTDIR)$(PREFIX)/share/quell/java" '$$ORIGIN/../../../lib'
 # Duration of `make fuzz` for each decoder, in seconds.
@@ -45,11 +49,11 @@ fix: ## format, apply clippy's fixes, and regenerate files (quell.h, the list in
 bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes (root); results in docs/benchmarks
 	@scripts/bench $(if $(VIEW),--view $(VIEW))
 
-build: ## compile the program and the library as they are installed (Cargo.toml: profile dist)
-	cargo build --profile dist --bin quell --bin quelld
-	cargo build --profile dist --package quell-capi
-	cargo build --profile dist --package quell-blob-capi
-	cargo build --profile dist --package quell-preload
+build: ## compile the program and the library as they are installed (PROFILE=dist, a profile of Cargo.toml)
+	cargo build --profile $(PROFILE) --bin quell --bin quelld
+	cargo build --profile $(PROFILE) --package quell-capi
+	cargo build --profile $(PROFILE) --package quell-blob-capi
+	cargo build --profile $(PROFILE) --package quell-preload
 
 install: ## install the binary, man pages, completions, and the libraries with their headers, Python package and (with a JDK) Java package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
@@ -110,6 +114,9 @@ install-ompi: ## compile and install the MPI-IO components for the Open MPI of M
 	@version=$$("$(MPICC)" --showme:version 2>/dev/null | sed -n 's/.*Open MPI \([0-9][^ ]*\).*/\1/p'); \
 	test "$$version" || { echo "install-ompi: $(MPICC) is not the compiler of an Open MPI; name it with MPICC=..." >&2; exit 3; }; \
 	"$(PREFIX)/bin/quell" mpi build --compiler "$(MPICC)" --output "$(PREFIX)/lib/quell/openmpi-$$version"
+
+packages: ## build an archive, a .deb, an .rpm, a wheel and static programs in target/packages, and try each in a new Debian (root); PROFILE=dist
+	@PROFILE=$(PROFILE) scripts/packages
 
 fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz --locked" >&2; exit 3; }
