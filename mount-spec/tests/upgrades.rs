@@ -103,7 +103,7 @@ struct Change {
 
 /// Sizes and modification times stay the same, except where the name of the change says something
 /// else.
-const CHANGES: [Change; 16] = [
+const CHANGES: [Change; 17] = [
     Change { name: "nothing", needs: &[], make: |_| (), invalid: &[] },
     Change {
         name: "add",
@@ -207,7 +207,19 @@ const CHANGES: [Change; 16] = [
                 fs::hard_link(tree.at("b"), tree.at("link")).unwrap();
             }
         },
-        invalid: &[],
+        invalid: &["b"],
+    },
+    Change {
+        // If the file system uses the inode number again, only the link count and the status change
+        // time differ.
+        name: "remove, create and link",
+        needs: &["a"],
+        make: |tree| {
+            fs::remove_file(tree.at("a")).unwrap();
+            tree.write("cached", 106);
+            fs::hard_link(tree.at("cached"), tree.at("a")).unwrap();
+        },
+        invalid: &["a"],
     },
     Change {
         name: "write through a link, with a new time",
