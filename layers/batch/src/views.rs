@@ -213,7 +213,8 @@ impl WatchedBatch {
     }
 }
 
-/// Returns the path of a directory. `known` has those that were determined before.
+/// Returns the path of a directory. A directory that the batch has removed has its name and parent
+/// of the snapshot. `known` has the paths that were determined before.
 fn path_in(names: &Names<PrivateEntries>, dir: u64, known: &mut HashMap<u64, Vec<u8>>) -> Result<Vec<u8>> {
     let (mut below, mut at) = (Vec::new(), dir);
     let mut path = loop {
@@ -223,7 +224,10 @@ fn path_in(names: &Names<PrivateEntries>, dir: u64, known: &mut HashMap<u64, Vec
         if let Some(path) = known.get(&at) {
             break path.clone();
         }
-        let (above, name) = names.parent(at)?;
+        let (above, name) = match names.parent(at) {
+            Err(error) if error.kind == ErrorKind::Stale => names.0.parent_in_snapshot(at)?.ok_or(error)?,
+            found => found?,
+        };
         below.push((at, name));
         at = above;
     };

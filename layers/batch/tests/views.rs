@@ -127,6 +127,43 @@ fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
 }
 
 #[test]
+fn names_in_removed_directories_are_shown_at_their_paths_in_the_snapshot() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("store");
+    BatchStore::create(&path).unwrap();
+    let store = StoreAccess::open(&path, WAIT).unwrap();
+    let fs = store.file_system(b"").unwrap();
+    let sub = make_dir(&fs, ROOT, "sub");
+    let below = make_dir(&fs, sub, "below");
+    write(&fs, below, "file", b"file");
+    let moved = make_dir(&fs, ROOT, "moved");
+    let inner = make_dir(&fs, moved, "inner");
+    write(&fs, inner, "file", b"file");
+    fs.end().unwrap();
+    drop(fs);
+    let batch = OpenBatch::begin(store, b"", "job", false).unwrap();
+    let fs = batch.file_system();
+    let node =
+        |dir, name: &[u8]| fs.lookup(&Context::OWN, dir, name).unwrap().unwrap().into_attributes().node;
+    let remove_tree = |dir: NodeId, name: &[u8], last: &[u8]| {
+        let last_dir = node(dir, last);
+        fs.remove(&Context::OWN, last_dir, b"file").unwrap();
+        fs.remove_dir(&Context::OWN, dir, last).unwrap();
+        fs.remove_dir(&Context::OWN, ROOT, name).unwrap();
+    };
+    remove_tree(node(ROOT, b"sub"), b"sub", b"below");
+    // A directory that the batch has renamed before it has removed it.
+    fs.rename(&Context::OWN, ROOT, b"moved", ROOT, b"renamed", Rename::Replace).unwrap();
+    remove_tree(node(ROOT, b"renamed"), b"renamed", b"inner");
+    let watched = WatchedBatch::open(&path, batch.record().number).unwrap();
+    watched.request().unwrap();
+    assert!(batch.publish_view().unwrap());
+    assert_eq!(watched.refresh().unwrap(), Refreshed::Newer);
+    let removed = ["/moved", "/moved/inner", "/moved/inner/file", "/sub", "/sub/below", "/sub/below/file"];
+    assert_eq!(changes(&watched), removed.map(|name| (name.to_owned(), None)));
+}
+
+#[test]
 fn no_view_is_published_after_an_abort() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("store");

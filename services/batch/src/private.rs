@@ -10,7 +10,7 @@ use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::BatchRecord;
 use crate::entries::{Entries, KeyChange};
-use crate::entry::{Entry, LINKED};
+use crate::entry::{Content, Entry, Inode, LINKED, damaged};
 use crate::files::TableFiles;
 use crate::key::{Key, split};
 use crate::memtable::MemTable;
@@ -152,6 +152,19 @@ impl PrivateEntries {
             },
             _ => Ok(()),
         })
+    }
+
+    /// Returns the directory that contained a directory in the snapshot, and its name there; `None`
+    /// if the snapshot has no such directory.
+    ///
+    /// # Errors
+    /// Those of the tables.
+    pub fn parent_in_snapshot(&self, dir: u64) -> Result<Option<(u64, Vec<u8>)>> {
+        let Some(value) = self.in_snapshot(Key::of_dir(dir).as_bytes())? else { return Ok(None) };
+        match Entry::decode(&value)? {
+            Entry::Inode(Inode { content: Content::Parent { dir, name }, .. }) => Ok(Some((dir, name))),
+            _ => Err(damaged("a directory")),
+        }
     }
 
     /// Writes the changes in memory as a table.
