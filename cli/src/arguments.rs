@@ -708,8 +708,8 @@ pub struct MountArgs {
     pub batch: Option<PathBuf>,
     #[command(flatten)]
     pub batch_mode: BatchModeArgs,
-    /// Show the files of the running batch with this number, as they were a few seconds ago.
-    /// Programs cannot change them. The batch does not wait for this mount.
+    /// Show the files of the running batch with this number, as they were a few seconds ago. The
+    /// mount is read-only. The batch does not wait for it.
     #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic"])]
     pub watch: Option<u64>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no

@@ -112,12 +112,12 @@ pub struct BatchSnapshotsArgs {
     pub output: JsonArg,
 }
 
-/// Show how many names a running batch has created, changed and removed, and the sizes of their
-/// files, until the batch ends or Ctrl-C.
+/// Print how many names a running batch has created, changed and removed, and the total size of its
+/// files, every few seconds until the batch ends or the command is interrupted.
 ///
-/// The process of the mount copies its changes to the directory of the store for this, within a few
-/// seconds. The batch does not wait for it, and a later line never shows an earlier state. `quell
-/// mount --batch STORE --watch BATCH` shows the files themselves.
+/// The command requests a view of the batch. The process of the batch writes it to the store within
+/// a few seconds, and does not wait for the command. A later line never shows an earlier state.
+/// `quell mount --batch STORE --watch BATCH` shows the files themselves.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -130,7 +130,7 @@ pub struct BatchWatchArgs {
     pub store: PathBuf,
     /// The number of the batch.
     pub batch: u64,
-    /// List the names with their sizes once, and end.
+    /// List the names with their sizes once, and exit.
     #[arg(long)]
     pub list: bool,
     /// The time between two lines, in seconds.

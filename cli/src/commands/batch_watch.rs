@@ -72,7 +72,7 @@ fn await_view(
         }
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
             return Err(Failure::cannot(format!(
-                "{}: batch {}: its process has not answered for {} s; it was killed, or cannot reach the store",
+                "{}: batch {}: no view for {} s: the process of the batch was killed, cannot reach the store, or is `quell batch import`, which publishes no views",
                 shown(&args.store),
                 args.batch,
                 ANSWER_WAIT.as_secs(),

@@ -927,7 +927,7 @@ fn data_is_not_kept_after_the_lifetime_and_changed_attributes_drop_it() {
 }
 
 #[test]
-fn an_exclusive_mount_asks_once_until_it_changes_something() {
+fn the_kernel_repeats_no_request_to_an_exclusive_mount_until_a_request_changes_the_answer() {
     let mounted = mounted!(Options { exclusive: true, ..Options::default() });
     fs::create_dir_all(mounted.path("dir/sub")).unwrap();
     mounted.write("dir/file", b"one");

@@ -72,7 +72,7 @@ fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
     let batch = begin(&path);
     let number = batch.record().number;
     let fs = batch.file_system();
-    assert!(!batch.publish_view().unwrap(), "nobody has requested a view");
+    assert!(!batch.publish_view().unwrap(), "no process has requested a view");
 
     // Another process may have the store open.
     let open = StoreAccess::open(&path, WAIT).unwrap();

@@ -85,7 +85,7 @@ fn publish_views(batch: &Arc<OpenBatch>, context: &HolderContext) {
         }
     };
     if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(publish) {
-        context.print(&format!("cannot start the thread that lets others watch the batch: {e}"));
+        context.print(&format!("cannot publish views of the batch: cannot start a thread: {e}"));
     }
 }
 
@@ -109,7 +109,7 @@ fn show_views(batch: Arc<WatchedBatch>, cache: KernelCache, context: &HolderCont
         }
     };
     if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(show) {
-        context.print(&format!("cannot start the thread that shows newer states of the batch: {e}"));
+        context.print(&format!("cannot show newer views of the batch: cannot start a thread: {e}"));
     }
 }
 
