@@ -215,8 +215,8 @@ static void write_range(struct client *client, const char *from) {
     must(rados_write(objects, name, from, size, offset % WRITE_BYTES), "write");
 }
 
-/* As a store must that keeps the old bytes until the new ones are complete. Returns the removal of
- * the object before, which is in progress. */
+/* Writes a new object and starts the removal of the previous one, as a store does that keeps the
+ * old bytes until the new ones are complete. Returns the removal, which is in progress. */
 static rados_completion_t replace_object(struct client *client, const char *from, rados_completion_t removal) {
     char name[32];
     snprintf(name, sizeof name, "new.%d.%zu", client->number, client->count);
@@ -231,8 +231,8 @@ static rados_completion_t replace_object(struct client *client, const char *from
     return removal;
 }
 
-/* Appends a record to the log. An append that is in progress delays those that come meanwhile, and
- * the next append has the records of all of them. */
+/* Appends a record to the log. Appends that arrive while one is in progress wait; the next append
+ * writes the records of all of them. */
 static void append_record(void) {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;

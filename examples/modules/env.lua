@@ -1,5 +1,5 @@
 -- Lmod module of an environment that has an index: after `module load env`, the command `python`
--- starts the Python of the environment through `quell run`. Write such lines for each command.
+-- starts the Python of the environment through `quell run`. Add one such line for each command.
 local env = "/shared/env"
 local run = "quell run -i " .. env .. ".quell -- " .. env .. "/bin/"
 depends_on("quell")

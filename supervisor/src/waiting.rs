@@ -17,12 +17,12 @@ use crate::failure::Failure;
 
 /// The time without an answer after which an operation is reported.
 const REPORT_AFTER: Duration = Duration::from_secs(3);
-/// A file is expected to be read at least this fast.
+/// The lowest expected rate of reading a whole file. The time for a large file is longer.
 const READ_BYTES_PER_SECOND: u64 = 10 << 20;
 /// The time between two checks whether the command still exists.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The reactions to a file system that does not answer.
+/// A watchdog for operations on a file system that may not answer.
 pub struct Waiting {
     limit: Option<Duration>,
     print: Box<dyn Fn(&str) + Send + Sync>,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Waiting {
 }
 
 impl Waiting {
-    /// Returns the reactions of a command: it prints messages with `print`, and ends with an error
+    /// Returns the watchdog of a command: it prints messages with `print`, and ends with an error
     /// after `limit`.
     pub fn of_command(limit: Option<Duration>, print: impl Fn(&str) + Send + Sync + 'static) -> Waiting {
         let print = std::sync::Arc::new(print);
@@ -52,7 +52,7 @@ impl Waiting {
         Waiting { limit, print: Box::new(move |message| print(message)), end: Box::new(end), creator: None }
     }
 
-    /// Returns the reactions of a process that serves the command `creator`. `end` must end this
+    /// Returns the watchdog of a process that serves the command `creator`. `end` must end this
     /// process; it gets no failure if the command has ended.
     pub fn for_creator(
         limit: Option<Duration>,
@@ -64,7 +64,7 @@ impl Waiting {
         Waiting { limit, print: Box::new(print), end: Box::new(end), creator }
     }
 
-    /// Does an operation that accesses `path`. No thread remains.
+    /// Performs an operation that accesses `path`. The watching thread has ended at the return.
     pub fn watch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> T {
         self.watch_for(path, Duration::ZERO, operation)
     }
@@ -79,7 +79,7 @@ impl Waiting {
     fn watch_for<T>(&self, path: &Path, expected: Duration, operation: impl FnOnce() -> T) -> T {
         std::thread::scope(|scope| {
             let (done, is_done) = channel();
-            // Without a thread the operation is done all the same.
+            // If no thread can be started, the operation is not watched.
             let watcher = Builder::new().spawn_scoped(scope, move || self.report(path, expected, &is_done));
             let result = operation();
             drop(done);

@@ -4,8 +4,8 @@ use std::process::Command;
 
 use crate::stage::quell;
 
-/// The newest version of glibc that the files may need: that of RHEL 9. A program that is linked on
-/// Debian 12 needs it for the functions of threads, which became part of libc.so.6 then.
+/// The newest version of glibc that the files may need: that of RHEL 9. Programs that are linked on
+/// Debian 12 need this version, in which the functions of libpthread became part of libc.so.6.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 
 /// Returns the symbol versions of glibc that an ELF file needs.

@@ -1,6 +1,6 @@
-//! The thread that commits the transactions of clients, in groups, and the thread that removes the
-//! data that they have made unneeded. The removal of extents has to wait for the storage, and
-//! commits do not wait for it.
+//! The thread that commits the transactions of clients, in groups, and the thread that removes data
+//! that these transactions have replaced or deleted. Removals wait for the storage; commits do not
+//! wait for removals.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};

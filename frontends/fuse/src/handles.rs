@@ -13,7 +13,7 @@ use quell_vfs::{File, NodeId, Result};
 /// with the last reference.
 pub(crate) type OpenFile = Arc<dyn File>;
 
-/// Is set in the numbers of handles for writing.
+/// The bit that is set in the numbers of handles for writing.
 const WRITES: u64 = 1 << 63;
 
 /// Files between OPEN and RELEASE. Handle numbers start at 1 and are reused.

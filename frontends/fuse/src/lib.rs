@@ -29,9 +29,9 @@
 //! # Writable trees
 //!
 //! Programs on one node see each other's writes immediately. They see the writes of another node
-//! after a close there and an open here; the file system defines how soon that is. Therefore the
-//! kernel caches no data: each read and write of a program arrives with its own offset and length,
-//! divided into pieces of at most 1 MiB. A close calls
+//! after a close there and an open here; the file system defines how soon that is. By default the
+//! kernel therefore caches no data: each read and write of a program arrives with its own offset
+//! and length, divided into pieces of at most 1 MiB. A close calls
 //! [`publish`](quell_vfs::WritableFile::publish) and returns its result. The kernel caches no
 //! entries and attributes either, unless the owner of the session sets a lifetime
 //! ([`KernelCache::set_lifetime`]) or the mount is [exclusive](Options::exclusive). While no other
@@ -44,13 +44,14 @@
 //!
 //! | | write 47,008 bytes | write 1 MiB | read 47,008 bytes | read 1 MiB | read 4 KiB |
 //! |---|---|---|---|---|---|
-//! | as implemented: no data cached (`FOPEN_DIRECT_IO`) | 2,050 | 6,700 | 2,030 | 6,200 | 220 |
+//! | default: no data cached (`FOPEN_DIRECT_IO`) | 2,050 | 6,700 | 2,030 | 6,200 | 220 |
 //! | data cached until the next open, attributes requested at each read (`FUSE_AUTO_INVAL_DATA`) | 870 | 2,300 | 1,150 | 2,400 | 200 |
 //! | data cached until the next open | 820 | 2,300 | 3,800 | 3,800 | 2,600 |
 //!
 //! The last row is faster for a program that reads a few bytes at a time, but incorrect for two
 //! programs that share a file: records of different writers can share a page, and a page that one
-//! of them reads while the other writes may stay cached with its old content.
+//! of them reads while the other writes may stay cached with its old content. With direct writes,
+//! Linux 6.18 avoids this; `lifetimes.rs` has the conditions under which data is kept there.
 //!
 //! - Files can be mapped, private and shared. Shared mappings need Linux 6.6
 //!   (`FUSE_DIRECT_IO_ALLOW_MMAP`); earlier kernels return ENODEV. A mapping shows the data written

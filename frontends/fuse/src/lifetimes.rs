@@ -1,12 +1,12 @@
 //! How long the kernel keeps the entries and attributes of a reply, and whether it keeps the data
 //! of a file that is opened.
 //!
-//! Those of an immutable tree, and of a writable one that only its mount changes
-//! ([`Options::exclusive`](crate::Options::exclusive)), are kept without end. For another writable
-//! tree the owner of the session decides ([`KernelCache`]). Some attributes are never kept, because
-//! they change without a request that makes the kernel drop them: those of a file that is open for
-//! writing, whose times change when it is published, and those of a file with set-id bits, which a
-//! write removes.
+//! Entries, attributes and data of an immutable tree, and of a writable tree that only requests of
+//! its mount change ([`Options::exclusive`](crate::Options::exclusive)), are kept without end. For
+//! another writable tree the owner of the session decides ([`KernelCache`]). Two kinds of
+//! attributes are never kept, because they change without a request that makes the kernel drop
+//! them: those of a file that is open for writing, whose times change at a publication, and those
+//! of a file with set-id bits, which a write removes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

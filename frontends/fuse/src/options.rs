@@ -60,13 +60,14 @@ pub struct Options {
     /// Cache no data in the kernel: each read of a program, up to 1 MiB, arrives with its own
     /// length and is answered by this server. For files whose frequently read parts are in this
     /// process's memory, and which are too large to be kept there and in the page cache. Files of a
-    /// writable tree are always served in this way.
+    /// writable tree are served in this way whether or not this is set, except those whose data
+    /// [`KernelCache`](crate::KernelCache) or `exclusive` lets the kernel keep.
     pub direct: bool,
-    /// The tree is writable, and changes only by the requests of this mount: the kernel keeps
-    /// names, missing names, attributes, link targets, listings and (since Linux 6.18) the data of
-    /// files that are opened for reading until one of its own requests changes them, or it needs
-    /// the memory. It keeps about 65,536 entries of files; each occupies memory of the file system
-    /// as well, so later ones are looked up again at each use.
+    /// The tree is writable, and only requests of its mount change it. The kernel keeps entries,
+    /// missing names, attributes, link targets, listings and, on Linux 6.18 and later, the data of
+    /// files that are opened only for reading, until such a request changes them, or memory is
+    /// short. It keeps about 65,536 entries of files: each occupies memory of the file system as
+    /// well, so later ones are looked up again at each use.
     pub exclusive: bool,
     /// Programs cannot change the tree of a writable file system, which may change by itself.
     pub read_only: bool,

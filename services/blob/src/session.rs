@@ -326,8 +326,8 @@ impl Sessions {
         Reply::Begun { snapshot: number, version }
     }
 
-    /// Executes a request that commits nothing. A client of one of several groups that meets a lock
-    /// is waited for until it has read.
+    /// Executes a request that commits nothing. If there are several groups and the request is
+    /// refused because of a lock, the server waits for the client until it has read.
     fn read(&self, client: ClientId, session: &Session, request: Request) -> Reply {
         let part = self.group.as_ref().and_then(|_| ReadPart::of(&request));
         let reply = self.execute_read(session, request);
@@ -341,7 +341,7 @@ impl Sessions {
                 let names = store.locked_names(&prefix);
                 store.add_waiter(names.iter().map(Vec::as_slice), client, refusal);
             }
-            // It repeats the read with another snapshot.
+            // The client repeats the read with another snapshot.
             (Reply::Failed(failure), _) if failure.kind() == ErrorKind::Stale => {}
             (_, ReadPart::Name(name)) => store.remove_waiter(|used| used == name, client),
             (_, ReadPart::Prefix(prefix)) => store.remove_waiter(|used| used.starts_with(&prefix), client),

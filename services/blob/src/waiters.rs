@@ -9,41 +9,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quell_threads::lock;
 use quell_wire::blob::Refusal;
 
-/// The time after its last refusal for which a client is waited for, in nanoseconds. A client
-/// repeats a request after a pause of at most 20 ms.
+/// The time for which the server waits for a client after its last refusal, in nanoseconds. A
+/// client repeats a request after a pause of at most 20 ms.
 const WAIT_NS: u64 = 100_000_000;
-/// The largest number of names that clients wait for, and of clients that wait for a name. Further
-/// ones are not noted.
+/// The largest number of names in the list, and of clients for each name. Further names and clients
+/// are not recorded.
 const NAMES_MAX: usize = 1024;
 const CLIENTS_MAX: usize = 256;
 
 /// A client that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum WaiterId {
-    /// It reads. The number is that of its connection.
+    /// A client that reads, by the number of its connection.
     Reader(u64),
-    /// It commits in one group. The number is that in the identities of its transactions.
+    /// A client that commits in one group, by the number in the identities of its transactions.
     Writer(u128),
 }
 
 /// The names that clients wait for.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    /// Whether there are some: most operations need no lock.
+    /// Whether `names` has entries. Most operations read only this, and need no lock.
     has_some: AtomicBool,
     names: Mutex<HashMap<Vec<u8>, Waiting>>,
 }
 
 /// The clients that wait for a name.
 struct Waiting {
-    /// That of the joint transaction which the last client has met.
+    /// The refusal that the last client got: it names a joint transaction that had locked the blob.
     refusal: Refusal,
-    /// The times until which they are waited for.
+    /// For each client, the time until which the server waits for it.
     until_ns: HashMap<WaiterId, u64>,
 }
 
 impl Waiters {
-    /// Notes that a client was refused because joint transactions had locked names.
+    /// Records that a client was refused because joint transactions had locked names.
     pub(crate) fn add<'a>(
         &self,
         names: impl IntoIterator<Item = &'a [u8]>,
@@ -69,7 +69,7 @@ impl Waiters {
         self.has_some.store(!all.is_empty(), Ordering::Relaxed);
     }
 
-    /// Notes that a client has used the names that satisfy `is_used`.
+    /// Records that a client has used the names that satisfy `is_used`.
     pub(crate) fn remove(&self, is_used: impl Fn(&[u8]) -> bool, client: WaiterId) {
         if !self.has_some.load(Ordering::Relaxed) {
             return;
@@ -108,7 +108,7 @@ impl Waiters {
 }
 
 impl Waiting {
-    /// Forgets the clients whose time is over, and returns whether there are others.
+    /// Removes the clients whose time is over, and returns whether there are others.
     fn is_waited_for(&mut self, now_ns: u64) -> bool {
         self.until_ns.retain(|_, until_ns| now_ns < *until_ns);
         !self.until_ns.is_empty()
