@@ -27,7 +27,7 @@ pub fn print_once(args: &RunArgs, message: &str) {
     }
 }
 
-/// Returns the reactions to a file system that does not answer. Messages are printed once for all
+/// Returns the watchdog for a file system that may not answer. Messages are printed once for all
 /// ranks of a job on a node.
 pub fn waiting_of(args: &RunArgs) -> Waiting {
     let job = job_of(args);
