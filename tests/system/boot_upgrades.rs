@@ -143,6 +143,7 @@ fn an_update_of_the_index_says_how_much_of_each_image_is_valid() {
     other.record(&["-q"]).expect(0);
     fs::copy(&other.image, packages.image.with_file_name("other.boot")).unwrap();
     fs::write(packages.image.with_file_name("text.boot"), "text").unwrap();
+    std::os::unix::fs::symlink(&packages.image, packages.image.with_file_name("link.boot")).unwrap();
     let update = |options: &[&str]| {
         let mut command = packages.stage.quell();
         packages.stage.run(command.args(["index", "--update"]).args(options).arg(&packages.index)).expect(0)

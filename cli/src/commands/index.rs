@@ -88,7 +88,7 @@ pub fn run(args: IndexArgs, quiet: bool, report: SummaryOutput) -> Result<ExitCo
     let seconds = begun.elapsed().as_secs_f64();
     let boot_images = match &task.old {
         Some(old) if !refused => {
-            images_beside(&task.output, image.clone(), &task.directory, old.generation())?
+            images_beside(&task.output, image.clone(), &task.directory, old.generation())
         }
         _ => Vec::new(),
     };
