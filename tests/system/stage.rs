@@ -116,7 +116,11 @@ pub fn eventually(mut condition: impl FnMut() -> bool) -> bool {
 pub struct Ended {
     pub status: ExitStatus,
     pub out: Vec<u8>,
+    /// Standard error without the lines in `waits`.
     pub err: String,
+    /// The lines of `quell run` about a file system that has not answered for a few seconds. On a
+    /// busy machine any access can take that long.
+    pub waits: Vec<String>,
 }
 
 impl Ended {
@@ -213,12 +217,24 @@ impl Running {
     pub fn wait(mut self) -> Ended {
         let ended = eventually(|| !self.is_running());
         assert!(ended, "it hangs: {:?}\n-- stdout\n{}\n-- stderr\n{}", self.child, self.out(), self.err());
-        Ended {
-            status: self.ended.take().unwrap(),
-            out: fs::read(&self.out).unwrap_or_default(),
-            err: self.err(),
-        }
+        let (err, waits) = split_waits(&self.err());
+        Ended { status: self.ended.take().unwrap(), out: fs::read(&self.out).unwrap_or_default(), err, waits }
     }
+}
+
+/// Returns standard error without the lines about a file system that does not answer, and these
+/// lines.
+fn split_waits(err: &str) -> (String, Vec<String>) {
+    let is_wait = |line: &&str| line.starts_with("quell: waiting for ") && line.contains(": no answer for ");
+    let (waits, others): (Vec<&str>, Vec<&str>) = err.split_inclusive('\n').partition(is_wait);
+    (others.concat(), waits.into_iter().map(str::to_owned).collect())
+}
+
+#[test]
+fn lines_about_waiting_are_not_part_of_standard_error() {
+    let wait = "quell: waiting for /shared/env: no answer for 3 s\n";
+    let other = "quell: /shared/env is out of date\nwaiting for input";
+    assert_eq!(split_waits(&[wait, other].concat()), (other.to_owned(), vec![wait.to_owned()]));
 }
 
 impl Drop for Running {
