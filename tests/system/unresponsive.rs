@@ -46,8 +46,22 @@ impl<'a> Suspendable<'a> {
 
     fn suspend(&self) -> Suspended {
         stage::send(self.server, Signal::STOP);
-        Suspended(self.server)
+        let suspended = Suspended(self.server);
+        // A thread that has not stopped yet can read a request and stop before it answers. The
+        // process that waits for this answer does not end on SIGKILL.
+        assert!(eventually(|| are_all_threads_stopped(self.server)), "the server has not stopped");
+        suspended
     }
+}
+
+/// Returns whether the kernel has stopped each thread of a process.
+fn are_all_threads_stopped(pid: i32) -> bool {
+    let is_stopped = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // The name of the program, which is in parentheses, may contain any characters.
+        stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+    };
+    fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| task.is_ok_and(is_stopped))
 }
 
 /// Lets the process go on, also if a test fails: nothing else ends requests to its mount.
