@@ -10,6 +10,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::display::shown;
@@ -27,8 +28,37 @@ pub struct Waiting {
     limit: Option<Duration>,
     print: Box<dyn Fn(&str) + Send + Sync>,
     end: Box<dyn Fn(Option<Failure>) + Send + Sync>,
-    /// The process that started this one and waits for it; if it ends, this one ends, too.
-    creator: Option<OwnedFd>,
+    creator: Creator,
+}
+
+/// The process that started this one and waits for it; if it ends, this one ends, too.
+enum Creator {
+    /// There is none, or the kernel gives no descriptor for it (Linux before 5.3).
+    None,
+    Running(OwnedFd),
+    /// It ended before this process could open a descriptor for it.
+    Ended,
+}
+
+impl Creator {
+    fn open(pid: i32) -> Creator {
+        match Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            Some(Ok(process)) => Creator::Running(process),
+            Some(Err(Errno::SRCH)) => Creator::Ended,
+            Some(Err(_)) | None => Creator::None,
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match self {
+            Creator::None => false,
+            Creator::Running(process) => {
+                poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default()))
+                    .is_ok_and(|ready| ready > 0)
+            }
+            Creator::Ended => true,
+        }
+    }
 }
 
 impl std::fmt::Debug for Waiting {
@@ -49,7 +79,8 @@ impl Waiting {
                 std::process::exit(failure.map_or(Failure::CANNOT, |failure| failure.code()).into());
             }
         };
-        Waiting { limit, print: Box::new(move |message| print(message)), end: Box::new(end), creator: None }
+        let print = Box::new(move |message: &str| print(message));
+        Waiting { limit, print, end: Box::new(end), creator: Creator::None }
     }
 
     /// Returns the watchdog of a process that serves the command `creator`. `end` must end this
@@ -60,8 +91,7 @@ impl Waiting {
         print: impl Fn(&str) + Send + Sync + 'static,
         end: impl Fn(Option<Failure>) + Send + Sync + 'static,
     ) -> Waiting {
-        let creator = Pid::from_raw(creator).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Waiting { limit, print: Box::new(print), end: Box::new(end), creator }
+        Waiting { limit, print: Box::new(print), end: Box::new(end), creator: Creator::open(creator) }
     }
 
     /// Performs an operation that accesses `path`. The watching thread has ended at the return.
@@ -94,7 +124,7 @@ impl Waiting {
         let begun = Instant::now();
         let mut is_reported = false;
         while is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            if self.creator_has_ended() {
+            if self.creator.has_ended() {
                 (self.end)(None);
             }
             let waited = begun.elapsed();
@@ -112,12 +142,6 @@ impl Waiting {
                 (self.end)(Some(Failure::cannot(failure).into_final()));
             }
         }
-    }
-
-    fn creator_has_ended(&self) -> bool {
-        let Some(creator) = &self.creator else { return false };
-        poll(&mut [PollFd::new(creator, PollFlags::IN)], Some(&Timespec::default()))
-            .is_ok_and(|ready| ready > 0)
     }
 }
 
@@ -188,5 +212,15 @@ mod tests {
             command.wait().unwrap();
             until_line(&log, "end: the command has ended");
         });
+    }
+
+    #[test]
+    fn a_process_ends_if_its_command_has_ended_before_it_looks() {
+        let mut command = std::process::Command::new("true").spawn().unwrap();
+        command.wait().unwrap();
+        let log = Log::default();
+        let waiting = log.waiting(Some(Duration::from_secs(5)), command.id().cast_signed());
+        waiting.watch(Path::new("/shared/env"), || until_line(&log, "end: "));
+        assert_eq!(log.lines()[0], "end: the command has ended");
     }
 }
