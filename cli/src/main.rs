@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(args),
         Command::PoolKeeper => commands::pool_keeper::run(),
         Command::Holder(args) => commands::holder::run(args, quiet),
-        Command::EnterMount(args) => commands::run_batch::enter(&args),
+        Command::EnterMount(args) => commands::run_batch::enter(&args, quiet),
     };
     exit_code(result)
 }

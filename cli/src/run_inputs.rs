@@ -28,10 +28,10 @@ pub fn print_once(args: &RunArgs, message: &str) {
 }
 
 /// Returns the watchdog for a file system that may not answer. Messages are printed once for all
-/// ranks of a job on a node.
-pub fn waiting_of(args: &RunArgs) -> Waiting {
+/// ranks of a job on a node, and with `quiet` only if they are errors.
+pub fn waiting_of(args: &RunArgs, quiet: bool) -> Waiting {
     let job = job_of(args);
-    Waiting::of_command(args.cover.answer_timeout.map(Duration::from_secs), move |message| {
+    Waiting::of_command(args.cover.answer_timeout.map(Duration::from_secs), quiet, move |message| {
         if is_first_notice(runtime_directory().ok().as_deref(), job.as_deref(), message) {
             errln!("quell: {message}");
         }

@@ -69,8 +69,12 @@ impl std::fmt::Debug for Waiting {
 
 impl Waiting {
     /// Returns the watchdog of a command: it prints messages with `print`, and ends with an error
-    /// after `limit`.
-    pub fn of_command(limit: Option<Duration>, print: impl Fn(&str) + Send + Sync + 'static) -> Waiting {
+    /// after `limit`. With `quiet` it prints only the error.
+    pub fn of_command(
+        limit: Option<Duration>,
+        quiet: bool,
+        print: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Waiting {
         let print = std::sync::Arc::new(print);
         let end = {
             let print = print.clone();
@@ -79,8 +83,12 @@ impl Waiting {
                 std::process::exit(failure.map_or(Failure::CANNOT, |failure| failure.code()).into());
             }
         };
-        let print = Box::new(move |message: &str| print(message));
-        Waiting { limit, print, end: Box::new(end), creator: Creator::None }
+        let print_unless_quiet = move |message: &str| {
+            if !quiet {
+                print(message);
+            }
+        };
+        Waiting { limit, print: Box::new(print_unless_quiet), end: Box::new(end), creator: Creator::None }
     }
 
     /// Returns the watchdog of a process that serves the command `creator`. `end` must end this

@@ -107,6 +107,20 @@ fn a_run_fails_after_the_time_that_the_user_has_set() {
 }
 
 #[test]
+fn a_quiet_run_prints_only_that_the_time_has_passed() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let suspended = shared.suspend();
+    let ended = fixture.stage.run(&mut shared.run(&["--quiet", "--answer-timeout", "4"])).expect(3);
+    assert_eq!(ended.waits, Vec::<String>::new());
+    ended.says("has not answered for 4 s, the limit of --answer-timeout");
+    drop(suspended);
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
 fn sigterm_ends_a_run_that_waits_with_its_holder() {
     let fixture = log_fixture!();
     let mounted = fixture.mount();

@@ -34,7 +34,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             return Err(Failure::cannot(format!("--via trap is not supported: {NO_TRAP}; {ALTERNATIVE}")));
         }
     }
-    let waiting = waiting_of(&args);
+    let waiting = waiting_of(&args, quiet);
     let (plan, files) = plan(&args, quiet, &waiting)?;
     if let (Some(config), PlanSource::Trees(trees)) = (&args.config, &plan.source)
         && trees.trees.is_empty()

@@ -94,7 +94,7 @@ fn run_at(
             "{}: the process that serves the batch does not answer; the program was not started",
             shown(point)
         ))),
-        _ => execute(args, point, directory, signals),
+        _ => execute(args, point, directory, signals, quiet),
     };
     let status = match executed {
         Ok(status) => status,
@@ -130,10 +130,13 @@ fn execute(
     point: &Path,
     directory: &Path,
     mut signals: Signals,
+    quiet: bool,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error: std::io::Error| Failure::cannot(format!("start the program: {error}"));
     let words = [OsStr::new("enter-mount"), point.as_os_str(), directory.as_os_str(), OsStr::new("--")];
-    let mut child = Command::new("/proc/self/exe").args(words).args(&args.command).spawn().map_err(failed)?;
+    let mut command = Command::new("/proc/self/exe");
+    command.args(quiet.then_some("--quiet")).args(words).args(&args.command);
+    let mut child = command.spawn().map_err(failed)?;
     let handle = signals.handle();
     let program = match pidfd_open(pid_of(&child), PidfdFlags::empty()) {
         Ok(program) => program,
@@ -167,7 +170,8 @@ fn pid_of(child: &Child) -> Pid {
 }
 
 /// Executes a program in this process, which sees a mount at a directory.
-pub fn enter(args: &EnterMountArgs) -> Result<ExitCode, Failure> {
+pub fn enter(args: &EnterMountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     enter_mount(&args.mount, &args.directory)?;
-    become_program(&args.command, None, &[], &Waiting::of_command(None, |message| errln!("quell: {message}")))
+    let waiting = Waiting::of_command(None, quiet, |message| errln!("quell: {message}"));
+    become_program(&args.command, None, &[], &waiting)
 }

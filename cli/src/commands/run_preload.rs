@@ -53,7 +53,7 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         },
         None => Vec::new(),
     };
-    let waiting = waiting_of(args);
+    let waiting = waiting_of(args, quiet);
     let (trees, lifeline) = view_trees(args, quiet, &waiting)?;
     let mut view = View { trees, dispatch, ..View::default() };
     for text in &args.logs {

@@ -37,7 +37,13 @@ impl HolderContext {
             }
             std::process::exit(Failure::CANNOT.into());
         };
-        let waiting = Waiting::for_creator(limit, creator, move |message: &str| printed.print(message), end);
+        let quiet = plan.quiet;
+        let print = move |message: &str| {
+            if !quiet {
+                printed.print(message);
+            }
+        };
+        let waiting = Waiting::for_creator(limit, creator, print, end);
         HolderContext { plan, address, creator, messages, waiting }
     }
 
