@@ -111,7 +111,7 @@ fn open_tree(
     let stale = match trees.check {
         CheckMode::None => None,
         CheckMode::Sample | CheckMode::Auto => {
-            let differences = waiting.watch(&source, || sample(directory, &image, &source, &mut sampler));
+            let differences = sample(waiting, directory, &image, &source, &mut sampler);
             StaleReport::from_differences(&differences, false)
         }
         CheckMode::Full => {
