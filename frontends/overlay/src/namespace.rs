@@ -20,7 +20,7 @@ pub enum Isolation {
 }
 
 /// How long to wait for threads that have finished their work to exit.
-const THREADS_END_TIMEOUT: Duration = Duration::from_secs(2);
+const THREADS_END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits until the process has one thread, at most for the timeout. Joined threads may not have
 /// exited yet, and the kernel does not move a process with several threads into another user
@@ -33,16 +33,16 @@ fn wait_until_alone() {
     }
 }
 
-/// Moves the calling process into new namespaces. It must have a single thread, or other threads
-/// that are about to end.
+/// Moves the calling thread into new namespaces. For a user namespace, the process must have a
+/// single thread, or other threads that are about to end.
 pub fn isolate(isolation: Isolation) -> Result<()> {
-    wait_until_alone();
     let uid = rustix::process::geteuid().as_raw();
     let gid = rustix::process::getegid().as_raw();
     let failed = |operation: &'static str| move |e: std::io::Error| Error::from_io(e, operation, b"");
     match isolation {
         Isolation::Mount => unshare(UnshareFlags::NEWNS).map_err(failed("create a mount namespace"))?,
         Isolation::UserAndMount => {
+            wait_until_alone();
             unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)
                 .map_err(failed("create a user namespace"))?;
             // Otherwise the kernel rejects the group map.
