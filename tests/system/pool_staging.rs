@@ -11,6 +11,7 @@ use rustix::process::Signal;
 
 use crate::pool::{Pool, is_incomplete};
 use crate::skip;
+use crate::stage::{Ended, quell};
 
 /// Kind and permissions, owner, modification time, and content or target of an entry.
 pub type Entry = (u32, u32, i64, i64, Vec<u8>);
@@ -319,4 +320,43 @@ fn everything_that_the_other_daemons_have_is_copied_if_one_has_ended() {
         assert!(failed(""), "the lost names are not reported: {text}");
         pool.expect_nothing_left();
     }
+}
+
+/// Runs the example of a Slurm job, without Slurm and on this machine, with a program that writes a
+/// result. `destination`: the directory from which the job was submitted.
+fn run_example_job(pool: &Pool, destination: &Path) -> Ended {
+    let bin = pool.stage.dir("bin");
+    let executable = |path: PathBuf, text: &str| {
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    // The pool of the test is already there.
+    let quell = quell().display().to_string();
+    executable(bin.join("quell"), &format!("[ \"$2\" = up ] || exec '{quell}' \"$@\""));
+    executable(bin.join("srun"), "exec \"$@\"");
+    let directory = pool.stage.dir("submitted");
+    let program = "mkdir \"$QUELL_POOL_DIR/results\" && echo result >\"$QUELL_POOL_DIR/results/file\"";
+    executable(directory.join("simulate"), program);
+    let script = include_str!("../../examples/slurm/pool-job.sh").replace("name=job-$SLURM_JOB_ID", "name=p");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = pool.stage.command("bash");
+    command.args(["-c", &script]).current_dir(&directory).env("SLURM_SUBMIT_DIR", destination);
+    pool.stage.run(command.env("PATH", format!("{}:{path}", bin.display())))
+}
+
+#[test]
+fn the_example_of_a_job_ends_its_pool_only_if_the_results_were_copied() {
+    if is_incomplete() {
+        skip!("no quelld or no libquell_preload.so beside the binary");
+    }
+    let pool = Pool::start(2);
+    let no_directory = pool.stage.file("file", "");
+    let failed = run_example_job(&pool, &no_directory);
+    assert_ne!(failed.code(), Some(0));
+    failed.says("--discard");
+    assert_eq!(pool.sh("cat results/file && rm -r results").expect(0).text(), "result\n");
+    let destination = pool.stage.dir("destination");
+    run_example_job(&pool, &destination).expect(0);
+    assert_eq!(fs::read_to_string(destination.join("results/file")).unwrap(), "result\n");
+    pool.stage.expect_nothing_left();
 }
