@@ -139,6 +139,10 @@ fn a_running_batch_is_watched_and_not_disturbed() {
     let list = stage.run(stage.quell().args(words(&[&"batch", &"watch", &store, &"1", &"--list"]))).expect(0);
     let lines: Vec<_> = list.text().lines().map(|line| line.trim().to_owned()).collect();
     assert_eq!(lines, ["/dir/", "5  /dir/file"]);
+    // The view that answered the first command is too old for the second one.
+    fs::write(batch.point.join("new"), "").unwrap();
+    let list = stage.run(stage.quell().args(words(&[&"batch", &"watch", &store, &"1", &"--list"]))).expect(0);
+    assert!(list.text().contains("/new"), "{}", list.text());
 
     let watched = stage.mount_batch(&store, &["--watch", "1"], "watched");
     let shows =

@@ -15,7 +15,8 @@ use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{counted, outln};
 use crate::progress::interruption;
 
-/// How long the command waits for the first answer of the process of the batch.
+/// How long the command waits for the first answer of the process of the batch, which looks for
+/// requests every 2 s, and pauses for at most 10 s after an answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 /// Interval at which the command looks for a newer view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -51,24 +52,25 @@ pub fn run(args: &BatchWatchArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Requests a newer view and waits for it. Returns false if the batch has ended, or the command was
-/// interrupted.
+/// Requests a newer view and waits until it is shown. Returns false if the batch has ended, or the
+/// command was interrupted.
 fn await_view(
     batch: &WatchedBatch,
     interrupted: &AtomicBool,
     limit: Option<Duration>,
     args: &BatchWatchArgs,
 ) -> Result<bool, Failure> {
-    match batch.request() {
+    let request = match batch.request() {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(false),
         requested => requested?,
-    }
+    };
     let began = Instant::now();
     while !interrupted.load(Ordering::Relaxed) {
         match batch.refresh()? {
-            Refreshed::Newer => return Ok(true),
+            Refreshed::Newer if batch.shows_answer(&request) => return Ok(true),
             Refreshed::Ended => return Ok(false),
-            Refreshed::Same => {}
+            // A view that an earlier watch has left may be old.
+            Refreshed::Newer | Refreshed::Same => {}
         }
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
             return Err(Failure::cannot(format!(

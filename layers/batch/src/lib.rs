@@ -65,4 +65,4 @@ pub use open_batch::OpenBatch;
 pub use server_files::ServerFiles;
 pub use serving::ServedStore;
 pub use store::{BatchStore, split_path};
-pub use views::{Refreshed, WatchedBatch, WatchedName};
+pub use views::{Refreshed, ViewRequest, WatchedBatch, WatchedName};

@@ -97,6 +97,22 @@ pub enum Refreshed {
     Ended,
 }
 
+/// A request for a view, as [`WatchedBatch::request`] returns it.
+#[derive(Debug, Clone, Copy)]
+pub struct ViewRequest {
+    /// The number of the view that existed before; 0 if there was none.
+    existing: u64,
+    /// The request that it has replaced. A view that is its answer may be of an earlier moment.
+    replaced: Option<u64>,
+}
+
+/// The number of a view, and the request that it answers.
+#[derive(Debug, Clone, Copy)]
+struct Shown {
+    number: u64,
+    request: u64,
+}
+
 /// The entry at a name that a batch has created, changed or removed.
 #[derive(Debug, Clone)]
 pub struct WatchedName {
@@ -111,8 +127,8 @@ pub struct WatchedBatch {
     dir: StoreDir,
     record: BatchRecord,
     names: Arc<RwLock<Names<PrivateEntries>>>,
-    /// The number of the view that is shown; 0 for the snapshot.
-    shown: Mutex<u64>,
+    /// The view that is shown; `None` for the snapshot.
+    shown: Mutex<Option<Shown>>,
 }
 
 impl std::fmt::Debug for WatchedBatch {
@@ -134,7 +150,7 @@ impl WatchedBatch {
         let record = open_batch_of_copy(&image, number)?;
         let tables: Arc<dyn TableFiles> = Arc::new(dir.batch(number)?.tables);
         let names = Arc::new(RwLock::new(PrivateEntries::open(&record, &image, tables, MEMORY_BYTES)?));
-        Ok(WatchedBatch { dir, record, names, shown: Mutex::new(0) })
+        Ok(WatchedBatch { dir, record, names, shown: Mutex::default() })
     }
 
     /// Returns the tree below the directory at a path of the store, as the view shows it. It must
@@ -147,17 +163,27 @@ impl WatchedBatch {
         Ok(BatchFs::new(tree_below(self.names.clone(), top), self.dir.data()?, 0))
     }
 
-    /// Requests a newer view from the process of the batch, which answers within a few seconds.
+    /// Requests a newer view from the process of the batch, which answers within about ten seconds.
     ///
     /// # Errors
     /// `NotFound` if the batch has ended; those of files.
-    pub fn request(&self) -> Result<()> {
+    pub fn request(&self) -> Result<ViewRequest> {
         let files = self.dir.batch(self.record.number)?.files;
+        let replaced = read_request(&files)?;
+        let existing = read_view(&files)?.map_or(0, |view| view.number);
         let file = match files.create_file(VIEW_REQUEST, 0o600) {
             Err(error) if error.kind == ErrorKind::Exists => files.open_writable_file(VIEW_REQUEST)?,
             created => created?,
         };
-        file.write_at(&(random_number() as u64).to_le_bytes(), 0)
+        file.write_at(&(random_number() as u64).to_le_bytes(), 0)?;
+        Ok(ViewRequest { existing, replaced })
+    }
+
+    /// Returns whether the view that is shown is of a moment after the call that has made a
+    /// request. It may answer a later request of another process, which has replaced this one.
+    pub fn shows_answer(&self, request: &ViewRequest) -> bool {
+        lock(&self.shown)
+            .is_some_and(|shown| shown.number > request.existing && Some(shown.request) != request.replaced)
     }
 
     /// Shows the newest view. It never shows an earlier state than before.
@@ -172,10 +198,10 @@ impl WatchedBatch {
                 batch => batch?.files,
             };
             let view = match read_view(&files)? {
-                Some(view) if view.number > *shown => view,
+                Some(view) if shown.is_none_or(|shown| view.number > shown.number) => view,
                 // The directory of a batch that has ended may remain on NFS while its files are
                 // open on this node.
-                None if *shown > 0 => return Ok(Refreshed::Ended),
+                None if shown.is_some() => return Ok(Refreshed::Ended),
                 _ => return Ok(Refreshed::Same),
             };
             if view.batch != self.record.number {
@@ -184,7 +210,7 @@ impl WatchedBatch {
             // Readers wait until the tables are open, which they could not read before.
             match write_lock(&self.names).0.show(&view) {
                 Ok(()) => {
-                    *shown = view.number;
+                    *shown = Some(Shown { number: view.number, request: view.request });
                     return Ok(Refreshed::Newer);
                 }
                 // A newer view has replaced it, or the batch has ended.

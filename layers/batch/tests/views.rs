@@ -127,6 +127,42 @@ fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
 }
 
 #[test]
+fn a_view_from_before_a_request_is_no_answer_to_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("store");
+    let batch = begin(&path);
+    let number = batch.record().number;
+    let earlier = WatchedBatch::open(&path, number).unwrap();
+    let request = earlier.request().unwrap();
+    assert!(!earlier.shows_answer(&request));
+    assert!(batch.publish_view().unwrap());
+    assert_eq!((earlier.refresh().unwrap(), earlier.shows_answer(&request)), (Refreshed::Newer, true));
+
+    write(&batch.file_system(), ROOT, "later", b"");
+    let watched = WatchedBatch::open(&path, number).unwrap();
+    let request = watched.request().unwrap();
+    assert_eq!((watched.refresh().unwrap(), watched.shows_answer(&request)), (Refreshed::Newer, false));
+    // A later request replaces this one, and its answer is one to both.
+    let other = earlier.request().unwrap();
+    assert!(batch.publish_view().unwrap());
+    assert_eq!((watched.refresh().unwrap(), watched.shows_answer(&request)), (Refreshed::Newer, true));
+    assert_eq!((earlier.refresh().unwrap(), earlier.shows_answer(&other)), (Refreshed::Newer, true));
+    assert_eq!(changes(&watched), [("/top/later".to_owned(), Some(0))]);
+
+    // The process of the batch has read a request, and answers it after it was replaced.
+    let request = watched.request().unwrap();
+    let view = path.join(format!("batches/{number}/view"));
+    let before = std::fs::read(&view).unwrap();
+    assert!(batch.publish_view().unwrap());
+    let answer = std::fs::read(&view).unwrap();
+    std::fs::write(&view, before).unwrap();
+    let later = watched.request().unwrap();
+    std::fs::write(&view, answer).unwrap();
+    assert_eq!(watched.refresh().unwrap(), Refreshed::Newer);
+    assert!(watched.shows_answer(&request) && !watched.shows_answer(&later));
+}
+
+#[test]
 fn names_in_removed_directories_are_shown_at_their_paths_in_the_snapshot() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("store");

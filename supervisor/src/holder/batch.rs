@@ -27,6 +27,8 @@ const COMMIT_WAIT: Duration = Duration::from_secs(60);
 const VIEW_INTERVAL: Duration = Duration::from_secs(2);
 /// The pause after the publication of a view, in multiples of its duration.
 const VIEW_PAUSE: u32 = 20;
+/// The longest such pause: well below the 30 s for which `quell batch watch` waits for an answer.
+const VIEW_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Opens the store, begins the batch, and mounts its files.
 pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount, Failure> {
@@ -81,12 +83,17 @@ fn publish_views(batch: &Arc<OpenBatch>, context: &HolderContext) {
                 Err(error) => tracing::debug!(%error, "the view of a batch"),
             }
             drop(batch);
-            thread::sleep(began.elapsed() * VIEW_PAUSE);
+            thread::sleep(pause_after(began.elapsed()));
         }
     };
     if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(publish) {
         context.print(&format!("cannot publish views of the batch: cannot start a thread: {e}"));
     }
+}
+
+/// Returns the pause after a publication that took this long.
+fn pause_after(publication: Duration) -> Duration {
+    publication.saturating_mul(VIEW_PAUSE).min(VIEW_PAUSE_MAX)
 }
 
 /// Starts the thread that shows newer views of a batch, as long as programs use the mount. It ends
@@ -212,5 +219,17 @@ impl Content for Batch {
         let (store, path) = (self.plan.store.clone(), path.to_owned());
         let batch = Some(self.batch.record().number);
         report.batch = Some(BatchReport { store, batch, path, counters });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_after_a_slow_publication_is_shorter_than_a_watch_waits() {
+        assert_eq!(pause_after(Duration::from_millis(100)), Duration::from_secs(2));
+        assert_eq!(pause_after(Duration::from_secs(2)), Duration::from_secs(10));
+        assert_eq!(pause_after(Duration::MAX), Duration::from_secs(10));
     }
 }
