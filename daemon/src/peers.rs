@@ -74,8 +74,7 @@ impl Network {
         let waker = self.waker.clone();
         if to == self.daemon {
             let reply = Replier::Member(sender, waker);
-            let bytes = Arc::unwrap_or_clone(request);
-            self.router.pass(PeerRequest { bytes, reply, deadline });
+            self.router.pass(PeerRequest { bytes: request, reply, deadline });
         } else {
             let done = move |reply| {
                 // The service waits for the reply until it ends.
@@ -163,11 +162,14 @@ mod tests {
     use futures_executor::block_on;
     use quell_transport::local::{LocalServer, ServerOptions};
     use quell_transport::peer::{self, CollectedSends, Done, not_executed};
-    use quell_wire::pool::{PoolDaemon, PoolMember};
+    use quell_wire::encode;
+    use quell_wire::pool::{PoolDaemon, PoolMember, Route};
 
     use super::*;
+    use crate::router::Inbox;
 
     const MOVED: MemberId = MemberId(1);
+    const OWN: DaemonId = DaemonId(0);
     const SOURCE: DaemonId = DaemonId(1);
     const TARGET: DaemonId = DaemonId(2);
 
@@ -224,13 +226,18 @@ mod tests {
         PoolMember { id: MOVED, daemon, backups: Vec::new(), serves_clients: false }
     }
 
-    /// Sends a request to a member of a pool without copies that is on `SOURCE` at first, and on
-    /// `after` when the request has failed. Returns the result and the daemons that were called.
-    fn call(failed: Failed, after: DaemonId, is_repeatable: bool) -> (Result<Vec<u8>>, Vec<u64>) {
+    /// Returns a server that gives wakers, with the directory of its socket.
+    fn server() -> (LocalServer, tempfile::TempDir) {
         // Sockets are only in directories that other users cannot enter.
         let mode = std::fs::Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
         let server = LocalServer::bind(directory.path().join("socket"), ServerOptions::default()).unwrap();
+        (server, directory)
+    }
+
+    /// Returns the connections for a member of `OWN`, in a pool without copies with `MOVED` on `on`
+    /// at first, and on `after` when a request has failed.
+    fn connect(failed: Failed, on: DaemonId, after: DaemonId, waker: Waker) -> (Network, Arc<Moving>) {
         let placement = Arc::new(Placement::new(false));
         let moving = Arc::new(Moving {
             failed,
@@ -238,15 +245,23 @@ mod tests {
             placement: Arc::clone(&placement),
             calls: Mutex::default(),
         });
-        placement.set(&*moving, &[placed_on(SOURCE)], &[] as &[PoolDaemon]).unwrap();
+        placement.set(&*moving, &[placed_on(on)], &[] as &[PoolDaemon]).unwrap();
         let network = Network {
-            daemon: DaemonId(0),
+            daemon: OWN,
             router: Arc::new(Router::new(mpsc::channel().0)),
             network: Arc::clone(&moving) as _,
             placement,
             retries: Rc::default(),
-            waker: server.waker(),
+            waker,
         };
+        (network, moving)
+    }
+
+    /// Sends a request to a member that is on `SOURCE` at first, and on `after` when the request
+    /// has failed. Returns the result and the daemons that were called.
+    fn call(failed: Failed, after: DaemonId, is_repeatable: bool) -> (Result<Vec<u8>>, Vec<u64>) {
+        let (server, _directory) = server();
+        let (network, moving) = connect(failed, SOURCE, after, server.waker());
         let result = block_on(network.call(MOVED, b"request".to_vec(), 100, is_repeatable));
         (result, moving.calls.lock().unwrap().clone())
     }
@@ -274,5 +289,18 @@ mod tests {
             let (result, calls) = call(failed, SOURCE, true);
             assert_eq!((result.unwrap_err().kind, calls), (ErrorKind::Unavailable, vec![1]));
         }
+    }
+
+    #[test]
+    fn a_request_to_a_member_of_the_same_daemon_is_not_copied() {
+        let (server, _directory) = server();
+        let (network, _) = connect(Failed::Unknown, OWN, OWN, server.waker());
+        let (requests, inbox) = mpsc::channel();
+        network.router.add(MOVED, Inbox { requests, waker: server.waker() });
+        let request = encode(&Route::Member { from: MemberId(0), to: MOVED });
+        let address = request.as_ptr();
+        let call = network.call(MOVED, request, 100, true);
+        assert!(call.now_or_never().is_none(), "nothing has answered");
+        assert_eq!(inbox.try_recv().unwrap().bytes.as_ptr(), address);
     }
 }

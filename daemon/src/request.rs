@@ -1,6 +1,6 @@
 //! The requests of members to other members, and the tasks of the thread with the backups.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use futures_channel::oneshot;
@@ -36,7 +36,8 @@ impl Replier {
 
 /// A request of a member to another one, or a message for a backup.
 pub struct PeerRequest {
-    pub bytes: Vec<u8>,
+    /// Shared with the member of this daemon that sent the request and may repeat it.
+    pub bytes: Arc<Vec<u8>>,
     pub reply: Replier,
     pub deadline: Instant,
 }

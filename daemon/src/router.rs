@@ -118,7 +118,7 @@ impl Router {
                 reply.send(answer);
             }
         };
-        network.call(number(target), Arc::new(bytes), MESSAGE_BYTES_MAX as u32, deadline, Box::new(done));
+        network.call(number(target), bytes, MESSAGE_BYTES_MAX as u32, deadline, Box::new(done));
     }
 
     fn pass_to_member(&self, to: MemberId, request: PeerRequest) {
@@ -167,7 +167,7 @@ impl Router {
 impl Handler for Router {
     fn handle(&self, request: Request, reply: Reply) {
         let Request { bytes, deadline, .. } = request;
-        self.pass(PeerRequest { bytes, reply: Replier::Daemon(reply), deadline });
+        self.pass(PeerRequest { bytes: Arc::new(bytes), reply: Replier::Daemon(reply), deadline });
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     fn pass(router: &Router, answers: &Arc<Answers>) {
-        let bytes = encode(&Route::Member { from: MemberId(0), to: MOVED });
+        let bytes = Arc::new(encode(&Route::Member { from: MemberId(0), to: MOVED }));
         let reply = Replier::Daemon(Reply::new(Arc::clone(answers) as _, 1, 1));
         router.pass(PeerRequest { bytes, reply, deadline: Instant::now() + Duration::from_secs(600) });
     }

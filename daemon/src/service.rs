@@ -454,7 +454,7 @@ impl Service {
             let kept = Rc::clone(&self.kept);
             let performed = begin(&self.performing);
             let answered = async move {
-                let bytes = Rc::clone(&member).serve(bytes).await;
+                let bytes = Rc::clone(&member).serve(&bytes).await;
                 settle(&member, &replication).await;
                 match member.is_stopping() {
                     true => kept.borrow_mut().push((reply, bytes)),

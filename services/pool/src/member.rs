@@ -280,8 +280,8 @@ impl Member {
 
     /// Performs a request of another member and returns the encoded result: `Result<Reply,
     /// Failure>`. It must be polled to its end.
-    pub async fn serve(self: Rc<Member>, message: Vec<u8>) -> Vec<u8> {
-        let result = match decode(&message) {
+    pub async fn serve(self: Rc<Member>, message: &[u8]) -> Vec<u8> {
+        let result = match decode(message) {
             Ok((Route::Member { from, .. }, message)) => self.serve_message(from, message).await,
             Ok((Route::Backup, _)) => Err(Error::new(ErrorKind::Damaged, "decode a message", "")),
             Err(error) => Err(error),

@@ -290,7 +290,7 @@ impl Cluster {
             let process = Rc::clone(&served);
             let serve = async move {
                 process.begin();
-                let reply = Rc::clone(&process.member).serve(request).await;
+                let reply = Rc::clone(&process.member).serve(&request).await;
                 process.replication.settled().await;
                 process.end();
                 cluster.world.sleep(cluster.delay()).await;

@@ -43,7 +43,7 @@ async fn send(cluster: &Rc<Cluster>, number: u64, first_waiting: u64, request: &
     let message = PeerMessage { session: 5, number, first_waiting, abandoned: Vec::new(), request };
     let route = Route::Member { from: SENDER, to: MemberId(0) };
     let member = Rc::clone(&cluster.running(0).unwrap().member);
-    let reply = member.serve(encode(&(route, message))).await;
+    let reply = member.serve(&encode(&(route, message))).await;
     let result: Result<Reply<'_>, Failure> = decode(&reply).unwrap();
     result.map(into_owned).map_err(|failure| failure.kind())
 }
