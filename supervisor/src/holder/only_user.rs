@@ -20,8 +20,9 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// systems remove the locks of a node that does not answer, so that the kernel of such a node keeps
 /// nothing when another one becomes the only user.
 const LIFETIME: Duration = Duration::from_secs(5);
-/// The time since the last check began after which replies are not kept, because the file system
-/// does not answer and may remove the locks of this node.
+/// The time since the last check began after which replies are not kept and the log layer follows
+/// the changes of other processes, because the file system does not answer and may remove the locks
+/// of this node.
 const CONFIRMATION: Duration = Duration::from_secs(2);
 /// The number of intervals from the last reply that the kernel keeps until the store is shared.
 /// They are a second longer than the lifetime, so that a program can receive this reply.
@@ -178,14 +179,14 @@ impl Keeper {
         match self.schedule.next(is_active) {
             Action::Wait => {}
             Action::BeOnlyUser => {
-                let began = Instant::now();
-                let found = logged(fs.be_only_user()).unwrap_or(false);
-                self.set_only_user(found.then_some(began));
+                let until = Instant::now() + CONFIRMATION;
+                let found = logged(fs.be_only_user(until)).unwrap_or(false);
+                self.set_only_user(&fs, found.then_some(until));
                 // After the lifetime was set, because the pause begins now.
                 self.schedule.is_only_user(found);
             }
             Action::End => {
-                self.set_only_user(None);
+                self.set_only_user(&fs, None);
                 self.schedule.end();
             }
             Action::Share => {
@@ -196,18 +197,22 @@ impl Keeper {
         Some(())
     }
 
-    /// Sets the lifetime of replies. `confirmed`: the moment at which the last check began, if this
-    /// mount is the only user of its store.
-    fn set_only_user(&self, confirmed: Option<Instant>) {
-        match confirmed {
-            Some(confirmed) => self.cache.set_lifetime_until(
-                confirmed + CONFIRMATION,
-                LIFETIME.max(self.shared_lifetime),
-                self.shared_lifetime,
-            ),
-            None => self.cache.set_lifetime(self.shared_lifetime),
+    /// Sets the lifetime of replies. `until`: if this mount is the only user of its store, the
+    /// moment at which the lifetime ends without a confirmation.
+    fn set_only_user(&self, fs: &LogFs, until: Option<Instant>) {
+        match until {
+            Some(until) => {
+                let lifetime = LIFETIME.max(self.shared_lifetime);
+                self.cache.set_lifetime_until(until, lifetime, self.shared_lifetime);
+            }
+            None => {
+                self.cache.set_lifetime(self.shared_lifetime);
+                // After the lifetime was set: the kernel may keep the data of each file that was
+                // opened before, so the file must be one of the period.
+                fs.end_only_user_period();
+            }
         }
-        self.is_only_user.store(confirmed.is_some(), Ordering::Relaxed);
+        self.is_only_user.store(until.is_some(), Ordering::Relaxed);
     }
 }
 

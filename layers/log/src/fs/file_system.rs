@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_vfs::{
     Attributes, Capabilities, Change, Context, Cursor, DirEntry, File, FileSystem, Kind, NewEntry, NodeId,
@@ -105,8 +105,20 @@ impl LogFs {
     /// Makes this process the only user of the store, or confirms that it still is. While it is, no
     /// other process changes names and attributes. Returns false if another process uses the
     /// store, if locks are not reliable in the store, and for several stores.
-    pub fn be_only_user(&self) -> Result<bool> {
-        self.mount.stores.be_only_user()
+    ///
+    /// The kernel may keep the data of files that are opened for reading before `until`, and before
+    /// [`end_only_user_period`](Self::end_only_user_period) is called. The handles of these opens
+    /// follow the changes of other processes afterwards. A result of false, or an error, does not
+    /// end the period.
+    pub fn be_only_user(&self, until: Instant) -> Result<bool> {
+        self.mount.stores.be_only_user(until)
+    }
+
+    /// Ends the period in which this process is the only user of the store. Must be called after
+    /// the frontend was told that the kernel keeps no data of files that are opened later, because
+    /// the handles of later opens do not follow the changes of other processes.
+    pub fn end_only_user_period(&self) {
+        self.mount.stores.end_only_user_period();
     }
 
     /// Shares the store with other processes again. Must be called after all names and attributes

@@ -1,10 +1,24 @@
 //! Reads through handles that were opened while a mount was the only user of its store.
 
+use std::time::{Duration, Instant};
+
 use quell_testkit::MemoryStore;
 use quell_vfs::{Context, ErrorKind, FileSystem, OpenMode, ReadAt, Writable, WritableFile};
 
 use crate::fs::LogFs;
 use crate::test_stores::{again, make, mount_in_use};
+
+/// Makes the mount the only user for longer than a test lasts.
+fn be_only_user(fs: &LogFs) -> bool {
+    fs.be_only_user(Instant::now() + Duration::from_secs(100_000)).unwrap()
+}
+
+/// Shares the store as the keeper of a mount does after another process has registered itself.
+fn share(fs: &LogFs) {
+    assert!(!be_only_user(fs), "the other mount has registered itself");
+    fs.end_only_user_period();
+    fs.share_stores();
+}
 
 fn open(fs: &LogFs, mode: OpenMode) -> Box<dyn WritableFile> {
     let node = fs.lookup(&Context::OWN, fs.root(), b"file").unwrap().unwrap().into_attributes().node;
@@ -31,13 +45,12 @@ fn a_handle_of_the_only_user_follows_others_as_soon_as_they_use_the_store() {
     let stores = [MemoryStore::new()];
     let fs = mount_in_use(&stores, 1, &mut || false);
     let before = open_new(&fs, b"before");
-    assert!(fs.be_only_user().unwrap());
+    assert!(be_only_user(&fs));
     let kept = open(&fs, OpenMode::READ);
     assert_eq!(read(&*kept), b"before");
 
     let mut share = || {
-        assert!(!fs.be_only_user().unwrap(), "the other mount has registered itself");
-        fs.share_stores();
+        share(&fs);
         true
     };
     let other = mount_in_use(&stores, 2, &mut share);
@@ -50,7 +63,7 @@ fn a_handle_of_the_only_user_follows_others_as_soon_as_they_use_the_store() {
     // The mount becomes the only user again: the handle is of an earlier period.
     write(&other, b"the last change of the other mount");
     drop(other);
-    assert!(fs.be_only_user().unwrap());
+    assert!(be_only_user(&fs));
     assert_eq!(read(&*kept), b"the last change of the other mount");
     write(&fs, b"THE");
     assert_eq!(read(&*kept), b"THE last change of the other mount");
@@ -61,11 +74,10 @@ fn a_handle_of_the_only_user_fails_after_another_mount_has_removed_the_file() {
     let stores = [MemoryStore::new()];
     let fs = mount_in_use(&stores, 1, &mut || false);
     open_new(&fs, b"before").close().unwrap();
-    assert!(fs.be_only_user().unwrap());
+    assert!(be_only_user(&fs));
     let kept = open(&fs, OpenMode::READ);
     let mut share = || {
-        assert!(!fs.be_only_user().unwrap());
-        fs.share_stores();
+        share(&fs);
         true
     };
     let other = mount_in_use(&stores, 2, &mut share);
@@ -73,6 +85,29 @@ fn a_handle_of_the_only_user_fails_after_another_mount_has_removed_the_file() {
     make(&other, "file", 7).write_at(b"another file", 0).unwrap();
     let error = kept.read_at(&mut [0; 10], 0).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::Stale | ErrorKind::NotFound), "{error}");
+}
+
+/// The kernel may keep the data of a file until the frontend is told that it must not.
+#[test]
+fn a_handle_that_is_opened_between_the_failed_check_and_the_end_of_the_period_follows_others() {
+    let stores = [MemoryStore::new()];
+    let fs = mount_in_use(&stores, 1, &mut || false);
+    open_new(&fs, b"before").close().unwrap();
+    assert!(be_only_user(&fs));
+    let mut kept = None;
+    let mut pause = || {
+        assert!(!be_only_user(&fs), "the other mount has registered itself");
+        kept = Some(open(&fs, OpenMode::READ));
+        share(&fs);
+        true
+    };
+    let other = mount_in_use(&stores, 2, &mut pause);
+    let kept = kept.expect("the other mount has waited");
+    let after = open(&fs, OpenMode::READ);
+    assert_eq!((read(&*kept), read(&*after)), (b"before".to_vec(), b"before".to_vec()));
+    write(&other, b"longer than before");
+    assert_eq!(read(&*after), b"before", "it was opened after the period");
+    assert_eq!(read(&*kept), b"longer than before");
 }
 
 /// Creates the file, and returns a handle for reading.

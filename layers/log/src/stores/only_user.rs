@@ -2,13 +2,9 @@
 //! reading in such a period follows the changes of other processes as soon as the period is over,
 //! because the kernel may still cache its data and requests its attributes.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::locks::{Rank, RankedMutex};
-
-/// The time since the last check began after which other processes may use the store, because its
-/// file system did not answer and may have removed the locks of this node.
-const CONFIRMATION: Duration = Duration::from_secs(2);
 
 /// A period in which this process is the only user of its store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,28 +16,33 @@ pub(crate) struct OnlyUserPeriods(RankedMutex<State>);
 struct State {
     /// The number of periods that have begun.
     begun: u64,
-    /// When the last successful check of the current period began. `None`: there is no period.
-    confirmed: Option<Instant>,
+    /// The end of the current period, unless it is confirmed before. `None`: there is no period.
+    until: Option<Instant>,
 }
 
 impl State {
     fn is_only_user(&self, now: Instant) -> bool {
-        self.confirmed.is_some_and(|confirmed| now.saturating_duration_since(confirmed) < CONFIRMATION)
+        self.until.is_some_and(|until| now < until)
     }
 }
 
 impl OnlyUserPeriods {
     pub fn new() -> OnlyUserPeriods {
-        OnlyUserPeriods(RankedMutex::new(Rank::Leaf, State { begun: 0, confirmed: None }))
+        OnlyUserPeriods(RankedMutex::new(Rank::Leaf, State { begun: 0, until: None }))
     }
 
-    /// Notes the result of a check that began at `began` and ends now.
-    pub fn note(&self, is_only_user: bool, began: Instant, now: Instant) {
+    /// Extends the current period, or begins a new one.
+    pub fn confirm(&self, until: Instant, now: Instant) {
         let mut state = self.0.lock();
-        if is_only_user && !state.is_only_user(now) {
+        if !state.is_only_user(now) {
             state.begun += 1;
         }
-        state.confirmed = is_only_user.then_some(began);
+        state.until = Some(until);
+    }
+
+    /// Ends the current period.
+    pub fn end(&self) {
+        self.0.lock().until = None;
     }
 
     /// Returns the current period, or `None` if other processes may use the store.
@@ -53,26 +54,28 @@ impl OnlyUserPeriods {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
-    fn a_period_ends_with_a_failed_check_or_without_a_check_in_time() {
+    fn a_period_ends_when_it_is_ended_or_not_confirmed_in_time() {
         let periods = OnlyUserPeriods::new();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(periods.current(at(0)), None);
-        periods.note(true, at(0), at(10));
+        periods.confirm(at(2000), at(10));
         let first = periods.current(at(10));
         assert!(first.is_some());
-        periods.note(true, at(500), at(510));
+        periods.confirm(at(2500), at(510));
         assert_eq!(periods.current(at(2400)), first, "it was confirmed");
         assert_eq!(periods.current(at(2500)), None, "the check is too late");
-        periods.note(true, at(2600), at(2610));
+        periods.confirm(at(4600), at(2610));
         let second = periods.current(at(2700));
         assert!(second.is_some() && second != first, "others may have used the store meanwhile");
-        periods.note(false, at(3000), at(3010));
+        periods.end();
         assert_eq!(periods.current(at(3010)), None);
-        periods.note(true, at(3500), at(3510));
+        periods.confirm(at(5500), at(3510));
         assert!(![None, first, second].contains(&periods.current(at(3510))));
     }
 }

@@ -223,18 +223,26 @@ impl Stores {
         Ok(Stores { use_locks, ..self })
     }
 
-    /// Makes this process the only user of the store, or confirms that it still is. Returns false
-    /// if another process uses it; if this process was the only user, others wait until it shares
-    /// the store. Stores with a placement map have no only user, because a process may use them
-    /// without opening this store.
-    pub(crate) fn be_only_user(&self) -> Result<bool> {
-        let (list, began) = (self.list(), Instant::now());
+    /// Makes this process the only user of the store, or confirms that it still is. The period ends
+    /// at `until`, unless it is confirmed or ended before. Returns false if another process uses
+    /// the store; if this process was the only user, others wait until it shares the store. Stores
+    /// with a placement map have no only user, because a process may use them without opening this
+    /// store.
+    pub(crate) fn be_only_user(&self, until: Instant) -> Result<bool> {
+        let list = self.list();
         let is_only_user = match (&self.use_locks[..], &list.stores[..]) {
             ([lock], [store]) if list.version == 0 => lock.be_only_user(&*store.own),
             _ => Ok(false),
         };
-        self.only_user.note(matches!(is_only_user, Ok(true)), began, Instant::now());
+        if matches!(is_only_user, Ok(true)) {
+            self.only_user.confirm(until, Instant::now());
+        }
         is_only_user
+    }
+
+    /// Ends the current period, if there is one.
+    pub(crate) fn end_only_user_period(&self) {
+        self.only_user.end();
     }
 
     /// Returns the current period in which this process is the only user of the store.

@@ -101,7 +101,7 @@ fn a_single_store_can_get_others_which_can_be_drained() {
 fn stores_are_not_changed_before_their_only_user_shares_them() {
     let stores = memory(2);
     let single = open(&stores, &[0]).unwrap().begin_use(&mut || false).unwrap();
-    assert!(single.be_only_user().unwrap());
+    assert!(single.be_only_user(Instant::now()).unwrap());
     let state = || stores.iter().map(|store| tree(&*store.root())).collect::<Vec<_>>();
     let before = state();
     let error = change(&stores, &[(0, Role::Keep), (1, Role::Add)]).unwrap_err();
@@ -110,7 +110,7 @@ fn stores_are_not_changed_before_their_only_user_shares_them() {
 
     let roots = named(&stores, &[0, 1]).into_iter().zip([Role::Keep, Role::Add]).collect();
     let mut shared = Some(single);
-    let mut share = || shared.take().is_some_and(|single| !single.be_only_user().unwrap());
+    let mut share = || shared.take().is_some_and(|single| !single.be_only_user(Instant::now()).unwrap());
     let both = Stores::change(roots, any_host(), 4, &mut share).unwrap();
     assert_eq!((both.count(), both.use_locks.len()), (2, 2));
     let third = open(&stores, &[0, 1]).unwrap().begin_use(&mut || false).unwrap();
