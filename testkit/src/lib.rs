@@ -12,6 +12,7 @@ pub mod conformance;
 mod counting;
 mod faulty_dir;
 pub mod histories;
+mod kernel;
 pub mod linearizability;
 mod lock_table;
 mod memory_dir;
@@ -28,6 +29,7 @@ mod writable_model;
 
 pub use counting::{CountingDir, Operation};
 pub use faulty_dir::{Fault, Faults, FaultyDir};
+pub use kernel::kernel_version;
 pub use lock_table::{LockTable, MountOwner};
 pub use memory_dir::MemoryDir;
 pub use memory_store::{CrashRules, MemoryStore, Refusal, Writeback};

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mounted::mounted;
 use quell_fuse::{Options, Session, Snapshot};
+use quell_testkit::kernel_version;
 use quell_vfs::{Change, Context, FileSystem, OpenMode, Writable};
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
@@ -758,8 +759,13 @@ fn changes_of_another_node_are_seen_at_the_next_lookup() {
 }
 
 /// Lets the kernel keep data, as the owner of a session does while no other node uses the tree.
-/// Returns false if this kernel keeps none.
+/// Returns false if this kernel keeps none, because it is older than Linux 6.18.
+#[track_caller]
 fn keep_data(mounted: &Mounted) -> bool {
+    if kernel_version() < (6, 18) {
+        println!("SKIPPED: Linux before 6.18 keeps no data");
+        return false;
+    }
     let (long, none) = (Duration::from_secs(600), Duration::ZERO);
     mounted.session.kernel_cache().unwrap().set_lifetime_until(Instant::now() + long, long, none);
     mounted.write("kept", b"kept");
@@ -770,14 +776,7 @@ fn keep_data(mounted: &Mounted) -> bool {
         mounted.counters().reads == before
     };
     // The kernel passes on the close of the writer shortly after close(2) has returned.
-    let start = Instant::now();
-    while !is_kept() {
-        if start.elapsed() > Duration::from_secs(10) {
-            let release = rustix::system::uname();
-            println!("SKIPPED: Linux {:?} keeps no data, or is older than 6.18", release.release());
-            return false;
-        }
-    }
+    assert!(eventually(is_kept), "the kernel does not keep the data");
     true
 }
 
@@ -800,11 +799,13 @@ fn data_that_the_kernel_keeps_is_read_once_and_ahead() {
     }
     let read = mounted.counters();
     assert!(read.reads - before.reads < 100, "{} requests for 30,000 reads", read.reads - before.reads);
-    // O_DIRECT passes each read on.
+    // O_DIRECT passes each read on. Some of the few read-aheads may be counted later than the reads
+    // that caused them.
     let direct = mounted.open("file", OFlags::RDONLY | OFlags::DIRECT);
-    direct.read_exact_at(&mut [0; 100], 0).unwrap();
-    direct.read_exact_at(&mut [0; 100], 0).unwrap();
-    assert_eq!(mounted.counters().reads, read.reads + 2);
+    for _ in 0..200 {
+        direct.read_exact_at(&mut [0; 100], 0).unwrap();
+    }
+    assert!(mounted.counters().reads >= read.reads + 200);
 }
 
 #[test]
