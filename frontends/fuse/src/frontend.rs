@@ -55,6 +55,9 @@ pub(crate) struct Frontend {
     pub(crate) direct: bool,
     /// The kernel may cache data of a writable tree, see [`Lifetimes::opened`].
     pub(crate) may_cache_data: bool,
+    /// Programs cannot change the tree, even if it has operations for that. Root can remount a
+    /// read-only mount as writable, so the kernel's flag alone does not ensure this.
+    pub(crate) is_read_only: bool,
     /// This process runs as root, and so serves other users.
     is_root: bool,
     /// The tree changes only by requests of this mount.
@@ -105,6 +108,7 @@ impl Frontend {
             no_read_ahead,
             direct,
             may_cache_data: false,
+            is_read_only: options.read_only,
             is_root: rustix::process::geteuid().is_root(),
             is_exclusive: changes == Changes::OfThisMount,
             no_opendir: false,
@@ -160,10 +164,12 @@ impl Frontend {
         result.map_err(|error| self.refuse(&error))
     }
 
-    /// Returns the operations that change the tree. If the tree has none, the mount is read-only,
-    /// and the kernel sends no such request.
+    /// Returns the operations that change the tree. Errors: `ReadOnly` if it has none, or programs
+    /// cannot change it. The kernel sends such a request for a read-only mount only after root has
+    /// remounted it as writable.
     pub(crate) fn tree(&self) -> Result<&dyn Writable> {
-        self.fs.writable().ok_or_else(|| Error::new(ErrorKind::ReadOnly, "change", ""))
+        let tree = self.fs.writable().filter(|_| !self.is_read_only);
+        tree.ok_or_else(|| Error::new(ErrorKind::ReadOnly, "change", ""))
     }
 
     pub(crate) fn entry(&self, dir: INodeNo, name: &OsStr) -> Result<Option<NodeRef<'_>>> {

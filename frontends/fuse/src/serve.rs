@@ -318,6 +318,9 @@ impl Filesystem for Frontend {
         let entered = self.enter_for("open", ino, request);
         if let Some(tree) = self.fs.writable() {
             let mode = open_mode(flags);
+            if mode.write && self.is_read_only {
+                return reply.error(Errno::EROFS);
+            }
             let context = Context { process: process_for(request, mode), ..entered.context() };
             if mode.write {
                 self.lifetimes.opens(node(ino));

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mounted::mounted;
 use quell_fuse::{Options, Session, Snapshot};
 use quell_testkit::kernel_version;
-use quell_vfs::{Change, Context, FileSystem, OpenMode, Writable};
+use quell_vfs::{Change, Context, FileSystem, NewEntry, OpenMode, Writable};
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
 };
@@ -136,6 +136,7 @@ const ENOTDIR: i32 = 20;
 const EISDIR: i32 = 21;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
+const EROFS: i32 = 30;
 const ENOTEMPTY: i32 = 39;
 
 #[test]
@@ -522,6 +523,38 @@ fn the_kernel_checks_permissions() {
     assert_eq!(mounted.read("mine"), b"secret");
     let seen = mounted.counters();
     assert_eq!((seen.removed, seen.renamed, seen.made), (0, 0, 1), "the frontend got no request");
+}
+
+#[test]
+fn a_read_only_mount_stays_read_only_when_root_remounts_it_as_writable() {
+    use rustix::mount::{MountFlags, mount_remount};
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: a remount needs root");
+    }
+    let mounted = mounted!(Options { read_only: true, ..Options::default() });
+    let new = NewEntry { permissions: 0o666, uid: 0, gid: 0 };
+    let made = mounted.fs.create(&Context::OWN, ROOT, b"file", new, OpenMode::READ_WRITE).unwrap();
+    made.1.write_at(b"safe", 0).unwrap();
+    made.1.close().unwrap();
+    drop(made);
+    drop(mounted.fs.make_dir(&Context::OWN, ROOT, b"dir", new).unwrap());
+    mounted.watch.opens();
+    mount_remount(mounted.path(""), MountFlags::NOSUID | MountFlags::NODEV, "").unwrap();
+    let file = mounted.path("file");
+    assert_eq!(errno(OpenOptions::new().write(true).open(&file)), EROFS);
+    assert_eq!(errno(OpenOptions::new().read(true).append(true).open(&file)), EROFS);
+    let truncating = rustix::fs::open(&file, OFlags::RDONLY | OFlags::TRUNC, Mode::empty());
+    assert_eq!(truncating.unwrap_err().raw_os_error(), EROFS);
+    assert_eq!(errno(File::create(mounted.path("new"))), EROFS);
+    assert_eq!(errno(fs::create_dir(mounted.path("new"))), EROFS);
+    assert_eq!(errno(fs::remove_file(&file)), EROFS);
+    assert_eq!(errno(fs::remove_dir(mounted.path("dir"))), EROFS);
+    assert_eq!(errno(fs::rename(&file, mounted.path("new"))), EROFS);
+    assert_eq!(errno(fs::hard_link(&file, mounted.path("new"))), EROFS);
+    assert_eq!(errno(symlink("x", mounted.path("new"))), EROFS);
+    assert_eq!(errno(fs::set_permissions(&file, Permissions::from_mode(0o600))), EROFS);
+    assert_eq!(mounted.watch.opens(), []);
+    assert_eq!(mounted.read("file"), b"safe");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch_service::{
-    BatchRecord, MEMORY_BYTES, Names, PrivateEntries, ROOT, TableDir, TableFiles, View, open_batch_of_copy,
+    BatchRecord, Names, PrivateEntries, ROOT, TableDir, TableFiles, View, open_batch_of_copy,
 };
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_threads::{lock, read_lock, write_lock};
@@ -149,12 +149,12 @@ impl WatchedBatch {
         let image = TableDir::new(dir.tables()?);
         let record = open_batch_of_copy(&image, number)?;
         let tables: Arc<dyn TableFiles> = Arc::new(dir.batch(number)?.tables);
-        let names = Arc::new(RwLock::new(PrivateEntries::open(&record, &image, tables, MEMORY_BYTES)?));
+        let names = Arc::new(RwLock::new(PrivateEntries::open_for_views(&record, &image, tables)?));
         Ok(WatchedBatch { dir, record, names, shown: Mutex::default() })
     }
 
-    /// Returns the tree below the directory at a path of the store, as the view shows it. It must
-    /// not be changed.
+    /// Returns the tree below the directory at a path of the store, as the view shows it. Changes of
+    /// names and attributes fail with `ReadOnly`. Files must not be written to.
     ///
     /// # Errors
     /// `NotFound` or `NotADirectory` if the snapshot has no such directory; those of files.

@@ -99,6 +99,10 @@ fn a_view_shows_names_and_sizes_and_a_newer_one_replaces_it() {
     assert_eq!(changes(&watched), expected(&first));
     assert_eq!(names(&seen, ROOT), ["dir", "kept"]);
 
+    // A watched batch cannot be changed.
+    assert_eq!(seen.make_dir(&Context::OWN, ROOT, b"new", new()).unwrap_err().kind, ErrorKind::ReadOnly);
+    assert_eq!(seen.remove(&Context::OWN, ROOT, b"kept").unwrap_err().kind, ErrorKind::ReadOnly);
+
     // A view whose number is not greater is ignored, as after a restore of the file.
     let view = path.join(format!("batches/{number}/view"));
     let old = std::fs::read(&view).unwrap();

@@ -41,6 +41,8 @@ pub struct PrivateEntries {
     next_inode: u64,
     files: Arc<dyn TableFiles>,
     cache: Arc<BlockCache>,
+    /// It shows views of a batch of another process, and cannot be changed.
+    is_read_only: bool,
 }
 
 impl std::fmt::Debug for PrivateEntries {
@@ -70,6 +72,7 @@ impl PrivateEntries {
             inodes,
             files,
             cache,
+            is_read_only: false,
         }
     }
 
@@ -89,6 +92,22 @@ impl PrivateEntries {
         let snapshot = TableSet::open(image, &cache, &record.snapshot)?;
         let inodes = record.inodes.clone();
         Ok(Names(PrivateEntries::new(snapshot, inodes, files, cache, memory_bytes_max)))
+    }
+
+    /// Returns the name space of a batch of another process, for [`show`](Self::show). Each change of
+    /// it fails with `ReadOnly`, and it creates no table. `image` and `files` are as for
+    /// [`open`](Self::open).
+    ///
+    /// # Errors
+    /// Those of the tables of the snapshot.
+    pub fn open_for_views(
+        record: &BatchRecord,
+        image: &dyn TableFiles,
+        files: Arc<dyn TableFiles>,
+    ) -> Result<Names<PrivateEntries>> {
+        let mut names = PrivateEntries::open(record, image, files, 0)?;
+        names.0.is_read_only = true;
+        Ok(names)
     }
 
     /// Passes the changes of the batch to `visit`, in the order of their keys. An empty value is a
@@ -217,6 +236,9 @@ impl Entries for PrivateEntries {
     }
 
     fn apply(&mut self, changes: Vec<KeyChange>) -> Result<()> {
+        if self.is_read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "change", "a batch of another process"));
+        }
         let encoded: Vec<_> = changes
             .iter()
             .map(|(key, entry)| (key, entry.as_ref().map_or(Vec::new(), Entry::encode)))
