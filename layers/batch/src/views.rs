@@ -153,8 +153,8 @@ impl WatchedBatch {
         Ok(WatchedBatch { dir, record, names, shown: Mutex::default() })
     }
 
-    /// Returns the tree below the directory at a path of the store, as the view shows it. Changes of
-    /// names and attributes fail with `ReadOnly`. Files must not be written to.
+    /// Returns the tree below the directory at a path of the store, as the view shows it. Changes
+    /// of names and attributes fail with `ReadOnly`. Files must not be written to.
     ///
     /// # Errors
     /// `NotFound` or `NotADirectory` if the snapshot has no such directory; those of files.

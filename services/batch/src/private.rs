@@ -94,8 +94,8 @@ impl PrivateEntries {
         Ok(Names(PrivateEntries::new(snapshot, inodes, files, cache, memory_bytes_max)))
     }
 
-    /// Returns the name space of a batch of another process, for [`show`](Self::show). Each change of
-    /// it fails with `ReadOnly`, and it creates no table. `image` and `files` are as for
+    /// Returns the name space of a batch of another process, for [`show`](Self::show). Each change
+    /// of it fails with `ReadOnly`, and it creates no table. `image` and `files` are as for
     /// [`open`](Self::open).
     ///
     /// # Errors
