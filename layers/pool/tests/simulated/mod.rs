@@ -75,7 +75,7 @@ impl Peers for Network {
             // Other members run between the request and its arrival.
             yield_once().await;
             match member {
-                Some(member) => Ok(member.serve(request).await),
+                Some(member) => Ok(member.serve(&request).await),
                 None => Err(Error::new(ErrorKind::Unavailable, "call", to.0.to_string())),
             }
         }
