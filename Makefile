@@ -13,7 +13,7 @@ compiled := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 quell := $(compiled)/quell
 libquell := $(compiled)/libquell
 libquellblob := $(compiled)/libquellblob
-scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run frontends/java/build examples/*/*)
+scripts := $(shell grep -slE '^\#!.*bash' scripts/* testbed/* .ci/run frontends/java/build examples/*/*)
 # The native library of Java finds libquellblob.so relative to itself.
 build_java = frontends/java/build "$(dir $(libquellblob))" "$(DESTDIR)$(PREFIX)/share/quell/java" '$$ORIGIN/../../../lib'
 # Duration of `make fuzz` for each decoder, in seconds.
