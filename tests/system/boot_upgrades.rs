@@ -1,5 +1,5 @@
 //! Boot images after a change of a part of the tree: the blocks of unchanged files are still
-//! served, those of changed files never, and a recording adds only what is missing.
+//! served, those of changed files never, and a recording adds only the missing blocks.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -15,10 +15,10 @@ use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{counted, outln};
 use crate::progress::interruption;
 
-/// How long the command waits for the first answer of the process of the batch, which looks for
+/// How long the command waits for the first answer of the process of the batch, which checks for
 /// requests every 2 s, and pauses for at most 10 s after an answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
-/// Interval at which the command looks for a newer view.
+/// Interval at which the command checks for a newer view.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The changes of a batch in one view.
@@ -74,7 +74,8 @@ fn await_view(
         }
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
             return Err(Failure::cannot(format!(
-                "{}: batch {}: no view for {} s: the process of the batch was killed, cannot reach the store, or is `quell batch import`, which publishes no views",
+                "{}: batch {}: no view for {} s: the process of the batch was killed, cannot reach the \
+                 store, or is `quell batch import`, which publishes no views",
                 shown(&args.store),
                 args.batch,
                 ANSWER_WAIT.as_secs(),

@@ -22,9 +22,9 @@
 //! it has memory: entries, negative entries, attributes, link targets, whole listings and file
 //! data. For any other file system it caches no entries, attributes, link targets and listings, and
 //! file data only until the next open of the file. For a writable one, [`KernelCache`] determines
-//! what it caches. If a writable one changes by this mount only ([`Options::exclusive`]), the
-//! kernel caches everything until it changes it itself, except data of files that are open for
-//! writing.
+//! what it caches. If only requests of this mount change the tree ([`Options::exclusive`]), the
+//! kernel caches every answer until such a request changes it, except the data of files that are
+//! open for writing.
 //!
 //! # Writable trees
 //!

@@ -107,7 +107,7 @@ struct WritingHandles {
 pub(crate) enum DataCache {
     /// The kernel drops the data, and passes on each read.
     Direct,
-    /// The kernel drops the data, and keeps what it reads from now on.
+    /// The kernel drops the data, and keeps the data of later reads.
     Fill,
     /// The kernel keeps the data: only this kernel has changed the file since it was read.
     Keep,
