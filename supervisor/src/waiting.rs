@@ -3,18 +3,18 @@
 //! server cannot be given a time limit, so another thread watches it.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::socket::server::has_ended;
 
 /// The time without an answer after which an operation is reported.
 const REPORT_AFTER: Duration = Duration::from_secs(3);
@@ -52,10 +52,7 @@ impl Creator {
     fn has_ended(&self) -> bool {
         match self {
             Creator::None => false,
-            Creator::Running(process) => {
-                poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default()))
-                    .is_ok_and(|ready| ready > 0)
-            }
+            Creator::Running(process) => has_ended(process.as_fd()),
             Creator::Ended => true,
         }
     }

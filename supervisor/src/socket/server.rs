@@ -347,7 +347,7 @@ fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Returns whether the process of the pidfd has ended.
-fn has_ended(process: BorrowedFd<'_>) -> bool {
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
