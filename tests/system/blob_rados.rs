@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use crate::blob_files::{FILES, can_mount};
 use crate::blob_languages::{libraries, python};
 use crate::skip;
-use crate::stage::{Mounted, Running, Stage, checkout, eventually, is_root, quell};
+use crate::stage::{Mounted, Running, Stage, checkout, eventually, is_root, quell, send};
 
 pub const POOL: &str = "rados://blob/system";
 
@@ -197,6 +197,19 @@ fn servers_of_a_store_in_ceph_replace_each_other() {
     wait_until_it_serves(&mut sixth);
     sixth.signal(Signal::TERM);
     sixth.wait().expect(0);
+
+    // The cluster does not answer for longer than an operation may take when a standby starts.
+    let to_disks = |signal: Signal| {
+        ["osd0", "osd1", "osd2"].iter().for_each(|disk| send(ceph.process(disk), signal));
+    };
+    to_disks(Signal::STOP);
+    let mut seventh = ceph.serve(&third_directory, &["--standby"]);
+    seventh.wait_for_error("trying again until the cluster answers");
+    to_disks(Signal::CONT);
+    wait_until_it_serves(&mut seventh);
+    assert_eq!(add("1").text(), "65\n");
+    seventh.signal(Signal::TERM);
+    seventh.wait().expect(0);
 }
 
 /// Transfers amounts between blobs of all groups, and prints a line for each transfer that was

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use quell_blob::{
-    Group, Location, OpenStore, OrphanRemoval, RadosGroups, RadosServer, ServingLease, Takeover, create_key,
-    open_for_server, open_rados_directory,
+    Delay, Group, Location, OpenStore, OrphanRemoval, RadosGroups, RadosServer, ServingLease, Start,
+    Takeover, create_key, open_for_server, open_rados_directory,
 };
 use quell_blob_server::{Protection, ReplyPermit, Server, ServerOptions, StoreKey};
 use quell_vfs::{Error, ErrorKind};
@@ -74,7 +74,15 @@ pub fn run(args: &BlobServeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return serve(&shared(&directory, true)?, opened, addresses);
     };
     let directory = open_rados_directory(&path)?;
-    let groups = RadosGroups::open(pool, args.groups)?;
+    let is_interrupted = || interrupted.load(Ordering::Relaxed);
+    let mut reported = false;
+    let mut delayed = |delay: Delay<'_>| report_delay(args, &delay, quiet, &mut reported);
+    let mut start =
+        Start { takeover: takeover(args), delayed: &mut delayed, is_interrupted: &is_interrupted };
+    let groups = match RadosGroups::open(pool, args.groups, &mut start) {
+        Err(error) if error.kind == ErrorKind::Interrupted => return Ok(ExitCode::SUCCESS),
+        groups => groups?,
+    };
     let shared = shared(&directory, groups.count() == 1)?;
     if groups.count() == 1 && args.serve.iter().all(|group| *group == 0) {
         return serve_group(&shared, &groups, 0, addresses);
@@ -142,14 +150,12 @@ fn serve_group(
     addresses: Addresses,
 ) -> Result<ExitCode, Failure> {
     let args = shared.args;
-    let takeover = match (args.standby, args.replace) {
-        (true, _) => Takeover::Wait,
-        (_, true) => Takeover::Always,
-        _ => Takeover::IfDead,
-    };
-    let mut waits = |address: &str| report_standby(args, address, shared.quiet);
+    let mut reported = false;
+    let mut delayed = |delay: Delay<'_>| report_delay(args, &delay, shared.quiet, &mut reported);
     let is_interrupted = || shared.interrupted.load(Ordering::Relaxed);
-    let opened = match groups.open_group(number, takeover, &mut waits, &is_interrupted) {
+    let mut start =
+        Start { takeover: takeover(args), delayed: &mut delayed, is_interrupted: &is_interrupted };
+    let opened = match groups.open_group(number, &mut start) {
         Err(error) if error.kind == ErrorKind::Interrupted => return Ok(ExitCode::SUCCESS),
         opened => opened?,
     };
@@ -231,11 +237,30 @@ fn public_address(
     advertised(listen, args.advertise.as_deref()).map(Some)
 }
 
-/// States that this server waits for the end of another one.
-fn report_standby(args: &BlobServeArgs, address: &str, quiet: bool) {
-    if args.standby && !args.json && !quiet && output::is_terminal() {
-        let at = if address.is_empty() { String::new() } else { format!(" at {address}") };
-        errln!("quell: waiting for the end of the server{at}");
+fn takeover(args: &BlobServeArgs) -> Takeover {
+    match (args.standby, args.replace) {
+        (true, _) => Takeover::Wait,
+        (_, true) => Takeover::Always,
+        _ => Takeover::IfDead,
+    }
+}
+
+/// States why the start of a server takes longer. An operation that is repeated is stated once:
+/// `reported` is whether it was.
+fn report_delay(args: &BlobServeArgs, delay: &Delay<'_>, quiet: bool, reported: &mut bool) {
+    match delay {
+        _ if quiet => {}
+        Delay::OtherServer(address) => {
+            if args.standby && !args.json && output::is_terminal() {
+                let at = if address.is_empty() { String::new() } else { format!(" at {address}") };
+                errln!("quell: waiting for the end of the server{at}");
+            }
+        }
+        Delay::Cluster(error) => {
+            if !std::mem::replace(reported, true) {
+                errln!("quell: {error}; trying again until the cluster answers");
+            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use quell_wire::blob::GROUPS_MAX;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::rados::{self, NAME, OrphanRemoval};
-use crate::serving::{ServingLease, Takeover};
+use crate::serving::{ServingLease, Start};
 
 /// The groups of servers of a store in RADOS.
 pub struct RadosGroups {
@@ -46,8 +46,9 @@ impl RadosGroups {
     ///
     /// # Errors
     /// `InvalidInput` if the store has another number of groups than the requested one, or if it is
-    /// not between 1 and 64; `Unsupported` if librados is not installed; those of the cluster.
-    pub fn open(pool: &str, requested: Option<u32>) -> Result<RadosGroups> {
+    /// not between 1 and 64; `Unsupported` if librados is not installed; `Interrupted` if the start
+    /// was interrupted; those of the cluster.
+    pub fn open(pool: &str, requested: Option<u32>, start: &mut Start<'_>) -> Result<RadosGroups> {
         let fail = |reason: String| {
             let error = Error::new(ErrorKind::InvalidInput, "open the groups of", pool);
             Err(Error { source: Some(reason.into()), ..error })
@@ -55,8 +56,8 @@ impl RadosGroups {
         if requested.is_some_and(|groups| groups == 0 || groups as usize > GROUPS_MAX) {
             return fail(format!("a store has 1 to {GROUPS_MAX} groups"));
         }
-        let opened = Arc::new(rados::open_pool(pool)?);
-        let count = find_count(&*opened, requested)?;
+        let opened = Arc::new(start.attempt(&|| true, || rados::open_pool(pool))?);
+        let count = start.attempt(&|| true, || find_count(&*opened, requested))?;
         if let Some(requested) = requested.filter(|requested| *requested != count) {
             return fail(format!("the store has {count} groups, not {requested}; the number never changes"));
         }
@@ -66,7 +67,7 @@ impl RadosGroups {
                 let mut new = [0; 32];
                 getrandom(&mut new, GetRandomFlags::empty())
                     .map_err(|e| Error::from_io(e.into(), "draw a random number", ""))?;
-                Some(find_secret(&*opened, NAME, &new)?)
+                Some(start.attempt(&|| true, || find_secret(&*opened, NAME, &new))?)
             }
         };
         Ok(RadosGroups { pool: opened, count, secret })
@@ -80,27 +81,20 @@ impl RadosGroups {
     /// Opens a group, or creates it, for a server on this machine. No earlier server of the group
     /// can commit or answer requests from then on.
     ///
-    /// `waits` is called if this server waits for the end of another one, with the address of that
-    /// one; `is_interrupted` is called from time to time meanwhile.
-    ///
     /// # Errors
     /// `InvalidInput` if there is no such group; `Busy` if another server serves it and is not to
-    /// be replaced; `Interrupted` if `is_interrupted` returned true; those of the cluster.
-    pub fn open_group(
-        &self,
-        group: u32,
-        takeover: Takeover,
-        waits: &mut dyn FnMut(&str),
-        is_interrupted: &dyn Fn() -> bool,
-    ) -> Result<RadosServer> {
+    /// be replaced; `Interrupted` if the start was interrupted; those of the cluster.
+    pub fn open_group(&self, group: u32, start: &mut Start<'_>) -> Result<RadosServer> {
         let place = match &self.secret {
             Some(secret) => Some(Group::new(group, self.count, secret)?),
             None => None,
         };
         let (objects, name): (Arc<dyn Objects>, _) = (self.pool.clone(), group_name(NAME, group));
-        let lease = Arc::new(ServingLease::take(&objects, &name, takeover, waits, is_interrupted)?);
-        let failed = lease.clone();
-        let opened = rados::open(objects, &name, Box::new(move |error| failed.fail(error)))?;
+        let lease = Arc::new(ServingLease::take(&objects, &name, start)?);
+        let opened = start.attempt(&|| lease.lost().is_none(), || {
+            let failed = lease.clone();
+            rados::open(objects.clone(), &name, Box::new(move |error| failed.fail(error)))
+        })?;
         lease.wait_for_begin();
         let removal = OrphanRemoval::start(self.pool.clone(), &opened)?;
         Ok(RadosServer { store: opened.store, lease, removal, group: place })

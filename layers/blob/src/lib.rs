@@ -59,6 +59,6 @@ pub use quell_wire::blob::{
 };
 pub use rados::OrphanRemoval;
 pub use retries::Retries;
-pub use serving::{ServingLease, Takeover};
+pub use serving::{Delay, ServingLease, Start, Takeover};
 pub use store::{SUBMITTED_READ_BYTES_MAX, Snapshot, Store};
 pub use transaction::Transaction;

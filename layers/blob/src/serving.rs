@@ -39,6 +39,62 @@ pub enum Takeover {
     Always,
 }
 
+/// A reason for which the start of a server takes longer.
+#[derive(Debug)]
+pub enum Delay<'a> {
+    /// Another server lives, at this address, which is empty if it accepts no clients of other
+    /// machines.
+    OtherServer(&'a str),
+    /// The cluster did not perform an operation, which is repeated.
+    Cluster(&'a Error),
+}
+
+/// The way in which a server starts.
+pub struct Start<'a> {
+    /// The behaviour if there is another server.
+    pub takeover: Takeover,
+    /// Called once for another server that lives, and after each operation that is repeated.
+    pub delayed: &'a mut dyn FnMut(Delay<'_>),
+    /// Called from time to time while the server waits. If it returns true, the start fails with
+    /// `Interrupted`.
+    pub is_interrupted: &'a dyn Fn() -> bool,
+}
+
+impl fmt::Debug for Start<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Start").field("takeover", &self.takeover).finish_non_exhaustive()
+    }
+}
+
+impl Start<'_> {
+    /// Calls `operation`, and calls it again after each error that can pass if the server waits for
+    /// its turn, as long as `may_repeat` returns true.
+    pub(crate) fn attempt<T>(
+        &mut self,
+        may_repeat: &dyn Fn() -> bool,
+        mut operation: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            match operation() {
+                Err(error) if self.takeover == Takeover::Wait && is_passing(&error) && may_repeat() => {
+                    (self.delayed)(Delay::Cluster(&error));
+                }
+                result => return result,
+            }
+            self.pause()?;
+        }
+    }
+
+    /// Waits until the next attempt.
+    fn pause(&self) -> Result<()> {
+        if (self.is_interrupted)() {
+            return Err(fail(ErrorKind::Interrupted, "interrupted"));
+        }
+        std::thread::sleep(WATCH_INTERVAL);
+        Ok(())
+    }
+}
+
 /// Returns the time of a clock that also runs while the system is suspended.
 fn now() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
@@ -91,56 +147,49 @@ fn fail(kind: ErrorKind, reason: impl Into<String>) -> Error {
 }
 
 impl ServingLease {
-    /// Takes the lease of the store `name`, as `takeover` states. `waits` is called once if this
-    /// server waits for another one, with its address, and `is_interrupted` from time to time
-    /// meanwhile.
+    /// Takes the lease of the store `name`.
     ///
     /// # Errors
-    /// `Busy` if another server lives, `Interrupted` if `is_interrupted` returned true. Those of
-    /// the cluster.
+    /// `Busy` if another server lives, `Interrupted` if the start was interrupted. Those of the
+    /// cluster.
     pub(crate) fn take(
         objects: &Arc<dyn Objects>,
         name: &str,
-        takeover: Takeover,
-        waits: &mut dyn FnMut(&str),
-        is_interrupted: &dyn Fn() -> bool,
+        start: &mut Start<'_>,
     ) -> Result<ServingLease> {
         let mut owner = [0; 16];
         getrandom(&mut owner, GetRandomFlags::empty())
             .map_err(|e| Error::from_io(e.into(), "draw a random number", ""))?;
         let mut observer = Observer::new();
         let mut has_waited = false;
+        let takeover = start.takeover;
         let lease = loop {
-            let begun = now();
-            let found = match read_server(&**objects, name) {
-                Err(error) if takeover == Takeover::Wait && is_passing(&error) => None,
-                found => Some(found?),
-            };
-            if let Some(found) = found {
-                let observed = observer.observe(found.clone(), begun, now());
-                let is_free = observed == Observed::Free;
-                let address = found.as_ref().map_or("", |found| found.address.as_str()).to_owned();
-                if takeover == Takeover::IfDead && observed == Observed::Alive {
-                    return Err(fail(ErrorKind::Busy, lives(&address)));
-                }
-                if is_free || takeover == Takeover::Always {
-                    let found = found.as_ref();
-                    match Lease::take(objects.clone(), name, found, is_free, (owner, LEASE), &now) {
-                        Err(error) if error.kind == ErrorKind::Busy && takeover != Takeover::IfDead => {}
-                        Err(error) if takeover == Takeover::Wait && is_passing(&error) => {}
-                        Err(error) if error.kind == ErrorKind::Busy => {
-                            return Err(fail(ErrorKind::Busy, lives("")));
-                        }
-                        lease => break lease?,
+            let (begun, found) = start.attempt(&|| true, || {
+                let begun = now();
+                Ok((begun, read_server(&**objects, name)?))
+            })?;
+            let observed = observer.observe(found.clone(), begun, now());
+            let is_free = observed == Observed::Free;
+            let found = found.as_ref();
+            let address = found.map_or("", |found| found.address.as_str());
+            if takeover == Takeover::IfDead && observed == Observed::Alive {
+                return Err(fail(ErrorKind::Busy, lives(address)));
+            }
+            if is_free || takeover == Takeover::Always {
+                match Lease::take(objects.clone(), name, found, is_free, (owner, LEASE), &now) {
+                    Err(error) if error.kind == ErrorKind::Busy && takeover != Takeover::IfDead => {}
+                    Err(error) if takeover == Takeover::Wait && is_passing(&error) => {
+                        (start.delayed)(Delay::Cluster(&error));
                     }
-                } else if !std::mem::replace(&mut has_waited, true) {
-                    waits(&address);
+                    Err(error) if error.kind == ErrorKind::Busy => {
+                        return Err(fail(ErrorKind::Busy, lives("")));
+                    }
+                    lease => break lease?,
                 }
+            } else if !std::mem::replace(&mut has_waited, true) {
+                (start.delayed)(Delay::OtherServer(address));
             }
-            if is_interrupted() {
-                return Err(fail(ErrorKind::Interrupted, "interrupted"));
-            }
-            std::thread::sleep(WATCH_INTERVAL);
+            start.pause()?;
         };
         let shared = Arc::new(Shared::default());
         shared.set_validity(&lease);
@@ -294,7 +343,8 @@ fn take_for_check(pool: &str, objects: &Arc<dyn Objects>, name: &str) -> Result<
         }
         _ => error,
     })?;
-    ServingLease::take(objects, name, Takeover::IfDead, &mut |_| (), &|| false)
+    let mut start = Start { takeover: Takeover::IfDead, delayed: &mut |_| (), is_interrupted: &|| false };
+    ServingLease::take(objects, name, &mut start)
 }
 
 impl Drop for ServingLease {
@@ -422,7 +472,30 @@ mod tests {
     use quell_rados::{Fate, MemoryObjects};
 
     fn take(objects: &Arc<dyn Objects>) -> ServingLease {
-        ServingLease::take(objects, NAME, Takeover::Always, &mut |_| (), &|| false).expect("taken")
+        let mut start = Start { takeover: Takeover::Always, delayed: &mut |_| (), is_interrupted: &|| false };
+        ServingLease::take(objects, NAME, &mut start).expect("taken")
+    }
+
+    #[test]
+    fn only_a_server_that_waits_repeats_an_operation_without_an_answer() {
+        let attempts = |takeover: Takeover, error: ErrorKind, may_repeat: bool, is_interrupted: bool| {
+            let (mut attempts, mut delays) = (0, 0);
+            let mut delayed = |_: Delay<'_>| delays += 1;
+            let mut start = Start { takeover, delayed: &mut delayed, is_interrupted: &|| is_interrupted };
+            let result = start.attempt(&|| may_repeat, || {
+                attempts += 1;
+                if attempts < 3 { Err(fail(error, "it failed")) } else { Ok(()) }
+            });
+            (attempts, delays, result.err().map(|error| error.kind))
+        };
+        let none = ErrorKind::TimedOut;
+        assert_eq!(attempts(Takeover::Wait, none, true, false), (3, 2, None));
+        assert_eq!(attempts(Takeover::Wait, none, true, true), (1, 1, Some(ErrorKind::Interrupted)));
+        assert_eq!(attempts(Takeover::Wait, none, false, false), (1, 0, Some(none)));
+        assert_eq!(attempts(Takeover::Always, none, true, false), (1, 0, Some(none)));
+        assert_eq!(attempts(Takeover::IfDead, none, true, false), (1, 0, Some(none)));
+        let damaged = ErrorKind::Damaged;
+        assert_eq!(attempts(Takeover::Wait, damaged, true, false), (1, 0, Some(damaged)));
     }
 
     #[test]
