@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, RwLock};
 
-use quell_batch_service::{Content, Found, InodeChange, NameSpace, NewNode, Place, ROOT, XattrChange};
+use quell_batch_service::{Content, DEPTH_MAX, Found, InodeChange, NameSpace, NewNode, Place, ROOT, XattrChange};
 use quell_mount_state::Cursors;
 use quell_posix::WritableDir;
 use quell_threads::{lock, read_lock, write_lock};
@@ -22,8 +22,6 @@ use crate::state::FileState;
 const PAGE_ENTRIES: usize = 512;
 /// The largest length of the target of a symbolic link, in bytes: that of Linux.
 const TARGET_BYTES_MAX: usize = 4095;
-/// The largest number of directories on a path.
-const DEPTH_MAX: usize = 1 << 16;
 
 /// The files of a name space.
 pub struct BatchFs {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quell_batch_service::{
-    Content, Found, Inode, InodeChange, NameSpace, NewNode, Place, ROOT, Removed, Renamed,
+    Content, DEPTH_MAX, Found, Inode, InodeChange, NameSpace, NewNode, Place, ROOT, Removed, Renamed,
 };
 use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
 
@@ -46,15 +46,29 @@ pub(crate) fn existing_part(names: &dyn NameSpace, path: &[u8]) -> Result<usize>
 }
 
 /// Returns the path of a directory, which begins with a slash unless it is the root directory,
-/// whose path is empty. Errors: `Stale` if the directory was removed.
-pub(crate) fn path_of(names: &dyn NameSpace, mut dir: u64) -> Result<Vec<u8>> {
-    let mut path = Vec::new();
-    while dir != ROOT {
-        let (above, name) = names.parent(dir)?;
-        path.splice(0..0, [b"/", &name[..]].concat());
-        dir = above;
+/// whose path is empty. Errors: `Stale` if the directory was removed; `Damaged` if it is below
+/// itself.
+pub(crate) fn path_of(names: &dyn NameSpace, dir: u64) -> Result<Vec<u8>> {
+    let (mut parts, mut at) = (Vec::new(), dir);
+    while at != ROOT {
+        let (above, name) = names.parent(at)?;
+        parts.push([b"/", &name[..]].concat());
+        check_depth(parts.len(), dir)?;
+        at = above;
     }
-    Ok(path)
+    parts.reverse();
+    Ok(parts.concat())
+}
+
+/// Checks the number of directories above the directory `dir`, which is too large only in a cycle.
+pub(crate) fn check_depth(dirs: usize, dir: u64) -> Result<()> {
+    match dirs <= DEPTH_MAX {
+        true => Ok(()),
+        false => {
+            let source = Some("the directory is below itself".into());
+            Err(Error { source, ..Error::new(ErrorKind::Damaged, "find the path of", dir.to_string()) })
+        }
+    }
 }
 
 /// The tree below a directory. The directory has the inode number of the root.

@@ -16,7 +16,7 @@ use quell_vfs::{Attributes, Error, ErrorKind, Rename, Result};
 use crate::file_system::BatchFs;
 use crate::store::random_number;
 use crate::store_dir::{NEW_VIEW, StoreDir, VIEW, VIEW_REQUEST, remove_if_present};
-use crate::subtree::{dir_at, tree_below};
+use crate::subtree::{check_depth, dir_at, tree_below};
 
 /// The largest view that is read, in bytes.
 const VIEW_BYTES_MAX: usize = 4 << 20;
@@ -255,6 +255,8 @@ fn path_in(names: &Names<PrivateEntries>, dir: u64, known: &mut HashMap<u64, Vec
             found => found?,
         };
         below.push((at, name));
+        // The tables of the batch may have been changed.
+        check_depth(below.len(), dir)?;
         at = above;
     };
     for (dir, name) in below.into_iter().rev() {
@@ -274,5 +276,53 @@ fn read_view(files: &PosixDir) -> Result<Option<View>> {
     match length <= VIEW_BYTES_MAX {
         true => View::decode(&bytes[..length]).map(Some),
         false => Err(Error::new(ErrorKind::Damaged, "read the view of a batch", VIEW)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_batch_service::{BatchCaller, BatchState, Content, Entries, Entry, Inode, Key, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn a_directory_below_itself_has_no_path() {
+        let temp = tempfile::tempdir().unwrap();
+        let tables = Arc::new(TableDir::new(std::fs::File::open(temp.path()).unwrap().into()));
+        let record = BatchRecord {
+            number: 1,
+            name: String::new(),
+            caller: BatchCaller { uid: 0, gid: 0, groups: Vec::new() },
+            inodes: 10..20,
+            snapshot: Vec::new(),
+            subtree: ROOT,
+            is_atomic: false,
+            state: BatchState::Open,
+        };
+        let mut names = PrivateEntries::open(&record, &*tables, tables.clone(), 1 << 20).unwrap();
+        let dir = |number: u64, above: u64| {
+            let time = Timestamp(0, 0);
+            let inode = Inode {
+                number,
+                mode: 0o040_755,
+                uid: 0,
+                gid: 0,
+                links: 2,
+                size_bytes: 0,
+                modified: time,
+                changed: time,
+                content: Content::Parent { dir: above, name: format!("to-{number}").into() },
+                xattrs: Vec::new(),
+            };
+            (Key::of_dir(number), Some(Entry::Inode(inode)))
+        };
+        names.0.apply(vec![dir(10, ROOT), dir(11, 12), dir(12, 11)]).unwrap();
+        let mut known = HashMap::new();
+        assert_eq!(path_in(&names, 10, &mut known).unwrap(), b"/to-10");
+        for number in [11, 12] {
+            assert_eq!(path_in(&names, number, &mut known).unwrap_err().kind, ErrorKind::Damaged);
+        }
+        let names = RwLock::new(names);
+        assert_eq!(crate::subtree::path_of(&names, 12).unwrap_err().kind, ErrorKind::Damaged);
     }
 }

@@ -9,6 +9,8 @@ pub const ROOT: u64 = 0;
 pub(crate) const LINKED: u64 = 1;
 /// The smallest inode number that a new entry can have.
 pub(crate) const FIRST_INODE: u64 = 2;
+/// The largest number of directories between the root and an entry. A longer path is one of a cycle.
+pub const DEPTH_MAX: usize = 1 << 16;
 /// The largest content that is stored in an inode, in bytes. A larger one is a file of the store.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
 

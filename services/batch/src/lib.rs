@@ -49,7 +49,7 @@ pub use change::{DataChange, FileSize, InodeChange, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};
 pub use commit_locks::CommitGuard;
 pub use entries::{Entries, KeyChange};
-pub use entry::{Content, DataFile, Entry, INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr};
+pub use entry::{Content, DEPTH_MAX, DataFile, Entry, INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr};
 pub use files::TableFiles;
 pub use image::Image;
 pub use key::{Key, split};

@@ -10,13 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::change::InodeChange;
 use crate::entries::{Entries, KeyChange};
-use crate::entry::{Content, Entry, Inode, LINKED, ROOT, Timestamp, damaged};
+use crate::entry::{Content, DEPTH_MAX, Entry, Inode, LINKED, ROOT, Timestamp, damaged};
 use crate::key::Key;
 
 /// The largest number of names of a file.
 const LINKS_MAX: u32 = 65_000;
-/// The largest number of directories between the root and an entry.
-const DEPTH_MAX: usize = 1 << 16;
 
 /// The place where the inode of a node is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
-use crate::entry::{Content, DataFile, Entry, Inode};
+use crate::entry::{Content, DEPTH_MAX, DataFile, Entry, Inode, ROOT, damaged};
 use crate::files::TableFiles;
 use crate::image::Image;
 use crate::key::split;
@@ -408,11 +408,11 @@ fn visit_data_files(mut entries: Merge<'_>, visit: &mut DataFileVisitor<'_>) -> 
 
 /// Returns whether a directory is `above`, or below it.
 fn is_within(names: &Names<Image>, mut dir: u64, above: u64) -> Result<bool> {
-    loop {
+    for _ in 0..=DEPTH_MAX {
         if dir == above {
             return Ok(true);
         }
-        if dir == crate::entry::ROOT {
+        if dir == ROOT {
             return Ok(false);
         }
         match names.parent(dir) {
@@ -421,6 +421,7 @@ fn is_within(names: &Names<Image>, mut dir: u64, above: u64) -> Result<bool> {
             Err(error) => return Err(error),
         }
     }
+    Err(damaged("the path of a directory"))
 }
 
 fn ended(reason: &'static str) -> Error {

@@ -7,12 +7,9 @@ use quell_vfs::Result;
 
 use super::refusal::refused;
 use crate::batch::BatchRecord;
-use crate::entry::{Content, Entry, Inode, ROOT};
+use crate::entry::{Content, DEPTH_MAX, Entry, Inode, ROOT};
 use crate::key::Key;
 use crate::table_set::TableSet;
-
-/// The largest number of directories above an entry.
-pub(super) const DEPTH_MAX: usize = 1 << 16;
 
 /// The access of the caller to one directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

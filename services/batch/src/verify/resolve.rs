@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use quell_vfs::{Kind, Result};
 
-use super::access::{DEPTH_MAX, DirAccess};
+use super::access::DirAccess;
 use super::merge_inode::merge;
 use super::pass::{Pass, Verdict};
 use super::refusal::refused;
 use super::state::{Current, Facts, Name, RemovedName, remove_content};
 use crate::batch::ConflictReason;
-use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
+use crate::entry::{Content, DEPTH_MAX, Entry, Inode, LINKED, ROOT};
 use crate::image::Addition;
 use crate::key::{Key, split};
 
