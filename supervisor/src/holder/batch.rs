@@ -69,10 +69,18 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
     Ok(mount)
 }
 
+/// Starts the thread that publishes or shows views of a batch. `purpose` is the end of the error
+/// message.
+fn start_views(context: &HolderContext, purpose: &str, work: impl FnOnce() + Send + 'static) {
+    if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(work) {
+        context.print(&format!("cannot {purpose} of the batch: cannot start a thread: {e}"));
+    }
+}
+
 /// Starts the thread that publishes views of a batch. It ends with the process.
 fn publish_views(batch: &Arc<OpenBatch>, context: &HolderContext) {
     let batch = Arc::downgrade(batch);
-    let publish = move || {
+    start_views(context, "publish views", move || {
         loop {
             thread::sleep(VIEW_INTERVAL);
             let Some(batch) = batch.upgrade() else { return };
@@ -85,10 +93,7 @@ fn publish_views(batch: &Arc<OpenBatch>, context: &HolderContext) {
             drop(batch);
             thread::sleep(pause_after(began.elapsed()));
         }
-    };
-    if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(publish) {
-        context.print(&format!("cannot publish views of the batch: cannot start a thread: {e}"));
-    }
+    });
 }
 
 /// Returns the pause after a publication that took this long.
@@ -99,7 +104,7 @@ fn pause_after(publication: Duration) -> Duration {
 /// Starts the thread that shows newer views of a batch, as long as programs use the mount. It ends
 /// with the batch or the process.
 fn show_views(batch: Arc<WatchedBatch>, cache: KernelCache, context: &HolderContext) {
-    let show = move || {
+    start_views(context, "show newer views", move || {
         let (mut replies, mut is_requested) = (None, false);
         loop {
             let used = Some(cache.replies());
@@ -114,10 +119,7 @@ fn show_views(batch: Arc<WatchedBatch>, cache: KernelCache, context: &HolderCont
             }
             thread::sleep(VIEW_INTERVAL);
         }
-    };
-    if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(show) {
-        context.print(&format!("cannot show newer views of the batch: cannot start a thread: {e}"));
-    }
+    });
 }
 
 /// The files of a running batch of another process.
