@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::stage::{Mounted, Stage, eventually, has, is_root, send, words};
+use crate::trees::{TRUNCATE_WITH_SET_ID, permissions_after_truncation};
 
 /// Returns whether this user can mount.
 pub fn can_mount() -> bool {
@@ -63,6 +64,10 @@ fn a_batch_is_published_when_its_mount_is_removed() {
     let batch = stage.mount_batch(&store, &["--mode", "batch", "--batch-name", "first"], "job");
     let done = stage.run(stage.command("sh").args(words(&[&"-c", &script, &"sh", &batch.point]))).expect(0);
     assert_eq!(done.text(), "text\n640 2\n");
+    assert_eq!(
+        stage.sh(TRUNCATE_WITH_SET_ID, &[&batch.point]).expect(0).text(),
+        permissions_after_truncation()
+    );
     // Others see nothing of it yet, and can use the store meanwhile.
     let others = stage.mount_batch(&store, &[], "others");
     assert_eq!(fs::read_dir(&others.point).unwrap().count(), 0);

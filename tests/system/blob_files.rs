@@ -9,6 +9,7 @@ use rustix::process::Signal;
 
 use crate::skip;
 use crate::stage::{Mounted, Stage, eventually, has, is_root, words};
+use crate::trees::{TRUNCATE_WITH_SET_ID, permissions_after_truncation};
 
 /// The interpreter for which Debian installs NumPy and h5py.
 const PYTHON: &str = "/usr/bin/python3";
@@ -73,6 +74,10 @@ fn programs_read_and_write_blobs_as_files() {
     }
     let mounted = stage.mount_blobs(&store, "run7", "files");
     stage.sh(FILES, &[&mounted.point]).expect(0);
+    assert_eq!(
+        stage.sh(TRUNCATE_WITH_SET_ID, &[&mounted.point]).expect(0).text(),
+        permissions_after_truncation()
+    );
     let stats = stage.run(stage.quell().arg("stats").arg("--json").arg(&mounted.point)).expect(0).json();
     assert_eq!(stats[0]["blob"]["prefix"], "run7", "{stats}");
     assert!(stats[0]["blob"]["counters"]["hidden_blobs"].as_u64() >= Some(2), "{stats}");

@@ -352,7 +352,16 @@ fn commands_and_programs_without_a_mount_take_part() {
         .expect(0);
     assert_eq!(fs::read(at("imported")).unwrap(), b"imported");
     wait_for_only_user(&fixture, &mounted);
-    fixture.stage.run(quell().args(["log", "ls"]).arg(&fixture.store)).expect(0);
+    let mut listing = fixture.stage.start(quell().args(["log", "ls"]).arg(&fixture.store));
+    // A mount without requests for six seconds is the only user no longer.
+    for number in 0.. {
+        assert!(is_missing(&at(&format!("missing {number}"))));
+        if !listing.is_running() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    listing.wait().expect(0);
     assert!(is_only_user(&fixture, &mounted.point), "a command that only reads does not disturb");
     fixture.stage.run(quell().args(["log", "fsck"]).arg(&fixture.store).arg("--repair")).expect(0);
     assert!(!is_only_user(&fixture, &mounted.point));

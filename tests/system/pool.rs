@@ -8,6 +8,7 @@ use rustix::process::Signal;
 
 use crate::skip;
 use crate::stage::{Ended, Stage, can_unshare, eventually, has, is_root, quell, send};
+use crate::trees::{TRUNCATE_WITH_SET_ID, permissions_after_truncation};
 
 /// A running pool, which is ended with the test, also if it fails.
 pub struct Pool {
@@ -214,6 +215,10 @@ fn a_mounted_pool_serves_all_programs_and_has_the_files_of_programs_with_the_lib
     assert_eq!(pool.stage.sh(script, &[&point]).expect(0).text(), "one\nfile\nsh\n");
     assert_eq!(pool.sh("cat d/file; echo two >d/second").expect(0).text(), "one\n");
     assert_eq!(pool.stage.sh("cat \"$1/d/second\"", &[&point]).expect(0).text(), "two\n");
+    let with_mount = pool.stage.sh(TRUNCATE_WITH_SET_ID, &[&point]).expect(0);
+    let with_library = pool.sh(&format!("set -- .; {TRUNCATE_WITH_SET_ID}")).expect(0);
+    let expected = permissions_after_truncation();
+    assert_eq!((with_mount.text().as_str(), with_library.text().as_str()), (expected, expected));
     let report = pool.quell(&["stats", "--json", name]).expect(0).json();
     assert_eq!(report[0]["pool"]["name"], "p", "{report}");
     pool.quell(&["umount", name]).expect(0);

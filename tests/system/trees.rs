@@ -29,6 +29,16 @@ pub fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
+/// A script that truncates a file with set-id bits at its opening, and prints the permissions. Its
+/// argument is the directory of the file.
+pub const TRUNCATE_WITH_SET_ID: &str =
+    "cd \"$1\" && touch program && chmod 6755 program && : >program && stat -c %a program && rm program";
+
+/// The output of [`TRUNCATE_WITH_SET_ID`]: only root keeps the bits (`CAP_FSETID`).
+pub fn permissions_after_truncation() -> &'static str {
+    if is_root() { "6755\n" } else { "755\n" }
+}
+
 /// Returns pseudorandom bytes that depend on the seed only.
 pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;

@@ -44,3 +44,11 @@ impl Context<'static> {
         Context { process, ..Context::OWN }
     }
 }
+
+impl Context<'_> {
+    /// Returns whether a truncation keeps the set-id bits of a file, as one by root does
+    /// (`CAP_FSETID`). `process_uid` is the effective user of this process.
+    pub fn keeps_set_id(&self, process_uid: u32) -> bool {
+        self.caller.map_or(process_uid, |caller| caller.uid) == 0
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, RwLock};
 
-use quell_batch_service::{Content, DEPTH_MAX, Found, InodeChange, NameSpace, NewNode, Place, ROOT, XattrChange};
+use quell_batch_service::{
+    Content, DEPTH_MAX, Found, InodeChange, NameSpace, NewNode, Place, ROOT, XattrChange,
+};
 use quell_mount_state::Cursors;
 use quell_posix::WritableDir;
 use quell_threads::{lock, read_lock, write_lock};
@@ -10,6 +12,7 @@ use quell_vfs::{
     Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
     NewEntry, NodeId, NodeRef, OpenMode, Rename, Result, SetXattr, Space, Writable, WritableFile,
 };
+use rustix::process::geteuid;
 
 use crate::content::inode_change;
 use crate::data::Data;
@@ -400,9 +403,8 @@ impl Writable for BatchFs {
 
     fn change(&self, context: &Context<'_>, id: NodeId, change: &Change) -> Result<Attributes> {
         let node = self.node(id)?;
-        let is_root = context.caller.is_none_or(|caller| caller.uid == 0);
         if node.kind == Kind::File {
-            let drops_set_id = change.size_bytes.is_some() && !is_root;
+            let drops_set_id = change.size_bytes.is_some() && !context.keeps_set_id(geteuid().as_raw());
             return self.shared.change_file(&node, change, drops_set_id);
         }
         if change.size_bytes.is_some() {

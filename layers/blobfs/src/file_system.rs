@@ -12,6 +12,7 @@ use quell_vfs::{
     NAME_BYTES_MAX, NewEntry, NodeId, NodeRef, OpenMode, Rename, Result, Space, Writable, WritableFile,
     check_name,
 };
+use rustix::process::geteuid;
 
 use crate::attributes::{Owner, ns, of_new, stored};
 use crate::changes::Renaming;
@@ -418,8 +419,7 @@ impl Writable for BlobFs {
         }
         file.uid = change.uid.unwrap_or(file.uid);
         file.gid = change.gid.unwrap_or(file.gid);
-        let is_root = context.caller.is_none_or(|caller| caller.uid == 0);
-        if change.size_bytes.is_some() && !is_root {
+        if change.size_bytes.is_some() && !context.keeps_set_id(geteuid().as_raw()) {
             file = without_set_id(file);
         }
         let mut operations = Vec::new();

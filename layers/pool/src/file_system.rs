@@ -12,6 +12,7 @@ use quell_vfs::{
 use quell_wire::pool::{
     FileId, Matching, NewKind, Node, NodeKind, Operation, RenameMode, Reply, Settings, Stamp, XattrMode,
 };
+use rustix::process::geteuid;
 
 use crate::client::Client;
 use crate::connection::Daemons;
@@ -422,14 +423,13 @@ impl Writable for PoolFs {
         let known = self.0.node(node)?;
         // Otherwise the size would be sent after the change, and replace the times that it sets.
         self.0.commit(&known)?;
-        let is_root = context.caller.is_none_or(|caller| caller.uid == 0);
         let settings = Settings {
             permissions: change.permissions.map(|permissions| (permissions & 0o7777) as u16),
             uid: change.uid,
             gid: change.gid,
             size_bytes: change.size_bytes,
             modified: change.modified.map(Into::into),
-            drops_set_id: change.size_bytes.is_some() && !is_root,
+            drops_set_id: change.size_bytes.is_some() && !context.keeps_set_id(geteuid().as_raw()),
         };
         let operation = Operation::Change { id: known.id, settings };
         let changed =

@@ -70,7 +70,7 @@ impl Mount {
     /// Returns whether a truncation by the caller keeps the set-id bits of a file, as one by root
     /// does (`CAP_FSETID`).
     pub fn keeps_set_id(&self, context: &Context<'_>) -> bool {
-        context.caller.map_or(self.stores.host().uid, |caller| caller.uid) == 0
+        context.keeps_set_id(self.stores.host().uid)
     }
 
     pub fn node(&self, node: NodeId) -> Result<Node> {
