@@ -387,6 +387,9 @@ fn a_killed_mount_leaves_no_lock_and_a_stopped_one_is_waited_for() {
     one.umount();
 
     let holder = fixture.stage.holder();
+    // The kernel keeps no answer for this name, so the mount has a request and stays the only user.
+    assert!(is_missing(&other.point.join("missing")));
+    wait_for_only_user(&fixture, &other);
     fs::metadata(other.point.join("file")).unwrap();
     send(holder, Signal::STOP);
     let point = fixture.point();
