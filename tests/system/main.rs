@@ -14,6 +14,7 @@ mod trees;
 
 mod applications;
 mod batch;
+mod batch_adopt;
 mod batch_copy;
 mod batch_run;
 mod batch_serve;

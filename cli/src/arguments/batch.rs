@@ -37,14 +37,35 @@ pub enum BatchCommand {
     Import(BatchImportArgs),
 }
 
-/// Create a store in a directory that does not exist or is empty. Its name space is empty.
+/// Create a store in a directory that does not exist or is empty. Its name space is empty, or has
+/// the entries of an existing directory.
+///
+/// With --adopt, the files stay where they are: the store has their names and attributes, and reads
+/// their bytes there. Nothing is ever changed in TREE. A file that is changed in TREE afterwards
+/// cannot be opened in the store any more (ESTALE). A file that is written in the store is copied
+/// into it before.
+///
+/// Each entry that cannot be adopted is listed, and the exit code is 1. After Ctrl-C, nothing of
+/// the store remains.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  quell batch init /shared/results")]
+  quell batch init /shared/results
+  # a store that begins with the files of an existing directory
+  quell batch init /shared/work --adopt /shared/project")]
 pub struct BatchInitArgs {
     /// The directory.
     pub store: PathBuf,
+    /// Begin with the entries of this directory, which keeps the bytes of its files.
+    #[arg(long, value_name = "TREE")]
+    pub adopt: Option<PathBuf>,
+    /// Number of directories of TREE that are read at the same time.
+    #[arg(short = 'j', long, value_name = "N", requires = "adopt", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// Print the entries of TREE that were not adopted, and the numbers of those that were, as
+    /// lines of JSON.
+    #[arg(long, requires = "adopt")]
+    pub json: bool,
 }
 
 /// Let several processes use a store at the same time, and with --listen several nodes. Runs until

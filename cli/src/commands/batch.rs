@@ -1,10 +1,13 @@
 //! `quell batch`: creates stores for batches, lists batches and their conflicts, and ends them.
 
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use indicatif::HumanBytes;
-use quell_batch::{BatchStore, StoreAccess};
+use indicatif::{HumanBytes, HumanCount};
+use quell_batch::{Adoption, AdoptionProgress, BatchStore, StoreAccess};
 use quell_batch_service::{BatchSummary, SnapshotSummary, SummaryState};
+use quell_vfs::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use super::batch_store::{WAIT, report_conflicts};
@@ -12,17 +15,18 @@ use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_watch};
 use crate::arguments::{
     BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs, BatchStatusArgs,
 };
-use crate::failure::Failure;
-use crate::inputs::shown;
+use crate::failure::{Failure, NO, YES};
+use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::local_time::local_time;
-use crate::output::{counted, outln};
+use crate::output::{counted, errln, outln};
+use crate::progress::{interruption, watch_line};
 use crate::traces::raise_descriptor_limit;
 
 pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
     // All tables of a store are open at the same time.
     raise_descriptor_limit();
     match command {
-        BatchCommand::Init(args) => init(&args),
+        BatchCommand::Init(args) => init(&args, quiet),
         BatchCommand::Serve(args) => batch_serve::run(&args, quiet),
         BatchCommand::Status(args) => status(&args),
         BatchCommand::Snapshots(args) => snapshots(&args),
@@ -37,9 +41,54 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
     }
 }
 
-fn init(args: &BatchInitArgs) -> Result<ExitCode, Failure> {
-    BatchStore::create(&args.store)?;
-    Ok(ExitCode::SUCCESS)
+fn init(args: &BatchInitArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let Some(tree) = &args.adopt else {
+        BatchStore::create(&args.store)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let progress = AdoptionProgress::default();
+    let report = |path: &[u8], error: &Error| match args.json {
+        true => outln!("{}", json!({ "path": text_of_bytes(path), "error": error.to_string() })),
+        false => errln!("quell: {}: {error}", shown_bytes(path)),
+    };
+    let adoption = Adoption { threads: args.threads.into(), progress: &progress, report: &report };
+    let is_interrupted = interruption();
+    let stop_if_interrupted = || {
+        if is_interrupted.load(Ordering::Relaxed) {
+            progress.stop();
+        }
+    };
+    let line = |elapsed: Duration| {
+        let entries = progress.dirs() + progress.files() + progress.links();
+        let rate = entries as f64 / elapsed.as_secs_f64().max(0.001);
+        format!(
+            "adopting {}: {}, {}/s",
+            shown(tree),
+            counted(entries, "entry", "entries"),
+            HumanCount(rate as u64)
+        )
+    };
+    let adopted = watch_line(&line, quiet || args.json, &stop_if_interrupted, || {
+        BatchStore::adopt(&args.store, tree, &adoption)
+    });
+    match adopted {
+        Err(error) if error.kind == ErrorKind::Interrupted && is_interrupted.load(Ordering::Relaxed) => {
+            return Err(Failure::interrupted("interrupted: no store was created"));
+        }
+        adopted => adopted?,
+    }
+    let left_out = progress.left_out();
+    if args.json {
+        outln!(
+            "{}",
+            json!({ "directories": progress.dirs(), "files": progress.files(), "links": progress.links(),
+                "left_out": left_out })
+        );
+    } else if left_out > 0 && !quiet {
+        let left_out = counted(left_out, "entry was", "entries were");
+        errln!("quell: the store was created; {left_out} not adopted, or not completely");
+    }
+    Ok(ExitCode::from(if left_out > 0 { NO } else { YES }))
 }
 
 fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {

@@ -97,7 +97,7 @@ impl StoreAccess {
     pub fn file_system(&self, path: &[u8]) -> Result<BatchFs> {
         let names = self.name_space();
         let top = dir_at(&*names, path)?;
-        Ok(BatchFs::new(tree_below(names, top), self.dir.data()?, 0))
+        self.dir.file_system(tree_below(names, top), 0)
     }
 
     /// Returns the path of a name in a directory, as

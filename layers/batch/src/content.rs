@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, RwLockReadGuard};
 
-use quell_batch_service::{Content, DataChange, DataFile, FileSize, INLINE_BYTES_MAX, Inode, InodeChange};
+use quell_batch_service::{Content, DataChange, FileSize, INLINE_BYTES_MAX, Inode, InodeChange};
 use quell_mount_state::Extents;
 use quell_posix::WritableFile;
 use quell_threads::{read_lock, write_lock};
@@ -56,7 +56,7 @@ impl Shared {
         loop {
             let state = read_lock(&node.file);
             match (&state.content, &state.data) {
-                (Content::File(_), None) => {}
+                (content, None) if content.is_in_file() => {}
                 (_, data) => {
                     let data = data.clone();
                     return Ok((state, data));
@@ -67,10 +67,10 @@ impl Shared {
         }
     }
 
-    /// Returns the data file of the content, if it has one.
-    fn opened_data(&self, state: &mut FileState) -> Result<Option<Arc<Handle>>> {
-        if let (Content::File(file), None) = (&state.content, &state.data) {
-            state.data = Some(Arc::new(self.data.open(*file)?));
+    /// Returns the file with the bytes of the content, if they are in one.
+    pub(crate) fn opened_data(&self, state: &mut FileState) -> Result<Option<Arc<Handle>>> {
+        if state.data.is_none() {
+            state.data = self.data.open_content(&state.content)?.map(Arc::new);
         }
         Ok(state.data.clone())
     }
@@ -131,7 +131,7 @@ impl Shared {
                         Err(error) => self.read_again(node, &mut state, error)?,
                     }
                 }
-                Content::File(_) => self.move_to_data(node, &mut state)?,
+                Content::File(_) | Content::Adopted(_) => self.move_to_data(node, &mut state)?,
                 // Only this mount changes the file, so its end is known.
                 _ if !self.name_space.is_shared()
                     && state.size_bytes().saturating_add(length) <= INLINE_BYTES_MAX as u64 =>
@@ -262,12 +262,10 @@ impl Shared {
 
     /// Writes the content of an inode into an empty data file.
     fn copy_content(&self, inode: &Inode, to: &dyn WritableFile) -> Result<()> {
-        let file = match &inode.content {
-            Content::Inline(bytes) => return to.write_at(bytes, 0),
-            Content::File(file) => *file,
-            _ => return Ok(()),
-        };
-        let Handle::Foreign(from) = self.data.open(file)? else { return Err(busy()) };
+        if let Content::Inline(bytes) = &inode.content {
+            return to.write_at(bytes, 0);
+        }
+        let Some(from) = self.data.open_content(&inode.content)? else { return Ok(()) };
         let mut buffer = vec![0; COPY_BYTES];
         let mut at = 0;
         while let Some((first, end)) = from.next_data(at)? {
@@ -277,7 +275,7 @@ impl Shared {
                 let wanted = (end - at).min(COPY_BYTES as u64) as usize;
                 let found = from.read_at(&mut buffer[..wanted], at)?;
                 if found == 0 {
-                    return Ok(());
+                    return from.check_unchanged();
                 }
                 to.write_at(&buffer[..found], at)?;
                 at += found as u64;
@@ -286,7 +284,8 @@ impl Shared {
                 break;
             }
         }
-        Ok(())
+        // A hole may have been filled after it was passed over.
+        from.check_unchanged()
     }
 
     /// Changes a regular file, and returns the new attributes. `drops_set_id`: a new size removes
@@ -337,8 +336,8 @@ impl Shared {
                     }
                     DataChange::File(file, FileSize::Exactly(size_bytes))
                 }
-                Content::File(file) if size_bytes == 0 => empty(file),
-                Content::File(_) => {
+                ref content if content.is_in_file() && size_bytes == 0 => empty(content.clone()),
+                Content::File(_) | Content::Adopted(_) => {
                     self.move_to_data(node, state)?;
                     continue;
                 }
@@ -382,9 +381,10 @@ fn inline(state: &FileState, size_bytes: Option<u64>, append: &[u8]) -> DataChan
     DataChange::Inline { writes, size_bytes, append: append.to_vec() }
 }
 
-/// Returns the change that truncates a file whose content is a data file of another batch.
-fn empty(file: DataFile) -> DataChange {
-    DataChange::Replace { expected: Content::File(file), new: Content::Empty, size: FileSize::Exactly(0) }
+/// Returns the change that truncates a file whose content is in a file that this mount does not
+/// write to.
+fn empty(expected: Content) -> DataChange {
+    DataChange::Replace { expected, new: Content::Empty, size: FileSize::Exactly(0) }
 }
 
 fn write_pending(state: &FileState, to: &dyn WritableFile) -> Result<()> {

@@ -7,9 +7,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use quell_batch_service::DataFile;
+use quell_batch_service::{Content, DataFile};
 use quell_posix::{OpenFile, WritableDir, WritableFile};
 use quell_vfs::{Error, ErrorKind, Result, Space};
+
+use crate::adopted::{AdoptedHandle, AdoptedTree};
 
 const FILE_PERMISSIONS: u32 = 0o600;
 const DIR_PERMISSIONS: u32 = 0o700;
@@ -21,6 +23,8 @@ const DIRS: usize = 256;
 pub(crate) struct Data {
     dir: Arc<dyn WritableDir>,
     batch: u64,
+    /// The adopted tree of the store, if it has one.
+    adopted: Option<Arc<AdoptedTree>>,
     /// The directories of the batch, opened when they are needed.
     dirs: [OnceLock<Arc<dyn WritableDir>>; DIRS],
 }
@@ -31,6 +35,8 @@ pub(crate) enum Handle {
     Own(Box<dyn WritableFile>),
     /// A file of another batch, which is only read.
     Foreign(Box<dyn OpenFile>),
+    /// A file of the adopted tree.
+    Adopted(AdoptedHandle),
 }
 
 impl Handle {
@@ -38,6 +44,25 @@ impl Handle {
         match self {
             Handle::Own(file) => file.read_at(into, offset),
             Handle::Foreign(file) => file.read_at(into, offset),
+            Handle::Adopted(file) => file.read_at(into, offset),
+        }
+    }
+
+    /// Returns the next range with data: see [`OpenFile::next_data`]. Errors: `Busy` for a file of
+    /// the batch of this mount, which is never copied.
+    pub(crate) fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
+        match self {
+            Handle::Own(_) => Err(Error::new(ErrorKind::Busy, "copy", "a data file")),
+            Handle::Foreign(file) => file.next_data(offset),
+            Handle::Adopted(file) => file.next_data(offset),
+        }
+    }
+
+    /// Checks that the bytes that were read are those of one state, if others may change the file.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        match self {
+            Handle::Adopted(file) => file.check(),
+            Handle::Own(_) | Handle::Foreign(_) => Ok(()),
         }
     }
 
@@ -45,14 +70,33 @@ impl Handle {
     pub(crate) fn own(&self) -> Option<&dyn WritableFile> {
         match self {
             Handle::Own(file) => Some(&**file),
-            Handle::Foreign(_) => None,
+            Handle::Foreign(_) | Handle::Adopted(_) => None,
         }
     }
 }
 
 impl Data {
-    pub(crate) fn new(dir: Arc<dyn WritableDir>, batch: u64) -> Data {
-        Data { dir, batch, dirs: [const { OnceLock::new() }; DIRS] }
+    pub(crate) fn new(dir: Arc<dyn WritableDir>, batch: u64, adopted: Option<Arc<AdoptedTree>>) -> Data {
+        Data { dir, batch, adopted, dirs: [const { OnceLock::new() }; DIRS] }
+    }
+
+    /// Opens the file with the bytes of a content. `None` if they are in the inode. Errors: `Stale`
+    /// if the file does not exist, or is one of the adopted tree and was changed.
+    pub(crate) fn open_content(&self, content: &Content) -> Result<Option<Handle>> {
+        match content {
+            Content::File(file) => self.open(*file).map(Some),
+            Content::Adopted(file) => match &self.adopted {
+                Some(tree) => tree.open(file).map(|handle| Some(Handle::Adopted(handle))),
+                None => {
+                    let source = Some("the store has no file `adopted` with the path of its tree".into());
+                    Err(Error {
+                        source,
+                        ..Error::new(ErrorKind::Stale, "open the adopted file", file.path.clone())
+                    })
+                }
+            },
+            _ => Ok(None),
+        }
     }
 
     /// Returns whether a data file belongs to the batch of this mount.

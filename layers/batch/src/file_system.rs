@@ -43,12 +43,11 @@ impl BatchFs {
     /// store. This mount writes to those of `batch`: the number of the batch whose private name
     /// space this is, or 0.
     pub fn new(name_space: Arc<dyn NameSpace>, data: Arc<dyn WritableDir>, batch: u64) -> BatchFs {
-        let shared = Shared {
-            name_space,
-            data: Data::new(data, batch),
-            nodes: Mutex::new(Nodes::new()),
-            names: RwLock::new(()),
-        };
+        BatchFs::with_data(name_space, Data::new(data, batch, None))
+    }
+
+    pub(crate) fn with_data(name_space: Arc<dyn NameSpace>, data: Data) -> BatchFs {
+        let shared = Shared { name_space, data, nodes: Mutex::new(Nodes::new()), names: RwLock::new(()) };
         BatchFs { shared: Arc::new(shared), cursors: Cursors::new() }
     }
 
@@ -142,6 +141,11 @@ impl BatchFs {
         let mut state = write_lock(&node.file);
         let inode = self.shared.inode(&node)?;
         self.shared.note_and_keep_writes(&node, &mut state, inode)?;
+        if let Content::Adopted(_) = state.content {
+            // A file that was changed since the adoption cannot be opened.
+            let opened = self.shared.opened_data(&mut state);
+            opened.inspect_err(|_| state.forget_if_closed())?;
+        }
         let sync_failures = state.sync_failures;
         // The reference of the caller keeps the node in use.
         lock(&self.shared.nodes).hold_again(id)?;

@@ -3,16 +3,18 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchState, BlockCache, Certificate, Checked, DataFile, Image, Problem, ProblemKind, Table, TableDir,
-    TableFiles, check_tables,
+    BatchState, BlockCache, Certificate, Checked, DataFile, Image, Key, Problem, ProblemKind, ROOT, Table,
+    TableDir, TableFiles, check_tables, split,
 };
 use quell_posix::{Dir, WritableDir};
+use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
+use crate::adopted::AdoptedTree;
 use crate::data_files::{Found, numbered, visit_data};
 use crate::exclusive::open_keys_within;
 use crate::store::BatchStore;
@@ -22,8 +24,15 @@ use crate::store_dir::{KEYS, OpenKeys, StoreDir};
 /// [`ProblemKind`].
 const LOST_KEYS: &str = "lost-keys";
 const MISSING_DATA: &str = "missing-data";
+const LOST_TREE: &str = "lost-tree";
+const MISSING_ADOPTED: &str = "missing-adopted";
+const CHANGED_ADOPTED: &str = "changed-adopted";
 const BAD_CERTIFICATE: &str = "bad-certificate";
 const UNKNOWN_FILE: &str = "unknown-file";
+
+/// The number of adopted files that are compared at a time, and the number of threads for it.
+const ADOPTED_AT_A_TIME: usize = 4096;
+const CHECK_THREADS: usize = 8;
 
 /// A problem of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +50,17 @@ pub struct StoreProblem {
 /// Returns the identifiers of all kinds of problems.
 pub fn problem_kinds() -> Vec<&'static str> {
     let of_image = ProblemKind::ALL.iter().map(|kind| kind.identifier());
-    of_image.chain([LOST_KEYS, MISSING_DATA, BAD_CERTIFICATE, UNKNOWN_FILE]).collect()
+    of_image
+        .chain([
+            LOST_KEYS,
+            MISSING_DATA,
+            LOST_TREE,
+            MISSING_ADOPTED,
+            CHANGED_ADOPTED,
+            BAD_CERTIFICATE,
+            UNKNOWN_FILE,
+        ])
+        .collect()
 }
 
 /// Checks a store, passes each problem to `report`, and corrects those that can be if `repairs` is
@@ -90,6 +109,7 @@ pub fn fsck(
     }
     if found.iter().all(|problem| repairs && problem.kind.is_repairable()) {
         check_data(&store, report)?;
+        check_adopted(&store, repairs, report)?;
     }
     check_batches(&store, report)?;
     Ok(checked)
@@ -190,6 +210,48 @@ fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Resu
         });
     }
     Ok(())
+}
+
+/// Compares the files of the adopted tree, to which the image refers, with their states at the
+/// adoption. A repair accepts the present states.
+fn check_adopted(store: &BatchStore, repairs: bool, report: &mut dyn FnMut(&StoreProblem)) -> Result<()> {
+    let tree = AdoptedTree::of_store(&store.dir.files()?)?;
+    let mut after = Key::of_dir(ROOT);
+    loop {
+        let page = store.primary().adopted_files(after.as_bytes(), ADOPTED_AT_A_TIME)?;
+        let Some((last, _)) = page.last() else { return Ok(()) };
+        after = last.clone();
+        let lost = match &tree {
+            None => Some("the store has no file `adopted` with the path of its tree".to_owned()),
+            Some(tree) => tree.problem().map(|error| format!("the adopted tree cannot be opened: {error}")),
+        };
+        let (Some(tree), None) = (&tree, &lost) else {
+            let detail = lost.unwrap_or_default();
+            report(&StoreProblem { kind: LOST_TREE, path: None, detail, is_repairable: false });
+            return Ok(());
+        };
+        let found = Mutex::new(Vec::new());
+        quell_threads::run(CHECK_THREADS, page, |(key, file), _| match tree.present(&file) {
+            Ok(present) if present == file => {}
+            present => lock(&found).push((key, file, present)),
+        });
+        let mut found = into_inner(found);
+        found.sort_by(|(left, ..), (right, ..)| left.cmp(right));
+        for (key, file, present) in found {
+            let original = format!("{}/{}", tree.path.display(), file.path.escape_ascii());
+            let (kind, detail) = match &present {
+                Ok(_) => (CHANGED_ADOPTED, format!("{original} was changed since the adoption")),
+                Err(error) => (MISSING_ADOPTED, format!("{original} cannot be found: {error}")),
+            };
+            let path = split(key.as_bytes()).and_then(|(dir, name)| {
+                Some([&store.path_of(dir).ok()?[..], b"/", name].concat()) // `None`: it has several names
+            });
+            report(&StoreProblem { kind, path, detail, is_repairable: present.is_ok() });
+            if let (true, Ok(present)) = (repairs, present) {
+                store.primary().accept_adopted(&key, &file, present)?;
+            }
+        }
+    }
 }
 
 /// Checks the directories of the batches, and that the open ones have the tables of their

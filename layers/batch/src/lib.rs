@@ -7,6 +7,8 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `adopted` | the files of the tree that a store has adopted |
+//! | `adoption` | the walk through a tree that a new store adopts |
 //! | `data` | the data files of the store |
 //! | `nodes` | the nodes that callers have references to or have open |
 //! | `state` | the known inode and the buffered writes of a file: no I/O |
@@ -34,6 +36,8 @@
 #![warn(missing_docs)]
 
 mod access;
+mod adopted;
+mod adoption;
 mod conflicts;
 mod content;
 mod data;
@@ -57,6 +61,7 @@ mod subtree;
 mod views;
 
 pub use access::StoreAccess;
+pub use adoption::{Adoption, AdoptionProgress};
 pub use conflicts::{Resolution, Resolved};
 pub use file_system::BatchFs;
 pub use fsck::{StoreProblem, fsck, problem_kinds};

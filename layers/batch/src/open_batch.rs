@@ -64,7 +64,7 @@ impl OpenBatch {
         let names = PrivateEntries::open(&record, &image, tables.clone(), MEMORY_BYTES)?;
         let names = Arc::new(RwLock::new(names));
         let tree = tree_below(names.clone(), record.subtree);
-        let fs = Arc::new(BatchFs::new(tree, dir.data()?, record.number));
+        let fs = Arc::new(dir.file_system(tree, record.number)?);
         let attempts = AtomicU64::new(0);
         let views = Mutex::default();
         Ok(OpenBatch { dir, store_number, record, names, tables, fs, attempts, views, _lock: lock })

@@ -20,7 +20,7 @@ pub(crate) struct FileState {
     pub(crate) content: Content,
     size_bytes: u64,
     mode: u32,
-    /// The data file of the content, if it was opened.
+    /// The file with the bytes of the content, if it was opened.
     pub(crate) data: Option<Arc<Handle>>,
     /// Whether the name of the data file was made durable since the file was opened.
     pub(crate) has_durable_name: bool,
@@ -66,7 +66,7 @@ impl FileState {
     /// Records the inode as it was just read or changed.
     pub(crate) fn note(&mut self, inode: Inode) {
         if self.content != inode.content {
-            if matches!(self.content, Content::File(_)) || matches!(inode.content, Content::File(_)) {
+            if self.content.is_in_file() || inode.content.is_in_file() {
                 (self.data, self.has_durable_name) = (None, false);
             }
             self.content = inode.content;

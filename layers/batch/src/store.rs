@@ -1,6 +1,7 @@
 //! A store for batches in a directory of the shared file system: its files, and the batches of this
 //! process. docs/formats/batch.md draws the files.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use quell_batch_service::{
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
 
+use crate::adoption::{Adoption, tree_for};
 use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::server_files::ServerFiles;
@@ -38,6 +40,42 @@ impl BatchStore {
     /// `Exists` if the directory has files; `PermissionDenied` if other users have access to it;
     /// those of files.
     pub fn create(path: &Path) -> Result<()> {
+        BatchStore::create_with(path, |dir| {
+            let keys = dir.open_keys()?;
+            let owner = rustix::process::geteuid().as_raw();
+            let root = NewEntry { permissions: 0o755, uid: owner, gid: rustix::process::getegid().as_raw() };
+            Image::create(&keys.store, random_number(), root, now())?;
+            keys.store.close()
+        })
+    }
+
+    /// Creates a store as [`create`](Self::create) does, whose name space begins with the entries
+    /// of the directory `tree`. The bytes of its files stay there, and `tree` is never changed. If
+    /// this fails, everything that it has created is removed.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create); `InvalidInput` if the store is in `tree`; `Interrupted`
+    /// after [`AdoptionProgress::stop`](crate::AdoptionProgress::stop); those of files of the
+    /// store, and of `tree` itself. Entries of `tree` that cannot be adopted are reported.
+    pub fn adopt(path: &Path, tree: &Path, adoption: &Adoption<'_>) -> Result<()> {
+        let tree = tree_for(path, tree)?;
+        let is_new = std::fs::symlink_metadata(path).is_err();
+        let mut begun = false;
+        let created = BatchStore::create_with(path, |dir| {
+            begun = true;
+            let initial = adoption.run(dir, &tree)?;
+            let keys = dir.open_keys()?;
+            Image::create_with(&keys.store, random_number(), initial)?;
+            keys.store.close()
+        });
+        if created.is_err() && begun {
+            remove_new(path, is_new)?;
+        }
+        created
+    }
+
+    /// Creates the files of a store; `fill` creates the image.
+    fn create_with(path: &Path, fill: impl FnOnce(&StoreDir) -> Result<()>) -> Result<()> {
         const OPERATION: &str = "create the store";
         let dir = StoreDir::create(path, OPERATION)?;
         let files = dir.files()?;
@@ -51,11 +89,7 @@ impl BatchStore {
         for name in [TABLES, DATA, BATCHES] {
             files.make_dir(name.as_bytes(), 0o700)?;
         }
-        let keys = dir.open_keys()?;
-        let owner = rustix::process::geteuid().as_raw();
-        let root = NewEntry { permissions: 0o755, uid: owner, gid: rustix::process::getegid().as_raw() };
-        Image::create(&keys.store, random_number(), root, now())?;
-        keys.store.close()?;
+        fill(&dir)?;
         // The file `format` marks the store as complete.
         let format = files.create_file(b"format.new", 0o600)?;
         format.write_at(FORMAT, 0)?;
@@ -145,7 +179,7 @@ impl BatchStore {
     pub fn file_system(&self, path: &[u8]) -> Result<BatchFs> {
         let names = self.primary.name_space();
         let top = dir_at(&*names, path)?;
-        Ok(BatchFs::new(tree_below(names, top), self.dir.data()?, 0))
+        self.dir.file_system(tree_below(names, top), 0)
     }
 
     /// Begins a batch, and creates its directory.
@@ -234,6 +268,24 @@ impl BatchStore {
         let found = self.primary.batches()?.into_iter().find(|record| record.number == number);
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
     }
+}
+
+/// Removes the files of a store that was not completed, and its directory if `is_new` is set.
+fn remove_new(path: &Path, is_new: bool) -> Result<()> {
+    let dir = StoreDir::open(path)?;
+    let files = dir.files()?;
+    let failed = |cause| Error::from_io(cause, "remove", path.as_os_str().as_bytes());
+    for name in files.names()? {
+        // Only the user of this process has access to the directory.
+        let path = dir.file_named(&name);
+        let is_dir = std::fs::symlink_metadata(&path).map_err(failed)?.is_dir();
+        let removed = if is_dir { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        removed.map_err(failed)?;
+    }
+    if is_new {
+        std::fs::remove_dir(path).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Divides a path into that of a store and that of a directory in its name space: the store is the

@@ -1,17 +1,21 @@
 //! The directory of a store. docs/formats/batch.md draws its files.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_batch_service::{Certificate, TableDir, TableFiles};
+use quell_batch_service::{Certificate, NameSpace, TableDir, TableFiles};
 use quell_kv::{DiskOptions, DiskStore, Durability};
 use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
 use quell_vfs::{Error, ErrorKind, Result};
 use rustix::fs::{Mode, OFlags, openat, syncfs};
 
+use crate::adopted::AdoptedTree;
+use crate::data::Data;
+use crate::file_system::BatchFs;
 use crate::store_lock::{LockKind, StoreLock, try_lock};
 
 /// The content of the file `format`.
@@ -72,7 +76,12 @@ impl StoreDir {
     /// Returns a path of a file of the store. It does not depend on the path of the store, which
     /// may change meanwhile, and is valid as long as this value exists.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(name)
+        self.file_named(name.as_bytes())
+    }
+
+    /// As [`file`](Self::file), for a name that may have any bytes.
+    pub(crate) fn file_named(&self, name: &[u8]) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(OsStr::from_bytes(name))
     }
 
     pub(crate) fn subject(&self) -> &[u8] {
@@ -82,6 +91,12 @@ impl StoreDir {
     /// Returns the directory itself, with the operations on its files.
     pub(crate) fn files(&self) -> Result<PosixDir> {
         Ok(PosixDir::of_descriptor(self.open_dir(".")?))
+    }
+
+    /// Returns a tree of the store's name space as a file system. It writes data files of `batch`.
+    pub(crate) fn file_system(&self, tree: Arc<dyn NameSpace>, batch: u64) -> Result<BatchFs> {
+        let data = Data::new(self.data()?, batch, AdoptedTree::of_store(&self.files()?)?);
+        Ok(BatchFs::with_data(tree, data))
     }
 
     pub(crate) fn data(&self) -> Result<Arc<dyn WritableDir>> {

@@ -160,7 +160,7 @@ impl WatchedBatch {
     /// `NotFound` or `NotADirectory` if the snapshot has no such directory; those of files.
     pub fn file_system_at(&self, path: &[u8]) -> Result<BatchFs> {
         let top = dir_at(&*self.names, path)?;
-        Ok(BatchFs::new(tree_below(self.names.clone(), top), self.dir.data()?, 0))
+        self.dir.file_system(tree_below(self.names.clone(), top), 0)
     }
 
     /// Requests a newer view from the process of the batch, which answers within about ten seconds.

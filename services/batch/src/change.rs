@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::entry::{Content, DataFile, INLINE_BYTES_MAX, Inode, Timestamp, Xattr};
 
 /// The largest total length of the names and values of the extended attributes of a node, in bytes.
-const XATTRS_BYTES_MAX: usize = 128 << 10;
+pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 
 /// The set-id bits of `st_mode`, and the right of the group to execute the file.
 const SET_USER_ID: u32 = 0o4000;

@@ -8,8 +8,9 @@ pub const ROOT: u64 = 0;
 /// The directory whose entries are the inodes of files with several names. It has no name itself.
 pub(crate) const LINKED: u64 = 1;
 /// The smallest inode number that a new entry can have.
-pub(crate) const FIRST_INODE: u64 = 2;
-/// The largest number of directories between the root and an entry. A longer path is one of a cycle.
+pub const FIRST_INODE: u64 = 2;
+/// The largest number of directories between the root and an entry. A longer path is that of a
+/// cycle.
 pub const DEPTH_MAX: usize = 1 << 16;
 /// The largest content that is stored in an inode, in bytes. A larger one is a file of the store.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -60,7 +61,7 @@ pub struct Inode {
 }
 
 /// A point in time, as `stat` reports it: seconds since 1970 and nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Timestamp(pub i64, pub u32);
 
 impl From<Time> for Timestamp {
@@ -100,6 +101,25 @@ pub struct DataFile {
     pub version: u32,
 }
 
+/// The largest path of a file below the adopted tree, in bytes.
+pub const ADOPTED_PATH_BYTES_MAX: usize = 16 << 10;
+
+/// A file of the tree that a store has adopted, as it was then. It is only read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AdoptedFile {
+    /// The path below the tree.
+    #[serde(with = "serde_bytes")]
+    pub path: Vec<u8>,
+    /// The inode number in the file system of the tree.
+    pub inode: u64,
+    /// The size, in bytes.
+    pub size_bytes: u64,
+    /// The time of the last change of the content.
+    pub modified: Timestamp,
+    /// The time of the last change of the content or the attributes.
+    pub changed: Timestamp,
+}
+
 /// The content of an inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
@@ -119,6 +139,15 @@ pub enum Content {
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
+    /// A file of the adopted tree.
+    Adopted(Box<AdoptedFile>),
+}
+
+impl Content {
+    /// Returns whether the bytes are in a file, and not in the inode.
+    pub fn is_in_file(&self) -> bool {
+        matches!(self, Content::File(_) | Content::Adopted(_))
+    }
 }
 
 impl Inode {
@@ -189,6 +218,7 @@ impl Entry {
         let content = match &inode.content {
             Content::Inline(bytes) | Content::Target(bytes) => bytes.len(),
             Content::Parent { name, .. } => name.len(),
+            Content::Adopted(file) => file.path.len(),
             Content::Empty | Content::File(_) => 0,
         };
         let xattrs = inode.xattrs.iter().map(|xattr| xattr.name.len() + xattr.value.len());

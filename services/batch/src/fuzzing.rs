@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason};
 use crate::certificate::{Certificate, CertifiedDir, CertifiedTable};
-use crate::entry::{Content, Entry, Inode, ROOT, Xattr};
+use crate::entry::{AdoptedFile, Content, Entry, Inode, ROOT, Xattr};
 use crate::image::Image;
 use crate::image_copy::ImageCopy;
 use crate::key::Key;
@@ -135,6 +135,14 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         xattrs: vec![Xattr { name: b"user.a".to_vec(), value: b"b".to_vec() }],
         ..root.clone()
     };
+    let original = AdoptedFile {
+        path: b"dir/name".to_vec(),
+        inode: 5,
+        size_bytes: 4,
+        modified: root.modified,
+        changed: root.changed,
+    };
+    let adopted = Inode { content: Content::Adopted(Box::new(original)), ..file.clone() };
     let link = Entry::Link { inode: 77, type_bits: 0o100_000 }.encode();
     let record = BatchRecord {
         number: 3,
@@ -174,6 +182,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("batch_tables", "empty", with(1, &table_of(&[]))),
         ("batch_images", "copy", with(1, &copy.encode())),
         ("batch_records", "entry", Entry::Inode(file).encode()),
+        ("batch_records", "adopted", Entry::Inode(adopted).encode()),
         ("batch_records", "link", link),
         ("batch_records", "description", encode(&description)),
         ("batch_records", "batch", encode(&record)),

@@ -14,6 +14,7 @@ use crate::entries::{Entries, KeyChange};
 use crate::entry::Entry;
 use crate::files::TableFiles;
 use crate::image_copy::ImageCopy;
+use crate::initial::InitialTables;
 use crate::key::{Key, split};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
@@ -79,6 +80,22 @@ impl Image {
         let mut commit = Commit::new();
         commit.put(IMAGE_KEY, &encode(&description));
         put_entry(&mut commit, Names::<Image>::new_root(root, now));
+        store.commit(commit)?;
+        store.sync()
+    }
+
+    /// Creates the image of a new store that begins with entries, which include the root directory.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    pub fn create_with(store: &dyn KeyValue, number: u128, initial: InitialTables) -> Result<()> {
+        if store.get(IMAGE_KEY)?.is_some() {
+            return Err(Error::new(ErrorKind::Exists, "create a name space", ""));
+        }
+        let InitialTables { tables, next_inode, next_table } = initial;
+        let description = Description { tables, next_inode, next_table, ..Description::new(number) };
+        let mut commit = Commit::new();
+        commit.put(IMAGE_KEY, &encode(&description));
         store.commit(commit)?;
         store.sync()
     }
@@ -215,6 +232,13 @@ impl Image {
     pub(crate) fn entries(&self) -> Result<Merge<'_>> {
         let mut sources: Vec<Box<dyn Source + '_>> = vec![Box::new(Stored::all(&*self.store))];
         sources.extend(self.tables.sources());
+        Merge::new(sources)
+    }
+
+    /// Returns all entries after a key, as [`entries`](Self::entries) does.
+    pub(crate) fn entries_after(&self, key: &[u8]) -> Result<Merge<'_>> {
+        let mut sources: Vec<Box<dyn Source + '_>> = vec![Box::new(Stored::after(&*self.store, key))];
+        sources.extend(self.tables.sources_after(key));
         Merge::new(sources)
     }
 

@@ -21,6 +21,7 @@ mod files;
 pub mod fuzzing;
 mod image;
 mod image_copy;
+mod initial;
 mod key;
 mod memory;
 mod memtable;
@@ -45,13 +46,17 @@ pub use batch::{
     SummaryState,
 };
 pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
-pub use change::{DataChange, FileSize, InodeChange, XattrChange};
+pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};
 pub use commit_locks::CommitGuard;
 pub use entries::{Entries, KeyChange};
-pub use entry::{Content, DEPTH_MAX, DataFile, Entry, INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr};
+pub use entry::{
+    ADOPTED_PATH_BYTES_MAX, AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, FIRST_INODE, INLINE_BYTES_MAX,
+    Inode, ROOT, Timestamp, Xattr,
+};
 pub use files::TableFiles;
 pub use image::Image;
+pub use initial::{InitialEntries, InitialTables};
 pub use key::{Key, split};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;

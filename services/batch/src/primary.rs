@@ -12,10 +12,11 @@ use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
-use crate::entry::{Content, DEPTH_MAX, DataFile, Entry, Inode, ROOT, damaged};
+use crate::entries::Entries;
+use crate::entry::{AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, Inode, ROOT, damaged};
 use crate::files::TableFiles;
 use crate::image::Image;
-use crate::key::split;
+use crate::key::{Key, split};
 use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
@@ -306,6 +307,46 @@ impl Primary {
             }
         }
         Ok(())
+    }
+
+    /// Returns the first files of the adopted tree, at most `max`, to which the image refers after
+    /// the entry `after`, with the keys of their entries.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn adopted_files(&self, after: &[u8], max: usize) -> Result<Vec<(Key, AdoptedFile)>> {
+        let names = read_lock(&self.image);
+        let mut entries = names.0.entries_after(after)?;
+        let mut found = Vec::new();
+        while found.len() < max
+            && let Some((key, value)) = entries.next()?
+        {
+            if let (false, Some((dir, name))) = (value.is_empty(), split(key))
+                && let Entry::Inode(Inode { content: Content::Adopted(file), .. }) = Entry::decode(value)?
+            {
+                found.push((Key::of_name(dir, name), *file));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Accepts the present state of a file of the adopted tree: its size and its times become those
+    /// of the inode at `key`, unless the content of the inode is not `before` any more.
+    ///
+    /// # Errors
+    /// Those of reads and commits.
+    pub fn accept_adopted(&self, key: &Key, before: &AdoptedFile, present: AdoptedFile) -> Result<()> {
+        let mut names = write_lock(&self.image);
+        let Some(Entry::Inode(mut inode)) = names.0.get(key)? else { return Ok(()) };
+        if !matches!(&inode.content, Content::Adopted(file) if **file == *before) {
+            return Ok(());
+        }
+        if before.modified != present.modified {
+            inode.modified = present.modified;
+        }
+        (inode.size_bytes, inode.changed) = (present.size_bytes, present.changed);
+        inode.content = Content::Adopted(Box::new(present));
+        names.0.apply(vec![(key.clone(), Some(Entry::Inode(inode)))])
     }
 
     /// Returns the numbers of the tables that neither the image nor an open batch uses.

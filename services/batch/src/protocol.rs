@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict};
 use crate::change::{DataChange, InodeChange};
-use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
+use crate::entry::{ADOPTED_PATH_BYTES_MAX, Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::names::{Found, NewNode, Place, Removed, Renamed};
 use crate::snapshots::SnapshotSummary;
 
@@ -219,10 +219,14 @@ fn is_change(change: &InodeChange) -> bool {
     let is_content = |content: &Content| match content {
         Content::Empty | Content::File(_) => true,
         Content::Inline(bytes) => bytes.len() <= INLINE_BYTES_MAX,
-        Content::Target(_) | Content::Parent { .. } => false,
+        Content::Target(_) | Content::Parent { .. } | Content::Adopted(_) => false,
+    };
+    let is_present = |content: &Content| match content {
+        Content::Adopted(file) => file.path.len() <= ADOPTED_PATH_BYTES_MAX,
+        content => is_content(content),
     };
     let is_data = match &change.data {
-        Some(DataChange::Replace { expected, new, .. }) => is_content(expected) && is_content(new),
+        Some(DataChange::Replace { expected, new, .. }) => is_present(expected) && is_content(new),
         // The ends of writes and appends are checked when they are applied.
         None | Some(DataChange::Inline { .. } | DataChange::File(..)) => true,
     };

@@ -112,6 +112,11 @@ impl<'a> Stored<'a> {
         Stored { store, dir: None, after: Vec::new(), page: Vec::new().into_iter() }
     }
 
+    /// Returns all entries after a key.
+    pub(crate) fn after(store: &'a dyn KeyValue, after: &[u8]) -> Stored<'a> {
+        Stored { after: after.to_vec(), ..Stored::all(store) }
+    }
+
     /// Returns the entries of a directory after a key.
     pub(crate) fn of_dir(store: &'a dyn KeyValue, dir: u64, after: &[u8]) -> Stored<'a> {
         Stored { dir: Some(dir), after: after.to_vec(), ..Stored::all(store) }

@@ -6,8 +6,8 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use quell_batch_service::{
-    BlockCache, Certificate, CertifiedTable, Content, DataFile, Entry, Inode, InodeChange, Key, NameSpace,
-    NewNode, ROOT, Table, TableFiles, TableWriter, Timestamp, Xattr, split,
+    AdoptedFile, BlockCache, Certificate, CertifiedTable, Content, DataFile, Entry, FIRST_INODE, Inode,
+    InodeChange, Key, NameSpace, NewNode, ROOT, Table, TableFiles, TableWriter, Timestamp, Xattr, split,
 };
 use quell_testkit::Random;
 use quell_vfs::{ErrorKind, Rename};
@@ -19,7 +19,8 @@ type Pair = (Vec<u8>, Vec<u8>);
 
 /// A store and a batch that has used most kinds of operations.
 fn submitted() -> (Fixture, Open, Certificate) {
-    let fixture = Fixture::new();
+    let inode = stores::file_inode(FIRST_INODE, adopted("public"));
+    let fixture = Fixture::beginning_with(&[("adopted", inode)]);
     let master = fixture.master();
     let d = make_dir(&*master, ROOT, "d");
     make_file(&*master, d, "old");
@@ -42,9 +43,19 @@ fn submitted() -> (Fixture, Open, Certificate) {
     let symlink = names.lookup(d, b"symlink").unwrap().unwrap();
     let change = InodeChange { modified: Some(Timestamp(9, 9)), ..InodeChange::default() };
     names.change((symlink.inode.number, &symlink.place), &change, LATER).unwrap();
+    let file = names.lookup(ROOT, b"adopted").unwrap().unwrap();
+    let change = InodeChange { permissions: Some(0o600), ..InodeChange::default() };
+    names.change((file.inode.number, &file.place), &change, LATER).unwrap();
     names.create(new, b"link", NewNode::Symlink(b"x".to_vec()), stores::FILE, NOW).unwrap();
     let certificate = fixture.certificate(&batch);
     (fixture, batch, certificate)
+}
+
+/// Returns a content in the adopted tree, of 7 bytes.
+fn adopted(path: &str) -> Content {
+    let time = Timestamp(3, 4);
+    let path = path.as_bytes().to_vec();
+    Content::Adopted(Box::new(AdoptedFile { path, inode: 5, size_bytes: 7, modified: time, changed: time }))
 }
 
 fn pairs(batch: &Open, certificate: &Certificate) -> Vec<Pair> {
@@ -120,6 +131,15 @@ const FORGERIES: &[Forgery] = &[
         edit(pairs, "file", |inode| {
             inode.content = Content::File(DataFile { batch: 1, inode: inode.number + 1, version: 0 });
         });
+    }),
+    ("a file of the adopted tree", |pairs| {
+        edit(pairs, "file", |inode| inode.content = adopted("secret"));
+    }),
+    ("another size of a file of the adopted tree", |pairs| {
+        edit(pairs, "adopted", |inode| inode.size_bytes = 8);
+    }),
+    ("another file of the adopted tree", |pairs| {
+        edit(pairs, "adopted", |inode| inode.content = adopted("secret"));
     }),
     ("a target of a file", |pairs| {
         edit(pairs, "file", |inode| inode.content = Content::Target(b"content".to_vec()));

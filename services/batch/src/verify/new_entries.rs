@@ -150,6 +150,8 @@ impl Pass<'_> {
                 kind == Kind::Symlink && fits && target.len() as u64 == inode.size_bytes
             }
             Content::Parent { .. } => kind == Kind::Dir,
+            // Only the creation of a store adopts files.
+            Content::Adopted(_) => false,
         };
         let sizes = inode.xattrs.iter().map(|xattr| xattr.name.len() + xattr.value.len());
         let are_xattrs_permitted = inode.xattrs.windows(2).all(|pair| pair[0].name < pair[1].name)

@@ -374,8 +374,12 @@ impl Pass<'_> {
         if is_symlink_changed || before.kind()? != Kind::File && is_size_changed {
             return Err(refused("the content of a node that is no file has changed"));
         }
+        // A batch copies such a content before it changes the size.
+        if is_size_changed && before.content == after.content && after.content.is_in_file() {
+            return Err(refused("a file of others has another size"));
+        }
         match before.content == after.content {
-            // A data file of an earlier batch.
+            // A data file of an earlier batch, or a file of the adopted tree.
             true => self.check_limits(&Inode { content: self.checked_content(after)?, ..after.clone() }),
             false => self.check_limits(after),
         }
@@ -384,7 +388,7 @@ impl Pass<'_> {
     /// Returns a content that every batch may state, for an inode whose content is unchanged.
     fn checked_content(&self, inode: &Inode) -> Result<Content> {
         Ok(match inode.content {
-            Content::File(_) => Content::Empty,
+            Content::File(_) | Content::Adopted(_) => Content::Empty,
             _ => inode.content.clone(),
         })
     }

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Found, Image,
-    InodeChange, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode, Place, Primary, PrivateEntries, ROOT,
-    TableDir, TableFiles,
+    BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Entry, FIRST_INODE,
+    Found, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode,
+    Place, Primary, PrivateEntries, ROOT, TableDir, TableFiles,
 };
 use quell_kv::MemoryStore;
 use quell_vfs::{Kind, NewEntry, Result, Time};
@@ -45,6 +45,24 @@ impl Fixture {
         let store = Arc::new(MemoryStore::new());
         Image::create(&*store, 7, NEW, NOW).unwrap();
         let files = Arc::new(tables(&directory.path().join("image")));
+        Fixture { primary: Primary::open(store, files).unwrap(), directory, memory_bytes: MEMORY_BYTES }
+    }
+
+    /// A store that begins with the root directory and with these files of it.
+    pub fn beginning_with(inodes: &[(&str, Inode)]) -> Fixture {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(MemoryStore::new());
+        let files = Arc::new(tables(&directory.path().join("image")));
+        // So little memory that each entry becomes a temporary table.
+        let mut initial = InitialEntries::new(files.clone(), 0);
+        let root = file_inode(ROOT, Content::Parent { dir: ROOT, name: Vec::new() });
+        let root = Inode { mode: 0o040_755, links: 2, size_bytes: 0, ..root };
+        for (name, inode) in inodes {
+            initial.add(&Key::of_name(ROOT, name.as_bytes()), &Entry::Inode(inode.clone())).unwrap();
+        }
+        initial.add(&Key::of_dir(ROOT), &Entry::Inode(root)).unwrap();
+        let next = FIRST_INODE + inodes.len() as u64;
+        Image::create_with(&*store, 7, initial.finish(next).unwrap()).unwrap();
         Fixture { primary: Primary::open(store, files).unwrap(), directory, memory_bytes: MEMORY_BYTES }
     }
 
@@ -86,6 +104,23 @@ impl Fixture {
             matches!(record.state, BatchState::Committed { conflicts, .. } if conflicts.count == found.len() as u64)
         );
         found
+    }
+}
+
+/// Returns the inode of a file of 7 bytes.
+pub fn file_inode(number: u64, content: Content) -> Inode {
+    let (modified, changed) = (NOW.into(), NOW.into());
+    Inode {
+        number,
+        mode: 0o100_644,
+        uid: USER,
+        gid: USER,
+        links: 1,
+        size_bytes: 7,
+        modified,
+        changed,
+        content,
+        xattrs: Vec::new(),
     }
 }
 

@@ -1,0 +1,172 @@
+//! The files of the tree that a store has adopted. They may belong to other users and change at any
+//! time: each is opened below the descriptor of the tree without following symbolic links, and
+//! compared with its state at the adoption. docs/formats/batch.md has the rules.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quell_batch_service::AdoptedFile;
+use quell_posix::{Dir, OpenFile, PosixDir, Stat};
+use quell_vfs::{Error, ErrorKind, Result, errno};
+
+/// The file of a store with the path of its tree.
+pub(crate) const ADOPTED: &[u8] = b"adopted";
+/// The largest path of a tree, in bytes: that of Linux.
+const TREE_PATH_BYTES_MAX: usize = 4096;
+const OPEN: &str = "open the adopted file";
+
+/// The adopted tree of a store, as this process found it when it opened the store.
+pub(crate) struct AdoptedTree {
+    pub(crate) path: PathBuf,
+    /// The directory, or the error of its open(2). It is not opened later: another directory, or a
+    /// mount of this store, may be at its path then.
+    top: Result<Top, Error>,
+}
+
+struct Top {
+    dir: Arc<dyn Dir>,
+    device: u64,
+}
+
+impl fmt::Debug for AdoptedTree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdoptedTree").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// An open file of the adopted tree.
+pub(crate) struct AdoptedHandle {
+    file: Box<dyn OpenFile>,
+    adopted: AdoptedFile,
+}
+
+impl AdoptedTree {
+    /// Opens the tree of the store in a directory, if it has one. A tree that cannot be opened is
+    /// no error: its files cannot be opened then.
+    ///
+    /// # Errors
+    /// `Damaged` if the file with its path does not have its format; those of files.
+    pub(crate) fn of_store(store: &PosixDir) -> Result<Option<Arc<AdoptedTree>>> {
+        let file = match store.open_file(ADOPTED) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut bytes = vec![0; TREE_PATH_BYTES_MAX + 2];
+        let length = file.read_at(&mut bytes, 0)?;
+        let path = bytes[..length].strip_suffix(b"\n").unwrap_or(&bytes[..length]);
+        if !path.starts_with(b"/") || path.len() > TREE_PATH_BYTES_MAX || path.contains(&0) {
+            let source = Some("it must have the absolute path of the adopted tree and a newline".into());
+            return Err(Error { source, ..Error::new(ErrorKind::Damaged, "read", ADOPTED) });
+        }
+        let path = PathBuf::from(OsStr::from_bytes(path));
+        let top = open_top(&path);
+        Ok(Some(Arc::new(AdoptedTree { path, top })))
+    }
+
+    /// Returns the error of the open(2) of the tree, if it failed.
+    pub(crate) fn problem(&self) -> Option<&Error> {
+        self.top.as_ref().err()
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// `Stale` if it does not exist any more, or was changed since the adoption;
+    /// `PermissionDenied`; other errors of open(2).
+    pub(crate) fn open(&self, adopted: &AdoptedFile) -> Result<AdoptedHandle> {
+        let (file, stat) = self.find(adopted, |dir, name| dir.open_file_and_stat(name))?;
+        check(adopted, &stat)?;
+        Ok(AdoptedHandle { file, adopted: adopted.clone() })
+    }
+
+    /// Returns the present state of a file, which need not be that of the adoption.
+    ///
+    /// # Errors
+    /// `Stale` if there is no regular file at its path; those of stat(2).
+    pub(crate) fn present(&self, adopted: &AdoptedFile) -> Result<AdoptedFile> {
+        let stat = self.find(adopted, |dir, name| dir.stat(name))?;
+        match stat.kind() {
+            Some(quell_vfs::Kind::File) => Ok(adopted_file(adopted.path.clone(), &stat)),
+            _ => Err(stale(adopted, "it is no regular file any more")),
+        }
+    }
+
+    /// Calls `find` with the directory and the name of a file.
+    fn find<T>(&self, adopted: &AdoptedFile, find: impl FnOnce(&dyn Dir, &[u8]) -> Result<T>) -> Result<T> {
+        let top = self.top.as_ref().map_err(|error| {
+            stale(adopted, &format!("the adopted tree was not found when the store was opened: {error}"))
+        })?;
+        let gone = |error: Error| match error.kind {
+            // A directory or the file was removed, or replaced by a link, a socket or a directory.
+            ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::IsADirectory
+            | ErrorKind::Os(errno::ELOOP | errno::ENXIO) => stale(adopted, "it was removed or replaced"),
+            _ => Error { operation: OPEN, subject: adopted.path.clone(), ..error },
+        };
+        let mut names: Vec<&[u8]> = adopted.path.split(|byte| *byte == b'/').collect();
+        let name = names.pop().unwrap_or_default();
+        let mut dir = top.dir.clone();
+        for name in names {
+            dir = dir.enter(name).map_err(gone)?;
+            // No request, which a mount of this store could not answer meanwhile.
+            if dir.stat_self_cached().map_err(gone)?.device != top.device {
+                return Err(stale(adopted, "another file system is mounted above it"));
+            }
+        }
+        find(&*dir, name).map_err(gone)
+    }
+}
+
+impl AdoptedHandle {
+    /// Reads bytes. Errors: `Stale` if the file was changed since the adoption.
+    pub(crate) fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let found = self.file.read_at(into, offset)?;
+        // A change before the read is found, because it has changed the times before.
+        self.check()?;
+        Ok(found)
+    }
+
+    /// Returns the next range with data: see [`OpenFile::next_data`].
+    pub(crate) fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
+        self.file.next_data(offset)
+    }
+
+    /// Checks that the file was not changed since the adoption.
+    pub(crate) fn check(&self) -> Result<()> {
+        check(&self.adopted, &self.file.stat()?)
+    }
+}
+
+fn open_top(path: &Path) -> Result<Top> {
+    let dir = PosixDir::start(path)?;
+    let device = dir.stat_self()?.device;
+    Ok(Top { dir: Arc::new(dir), device })
+}
+
+/// Returns the description of a file of a tree.
+pub(crate) fn adopted_file(path: Vec<u8>, stat: &Stat) -> AdoptedFile {
+    AdoptedFile {
+        path,
+        inode: stat.inode,
+        size_bytes: stat.size_bytes,
+        modified: stat.modified.into(),
+        changed: stat.changed.into(),
+    }
+}
+
+fn check(adopted: &AdoptedFile, stat: &Stat) -> Result<()> {
+    let is_same = adopted.inode == stat.inode
+        && adopted.size_bytes == stat.size_bytes
+        && adopted.modified == stat.modified.into()
+        && adopted.changed == stat.changed.into();
+    if is_same { Ok(()) } else { Err(stale(adopted, "it was changed since the adoption")) }
+}
+
+fn stale(adopted: &AdoptedFile, reason: &str) -> Error {
+    let source = Some(reason.to_owned().into());
+    Error { source, ..Error::new(ErrorKind::Stale, OPEN, adopted.path.clone()) }
+}
