@@ -291,7 +291,9 @@ pub struct BootArgs {
     /// one image for each.
     #[arg(short, long, value_name = "FILE")]
     pub boot: Vec<PathBuf>,
-    /// Memory limit for boot images on this node, in MiB; an image that does not fit is not used.
+    /// Memory limit for boot images on this node, in MiB. The blocks of an image that does not fit
+    /// are read from it when they are needed, with at most 64 MiB of memory and about 150 bytes for
+    /// each file; an image of a disk, or one with --via preload, is then not used.
     /// The limit is never more than is available on the machine and in the control groups of the
     /// job [default: 1024, or half of the available memory if that is less].
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
@@ -322,10 +324,11 @@ pub enum ImageFormatArg {
     Raw,
 }
 
-/// Record the blocks that a start reads, and write them to a boot image.
+/// Record the blocks that a start reads, or select files, and write them to a boot image.
 ///
 /// Runs CMD covered by the index, and writes the blocks that it and its children read, including
-/// mapped files and programs, to the file given with -o. Ends with CMD's own exit code.
+/// mapped files and programs, to the file given with -o. Ends with CMD's own exit code. With
+/// --small or --pattern, no program is run: the image has all blocks of the selected files.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -334,6 +337,8 @@ Example:
   quell record -i /shared/env.quell -o env.boot --update -- /shared/env/bin/python app.py
   quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py
   quell record -i /shared/env.quell -o env.boot --until 'Listening on .*:80' -- python server.py
+  quell record -i /shared/env.quell -o env.boot --small 16K
+  quell record -i /shared/include.quell -o include.boot --pattern '*.h' --pattern '*.hpp'
   quell record --image /srv/debian.raw -o debian.boot --until 'login: ' -- \\
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
 
@@ -349,6 +354,12 @@ as a prompt, can match. With a pattern, quell reads the output of CMD and passes
 on unchanged. If the output of quell is a terminal, CMD gets a terminal, otherwise
 a pipe. Many programs buffer their output to a pipe; PYTHONUNBUFFERED=1 and
 stdbuf -oL prevent it.
+
+--small and --pattern are for header files, node_modules and data sets of many small
+files. The number of files and the memory are printed before the files are read.
+`quell run -b` keeps the blocks in memory if they fit its --budget; otherwise it
+reads them from the image when they are needed, and takes about 150 bytes of memory
+for each file and at most 64 MiB for blocks.
 
 The image contains data of files regardless of their modes. It is therefore created
 with mode 0600; use chmod to give other users access. Recording again keeps the mode.
@@ -386,6 +397,16 @@ pub struct RecordArgs {
     /// Keep only blocks that were read in at least N recordings.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,
+    /// Run no program: select all files of at most this size. K, M and G are 1,024-based units.
+    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with_all = SELECTION_CONFLICTS)]
+    pub small: Option<u64>,
+    /// Run no program: select files whose names (or, with a `/`, paths below the tree) match; can
+    /// be repeated. With --small, both conditions must hold.
+    #[arg(long, value_name = "GLOB", conflicts_with_all = SELECTION_CONFLICTS)]
+    pub pattern: Vec<String>,
+    /// With --small or --pattern: print the number of files and the memory, and write nothing.
+    #[arg(long, conflicts_with_all = SELECTION_CONFLICTS)]
+    pub dry_run: bool,
     /// Keep all blocks of each file that was opened, as far as --budget allows it: `quell run --via
     /// preload` serves only whole files from memory.
     #[arg(long, conflicts_with = "image")]
@@ -404,9 +425,12 @@ pub struct RecordArgs {
     #[arg(long)]
     pub json: bool,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required_unless_present_any = ["small", "pattern"], value_name = "CMD")]
     pub command: Vec<std::ffi::OsString>,
 }
+
+/// Options of `quell record` that are for a program.
+const SELECTION_CONFLICTS: [&str; 6] = ["command", "until", "min_runs", "merge", "whole", "image"];
 
 /// Show, check, merge and extract boot images.
 #[derive(Debug, Subcommand)]

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_boot::{BootFs, BootImage, HotSet, IndexedTree, Recorder, RecorderFs, Subject, Validity};
+use quell_boot::{
+    BootFs, BootImage, HotSet, ImageFile, IndexedTree, Recorder, RecorderFs, Subject, Validity,
+};
 use quell_index::{Image, IndexFs, OnChange, Rules, is_indexed_root};
 use quell_posix::{Dir, PosixDir};
 use quell_vfs::{FileSystem, NodeId, Result};
@@ -64,6 +66,13 @@ impl Covered {
     /// Returns the tree with the valid files of a boot image.
     pub fn with_boot_image(self, boot: BootImage) -> Covered {
         let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation));
+        Covered { hot, ..self }
+    }
+
+    /// Returns the tree with the valid files of a boot image, whose blocks are read from `file`
+    /// when they are needed.
+    pub fn with_boot_image_in_ranges(self, boot: BootImage, file: Arc<dyn ImageFile>) -> Covered {
+        let hot = Some(HotSet::new(boot, &*self.fs, &*self.generation).in_ranges(file));
         Covered { hot, ..self }
     }
 

@@ -7,24 +7,28 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
+use std::io::{BufWriter, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use quell_boot::FrameSink;
 use quell_vfs::{Error, ErrorKind, Result, errno};
 use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, flock, fstat, lstat};
 use rustix::io::Errno;
 
 use crate::display::shown;
-use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix};
+use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix, directory_of};
 
 /// The time after which a wait for the lock is reported.
 const REPORT_WAIT_AFTER: Duration = Duration::from_secs(5);
 /// Number of tries: on a shared file system, a file that another node has just removed may appear
 /// to exist, or be stale, for a moment.
 const TRIES_MAX: u32 = 10;
+/// Frames are written in pieces of this size.
+const FRAME_BUFFER_BYTES: usize = 1 << 20;
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// A temporary file that was not changed for this time belongs to no running writer.
 const ABANDONED_AGE: Duration = Duration::from_secs(3600);
@@ -37,6 +41,29 @@ pub struct LockedBootFile {
     path: PathBuf,
     lock: PathBuf,
     _lock_file: File,
+}
+
+/// The frames of an image that is being written. They are copied behind its tables, which are
+/// complete only after the last frame.
+#[derive(Debug)]
+pub struct FrameFile {
+    file: BufWriter<File>,
+    bytes: u64,
+    path: PathBuf,
+}
+
+impl FrameFile {
+    /// Returns the size of all frames.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl FrameSink for FrameFile {
+    fn append(&mut self, frame: &[u8]) -> Result<()> {
+        self.bytes += frame.len() as u64;
+        self.file.write_all(frame).map_err(|e| Error::from_io(e, "write", self.path.as_os_str().as_bytes()))
+    }
 }
 
 impl LockedBootFile {
@@ -80,14 +107,31 @@ impl LockedBootFile {
         }
     }
 
-    /// Replaces the image atomically. If the caller owns the old image, the new one gets its mode
-    /// and group; otherwise only its owner has access.
-    pub fn replace(&self, bytes: &[u8], force: bool) -> Result<()> {
+    /// Returns an empty file for the frames of the new image, in its directory and without a name.
+    pub fn frames(&self) -> Result<FrameFile> {
+        let failed = |e| Error::from_io(e, "write", self.path.as_os_str().as_bytes());
+        let file = tempfile::tempfile_in(directory_of(&self.path)).map_err(failed)?;
+        Ok(FrameFile {
+            file: BufWriter::with_capacity(FRAME_BUFFER_BYTES, file),
+            bytes: 0,
+            path: self.path.clone(),
+        })
+    }
+
+    /// Replaces the image atomically. `head`: the part before the frames. If the caller owns the
+    /// old image, the new one gets its mode and group; otherwise only its owner has access.
+    pub fn replace(&self, head: &[u8], frames: FrameFile, force: bool) -> Result<()> {
         let old = fs::symlink_metadata(&self.path).ok();
         let own = old.filter(|old| {
             old.is_file() && old.nlink() == 1 && old.uid() == rustix::process::geteuid().as_raw()
         });
-        Output { path: &self.path, format: BOOT_IMAGE, force }.replace(bytes, |file| {
+        let write = |file: &mut File| {
+            file.write_all(head)?;
+            let mut frames = frames.file.into_inner()?;
+            frames.rewind()?;
+            std::io::copy(&mut frames, file).map(drop)
+        };
+        Output { path: &self.path, format: BOOT_IMAGE, force }.replace_with(write, |file| {
             let Some(own) = &own else { return Ok(()) };
             let mut mode = own.mode() & 0o777;
             let is_groups = own.gid() != NO_GROUP
@@ -239,7 +283,8 @@ mod tests {
                         let locked = LockedBootFile::claim(&path, &|_| {}).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         let old = fs::read(&path).unwrap_or_default();
-                        locked.replace(&[old, vec![1]].concat(), true).unwrap();
+                        let frames = locked.frames().unwrap();
+                        locked.replace(&[old, vec![1]].concat(), frames, true).unwrap();
                         inside.fetch_sub(1, Ordering::SeqCst);
                     }
                 });
@@ -318,10 +363,15 @@ mod tests {
         let path = directory.path().join("app.boot");
         let locked = LockedBootFile::claim(&path, &|_| {}).unwrap();
         let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
-        locked.replace(b"one", true).unwrap();
+        let replace = |head: &[u8]| {
+            let mut frames = locked.frames().unwrap();
+            frames.append(b" frame").unwrap();
+            locked.replace(head, frames, true).unwrap();
+        };
+        replace(b"one");
         assert_eq!(mode(), 0o600);
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        locked.replace(b"two", true).unwrap();
-        assert_eq!((mode(), &fs::read(&path).unwrap()[..]), (0o644, &b"two"[..]));
+        replace(b"two");
+        assert_eq!((mode(), &fs::read(&path).unwrap()[..]), (0o644, &b"two frame"[..]));
     }
 }

@@ -5,9 +5,10 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use quell_boot::{BootImage, LoadingContents};
+use quell_boot::{BootImage, ImageFile, LoadingContents};
 use quell_index::{Image, format};
 use quell_vfs::{Error, ErrorKind, Kind, Result, errno};
 
@@ -132,13 +133,61 @@ impl OpenBoot {
         Ok(OpenBoot { image, file, path: path.into() })
     }
 
+    /// Returns the open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Reads the frames, too. Allocates the size of the file, which the caller must check before.
+    pub fn read_frames(mut self) -> Result<BootImage> {
+        let (file, path) = (&self.file, &self.path);
+        self.image.read_frames(|offset, into| read_exact(file, path, into, offset))?;
+        Ok(self.image)
+    }
+
+    /// Returns the tables, and the file, from which frames can be read. `report` gets the first
+    /// error of such a read.
+    pub fn in_ranges(
+        self,
+        report: impl Fn(&Error) + Send + Sync + 'static,
+    ) -> (BootImage, Arc<dyn ImageFile>) {
+        let OpenBoot { image, file, path } = self;
+        (image, Arc::new(RangedBootFile { file, path, report: Box::new(report) }))
+    }
+
     /// Reads and decodes all frames in order, with `threads` threads.
     pub fn load(&self, contents: &LoadingContents, threads: usize) -> Result<()> {
         let _span = tracing::debug_span!("load_boot_image", path = %shown(&self.path), threads).entered();
-        let failed = |e| Error::from_io(e, "read boot image", self.path.as_os_str().as_bytes());
-        contents
-            .load(&self.image, threads, &|offset, into| self.file.read_exact_at(into, offset).map_err(failed))
+        let read = |offset: u64, into: &mut [u8]| read_exact(&self.file, &self.path, into, offset);
+        contents.load(&self.image, threads, &read)
     }
+}
+
+/// The open file of a boot image whose frames are read when they are needed. It stays the same file
+/// if the path is removed or replaced.
+struct RangedBootFile {
+    file: File,
+    path: PathBuf,
+    report: Box<dyn Fn(&Error) + Send + Sync>,
+}
+
+impl ImageFile for RangedBootFile {
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> Result<()> {
+        read_exact(&self.file, &self.path, into, offset)
+    }
+
+    fn report(&self, error: &Error) {
+        (self.report)(error);
+    }
+}
+
+fn read_exact(file: &File, path: &Path, into: &mut [u8], offset: u64) -> Result<()> {
+    file.read_exact_at(into, offset).map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            damaged(path, READ_BOOT, std::io::Error::other("it was truncated while it was used"))
+        }
+        _ => Error::from_io(e, READ_BOOT, path.as_os_str().as_bytes()),
+    })
 }
 
 fn damaged(

@@ -23,7 +23,7 @@ mod view_tree;
 mod view_variable;
 
 pub use assemble::{Covered, belongs_to_root, cover, owners_are_hidden};
-pub use boot_file::LockedBootFile;
+pub use boot_file::{FrameFile, LockedBootFile};
 pub use disks::{ChainFile, DiskFormat, DiskNames, OpenDisks, Reached, disk_chain};
 pub use display::shown;
 pub use index_file::{

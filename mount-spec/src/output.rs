@@ -80,11 +80,7 @@ impl Output<'_> {
         if self.force {
             return Ok(());
         }
-        let directory = match self.path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let directory = std::fs::metadata(directory).map_err(failed)?;
+        let directory = std::fs::metadata(directory_of(self.path)).map_err(failed)?;
         if directory.mode() & STICKY != 0 && metadata.uid() != rustix::process::geteuid().as_raw() {
             let why = format!(
                 "it belongs to user {}, in a directory where users replace only their own files",
@@ -122,22 +118,36 @@ impl Output<'_> {
     /// interruption. Before the rename only the owner has access; `admit` sets the final
     /// permissions.
     pub fn replace(&self, bytes: &[u8], admit: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
+        self.replace_with(|file| file.write_all(bytes), admit)
+    }
+
+    /// Does the same as `replace`, with the bytes that `write` writes to the temporary file.
+    pub fn replace_with(
+        &self,
+        write: impl FnOnce(&mut File) -> std::io::Result<()>,
+        admit: impl FnOnce(&File) -> std::io::Result<()>,
+    ) -> Result<()> {
         let failed = |e| Error::from_io(e, "write", self.path.as_os_str().as_bytes());
         self.check()?;
-        let directory = match self.path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let directory = directory_of(self.path);
         let prefix = aside_prefix(self.path);
         // The temporary file is removed if it is not renamed.
         let mut builder = tempfile::Builder::new();
         let mut aside = builder.prefix(&prefix).suffix(ASIDE).tempfile_in(directory).map_err(failed)?;
-        aside.write_all(bytes).map_err(failed)?;
+        write(aside.as_file_mut()).map_err(failed)?;
         admit(aside.as_file()).map_err(failed)?;
         aside.as_file().sync_all().map_err(failed)?;
         self.check()?;
         aside.persist(self.path).map_err(|e| failed(e.error))?;
         Ok(())
+    }
+}
+
+/// Returns the directory of a file.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
     }
 }
 

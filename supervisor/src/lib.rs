@@ -48,7 +48,6 @@ pub use failure::Failure;
 pub use freshness::stale::{difference_line, with_consequence};
 pub use holder::privileges::needs_user_namespace;
 pub use holder::process::run_holder;
-pub use holder::recording::waiting_for_recording;
 pub use inputs::{InputFile, real_path, root_of};
 pub use log_plan::{LogOptions, log_plan};
 pub use mount::{mount, mount_target};
@@ -62,11 +61,13 @@ pub use pools::{
 };
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
-    BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, KernelCaching,
-    LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan, TreesPlan, ViewChoice,
-    Writes,
+    BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
+    KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan,
+    TreesPlan, ViewChoice, Writes,
 };
 pub use protocol::report::{BatchReport, BlobReport, HolderReport, LogReport, PoolReport, TreeReport};
+pub use record::files::{FileSelection, SelectedFiles};
+pub use record::image::waiting_for_recording;
 pub use record::output_copy::OutputCopy;
 pub use record::stop::StopCondition;
 pub use record::wait::{RecordingEnd, wait_for_recording};

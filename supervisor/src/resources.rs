@@ -81,11 +81,6 @@ impl MemoryBudget {
     }
 }
 
-/// Reads a boot image, unless its file alone exceeds the limit.
-pub fn load_boot(file: &File, path: &Path, budget: &MemoryBudget) -> Result<BootImage, Failure> {
-    quell_mount_spec::load_boot_from(file, path, |bytes| budget.check_minimum(path, bytes))
-}
-
 /// Reads an index, unless it is larger than the available memory.
 pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
     let _span = tracing::debug_span!("load_index", path = %shown(path)).entered();

@@ -29,6 +29,7 @@ mod blob_serve;
 mod blob_top;
 mod boot;
 mod boot_faults;
+mod boot_files;
 mod boot_moosefs;
 mod boot_until;
 mod boot_upgrades;

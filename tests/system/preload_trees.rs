@@ -123,6 +123,23 @@ os.execvp("sh", ["sh", "-c", "test ! -e \"$0/new\" && cat \"$0/small\"; stat -c 
 }
 
 #[test]
+fn an_image_that_does_not_fit_the_memory_is_refused() {
+    if !has_library() {
+        skip!("no libquell_preload.so beside the binary");
+    }
+    let fixture = Fixture::new();
+    let script = r#"cksum <"$0/large""#;
+    fixture.record(&["-q", "--whole"], script).expect(0);
+    let words = "takes 4 MiB of memory, and 1 MiB are left (of the limit of --budget)";
+    let mut command = preloaded(&fixture, &["--budget", "1"], true);
+    let ended =
+        fixture.stage.run(command.args(["sh", "-c", script]).arg(&fixture.tree)).expect(0).says(words);
+    assert_eq!(ended.says("the boot image is not used").out, fixture.direct(script));
+    let mut command = preloaded(&fixture, &["--budget", "1", "--strict"], true);
+    fixture.stage.run(command.args(["sh", "-c", script]).arg(&fixture.tree)).expect(3).says(words);
+}
+
+#[test]
 fn runs_with_a_name_share_the_memory_and_stats_count_all_of_them() {
     if !has_library() {
         skip!("no libquell_preload.so beside the binary");

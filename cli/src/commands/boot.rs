@@ -8,7 +8,8 @@ use std::process::ExitCode;
 
 use indicatif::HumanBytes;
 use quell_boot::{
-    BLOCK_BYTES, BootImage, Contents, DisksFs, ImageKind, Packer, ReadBlock, Subject, parse_disk_name,
+    BLOCK_BYTES, BootImage, Contents, DisksFs, ImageKind, MemoryEstimate, Packer, ReadBlock, Subject,
+    parse_disk_name,
 };
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
@@ -62,7 +63,7 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
             "{}",
             json!({ "of": of, "recordings": image.recordings(), "files": image.files(), "whole_files": whole,
                 "files_bytes": size, "blocks": blocks, "contents": image.contents(),
-                "memory_bytes": image.memory_bytes(), "file_bytes": image.file_bytes(), "list": files })
+                "memory_bytes": image.memory_bytes(), "ranges_bytes": MemoryEstimate::of_image(&image).ranges_bytes, "file_bytes": image.file_bytes(), "list": files })
         );
         return Ok(ExitCode::from(YES));
     }
@@ -84,6 +85,10 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
         image.contents(),
         HumanBytes(image.memory_bytes())
     );
+    if image.kind() != ImageKind::Disk {
+        let ranges = MemoryEstimate::of_image(&image).ranges_bytes;
+        outln!("  read when needed    takes at most {} of memory", HumanBytes(ranges));
+    }
     outln!("  file size           {}", HumanBytes(image.file_bytes()));
     if args.files {
         for (name, size, blocks, recordings) in numbers.map(row) {
@@ -300,15 +305,18 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
     let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
-    let bytes = packer.pack(kind, &recording, &mut Images { images, numbers }, processors())?;
-    claimed.replace(&bytes, args.force)?;
+    let mut frames = claimed.frames()?;
+    let mut images = Images { images, numbers };
+    let head = packer.pack_to(kind, &recording, &mut images, processors(), &mut frames)?;
+    let file_bytes = head.len() as u64 + frames.bytes();
+    claimed.replace(&head, frames, args.force)?;
     if !quiet {
         outln!(
             "{}: {}, {}, {}",
             shown(&args.output),
             counted(recording.recordings().into(), "recording", "recordings"),
             counted(recording.blocks() as u64, "block", "blocks"),
-            HumanBytes(bytes.len() as u64)
+            HumanBytes(file_bytes)
         );
     }
     Ok(ExitCode::from(YES))

@@ -1,32 +1,42 @@
-//! `quell record`: runs a program in a recording view, and waits for the boot image.
+//! `quell record`: runs a program in a recording view, and waits for the boot image; or writes a
+//! boot image of selected files.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use indicatif::HumanBytes;
+use quell_mount_spec::Trusted;
 use quell_supervisor::{
-    Fifo, OutputCopy, RecordingPlan, RecordingResult, StopCondition, check_disk_image, wait_for_recording,
+    Fifo, FileSelection, ImagePlan, OutputCopy, RecordingPlan, RecordingResult, SelectedFiles, StopCondition,
+    check_disk_image, wait_for_recording,
 };
 use rustix::fs::Access;
+use serde_json::json;
 
 use crate::arguments::RecordArgs;
 use crate::failure::Failure;
 use crate::indexes::{Creation, index_of};
-use crate::inputs::shown;
+use crate::inputs::{InputFile, real_path, shown};
 use crate::output::{counted, errln, outln};
 use crate::{progress, tracer};
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let creation = Creation { is_reported: !quiet, quiet };
     let index = args.index.as_ref().map(|index| index_of(index, creation)).transpose()?;
-    // `quell run` gets the directory that the user named, so that it checks that the index is of
-    // this directory.
-    let index =
-        index.map(|(file, directory)| directory.filter(|_| args.source.is_none()).unwrap_or(file.path));
     if let Some(image) = &args.image {
         check_disk_image(image, args.image_format.image_format.map(Into::into), &args.trust_owner)?;
     }
     quell_mount_spec::LockedBootFile::check(&args.output, args.force)?;
     let output = output_of(&args.output)?;
+    if args.small.is_some() || !args.pattern.is_empty() {
+        let index = index
+            .ok_or_else(|| Failure::wrong_input("--small and --pattern need an index: name it with -i"))?;
+        return record_files(&args, &index, output, quiet);
+    }
+    // `quell run` gets the directory that the user named, so that it checks that the index is of
+    // this directory.
+    let index =
+        index.map(|(file, directory)| directory.filter(|_| args.source.is_none()).unwrap_or(file.path));
     let interrupted = progress::interruption();
     let pipe = Fifo::create("record")?;
     let copy = match &args.until {
@@ -34,13 +44,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         _ => None,
     };
     let recording = RecordingPlan {
-        output: output.clone(),
-        merge: args.merge,
-        update: args.update,
-        force: args.force,
-        min_runs: args.min_runs,
-        whole: args.whole,
-        budget_mib: args.budget,
+        image: image_plan(&args, output.clone()),
         pipe: pipe.path.clone(),
         outputs: copy.as_ref().map(OutputCopy::paths),
     };
@@ -73,12 +77,59 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         };
         errln!("quell: the program ended before {condition}; all of it is recorded");
     }
-    if args.json {
-        outln!("{}", serde_json::to_string(&result).map_err(|e| Failure::cannot(e.to_string()))?);
-    } else if !quiet {
-        print_result(&output, &result);
-    }
+    print_result(&args, &output, &result, quiet)?;
     Ok(ExitCode::from(code))
+}
+
+fn image_plan(args: &RecordArgs, output: PathBuf) -> ImagePlan {
+    ImagePlan {
+        output,
+        merge: args.merge,
+        update: args.update,
+        force: args.force,
+        min_runs: args.min_runs,
+        whole: args.whole,
+        budget_mib: args.budget,
+    }
+}
+
+/// Writes an image of selected files. `index`: the index, and the directory that the user named.
+fn record_files(
+    args: &RecordArgs,
+    index: &(InputFile, Option<PathBuf>),
+    output: PathBuf,
+    quiet: bool,
+) -> Result<ExitCode, Failure> {
+    let (index, directory) = index;
+    let source = args.source.as_deref().map(real_path).transpose()?;
+    let named = directory.as_deref().filter(|_| source.is_none());
+    let selection = FileSelection { size_bytes_max: args.small, patterns: args.pattern.clone() };
+    let trusted = Trusted::by_caller(&args.trust_owner);
+    let files = SelectedFiles::of_index(index, source.as_deref(), named, trusted, &selection)?;
+    let memory = files.memory();
+    if args.dry_run && args.json {
+        outln!(
+            "{}",
+            json!({ "files": files.files(), "blocks_bytes": files.blocks_bytes(),
+                "memory_bytes": memory.memory_bytes, "ranges_bytes": memory.ranges_bytes })
+        );
+    } else if args.dry_run || !quiet && !args.json {
+        let text = format!(
+            "{} with {} of blocks; quell run -b takes {} of memory for them, or {} if they do not fit its --budget",
+            counted(files.files(), "file", "files"),
+            HumanBytes(files.blocks_bytes()),
+            HumanBytes(memory.memory_bytes),
+            HumanBytes(memory.ranges_bytes)
+        );
+        if args.dry_run { outln!("{text}") } else { errln!("quell: {text}") }
+    }
+    if args.dry_run {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let print = |message: &str| errln!("quell: {message}");
+    let result = files.write_image(&image_plan(args, output.clone()), &print)?;
+    print_result(args, &output, &result, quiet)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the command that runs the program in a recording view.
@@ -112,8 +163,19 @@ fn recording_run(
     Ok(command)
 }
 
-fn print_result(output: &Path, result: &RecordingResult) {
-    let bytes = |blocks: u64| indicatif::HumanBytes(blocks * quell_boot::BLOCK_BYTES as u64);
+fn print_result(
+    args: &RecordArgs,
+    output: &Path,
+    result: &RecordingResult,
+    quiet: bool,
+) -> Result<(), Failure> {
+    if args.json {
+        outln!("{}", serde_json::to_string(result).map_err(|e| Failure::cannot(e.to_string()))?);
+    }
+    if args.json || quiet {
+        return Ok(());
+    }
+    let bytes = |blocks: u64| HumanBytes(blocks * quell_boot::BLOCK_BYTES as u64);
     let this_one = match result.added_blocks {
         Some(added) => format!("{} added", bytes(added)),
         None => format!("{} read in this one", bytes(result.blocks)),
@@ -123,9 +185,10 @@ fn print_result(output: &Path, result: &RecordingResult) {
         shown(output),
         bytes(result.image_contents),
         counted(result.image_files, "file", "files"),
-        indicatif::HumanBytes(result.image_bytes),
+        HumanBytes(result.image_bytes),
         counted(result.recordings.into(), "recording", "recordings"),
     );
+    Ok(())
 }
 
 /// Returns the absolute path of the image to write. Errors are reported now rather than after a

@@ -210,8 +210,11 @@ impl Disks {
         else {
             return 0;
         };
-        let done =
-            copy(&hot.image, &|content| hot.contents.block(content), &hot.image.file(number), into, offset);
+        let copy_block = |content, within: usize, into: &mut [u8]| {
+            let block = hot.contents.block(content);
+            block.map(|block| into.copy_from_slice(&block[within..within + into.len()])).is_some()
+        };
+        let done = copy(&hot.image, &copy_block, &hot.image.file(number), into, offset);
         self.tally.memory(done);
         done
     }

@@ -1,5 +1,6 @@
 //! The files of a tree that an image has, and their blocks. Whole files can be written out while
-//! they are decoded, in one pass over the image; all other blocks are in this process's memory.
+//! they are decoded, in one pass over the image; all other blocks are in this process's memory. The
+//! blocks of an image that is too large for this are read from its file when they are needed.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -10,11 +11,14 @@ use quell_vfs::{Error, ErrorKind, FileSystem, NodeId, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BootFile, BootImage, BootImageDamage, Contents};
+use crate::ranges::{ImageFile, RangedContents};
 use crate::validity::{IndexedTree, valid_file};
 
 /// An image and the files of a tree that it has; the blocks are still compressed.
 pub struct HotSet {
-    image: BootImage,
+    image: Arc<BootImage>,
+    /// The file of the image, if its blocks are read when they are needed.
+    file: Option<Arc<dyn ImageFile>>,
     files: HashMap<NodeId, u32>,
     /// Files of the image that have changed in the tree. They are served from the tree.
     stale: Vec<Vec<u8>>,
@@ -59,7 +63,18 @@ impl HotSet {
             recordings = image.recordings(),
             "opened the boot image of a tree"
         );
-        HotSet { image, files, stale }
+        HotSet { image: Arc::new(image), file: None, files, stale }
+    }
+
+    /// Returns the set with blocks that are read from the image's file when they are needed,
+    /// instead of being decoded at once. Of the image only the tables must have been read.
+    pub fn in_ranges(self, file: Arc<dyn ImageFile>) -> HotSet {
+        HotSet { file: Some(file), ..self }
+    }
+
+    /// Returns whether blocks are read when they are needed.
+    pub fn is_in_ranges(&self) -> bool {
+        self.file.is_some()
     }
 
     /// Returns the names of files that have changed since the recording.
@@ -67,8 +82,12 @@ impl HotSet {
         &self.stale
     }
 
-    /// Returns the whole files: those of which every block is in the image.
+    /// Returns the whole files, which can be written out: those of which every block is in the
+    /// image. There are none if blocks are read when they are needed.
     pub fn whole(&self) -> HashSet<NodeId> {
+        if self.is_in_ranges() {
+            return HashSet::new();
+        }
         let whole = |number: &u32| self.image.is_whole(&self.image.file(*number));
         self.files.iter().filter(|(_, number)| whole(number)).map(|(node, _)| *node).collect()
     }
@@ -79,10 +98,15 @@ impl HotSet {
         self
     }
 
-    /// Decodes all blocks into memory, with `threads` threads.
+    /// Decodes all blocks into memory, with `threads` threads, unless blocks are read when they are
+    /// needed.
     pub fn decode(&self, threads: usize) -> Result<Arc<Hot>> {
+        if let Some(file) = &self.file {
+            let contents = Blocks::Ranges(RangedContents::new(file.clone()));
+            return Ok(Hot::new(self.image.clone(), self.files.clone(), contents));
+        }
         let contents = self.image.decode(threads).map_err(damaged)?;
-        Ok(Hot::new(self.image.tables(), self.files.clone(), contents))
+        Ok(Hot::new(Arc::new(self.image.tables()), self.files.clone(), Blocks::Memory(contents)))
     }
 
     /// Passes the blocks of the files `whole`, which must be whole files, to `write`, and decodes
@@ -94,6 +118,9 @@ impl HotSet {
         threads: usize,
         write: &Write<'_>,
     ) -> Result<Arc<Hot>> {
+        if self.is_in_ranges() {
+            return self.decode(threads);
+        }
         let image = &self.image;
         let mut rest = HashMap::new();
         let mut kept = vec![false; image.contents() as usize];
@@ -133,7 +160,7 @@ impl HotSet {
             Ok(())
         };
         let contents = image.decode_to(threads, &|content| kept[content as usize], &take).map_err(|f| f.0)?;
-        Ok(Hot::new(image.tables(), rest, contents))
+        Ok(Hot::new(Arc::new(image.tables()), rest, Blocks::Memory(contents)))
     }
 }
 
@@ -155,11 +182,18 @@ fn damaged(damage: BootImageDamage) -> Error {
     Error { source: Some(Box::new(damage)), ..Error::new(ErrorKind::Damaged, "decode", b"the boot image") }
 }
 
-/// Files of a tree with blocks in memory.
+/// The blocks of an image.
+#[derive(Debug)]
+enum Blocks {
+    Memory(Contents),
+    Ranges(RangedContents),
+}
+
+/// Files of a tree with blocks in memory, or in the file of an image.
 pub struct Hot {
     /// The image's tables, without frames.
-    image: BootImage,
-    contents: Contents,
+    image: Arc<BootImage>,
+    contents: Blocks,
     files: HashMap<NodeId, u32>,
     tally: Tally,
 }
@@ -176,7 +210,7 @@ impl fmt::Debug for Hot {
 /// Number of blocks served so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Blocks that were in memory.
+    /// Blocks that were in memory, or in the file of the image.
     pub from_memory: u64,
     /// Blocks that were read from the file system below.
     pub from_source: u64,
@@ -205,7 +239,7 @@ impl Tally {
 }
 
 impl Hot {
-    fn new(image: BootImage, files: HashMap<NodeId, u32>, contents: Contents) -> Arc<Hot> {
+    fn new(image: Arc<BootImage>, files: HashMap<NodeId, u32>, contents: Blocks) -> Arc<Hot> {
         Arc::new(Hot { image, contents, files, tally: Tally::default() })
     }
 
@@ -214,12 +248,26 @@ impl Hot {
         self.tally.served()
     }
 
-    /// Returns the files with blocks in memory.
+    /// Returns whether blocks are read from the file of the image when they are needed.
+    pub fn is_in_ranges(&self) -> bool {
+        matches!(self.contents, Blocks::Ranges(_))
+    }
+
+    /// Returns the number of frames that were read from the file of the image when they were
+    /// needed.
+    pub fn frames_read(&self) -> u64 {
+        match &self.contents {
+            Blocks::Memory(_) => 0,
+            Blocks::Ranges(ranges) => ranges.frames_read(),
+        }
+    }
+
+    /// Returns the files with blocks.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = NodeId> {
         self.files.keys().copied()
     }
 
-    /// Returns whether a file has blocks in memory.
+    /// Returns whether a file has blocks.
     pub fn has(&self, node: NodeId) -> bool {
         self.files.contains_key(&node)
     }
@@ -231,22 +279,33 @@ impl Hot {
     /// Calls `visit` for each block of a file in memory, with its offset; the last block is cut at
     /// the end of the file.
     pub fn blocks_of(&self, node: NodeId, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
-        let Some(file) = self.file(node) else { return Ok(()) };
+        let (Some(file), Blocks::Memory(contents)) = (self.file(node), &self.contents) else { return Ok(()) };
         for run in self.image.runs_of(&file) {
             for at in 0..run.blocks {
                 let content = run.content_at(at);
                 let offset = u64::from(run.first_block + at) * BLOCK_BYTES as u64;
                 let length = (file.size_bytes - offset).min(BLOCK_BYTES as u64) as usize;
-                visit(offset, &self.contents.block(content)[..length])?;
+                visit(offset, &contents.block(content)[..length])?;
             }
         }
         Ok(())
     }
 
     pub(crate) fn read(&self, file: &BootFile, into: &mut [u8], offset: u64) -> usize {
-        let done = copy(&self.image, &|content| Some(self.contents.block(content)), file, into, offset);
+        let done =
+            copy(&self.image, &|content, within, into| self.block(content, within, into), file, into, offset);
         self.tally.memory(done);
         done
+    }
+
+    fn block(&self, content: ContentId, within: usize, into: &mut [u8]) -> bool {
+        match &self.contents {
+            Blocks::Memory(contents) => {
+                into.copy_from_slice(&contents.block(content)[within..within + into.len()]);
+                true
+            }
+            Blocks::Ranges(ranges) => ranges.copy(&self.image, content, within, into),
+        }
     }
 
     pub(crate) fn missed(&self, bytes: usize) {
@@ -254,10 +313,13 @@ impl Hot {
     }
 }
 
-/// Copies blocks of a file from memory, up to the first missing one. Returns the number of bytes.
-pub(crate) fn copy<'a>(
+/// Copies a part of a content, from an offset in it. Returns `false` if the content is missing.
+pub(crate) type CopyBlock<'a> = dyn Fn(ContentId, usize, &mut [u8]) -> bool + 'a;
+
+/// Copies blocks of a file, up to the first missing one. Returns the number of bytes.
+pub(crate) fn copy(
     image: &BootImage,
-    block_of: &dyn Fn(ContentId) -> Option<&'a [u8]>,
+    copy_block: &CopyBlock<'_>,
     file: &BootFile,
     into: &mut [u8],
     offset: u64,
@@ -268,10 +330,11 @@ pub(crate) fn copy<'a>(
         let at = offset + done as u64;
         let within = (at % BLOCK_BYTES as u64) as usize;
         let block = u32::try_from(at / BLOCK_BYTES as u64).ok();
-        let content = block.and_then(|block| image.content(file, block));
-        let Some(bytes) = content.and_then(block_of) else { break };
+        let Some(content) = block.and_then(|block| image.content(file, block)) else { break };
         let length = (BLOCK_BYTES - within).min(wanted - done);
-        into[done..done + length].copy_from_slice(&bytes[within..within + length]);
+        if !copy_block(content, within, &mut into[done..done + length]) {
+            break;
+        }
         done += length;
     }
     done

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quell_vfs::{Time, check_name};
+use quell_vfs::{Error, ErrorKind, Result, Time, check_name, errno};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::disk_name::{DISK_FILES_MAX, parse_disk_name};
@@ -36,7 +36,9 @@ impl fmt::Display for BootImageDamage {
 
 impl std::error::Error for BootImageDamage {}
 
-fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Result<T, BootImageDamage> {
+type Checked<T> = std::result::Result<T, BootImageDamage>;
+
+fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Checked<T> {
     Err(BootImageDamage { section, at: at as u64, what: what.into() })
 }
 
@@ -136,7 +138,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-fn check_header(bytes: &[u8], length: u64) -> Result<(), BootImageDamage> {
+fn check_header(bytes: &[u8], length: u64) -> Checked<()> {
     if !bytes.iter().zip(&MAGIC).all(|(found, due)| found == due) {
         return damage("header", 0, "this is not a boot image");
     }
@@ -195,7 +197,7 @@ pub fn reseal(bytes: &mut [u8]) {
 impl BootImage {
     /// Validates the bytes of a file, except the frames, which are verified when they are decoded,
     /// and takes ownership of the bytes.
-    pub fn parse(bytes: Vec<u8>) -> Result<BootImage, BootImageDamage> {
+    pub fn parse(bytes: Vec<u8>) -> Checked<BootImage> {
         let length = bytes.len() as u64;
         BootImage::parse_tables(bytes, length)
     }
@@ -203,7 +205,7 @@ impl BootImage {
     /// Returns an upper bound of the offset at which the tables end, according to the header of a
     /// file of `length` bytes. The header is validated as far as possible on its own; its values
     /// are still untrusted.
-    pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Result<u64, BootImageDamage> {
+    pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Checked<u64> {
         check_header(header, length)?;
         let count = |at: usize| u64::from(u32_at(header, at));
         let rows = file_row_bytes(u32_at(header, 8)) as u64 * count(56)
@@ -214,7 +216,7 @@ impl BootImage {
 
     /// Does the same as `parse`, for the beginning of a file of `length` bytes, which must include
     /// the tables.
-    pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, BootImageDamage> {
+    pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Checked<BootImage> {
         check_header(&bytes, length)?;
         let image = BootImage::locate_tables(bytes)?;
         let tables = &image.bytes[HEADER_BYTES..image.frames.end];
@@ -228,7 +230,7 @@ impl BootImage {
     }
 
     /// Determines the offsets of the tables.
-    fn locate_tables(bytes: Vec<u8>) -> Result<BootImage, BootImageDamage> {
+    fn locate_tables(bytes: Vec<u8>) -> Checked<BootImage> {
         let generation = u128::from_le_bytes(bytes[40..56].try_into().expect("sixteen bytes"));
         let kind = match u32_at(&bytes, 12) {
             0 => ImageKind::Tree(generation),
@@ -269,7 +271,7 @@ impl BootImage {
         Ok(BootImage { kind, recordings, contents, files, names, runs, frames, bytes })
     }
 
-    fn check_files(&self) -> Result<(), BootImageDamage> {
+    fn check_files(&self) -> Checked<()> {
         let names_bytes = self.names.len() as u64;
         let mut next_run = 0u64;
         let mut last: Option<&[u8]> = None;
@@ -314,7 +316,7 @@ impl BootImage {
     }
 
     /// Checks the fields of a file after `runs`.
-    fn check_identity(&self, number: u32) -> Result<(), BootImageDamage> {
+    fn check_identity(&self, number: u32) -> Checked<()> {
         let (row, at) = (self.file_row(number), number as usize);
         let zero_from = match self.file(number).identity {
             None => 36,
@@ -333,7 +335,7 @@ impl BootImage {
         }
     }
 
-    fn check_runs(&self) -> Result<(), BootImageDamage> {
+    fn check_runs(&self) -> Checked<()> {
         let mut all = 0;
         for number in 0..self.files() {
             let file = self.file(number);
@@ -361,7 +363,7 @@ impl BootImage {
         Ok(())
     }
 
-    fn check_frames(&self, file_bytes: u64) -> Result<(), BootImageDamage> {
+    fn check_frames(&self, file_bytes: u64) -> Checked<()> {
         let mut next = self.frames.end as u64;
         for number in 0..self.frame_count() {
             let row = self.frames.start + number * FRAME_ROW_BYTES;
@@ -412,9 +414,24 @@ impl BootImage {
         &self.bytes
     }
 
-    /// Returns the size of the image file in bytes.
+    /// Returns the size of the image file in bytes, including frames that were not read.
     pub fn file_bytes(&self) -> u64 {
-        self.bytes.len() as u64
+        u64_at(&self.bytes, 16)
+    }
+
+    /// Returns the memory of the tables, in bytes.
+    pub fn tables_bytes(&self) -> u64 {
+        self.frames.end as u64
+    }
+
+    /// Reads the frames of an image that was parsed from its tables. `read` fills a buffer from an
+    /// offset of the file. Allocates `file_bytes`, which the caller must check before.
+    pub fn read_frames(&mut self, read: impl FnOnce(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+        let (begin, end) = (self.bytes.len(), self.file_bytes() as usize);
+        let no_memory = |_| Error::new(ErrorKind::Os(errno::ENOMEM), "read", b"the frames of the boot image");
+        self.bytes.try_reserve_exact(end - begin).map_err(no_memory)?;
+        self.bytes.resize(end, 0);
+        read(begin as u64, &mut self.bytes[begin..])
     }
 
     /// Returns the number of different blocks.
@@ -545,7 +562,7 @@ impl BootImage {
         Recording::from_blocks(blocks.into_iter().map(|(_, recorded)| recorded), self.recordings)
     }
 
-    fn decode_frame(&self, number: usize, into: &mut [u8]) -> Result<(), BootImageDamage> {
+    fn decode_frame(&self, number: usize, into: &mut [u8]) -> Checked<()> {
         let (begin, length) = self.frame_range(number);
         self.decode_bytes(number, &self.bytes[begin as usize..begin as usize + length], into)
     }
@@ -556,12 +573,25 @@ impl BootImage {
         (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8) as usize)
     }
 
-    pub(crate) fn decode_bytes(
+    /// Reads and decodes a frame. `read` fills a buffer from an offset of the file.
+    pub(crate) fn read_frame(
         &self,
         number: usize,
-        frame: &[u8],
-        into: &mut [u8],
-    ) -> Result<(), BootImageDamage> {
+        read: &dyn Fn(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<Vec<u8>> {
+        let (offset, length) = self.frame_range(number);
+        let mut frame = vec![0; length];
+        read(offset, &mut frame)?;
+        let blocks = (self.contents as usize - number * FRAME_BLOCKS).min(FRAME_BLOCKS);
+        let mut bytes = vec![0; blocks * BLOCK_BYTES];
+        self.decode_bytes(number, &frame, &mut bytes).map_err(|damage| Error {
+            source: Some(Box::new(damage)),
+            ..Error::new(ErrorKind::Damaged, "decode", b"the boot image")
+        })?;
+        Ok(bytes)
+    }
+
+    fn decode_bytes(&self, number: usize, frame: &[u8], into: &mut [u8]) -> Checked<()> {
         let row = self.frames.start + number * FRAME_ROW_BYTES;
         if xxh3_64(frame) != u64_at(&self.bytes, row + 16) {
             return damage("frame", number, "the checksum is wrong");
@@ -575,7 +605,7 @@ impl BootImage {
 
     /// Decodes all frames with `threads` threads. Allocates `memory_bytes`, which the caller must
     /// check before.
-    pub fn decode(&self, threads: usize) -> Result<Contents, BootImageDamage> {
+    pub fn decode(&self, threads: usize) -> Checked<Contents> {
         self.decode_to(threads, &|_| true, &|_, _| Ok(()))
     }
 
@@ -587,9 +617,9 @@ impl BootImage {
         threads: usize,
         keep: &(dyn Fn(ContentId) -> bool + Sync),
         take: &TakeFrame<'_, E>,
-    ) -> Result<Contents, E> {
+    ) -> std::result::Result<Contents, E> {
         let next = AtomicUsize::new(0);
-        let work = || -> Result<Vec<(usize, KeptBlocks)>, E> {
+        let work = || -> std::result::Result<Vec<(usize, KeptBlocks)>, E> {
             let mut done = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
@@ -624,7 +654,7 @@ impl BootImage {
 }
 
 /// Receives the first content of a frame and the bytes of all contents in it.
-pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> Result<(), E> + Sync + 'a;
+pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> std::result::Result<(), E> + Sync + 'a;
 
 /// The blocks of one frame that stay in memory.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use quell_threads::{into_inner, lock};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::Result;
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BLOCK_OF_ZEROS, BootImage};
@@ -55,7 +55,7 @@ impl LoadingContents {
             while is_intact() {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(slot) = self.frames.get(number) else { return };
-                match frame(image, number, read) {
+                match image.read_frame(number, read) {
                     Ok(bytes) => _ = slot.set(Some(bytes)),
                     Err(error) => {
                         tracing::debug!(frame = number, %error, "cannot load a frame: its blocks are read from the disk");
@@ -83,17 +83,4 @@ impl LoadingContents {
         let begin = content as usize % FRAME_BLOCKS * BLOCK_BYTES;
         Some(&frame[begin..begin + BLOCK_BYTES])
     }
-}
-
-fn frame(image: &BootImage, number: usize, read: &ReadFrame<'_>) -> Result<Vec<u8>> {
-    let (offset, length) = image.frame_range(number);
-    let mut frame = vec![0; length];
-    read(offset, &mut frame)?;
-    let blocks = (image.contents() as usize - number * FRAME_BLOCKS).min(FRAME_BLOCKS);
-    let mut bytes = vec![0; blocks * BLOCK_BYTES];
-    image.decode_bytes(number, &frame, &mut bytes).map_err(|damage| Error {
-        source: Some(Box::new(damage)),
-        ..Error::new(ErrorKind::Damaged, "decode", b"the boot image")
-    })?;
-    Ok(bytes)
 }

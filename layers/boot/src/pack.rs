@@ -1,7 +1,8 @@
 //! Creates a boot image from a recording: reads each block once, stores equal blocks once,
-//! compresses them, and writes the tables.
+//! compresses them, and writes the tables. Frames leave the memory as soon as they are compressed.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use quell_vfs::{Result, Time, printable};
 use xxhash_rust::xxh3::xxh3_64;
@@ -40,27 +41,60 @@ pub struct Packer {
     files: Vec<Described>,
 }
 
-#[derive(Debug, Default)]
-struct Store {
-    bytes: Vec<u8>,
-    /// Contents by hash; blocks with equal hashes are compared.
-    known: HashMap<u64, Vec<ContentId>>,
+/// Receives the compressed frames of an image in order.
+pub trait FrameSink {
+    /// Stores the next frame.
+    fn append(&mut self, frame: &[u8]) -> Result<()>;
 }
 
-impl Store {
-    fn content(&mut self, block: &[u8; BLOCK_BYTES]) -> ContentId {
+impl FrameSink for Vec<u8> {
+    fn append(&mut self, frame: &[u8]) -> Result<()> {
+        self.extend_from_slice(frame);
+        Ok(())
+    }
+}
+
+/// The number of frames that are compressed at once.
+const BATCH_FRAMES: usize = 16;
+
+/// Contents, which are compressed and passed to a sink while they are added.
+struct Store<'a> {
+    /// Contents that are not compressed yet.
+    bytes: Vec<u8>,
+    contents: u32,
+    /// Contents by a cryptographic hash, because their bytes are not kept for a comparison.
+    known: HashMap<[u8; 32], ContentId>,
+    threads: usize,
+    sink: &'a mut dyn FrameSink,
+    /// The length and the checksum of each frame in the sink.
+    frames: Vec<(u32, u64)>,
+}
+
+impl Store<'_> {
+    fn content(&mut self, block: &[u8; BLOCK_BYTES]) -> Result<ContentId> {
         if block.iter().all(|b| *b == 0) {
-            return ZEROS;
+            return Ok(ZEROS);
         }
-        let same = self.known.entry(xxh3_64(block)).or_default();
-        let at = |content: ContentId| content as usize * BLOCK_BYTES;
-        if let Some(known) = same.iter().find(|c| self.bytes[at(**c)..at(**c) + BLOCK_BYTES] == block[..]) {
-            return *known;
-        }
-        let content = (self.bytes.len() / BLOCK_BYTES) as ContentId;
+        let known = self.known.entry(*blake3::hash(block).as_bytes());
+        let content = match known {
+            Entry::Occupied(known) => return Ok(*known.get()),
+            Entry::Vacant(free) => *free.insert(self.contents),
+        };
+        self.contents += 1;
         self.bytes.extend_from_slice(block);
-        same.push(content);
-        content
+        if self.bytes.len() >= BATCH_FRAMES * FRAME_BLOCKS * BLOCK_BYTES {
+            self.compress()?;
+        }
+        Ok(content)
+    }
+
+    fn compress(&mut self) -> Result<()> {
+        for frame in compress(&self.bytes, self.threads)? {
+            self.frames.push((frame.len() as u32, xxh3_64(&frame)));
+            self.sink.append(&frame)?;
+        }
+        self.bytes.clear();
+        Ok(())
     }
 }
 
@@ -80,7 +114,24 @@ impl Packer {
         source: &mut dyn ReadBlock,
         threads: usize,
     ) -> Result<Vec<u8>> {
-        let mut store = Store::default();
+        let mut frames = Vec::new();
+        let mut image = self.pack_to(kind, recording, source, threads, &mut frames)?;
+        image.extend_from_slice(&frames);
+        Ok(image)
+    }
+
+    /// Does the same as `pack`, and passes the frames to `sink`. Returns the part of the image
+    /// before the frames.
+    pub fn pack_to(
+        &self,
+        kind: ImageKind,
+        recording: &Recording,
+        source: &mut dyn ReadBlock,
+        threads: usize,
+        sink: &mut dyn FrameSink,
+    ) -> Result<Vec<u8>> {
+        let (bytes, known, frames) = (Vec::new(), HashMap::new(), Vec::new());
+        let mut store = Store { bytes, contents: 0, known, threads, sink, frames };
         let mut blocks: Vec<Vec<(u32, ContentId, u32)>> = vec![Vec::new(); self.files.len()];
         let mut gone = vec![false; self.files.len()];
         let mut block = [0; BLOCK_BYTES];
@@ -91,7 +142,9 @@ impl Packer {
                 continue;
             }
             match source.read(recorded.file, recorded.block, &mut block) {
-                Ok(true) => blocks[number].push((recorded.block, store.content(&block), recorded.recordings)),
+                Ok(true) => {
+                    blocks[number].push((recorded.block, store.content(&block)?, recorded.recordings))
+                }
                 Ok(false) => {
                     tracing::debug!(file = %printable(&file.name), "left out a file that changed since the recording");
                     // Old blocks must not be mixed with new ones.
@@ -137,7 +190,8 @@ impl Packer {
                 runs.extend_from_slice(&row);
             }
         }
-        let frames = compress(&store.bytes, threads)?;
+        store.compress()?;
+        let Store { contents, frames, .. } = store;
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
         put(&mut header, 8, VERSION);
@@ -148,37 +202,34 @@ impl Packer {
         }
         put(&mut header, 56, order.len() as u32);
         put(&mut header, 60, (runs.len() / RUN_ROW_BYTES) as u32);
-        put(&mut header, 64, (store.bytes.len() / BLOCK_BYTES) as u32);
+        put(&mut header, 64, contents);
         put(&mut header, 68, frames.len() as u32);
         header[72..80].copy_from_slice(&(names.len() as u64).to_le_bytes());
         put(&mut header, 80, recording.recordings().max(1));
         names.resize(names.len().next_multiple_of(8), 0);
         let mut tables = [files, names, runs].concat();
         let mut offset = (HEADER_BYTES + tables.len() + frames.len() * FRAME_ROW_BYTES) as u64;
-        for frame in &frames {
+        for (length, checksum) in &frames {
             let mut row = [0; FRAME_ROW_BYTES];
             row[..8].copy_from_slice(&offset.to_le_bytes());
-            put(&mut row, 8, frame.len() as u32);
-            row[16..].copy_from_slice(&xxh3_64(frame).to_le_bytes());
+            put(&mut row, 8, *length);
+            row[16..].copy_from_slice(&checksum.to_le_bytes());
             tables.extend_from_slice(&row);
-            offset += frame.len() as u64;
+            offset += u64::from(*length);
         }
         header[16..24].copy_from_slice(&offset.to_le_bytes());
         header[32..40].copy_from_slice(&xxh3_64(&tables).to_le_bytes());
         let checksum = header_checksum(&header);
         header[HEADER_CHECKSUM_AT..HEADER_CHECKSUM_AT + 8].copy_from_slice(&checksum.to_le_bytes());
-        let mut image = Vec::with_capacity(offset as usize);
-        image.extend_from_slice(&header);
-        image.extend_from_slice(&tables);
-        frames.iter().for_each(|frame| image.extend_from_slice(frame));
+        let head = [&header[..], &tables].concat();
         tracing::debug!(
             files = order.len(),
-            blocks = store.bytes.len() / BLOCK_BYTES,
+            blocks = contents,
             frames = frames.len(),
-            bytes = image.len(),
+            bytes = offset,
             "packed a boot image"
         );
-        Ok(image)
+        Ok(head)
     }
 }
 

@@ -12,7 +12,7 @@ use quell_vfs::{Attributes, Context, ErrorKind, File, FileSystem, NodeId, ReadAt
 use crate::format::BLOCK_BYTES;
 use crate::image::{BootImage, blocks_of};
 use crate::open_override::{OpenOverride, Opener};
-use crate::pack::{Packer, ReadBlock};
+use crate::pack::{FrameSink, Packer, ReadBlock};
 use crate::recording::Recording;
 use crate::subject::Subject;
 
@@ -83,6 +83,17 @@ impl Recorder {
         Arc::new(Recorder { state: Mutex::new(state) })
     }
 
+    /// Returns a recorder that has read all blocks of these files of `fs`, in this order.
+    pub fn of_files(fs: &dyn FileSystem, files: &[NodeId]) -> Result<Arc<Recorder>> {
+        let recorder = Recorder::new();
+        for node in files {
+            let blocks = blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes);
+            let number = recorder.opened(*node);
+            recorder.state().recording.add(number, 0..blocks);
+        }
+        Ok(recorder)
+    }
+
     fn state(&self) -> MutexGuard<'_, RecorderState> {
         lock(&self.state)
     }
@@ -115,6 +126,22 @@ impl Recorder {
         subject: &Subject,
         choice: &Choice,
         threads: usize,
+    ) -> Result<(Vec<u8>, Unreadable)> {
+        let mut frames = Vec::new();
+        let (mut image, unreadable) = self.pack_to(fs, subject, choice, threads, &mut frames)?;
+        image.extend_from_slice(&frames);
+        Ok((image, unreadable))
+    }
+
+    /// Does the same as `pack`, and passes the frames to `sink`. Returns the part of the image
+    /// before the frames.
+    pub fn pack_to(
+        &self,
+        fs: &dyn FileSystem,
+        subject: &Subject,
+        choice: &Choice,
+        threads: usize,
+        sink: &mut dyn FrameSink,
     ) -> Result<(Vec<u8>, Unreadable)> {
         let state = self.state();
         let mut packer = Packer::default();
@@ -156,7 +183,7 @@ impl Recorder {
             }
         }
         let mut source = BlockReader { fs, nodes: &nodes, open: None, unreadable: Unreadable::default() };
-        let bytes = packer.pack(subject.kind(), &recording, &mut source, threads)?;
+        let bytes = packer.pack_to(subject.kind(), &recording, &mut source, threads, sink)?;
         Ok((bytes, source.unreadable))
     }
 }

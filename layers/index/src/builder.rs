@@ -3,19 +3,16 @@
 //! 78,624 entries, section 6). The result does not depend on the number of threads.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use quell_posix::{Dir, Stat};
 use quell_threads::{Tasks, into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Kind, Result, Time, errno, printable};
 
 use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use crate::image::{EntryId, Image, Problem, ROOT};
+use crate::patterns::Patterns;
 use crate::tree::{Listing, Special, Tree};
 
 /// Number of names of one directory that a thread processes at a time.
@@ -201,7 +198,7 @@ fn walk(
     }
     let walker = Walker {
         root_device: stat.device,
-        exclude: Exclude::new(&options.exclude)?,
+        exclude: Patterns::new("exclude", &options.exclude)?,
         options,
         read_all_xattrs,
         trust,
@@ -308,7 +305,7 @@ enum EntryResult {
 
 struct Walker<'a> {
     root_device: u64,
-    exclude: Exclude,
+    exclude: Patterns,
     options: &'a BuildOptions,
     read_all_xattrs: bool,
     trust: Option<Trust<'a>>,
@@ -713,47 +710,4 @@ fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Result<Vec<(Vec<u8>, Vec<u8>
     let total: usize = set.iter().map(|(name, value)| 6 + name.len() + value.len()).sum();
     let fits = total <= XATTR_SET_BYTES_MAX && set.iter().all(|(_, v)| v.len() <= XATTR_VALUE_BYTES_MAX);
     if fits { Ok(set) } else { Err(Error::new(ErrorKind::Os(errno::E2BIG), "keep attributes", b"")) }
-}
-
-/// Matches the names and paths that are left out.
-pub(crate) struct Exclude {
-    names: GlobSet,
-    paths: GlobSet,
-}
-
-impl Exclude {
-    pub(crate) fn new(patterns: &[String]) -> Result<Exclude> {
-        let mut names = GlobSetBuilder::new();
-        let mut paths = GlobSetBuilder::new();
-        for pattern in patterns {
-            let wrong = |e: globset::Error| Error {
-                source: Some(Box::new(e)),
-                ..Error::new(ErrorKind::InvalidInput, "exclude", pattern)
-            };
-            if pattern.contains('\n') {
-                return Err(Error::new(ErrorKind::InvalidInput, "exclude", pattern));
-            }
-            let of_path = pattern.trim_end_matches('/').contains('/');
-            let text = pattern.trim_matches('/');
-            let glob = GlobBuilder::new(text).literal_separator(true).build().map_err(wrong)?;
-            if of_path {
-                paths.add(glob)
-            } else {
-                names.add(glob)
-            };
-        }
-        let build = |set: GlobSetBuilder| {
-            set.build().map_err(|e| Error {
-                source: Some(Box::new(e)),
-                ..Error::new(ErrorKind::InvalidInput, "exclude", patterns.join(" "))
-            })
-        };
-        Ok(Exclude { names: build(names)?, paths: build(paths)? })
-    }
-
-    pub(crate) fn matches(&self, directory: &[u8], name: &[u8]) -> bool {
-        let path = |bytes: &[u8]| Path::new(OsStr::from_bytes(bytes)).to_owned();
-        (!self.names.is_empty() && self.names.is_match(path(name)))
-            || (!self.paths.is_empty() && self.paths.is_match(path(&join(directory, name))))
-    }
 }

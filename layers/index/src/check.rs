@@ -15,11 +15,12 @@ use quell_posix::{Dir, Stat};
 use quell_threads::{Tasks, into_inner, lock};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result, same_status_change};
 
-use crate::builder::{BuildOptions, Exclude};
+use crate::builder::BuildOptions;
 use crate::compare::{Change, Difference, changed_attributes};
 use crate::format::Field;
 use crate::freshness::{OVERFLOW_ID, attributes_of};
 use crate::image::{EntryId, Image, ROOT};
+use crate::patterns::Patterns;
 
 /// Number of names of one directory that a thread processes at a time.
 const CHUNK_NAMES: usize = 256;
@@ -65,7 +66,7 @@ pub fn check_and_visit(
     let indexed = image.attributes(ROOT);
     let checker = Checker {
         image,
-        exclude: Exclude::new(&options.exclude)?,
+        exclude: Patterns::new("exclude", &options.exclude)?,
         problems: image.problems().map(|problem| problem.path).collect(),
         compares_ctime: stat.changed == indexed.changed && stat.modified == indexed.modified,
         differences_max,
@@ -110,7 +111,7 @@ struct Findings {
 
 struct Checker<'a> {
     image: &'a Image,
-    exclude: Exclude,
+    exclude: Patterns,
     /// Paths that could not be read when the index was built: they exist in the tree and not in the
     /// index.
     problems: HashSet<Vec<u8>>,

@@ -3,17 +3,17 @@
 use std::fs::File;
 use std::path::Path;
 
-use quell_boot::{BootImage, ImageKind};
-use quell_mount_spec::{Ownership, TrustedUse};
+use quell_boot::{BootImage, ImageKind, MemoryEstimate};
+use quell_mount_spec::{OpenBoot, Ownership, TrustedUse};
 
 use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::holder::checked_tree::CheckedTree;
 use crate::holder::handshake::HolderContext;
 use crate::inputs::InputFile;
-use crate::protocol::plan::BootPlan;
+use crate::protocol::plan::{BootPlan, Target};
 use crate::protocol::transfer::OpenFiles;
-use crate::resources::{self, MemoryBudget};
+use crate::resources::{MemoryBudget, check_available};
 use crate::trust::check_trust;
 
 /// Assigns each boot image to the tree with its index. Without `--strict`, an image that cannot be
@@ -50,6 +50,30 @@ fn tree_of(boot: &BootImage, trees: &[CheckedTree]) -> Option<usize> {
     })
 }
 
+/// Reserves memory for an image. Returns whether its blocks are kept in memory: otherwise they do
+/// not fit, and are read from the file of the image when they are needed.
+fn reserve(
+    context: &HolderContext,
+    path: &Path,
+    boot: &BootImage,
+    budget: &mut MemoryBudget,
+) -> Result<bool, Failure> {
+    // While the image is decoded, its file is in memory too.
+    let refusal = match budget.reserve(path, boot.serving_bytes(), boot.file_bytes()) {
+        Ok(()) => return Ok(true),
+        Err(refusal) => refusal,
+    };
+    // Programs open the files of an image themselves, so all of them must be in memory.
+    if matches!(context.plan.target, Target::Processes) {
+        return Err(refusal);
+    }
+    check_available(path, MemoryEstimate::of_image(boot).ranges_bytes)?;
+    if context.plan.verbose {
+        context.print(&format!("{refusal}; its blocks are read from it when they are needed"));
+    }
+    Ok(false)
+}
+
 fn add_boot_image(
     context: &HolderContext,
     path: &Path,
@@ -61,12 +85,15 @@ fn add_boot_image(
         Some(file) => file,
         None => InputFile::open(path)?.file,
     };
-    let boot = context.waiting.watch_read(&file, path, || resources::load_boot(&file, path, budget))?;
+    let sized = file.try_clone().map_err(|e| Failure::cannot(format!("{}: {e}", shown(path))))?;
+    let begin = || OpenBoot::begin(Some(file), path, |bytes| check_available(path, bytes));
+    let open = context.waiting.watch_read(&sized, path, begin)?;
+    let boot = &open.image;
     if boot.kind() == ImageKind::Disk {
         let message = format!("{} is a boot image of a disk image: use it with --image", shown(path));
         return Err(Failure::wrong_input(message));
     }
-    let Some(position) = tree_of(&boot, trees) else {
+    let Some(position) = tree_of(boot, trees) else {
         return Err(Failure::wrong_input(format!(
             "{} belongs to another index, or to an older state of this one in which every file was different: \
              record it again",
@@ -76,7 +103,7 @@ fn add_boot_image(
     let covered = &trees[position].covered;
     let owner = Ownership::from(&covered.source().stat_self()?);
     let tree = Some((&*covered.source_path, &owner));
-    check_trust(&context.plan.trusted(), &file, path, TrustedUse::BootImage, tree)?;
+    check_trust(&context.plan.trusted(), open.file(), path, TrustedUse::BootImage, tree)?;
     if covered.hot.is_some() {
         return Err(Failure::wrong_input(format!(
             "{} is the second boot image of {}: merge the two with `quell boot merge`",
@@ -84,10 +111,23 @@ fn add_boot_image(
             shown(&covered.source_path)
         )));
     }
-    // While the image is decoded, its file is in memory too.
-    budget.reserve(path, boot.serving_bytes(), boot.file_bytes())?;
+    let in_memory = reserve(context, path, boot, budget)?;
     let mut tree = trees.swap_remove(position);
-    tree.covered = tree.covered.with_boot_image(boot);
+    tree.covered = match in_memory {
+        true => {
+            let boot = context.waiting.watch_read(&sized, path, || open.read_frames())?;
+            tree.covered.with_boot_image(boot)
+        }
+        false => {
+            let (messages, name) = (context.messages.clone(), shown(path).to_string());
+            let (boot, file) = open.in_ranges(move |error| {
+                messages.print(&format!(
+                    "{name}: {error}; blocks that cannot be read from the boot image are read from the tree"
+                ));
+            });
+            tree.covered.with_boot_image_in_ranges(boot, file)
+        }
+    };
     let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
     if stale > 0 {
         context.print(&format!(

@@ -171,6 +171,9 @@ impl CoveredView {
             counters.insert("blocks_from_source".into(), served.from_source);
             counters.insert("blocks_cached".into(), blocks.cached_bytes.div_ceil(BLOCK_BYTES as u64));
             counters.insert("files_whole".into(), blocks.whole_files);
+            if blocks.hot.is_in_ranges() {
+                counters.insert("frames_read".into(), blocks.hot.frames_read());
+            }
         }
         (!counters.is_empty()).then_some(counters)
     }
@@ -216,7 +219,7 @@ fn select_view(
         index_belongs_to_root,
         source_name: mount_source(index),
         allow_other,
-        has_boot_image: covered.hot.is_some(),
+        has_blocks_in_memory: covered.hot.as_ref().is_some_and(|hot| !hot.is_in_ranges()),
     };
     let properties = tree_properties(&covered.image, &covered.source_path, trees);
     let mount = |covered: &Covered, options: &ViewOptions<'_>| match by_fusermount {
@@ -225,10 +228,10 @@ fn select_view(
     };
     match mount(covered, &options) {
         // The frames of a boot image are verified while they are decoded.
-        Err(e) if e.kind == ErrorKind::Damaged && options.has_boot_image && !plan.strict => {
+        Err(e) if e.kind == ErrorKind::Damaged && covered.hot.is_some() && !plan.strict => {
             context.print(&format!("{e}; the boot image is not used"));
             covered.hot = None;
-            options.has_boot_image = false;
+            options.has_blocks_in_memory = false;
             Ok(mount(covered, &options)?)
         }
         other => Ok(other?),

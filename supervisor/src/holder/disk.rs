@@ -24,7 +24,7 @@ use crate::holder::in_flight::report_on_signal;
 use crate::holder::messages::Messages;
 use crate::holder::own_mount::{BusyPolicy, OwnMount};
 use crate::holder::privileges::{isolate, isolation};
-use crate::holder::recording::{ActiveRecording, Recorded};
+use crate::holder::recording::ActiveRecording;
 use crate::holder::served::Served;
 use crate::holder::signals::Signals;
 use crate::mount_point::refuse_mounted;
@@ -32,6 +32,7 @@ use crate::mount_table::mount_source;
 use crate::protocol::plan::{BootPlan, DiskPlan, Target};
 use crate::protocol::report::{HolderReport, TreeReport};
 use crate::protocol::transfer::OpenFiles;
+use crate::record::image::Recorded;
 use crate::socket::server::{Holder, Need, Service};
 
 /// The view of a disk image.

@@ -289,6 +289,19 @@ impl BootPlan {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RecordingPlan {
     /// The boot image to write.
+    pub image: ImagePlan,
+    /// A FIFO in the runtime directory, from which `quell record` reads a line with
+    /// `RecordingStart` and a line with `RecordingResult`.
+    pub pipe: PathBuf,
+    /// FIFOs for the program's standard output and standard error, if they are not those of
+    /// `quell run`.
+    pub outputs: Option<[PathBuf; 2]>,
+}
+
+/// A boot image to write, and the selection of its blocks.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ImagePlan {
+    /// The path of the image.
     pub output: PathBuf,
     /// Whether the recording is merged with those of an existing image.
     pub merge: bool,
@@ -304,12 +317,6 @@ pub struct RecordingPlan {
     pub whole: bool,
     /// Size limit of the blocks to keep, in MiB.
     pub budget_mib: Option<u64>,
-    /// A FIFO in the runtime directory, from which `quell record` reads a line with
-    /// `RecordingStart` and a line with `RecordingResult`.
-    pub pipe: PathBuf,
-    /// FIFOs for the program's standard output and standard error, if they are not those of
-    /// `quell run`.
-    pub outputs: Option<[PathBuf; 2]>,
 }
 
 /// The view that the user selected.

@@ -1,5 +1,7 @@
-//! The command's side of a recording.
+//! Recordings: the command's side, the selection of files without a program, and the image.
 
+pub(crate) mod files;
+pub(crate) mod image;
 pub(crate) mod output_copy;
 pub(crate) mod stop;
 pub(crate) mod wait;

@@ -23,7 +23,11 @@ pub struct BootBlocks {
 
 impl BootBlocks {
     /// Fills the kernel's page cache with the recorded blocks, so that most reads cause no request.
+    /// Blocks that are read when they are needed reach it then.
     pub fn cached(hot: Arc<Hot>, session: &mut Session, mount: &OwnedFd, covered: &Covered) -> BootBlocks {
+        if hot.is_in_ranges() {
+            return BootBlocks { hot, whole_files: 0, cached_bytes: 0 };
+        }
         let path = |node| Some((node, covered.fs.path(node).ok()?));
         let files: Vec<_> = hot.nodes().filter_map(path).collect();
         let cached_bytes = session.fill_cache(mount, &files, &|node, visit| hot.blocks_of(node, visit));

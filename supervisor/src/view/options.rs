@@ -33,7 +33,8 @@ pub struct ViewOptions<'a> {
     /// The source shown in the mount table.
     pub source_name: String,
     pub allow_other: bool,
-    pub has_boot_image: bool,
+    /// Whether there are blocks of a boot image in memory.
+    pub has_blocks_in_memory: bool,
 }
 
 impl ViewOptions<'_> {
@@ -49,7 +50,7 @@ impl ViewOptions<'_> {
             no_open: self.trees.on_change == ChangePolicy::Ignore,
             // Read-ahead would add blocks to the recording that the program did not read.
             no_read_ahead: self.trees.boot.recording().is_some(),
-            fills_cache: self.has_boot_image,
+            fills_cache: self.has_blocks_in_memory,
             allow_other,
             suid: self.trees.suid,
             dev: self.trees.dev,

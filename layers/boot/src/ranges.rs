@@ -1,0 +1,189 @@
+//! The contents of an image that are read from its file when they are needed, one frame at a time.
+//! The memory is bounded regardless of the size of the image: the frames that were used last are
+//! kept, and the kernel keeps the blocks that programs have read as long as there is memory.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::format::{
+    BLOCK_BYTES, ContentId, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_ROW_BYTES, HEADER_BYTES, RUN_ROW_BYTES, ZEROS,
+};
+use crate::image::BootImage;
+
+/// The number of decoded frames that are kept. A frame has the blocks of neighbouring files, which
+/// programs often read one after another.
+const FRAMES_KEPT: usize = 16;
+
+/// Reads from the file of an image.
+pub trait ImageFile: Send + Sync {
+    /// Fills `into` from an offset. A file that ends before that is an error. Called by several
+    /// threads.
+    fn read_exact_at(&self, into: &mut [u8], offset: u64) -> Result<()>;
+
+    /// Reports that a frame could not be used, once for each image: blocks of such a frame are read
+    /// from the tree.
+    fn report(&self, error: &Error);
+}
+
+/// A limit of the memory for frames: those that are kept, and those that the threads of a view
+/// read and decode.
+const FRAMES_BYTES_MAX: u64 = 64 << 20;
+/// The memory for the number of a file, by its node.
+const NODE_BYTES: u64 = 40;
+
+/// The most memory that serving an image takes, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// If its blocks are in memory.
+    pub memory_bytes: u64,
+    /// If its blocks are read from its file when they are needed.
+    pub ranges_bytes: u64,
+}
+
+impl MemoryEstimate {
+    /// Returns the memory for an image.
+    pub fn of_image(image: &BootImage) -> MemoryEstimate {
+        let tables_bytes = image.tables_bytes();
+        MemoryEstimate::new(image.files().into(), image.serving_bytes(), tables_bytes)
+    }
+
+    /// Returns the memory for an image of whole files, before it is written.
+    pub fn of_files(files: u64, blocks: u64, names_bytes: u64) -> MemoryEstimate {
+        let rows = files * (FILE_ROW_BYTES + RUN_ROW_BYTES) as u64;
+        let frames = blocks.div_ceil(FRAME_BLOCKS as u64) * FRAME_ROW_BYTES as u64;
+        MemoryEstimate::new(
+            files,
+            blocks * BLOCK_BYTES as u64,
+            HEADER_BYTES as u64 + rows + names_bytes + frames,
+        )
+    }
+
+    fn new(files: u64, blocks_bytes: u64, tables_bytes: u64) -> MemoryEstimate {
+        let tables_bytes = tables_bytes + files * NODE_BYTES;
+        let ranges_bytes = tables_bytes + FRAMES_BYTES_MAX;
+        MemoryEstimate { memory_bytes: tables_bytes + blocks_bytes, ranges_bytes }
+    }
+}
+
+/// `None` in a slot: the frame is damaged.
+type Frame = Arc<OnceLock<Option<Vec<u8>>>>;
+
+#[derive(Default)]
+struct KeptFrames {
+    /// Frames with the time of their last use, in uses of all frames.
+    frames: HashMap<usize, (u64, Frame)>,
+    uses: u64,
+}
+
+impl KeptFrames {
+    /// Returns a frame, which becomes the last used one. The one that was not used for the longest
+    /// time is removed if there are too many.
+    fn frame(&mut self, number: usize) -> Frame {
+        self.uses += 1;
+        let uses = self.uses;
+        let (last_use, frame) = self.frames.entry(number).or_default();
+        *last_use = uses;
+        let frame = frame.clone();
+        if self.frames.len() > FRAMES_KEPT {
+            let oldest = self.frames.iter().min_by_key(|(_, (last_use, _))| *last_use);
+            if let Some(oldest) = oldest.map(|(number, _)| *number) {
+                self.frames.remove(&oldest);
+            }
+        }
+        frame
+    }
+}
+
+/// The contents of an image, in its file.
+pub(crate) struct RangedContents {
+    file: Arc<dyn ImageFile>,
+    kept: Mutex<KeptFrames>,
+    frames_read: AtomicU64,
+    is_reported: AtomicBool,
+}
+
+impl fmt::Debug for RangedContents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RangedContents").field("frames_read", &self.frames_read).finish_non_exhaustive()
+    }
+}
+
+impl RangedContents {
+    pub(crate) fn new(file: Arc<dyn ImageFile>) -> RangedContents {
+        RangedContents {
+            file,
+            kept: Mutex::default(),
+            frames_read: AtomicU64::new(0),
+            is_reported: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the number of frames that were read from the file so far.
+    pub(crate) fn frames_read(&self) -> u64 {
+        self.frames_read.load(Ordering::Relaxed)
+    }
+
+    /// Copies a part of a content, from the offset `within` it. Returns `false` if its frame cannot
+    /// be used. `image`: the tables of the image.
+    pub(crate) fn copy(&self, image: &BootImage, content: ContentId, within: usize, into: &mut [u8]) -> bool {
+        if content == ZEROS {
+            into.fill(0);
+            return true;
+        }
+        let number = content as usize / FRAME_BLOCKS;
+        let frame = lock(&self.kept).frame(number);
+        // Only readers of the same frame wait while it is read.
+        let decoded = frame.get_or_init(|| match self.read(image, number) {
+            Ok(bytes) => Some(bytes),
+            Err(error) => {
+                self.failed(number, &error);
+                None
+            }
+        });
+        let Some(bytes) = decoded else { return false };
+        let begin = content as usize % FRAME_BLOCKS * BLOCK_BYTES + within;
+        into.copy_from_slice(&bytes[begin..begin + into.len()]);
+        true
+    }
+
+    fn read(&self, image: &BootImage, number: usize) -> Result<Vec<u8>> {
+        self.frames_read.fetch_add(1, Ordering::Relaxed);
+        image.read_frame(number, &|offset, into| self.file.read_exact_at(into, offset))
+    }
+
+    fn failed(&self, number: usize, error: &Error) {
+        tracing::debug!(frame = number, %error, "cannot use a frame: its blocks are read from the tree");
+        if error.kind != ErrorKind::Damaged {
+            // Other errors may be temporary: the next reader tries again.
+            lock(&self.kept).frames.remove(&number);
+        }
+        if !self.is_reported.swap(true, Ordering::Relaxed) {
+            self.file.report(error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_frames_that_were_used_last_are_kept() {
+        let mut kept = KeptFrames::default();
+        let first = kept.frame(0);
+        (1..FRAMES_KEPT).for_each(|number| drop(kept.frame(number)));
+        assert!(Arc::ptr_eq(&first, &kept.frame(0)), "a frame is removed although there is room");
+        kept.frame(FRAMES_KEPT);
+        assert_eq!(kept.frames.len(), FRAMES_KEPT);
+        assert!(
+            Arc::ptr_eq(&first, &kept.frame(0)) && !kept.frames.contains_key(&1),
+            "{:?}",
+            kept.frames.keys()
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! The boot image of a recording.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_boot::{BLOCK_BYTES, BootImage, Choice, Recorder, Subject, Unreadable};
+use quell_mount_spec::{LockedBootFile, Ownership, Trusted, TrustedUse};
+use quell_vfs::FileSystem;
+
+use crate::display::{counted, shown};
+use crate::failure::Failure;
+use crate::inputs::InputFile;
+use crate::protocol::answer::RecordingResult;
+use crate::protocol::plan::ImagePlan;
+use crate::resources::{check_available, processors};
+use crate::trust::check_trust;
+
+/// The tree or disk image that is recorded, with the recorder in front of its file system.
+pub struct Recorded {
+    pub recorder: Arc<Recorder>,
+    /// The file system below the recorder.
+    pub fs: Arc<dyn FileSystem>,
+    pub subject: Subject,
+    /// The owners whose image may be merged, and the owner of the tree or disk image.
+    pub trusted: Trusted,
+    pub owner: Ownership,
+}
+
+impl Recorded {
+    /// Returns the image to merge or to complete, if there is one.
+    pub fn older_image(&self, plan: &ImagePlan) -> Result<Option<BootImage>, Failure> {
+        let Recorded { fs, subject, trusted, owner, .. } = self;
+        older_image(plan, &**fs, (subject, trusted, owner))
+    }
+
+    /// Writes the image. `print` gets messages for the user.
+    pub fn write_image(
+        &self,
+        plan: &ImagePlan,
+        print: &(dyn Fn(&str) + Sync),
+    ) -> Result<RecordingResult, Failure> {
+        let output = &plan.output;
+        let Recorded { recorder, fs, subject, .. } = self;
+        if recorder.files() == 0 {
+            let kind = match subject {
+                Subject::Tree(_) => "tree",
+                Subject::Disk(_) => "disk image",
+            };
+            return Err(Failure::cannot(format!("no file of the {kind} was opened")));
+        }
+        let claimed = LockedBootFile::claim(output, &|lock| {
+            print(&waiting_for_recording(lock));
+        })?;
+        let old = self.older_image(plan)?;
+        let blocks_max = plan.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
+        let (min_recordings, whole) = (plan.min_runs, plan.whole);
+        let updates = plan.update;
+        let choice = Choice { old: old.as_ref(), updates, min_recordings, blocks_max, whole };
+        let mut frames = claimed.frames()?;
+        let (head, unreadable) = recorder.pack_to(&**fs, subject, &choice, processors(), &mut frames)?;
+        if let Unreadable { blocks, first: Some(first) } = unreadable {
+            print(&format!(
+                "{} could not be read again and are not in the image: {first}",
+                counted(blocks, "block", "blocks")
+            ));
+        }
+        let file_bytes = head.len() as u64 + frames.bytes();
+        let image = BootImage::parse_tables(head, file_bytes).map_err(|damage| {
+            Failure::cannot(format!("the new boot image is damaged, and was not written: {damage}"))
+        })?;
+        if image.files() == 0 {
+            return Err(Failure::cannot("no block satisfies --min-runs and --budget"));
+        }
+        let kept = old.as_ref().map_or(0, |old| subject.valid_blocks(&**fs, old));
+        let added_blocks = updates.then(|| image.blocks().saturating_sub(kept));
+        claimed.replace(image.as_bytes(), frames, plan.force)?;
+        Ok(RecordingResult {
+            failure: None,
+            files: recorder.files() as u64,
+            blocks: recorder.blocks() as u64,
+            image_files: image.files().into(),
+            image_contents: image.contents().into(),
+            image_bytes: image.file_bytes(),
+            added_blocks,
+            recordings: image.recordings(),
+        })
+    }
+}
+
+/// Returns the existing image that a recording is merged with or completes, if there is one.
+/// `source`: the subject of the recording, the owners whose image may be used, and the owner of the
+/// subject.
+pub fn older_image(
+    plan: &ImagePlan,
+    fs: &dyn FileSystem,
+    source: (&Subject, &Trusted, &Ownership),
+) -> Result<Option<BootImage>, Failure> {
+    let output = &plan.output;
+    if !(plan.merge || plan.update) || !output.exists() {
+        return Ok(None);
+    }
+    let file = InputFile::open(output)?.file;
+    // Blocks of the old image become part of an image that belongs to the caller, so the old image
+    // must be trusted.
+    let (subject, trusted, owner) = source;
+    let recorded_of = Some((Path::new("the recorded tree or disk image"), owner));
+    check_trust(trusted, &file, output, TrustedUse::BootImage, recorded_of)?;
+    let old = quell_mount_spec::load_boot_from(&file, output, |bytes| check_available(output, bytes))?;
+    if subject.can_merge(fs, &old) {
+        return Ok(Some(old));
+    }
+    let other = match subject {
+        Subject::Tree(_) => {
+            "belongs to another index, or to an older state of this one in which every file was different"
+        }
+        Subject::Disk(_) => "was recorded from another disk image, or from an older state of this one",
+    };
+    let (option, done) = if plan.update { ("--update", "updated") } else { ("--merge", "merged") };
+    Err(Failure::wrong_input(format!(
+        "{} {other}: it cannot be {done}; without {option} it is replaced",
+        shown(output)
+    )))
+}
+
+/// Returns the message of a command that waits until another command has written its boot image.
+/// `lock`: the lock file that the other command holds.
+pub fn waiting_for_recording(lock: &Path) -> String {
+    format!("waiting for another process that writes the same boot image and holds {}", shown(lock))
+}
