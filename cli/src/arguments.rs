@@ -775,6 +775,10 @@ pub struct BatchModeArgs {
     /// Publish the batch only if no change of others is in conflict with it.
     #[arg(long, requires = "batch")]
     pub atomic: bool,
+    /// Do not wait for the verification of the batch: it is verified when the store is used the
+    /// next time, before its changes are shown.
+    #[arg(long, requires = "batch")]
+    pub lazy: bool,
 }
 
 /// The effect of changes in a mount of a store for batches.

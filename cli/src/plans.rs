@@ -194,10 +194,10 @@ pub fn batch_mode(args: &BatchModeArgs, default: BatchModeArg) -> Result<BatchMo
             let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
             let own_name = || format!("{}-{}", host(), std::process::id());
             let name = args.batch_name.clone().unwrap_or_else(own_name);
-            Ok(BatchMode::Batch { name, is_atomic: args.atomic })
+            Ok(BatchMode::Batch { name, is_atomic: args.atomic, is_lazy: args.lazy })
         }
-        BatchModeArg::Sync if args.atomic || args.batch_name.is_some() => {
-            Err(Failure::wrong_input("--atomic and --batch-name can be used only with --mode batch"))
+        BatchModeArg::Sync if args.atomic || args.lazy || args.batch_name.is_some() => {
+            Err(Failure::wrong_input("--atomic, --lazy and --batch-name can be used only with --mode batch"))
         }
         BatchModeArg::Sync => Ok(BatchMode::Synchronous),
     }

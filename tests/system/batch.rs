@@ -281,6 +281,53 @@ fn a_batch_that_is_not_committed_is_reported() {
 }
 
 #[test]
+fn a_lazy_batch_is_verified_when_the_store_is_used() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.batch_store();
+    let state = |index: usize| stage.batches(&store)[index]["state"].as_str().unwrap().to_owned();
+    let batch = stage.mount_batch(&store, &["--mode", "batch", "--lazy"], "job");
+    fs::write(batch.point.join("small"), "small").unwrap();
+    fs::write(batch.point.join("large"), vec![7; 200_000]).unwrap();
+    batch.umount();
+    assert_eq!(state(0), "submitted");
+    let listed = stage.run(stage.quell().args(words(&[&"batch", &"status", &store]))).expect(0);
+    assert!(listed.text().contains("submitted, not verified yet"), "{}", listed.text());
+    assert_eq!(state(0), "submitted", "status verifies nothing");
+    let mounted = stage.mount_batch(&store, &[], "mounted");
+    assert_eq!(fs::read_to_string(mounted.point.join("small")).unwrap(), "small");
+    assert_eq!(fs::read(mounted.point.join("large")).unwrap(), vec![7; 200_000]);
+    mounted.umount();
+    assert_eq!(state(0), "committed");
+
+    // A program, and a batch whose tables are damaged before they are verified.
+    let dir = stage.dir("program");
+    let job = format!("{}={}", store.display(), dir.display());
+    let mut run = stage.quell();
+    run.args(words(&[&"run", &"--batch", &job, &"--lazy", &"--", &"touch", &dir.join("of-program")]));
+    stage.run(&mut run).expect(0);
+    assert_eq!(state(1), "submitted");
+    for entry in fs::read_dir(store.join("batches/2")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|suffix| suffix == "table") {
+            fs::write(path, "damaged").unwrap();
+        }
+    }
+    let mounted = stage.mount_batch(&store, &[], "mounted");
+    assert!(mounted.point.join("small").exists() && !mounted.point.join("of-program").exists());
+    mounted.umount();
+    assert_eq!(state(1), "refused");
+    assert!(stage.batches(&store)[1]["reason"].is_string());
+    stage.run(stage.quell().args(words(&[&"batch", &"commit", &store, &"2"]))).expect(2);
+    stage.run(stage.quell().args(words(&[&"batch", &"abort", &store, &"2"]))).expect(0);
+    let refused =
+        stage.run(stage.quell().args(words(&[&"mount", &"--batch", &store, &"--lazy", &stage.dir("sync")])));
+    refused.expect(2).says("only with --mode batch");
+}
+
+#[test]
 fn a_batch_whose_process_was_killed_is_aborted() {
     if !can_mount() {
         return;

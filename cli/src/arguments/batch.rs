@@ -218,6 +218,10 @@ pub struct BatchCommitArgs {
     pub store: PathBuf,
     /// The number of the batch.
     pub batch: u64,
+    /// Do not wait for the verification: the batch is verified when the store is used the next
+    /// time, before its changes are shown.
+    #[arg(long)]
+    pub lazy: bool,
 }
 
 /// Discard the changes of a batch that no process uses any more.

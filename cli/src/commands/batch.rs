@@ -92,7 +92,7 @@ fn init(args: &BatchInitArgs, quiet: bool) -> Result<ExitCode, Failure> {
 }
 
 fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
-    let store = StoreAccess::open(&args.store, WAIT)?;
+    let store = StoreAccess::open_for_batches(&args.store, WAIT)?;
     let batches = store.batches()?;
     if args.output.json {
         let lines: Vec<Value> = batches.iter().map(json_of).collect();
@@ -100,14 +100,16 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     for batch in &batches {
-        let state = match batch.state {
+        let state = match &batch.state {
             SummaryState::Open => "open".to_owned(),
             SummaryState::Aborted => "aborted".to_owned(),
             SummaryState::Committed { entries, conflicts } => format!(
                 "committed, {}, {}",
-                counted(entries, "new entry", "new entries"),
-                counted(conflicts, "conflict", "conflicts"),
+                counted(*entries, "new entry", "new entries"),
+                counted(*conflicts, "conflict", "conflicts"),
             ),
+            SummaryState::Submitted => "submitted, not verified yet".to_owned(),
+            SummaryState::Refused { reason } => format!("refused: {}", shown(reason)),
         };
         outln!("{:>6}  {state}  {}", batch.number, shown(&batch.name));
     }
@@ -138,14 +140,18 @@ fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
 }
 
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let store = StoreAccess::open(&args.store, WAIT)?;
+    if args.lazy {
+        StoreAccess::open_for_batches(&args.store, WAIT)?.submit(args.batch)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let store = StoreAccess::open_for_batches(&args.store, WAIT)?;
     let batch = store.commit(args.batch)?;
     report_conflicts(&args.store, &batch, quiet);
     Ok(ExitCode::SUCCESS)
 }
 
 fn abort(args: &BatchAbortArgs) -> Result<ExitCode, Failure> {
-    StoreAccess::open(&args.store, WAIT)?.abort(args.batch)?;
+    StoreAccess::open_for_batches(&args.store, WAIT)?.abort(args.batch)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -164,10 +170,12 @@ fn json_of_snapshot(snapshot: &SnapshotSummary) -> Value {
 }
 
 fn json_of(batch: &BatchSummary) -> Value {
-    let (state, entries, conflicts) = match batch.state {
-        SummaryState::Open => ("open", None, None),
-        SummaryState::Aborted => ("aborted", None, None),
-        SummaryState::Committed { entries, conflicts } => ("committed", Some(entries), Some(conflicts)),
+    let (state, entries, conflicts, reason) = match &batch.state {
+        SummaryState::Open => ("open", None, None, None),
+        SummaryState::Aborted => ("aborted", None, None, None),
+        SummaryState::Committed { entries, conflicts } => ("committed", Some(entries), Some(conflicts), None),
+        SummaryState::Submitted => ("submitted", None, None, None),
+        SummaryState::Refused { reason } => ("refused", None, None, Some(reason)),
     };
     json!({
         "number": batch.number,
@@ -176,5 +184,6 @@ fn json_of(batch: &BatchSummary) -> Value {
         "state": state,
         "entries": entries,
         "conflicts": conflicts,
+        "reason": reason,
     })
 }

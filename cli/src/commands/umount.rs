@@ -109,15 +109,24 @@ fn check_committed(
     quiet: bool,
 ) -> Result<u64, Failure> {
     const WAIT: Duration = Duration::from_secs(60);
-    let batches = match StoreAccess::open(store, WAIT).and_then(|store| store.batches()) {
+    let batches = match StoreAccess::open_for_batches(store, WAIT).and_then(|store| store.batches()) {
         // The cause of both is probably the same.
         Err(_) if failure.is_some() => Vec::new(),
         batches => batches?,
     };
     let batch = batches.into_iter().find(|batch| batch.number == number);
+    // The number of conflicts of a batch that is verified later is not known yet.
+    if let Some(BatchSummary { state: SummaryState::Submitted, .. }) = batch {
+        return Ok(0);
+    }
     let Some(batch @ BatchSummary { state: SummaryState::Committed { conflicts, .. }, .. }) = batch else {
+        let refusal = match &batch {
+            Some(BatchSummary { state: SummaryState::Refused { reason }, .. }) => Some(reason),
+            _ => None,
+        };
         let reason = match (failure, messages) {
             (Some(failure), _) => format!(": {failure}"),
+            _ if refusal.is_some() => format!(": {}", refusal.map_or("", String::as_str)),
             (None, Some(log)) if log.exists() => format!("; see {} for the reason", shown(log)),
             _ => ": the process that served the mount was killed".to_owned(),
         };

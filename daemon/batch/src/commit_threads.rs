@@ -34,7 +34,16 @@ pub(crate) struct CommitQueue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Taken<()>>,
+    /// Batches were submitted, which no thread has begun to commit.
+    has_submitted: bool,
     is_ending: bool,
+}
+
+/// The work of a thread.
+enum Work {
+    Commit(Taken<()>),
+    /// The commit of all batches that were submitted.
+    Submitted,
 }
 
 impl CommitQueue {
@@ -57,22 +66,34 @@ impl CommitQueue {
         Err(Refused { commit, reason })
     }
 
+    /// Lets a thread commit the batches that were submitted. When the threads end before, the next
+    /// server commits them.
+    pub(crate) fn commit_submitted(&self) {
+        lock(&self.state).has_submitted = true;
+        self.added.notify_one();
+    }
+
     /// Makes the threads end after the commits that they execute now, and returns the commits that
     /// wait for a thread. Later ones are refused.
     fn close(&self) -> Vec<Refused> {
         let mut state = lock(&self.state);
-        state.is_ending = true;
+        (state.is_ending, state.has_submitted) = (true, false);
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.added.notify_all();
         waiting.into_iter().map(|commit| Refused { commit, reason: SERVER_ENDS }).collect()
     }
 
-    /// Returns the next commit, when there is one. `None` after `close`.
-    fn next(&self) -> Option<Taken<()>> {
-        let is_waiting = |state: &mut State| state.waiting.is_empty() && !state.is_ending;
+    /// Returns the next work, when there is some. `None` after `close`.
+    fn next(&self) -> Option<Work> {
+        let is_waiting =
+            |state: &mut State| state.waiting.is_empty() && !state.has_submitted && !state.is_ending;
         let waited = self.added.wait_while(lock(&self.state), is_waiting);
-        waited.unwrap_or_else(PoisonError::into_inner).waiting.pop_front()
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut state.has_submitted) {
+            return Some(Work::Submitted);
+        }
+        state.waiting.pop_front().map(Work::Commit)
     }
 }
 
@@ -136,7 +157,13 @@ impl Refused {
 }
 
 fn run(store: &ServedStore, queue: &CommitQueue) {
-    while let Some(Taken { request, reply, .. }) = queue.next() {
-        reply.send(store.execute(&request.bytes, request.reply_bytes_max));
+    while let Some(work) = queue.next() {
+        match work {
+            Work::Commit(Taken { request, reply, .. }) => {
+                reply.send(store.execute(&request.bytes, request.reply_bytes_max));
+            }
+            // The next request that needs the image tries again, and gets the error.
+            Work::Submitted => _ = store.commit_submitted(),
+        }
     }
 }

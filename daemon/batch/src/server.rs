@@ -68,6 +68,9 @@ impl Service for Requests {
             }
             let Taken { request, reply, .. } = taken;
             reply.send(self.store.execute(&request.bytes, request.reply_bytes_max));
+            if self.store.has_submitted() {
+                self.commits.commit_submitted();
+            }
         }
     }
 

@@ -102,7 +102,7 @@ fn batches_of_several_clients_are_committed_while_the_server_serves_mounts() {
     }
     assert_eq!(size_of(&mount, "own-199"), Some(11));
     let states: Vec<_> = access.batches().unwrap().into_iter().map(|batch| batch.state).collect();
-    assert_eq!(states, [SummaryState::Committed { entries: 501, conflicts: 0 }; 2]);
+    assert_eq!(states, [const { SummaryState::Committed { entries: 501, conflicts: 0 } }; 2]);
 }
 
 #[test]
@@ -144,6 +144,39 @@ fn snapshots_of_open_batches_are_listed_with_the_tables_that_they_share() {
     assert!(last.shared_tables < last.tables && last.own_bytes > 0, "{last:?}");
     three.abort(LONG).unwrap();
     assert!(snapshots().is_empty());
+}
+
+#[test]
+fn a_submitted_batch_is_verified_in_the_background_and_before_names_are_read() {
+    let mut served = Served::start(false);
+    let submit = |served: &Served, name: &str| {
+        let batch = OpenBatch::begin(served.access(), b"", "job", false).unwrap();
+        write(&*batch.file_system(), name, b"bytes");
+        batch.commit_later(LONG).unwrap();
+        batch.record().number
+    };
+    let state = |served: &Served, number: u64| {
+        let batches = served.access().batches().unwrap();
+        batches.into_iter().find(|batch| batch.number == number).unwrap().state
+    };
+    let committed = SummaryState::Committed { entries: 1, conflicts: 0 };
+    // Lists of batches need no names.
+    let first = submit(&served, "first");
+    let end = std::time::Instant::now() + LONG;
+    while state(&served, first) != committed {
+        assert!(std::time::Instant::now() < end, "{:?}", state(&served, first));
+        std::thread::yield_now();
+    }
+    for number in 0..20 {
+        let name = format!("file-{number}");
+        submit(&served, &name);
+        let mount = served.mount();
+        assert!(mount.lookup(&Context::OWN, mount.root(), name.as_bytes()).unwrap().is_some(), "{name}");
+    }
+    // A server that ends meanwhile leaves the rest to the next one.
+    let last = submit(&served, "last");
+    served.restart(false);
+    assert_eq!(state(&served, last), committed);
 }
 
 #[test]

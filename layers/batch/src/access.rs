@@ -41,6 +41,19 @@ impl StoreAccess {
     /// As for [`BatchStore::open`]; for a server over TCP, those of the file with the key of the
     /// store.
     pub fn open(path: &Path, wait: Duration) -> Result<StoreAccess> {
+        let access = StoreAccess::open_for_batches(path, wait)?;
+        if let Kind::Own(store) = &access.kind {
+            store.commit_submitted()?;
+        }
+        Ok(access)
+    }
+
+    /// Opens a store as [`open`](Self::open) does, only to end and to list batches: those that were
+    /// submitted are not committed before. The master image must not be used.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_for_batches(path: &Path, wait: Duration) -> Result<StoreAccess> {
         StoreAccess::open_dir(StoreDir::open(path)?, wait)
     }
 
@@ -145,8 +158,29 @@ impl StoreAccess {
     /// As [`commit`](Self::commit), for a process that uses the batch.
     pub(crate) fn commit_locked(&self, number: u64) -> Result<BatchSummary> {
         match &self.kind {
-            Kind::Own(store) => Ok(store.commit_locked(number)?.summary()),
+            Kind::Own(store) => {
+                store.commit_submitted()?;
+                Ok(store.commit_locked(number)?.summary())
+            }
             Kind::Served(remote) => remote.commit(number),
+        }
+    }
+
+    /// Marks a batch whose process has ended after it had written the certificate as submitted: it
+    /// is verified and committed when the master image is used the next time.
+    ///
+    /// # Errors
+    /// As for [`BatchStore::commit`], except for those of the verification.
+    pub fn submit(&self, number: u64) -> Result<BatchSummary> {
+        let _lock = self.dir.lock_batch(number)?;
+        self.submit_locked(number)
+    }
+
+    /// As [`submit`](Self::submit), for a process that uses the batch.
+    pub(crate) fn submit_locked(&self, number: u64) -> Result<BatchSummary> {
+        match &self.kind {
+            Kind::Own(store) => Ok(store.submit_locked(number)?.summary()),
+            Kind::Served(remote) => remote.submit(number),
         }
     }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchState, BlockCache, Certificate, Checked, DataFile, Image, Key, Problem, ProblemKind, ROOT, Table,
-    TableDir, TableFiles, check_tables, split,
+    BlockCache, Certificate, Checked, DataFile, Image, Key, Problem, ProblemKind, ROOT, Table, TableDir,
+    TableFiles, check_tables, split,
 };
 use quell_posix::{Dir, WritableDir};
 use quell_threads::{into_inner, lock};
@@ -263,7 +263,7 @@ fn check_batches(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> R
     let unrecorded = numbers.into_iter().filter(|number| !known.contains(number));
     let names = unrecorded.map(|number| number.to_string().into_bytes()).chain(others);
     names.for_each(|name| report(&unknown(b"batches/", &name)));
-    for record in records.iter().filter(|record| record.state == BatchState::Open) {
+    for record in records.iter().filter(|record| !record.state.has_ended()) {
         let checked = store.certificate(record.number).and_then(|found| match found {
             Some((certificate, tables)) => check_certificate(&certificate, &tables),
             None => Ok(()),

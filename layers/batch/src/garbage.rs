@@ -84,10 +84,6 @@ impl BatchStore {
     pub(crate) fn ended_batches(&self) -> Result<BTreeSet<u64>> {
         let states: BTreeMap<u64, BatchState> =
             self.primary().batches()?.into_iter().map(|batch| (batch.number, batch.state)).collect();
-        Ok(states
-            .into_iter()
-            .filter(|(_, state)| *state != BatchState::Open)
-            .map(|(number, _)| number)
-            .collect())
+        Ok(states.into_iter().filter(|(_, state)| state.has_ended()).map(|(number, _)| number).collect())
     }
 }

@@ -107,6 +107,21 @@ impl OpenBatch {
         ended.map(|()| summary)
     }
 
+    /// Submits the changes of the batch, as [`StoreAccess::submit`] does, and waits like
+    /// [`commit`](Self::commit). After an error it can be repeated. The file system is not used
+    /// afterwards.
+    ///
+    /// # Errors
+    /// As for [`StoreAccess::submit`] and [`StoreAccess::open`].
+    pub fn commit_later(&self, wait: Duration) -> Result<BatchSummary> {
+        let ended = self.fs.end();
+        self.submit()?;
+        lock(&self.views).end();
+        let summary = self.open_store(wait)?.submit_locked(self.record.number)?;
+        // The other files are submitted, and the error is returned then.
+        ended.map(|()| summary)
+    }
+
     /// Writes the changes and their certificate, so that [`StoreAccess::commit`] can publish them
     /// also after the end of this process. The file system is not used afterwards.
     ///

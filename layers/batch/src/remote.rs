@@ -89,6 +89,11 @@ impl Remote {
         self.call_for_batch(&Request::Commit { batch })
     }
 
+    /// Marks a batch as submitted, whose lock the caller holds.
+    pub(crate) fn submit(&self, batch: u64) -> Result<BatchSummary> {
+        self.call_for_batch(&Request::Submit { batch })
+    }
+
     /// Discards a batch, whose lock the caller holds.
     pub(crate) fn abort(&self, batch: u64) -> Result<BatchSummary> {
         self.call_for_batch(&Request::Abort { batch })

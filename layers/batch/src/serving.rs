@@ -1,9 +1,11 @@
 //! The execution of the requests of clients on a store that this process has open.
 //! docs/formats/batch-protocol.md describes the messages.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_batch_service::{Bytes, ListedName, NewBatch, PROTOCOL, Reply, Request};
+use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{Failure, decode, encode};
 use serde::Serialize;
@@ -16,7 +18,7 @@ const NAMES_MAX: usize = 1024;
 /// bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 19] = [
+const KINDS: [&str; 20] = [
     "hello",
     "lookup",
     "find",
@@ -36,6 +38,7 @@ const KINDS: [&str; 19] = [
     "conflicts",
     "counters",
     "snapshots",
+    "submit",
 ];
 
 /// A store whose requests this process executes.
@@ -44,6 +47,12 @@ pub struct ServedStore {
     store: BatchStore,
     requests: [AtomicU64; KINDS.len()],
     failures: AtomicU64,
+    /// The number of batches that clients have submitted, and how many of them are committed or
+    /// refused for certain.
+    submitted: AtomicU64,
+    committed: AtomicU64,
+    /// Held while submitted batches are committed.
+    committing: Mutex<()>,
 }
 
 impl ServedStore {
@@ -53,6 +62,10 @@ impl ServedStore {
             store,
             requests: [const { AtomicU64::new(0) }; KINDS.len()],
             failures: AtomicU64::new(0),
+            // The opening of the store has committed the batches that were submitted before.
+            submitted: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            committing: Mutex::new(()),
         }
     }
 
@@ -115,7 +128,33 @@ impl ServedStore {
         counters
     }
 
+    /// Returns whether clients have submitted batches that are not committed or refused yet.
+    pub fn has_submitted(&self) -> bool {
+        self.committed.load(Ordering::Acquire) < self.submitted.load(Ordering::Acquire)
+    }
+
+    /// Commits the batches that were submitted. Requests that use the image wait meanwhile.
+    ///
+    /// # Errors
+    /// Those of files. The batches stay submitted, and it can be repeated.
+    pub fn commit_submitted(&self) -> Result<()> {
+        let submitted = self.submitted.load(Ordering::Acquire);
+        if self.committed.load(Ordering::Acquire) >= submitted {
+            return Ok(());
+        }
+        let _one = lock(&self.committing);
+        // Another thread may have committed them meanwhile.
+        if self.committed.load(Ordering::Acquire) < submitted {
+            self.store.commit_submitted()?;
+            self.committed.fetch_max(submitted, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
     fn perform(&self, request: Request) -> Result<Reply> {
+        if uses_image(&request) {
+            self.commit_submitted()?;
+        }
         let names = self.store.primary().name_space();
         Ok(match request {
             Request::Hello { protocol: PROTOCOL } => {
@@ -171,6 +210,11 @@ impl ServedStore {
             }
             Request::Commit { batch } => Reply::Batch(self.store.commit_locked(batch)?.summary()),
             Request::Abort { batch } => Reply::Batch(self.store.abort_locked(batch)?.summary()),
+            Request::Submit { batch } => {
+                let record = self.store.submit_locked(batch)?;
+                self.submitted.fetch_add(1, Ordering::AcqRel);
+                Reply::Batch(record.summary())
+            }
             Request::Batches { after } => {
                 let records = self.store.primary().batches()?;
                 let later = records.iter().filter(|record| record.number > after);
@@ -207,6 +251,32 @@ fn page<T: Serialize>(mut items: impl Iterator<Item = T>) -> (Vec<T>, bool) {
     (page, is_last)
 }
 
+/// Returns whether the reply to a request depends on the changes of submitted batches.
+fn uses_image(request: &Request) -> bool {
+    match request {
+        Request::Lookup { .. }
+        | Request::Find { .. }
+        | Request::Parent { .. }
+        | Request::List { .. }
+        | Request::Create { .. }
+        | Request::Link { .. }
+        | Request::Remove { .. }
+        | Request::RemoveDir { .. }
+        | Request::Rename(_)
+        | Request::Change { .. }
+        | Request::Begin { .. }
+        | Request::Commit { .. }
+        | Request::Conflicts { .. } => true,
+        Request::Hello { .. }
+        | Request::Sync
+        | Request::Abort { .. }
+        | Request::Batches { .. }
+        | Request::Counters
+        | Request::Snapshots { .. }
+        | Request::Submit { .. } => false,
+    }
+}
+
 /// Returns the number of the kind of a request.
 fn kind_of(request: &Request) -> usize {
     match request {
@@ -229,5 +299,6 @@ fn kind_of(request: &Request) -> usize {
         Request::Conflicts { .. } => 16,
         Request::Counters => 17,
         Request::Snapshots { .. } => 18,
+        Request::Submit { .. } => 19,
     }
 }

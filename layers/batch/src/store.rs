@@ -17,7 +17,7 @@ use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
-use crate::store_dir::{BATCHES, DATA, FORMAT, OpenKeys, StoreDir, TABLES};
+use crate::store_dir::{BATCHES, BatchDir, DATA, FORMAT, OpenKeys, StoreDir, TABLES};
 use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
 
@@ -107,7 +107,40 @@ impl BatchStore {
         let dir = StoreDir::open(path)?;
         dir.check_format()?;
         let keys = open_keys_within(&dir, wait)?;
-        BatchStore::with_keys(dir, keys)
+        let store = BatchStore::with_keys(dir, keys)?;
+        store.commit_submitted()?;
+        Ok(store)
+    }
+
+    /// Commits the batches that were submitted, in their order. Those that cannot be committed are
+    /// recorded as refused.
+    ///
+    /// # Errors
+    /// Those of files that are no reason to refuse a batch, such as `NoSpace`. It can be repeated.
+    pub(crate) fn commit_submitted(&self) -> Result<()> {
+        for number in self.primary.submitted()? {
+            let Err(error) = self.commit_locked(number) else { continue };
+            match error.kind {
+                // Of others: it is atomic and has conflicts, or its files are not those of the
+                // certificate.
+                ErrorKind::InvalidInput | ErrorKind::Damaged | ErrorKind::Busy | ErrorKind::NotFound => {
+                    self.primary.refuse(number, &error.to_string())?;
+                }
+                _ => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a batch whose certificate is complete as submitted, for a process that uses it.
+    pub(crate) fn submit_locked(&self, number: u64) -> Result<BatchRecord> {
+        let _guard = self.primary.lock_commit(number);
+        let record = self.record(number)?;
+        if let BatchState::Committed { .. } = record.state {
+            return Ok(record);
+        }
+        read_certificate(&self.dir, number)?;
+        self.primary.submit(number)
     }
 
     pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys) -> Result<BatchStore> {
@@ -212,17 +245,7 @@ impl BatchStore {
             self.dir.remove_batch(number)?;
             return Ok(record);
         }
-        let batch = self.dir.batch(number)?;
-        let certificate = batch.certificate().map_err(|error| match error.kind {
-            ErrorKind::NotFound => {
-                let source = "its process ended before it had written its changes; abort it";
-                Error {
-                    source: Some(source.into()),
-                    ..Error::new(ErrorKind::NotFound, "commit batch", number.to_string())
-                }
-            }
-            _ => error,
-        })?;
+        let (certificate, batch) = read_certificate(&self.dir, number)?;
         let record = self.primary.commit_with(&guard, &certificate, &batch.tables)?;
         // The batch is committed, also if files of it remain: a later `commit` removes them.
         let _ = self.dir.remove_batch(number);
@@ -268,6 +291,20 @@ impl BatchStore {
         let found = self.primary.batches()?.into_iter().find(|record| record.number == number);
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
     }
+}
+
+/// Returns the certificate and the directory of a batch.
+fn read_certificate(dir: &StoreDir, number: u64) -> Result<(Certificate, BatchDir)> {
+    let batch = dir.batch(number)?;
+    let certificate = batch.certificate().map_err(|error| match error.kind {
+        ErrorKind::NotFound => {
+            let source = "its process ended before it had written its changes; abort it";
+            let error = Error::new(ErrorKind::NotFound, "commit batch", number.to_string());
+            Error { source: Some(source.into()), ..error }
+        }
+        _ => error,
+    })?;
+    Ok((certificate, batch))
 }
 
 /// Removes the files of a store that was not completed, and its directory if `is_new` is set.

@@ -62,6 +62,27 @@ pub enum BatchState {
     },
     /// Its changes were discarded.
     Aborted,
+    /// Its tables and its certificate are complete. It is verified and committed before the image
+    /// is used the next time.
+    Submitted {
+        /// Batches are committed in the order of these numbers.
+        order: u64,
+    },
+    /// It was submitted, and could not be committed.
+    Refused {
+        /// The error of the commit.
+        reason: String,
+    },
+}
+
+impl BatchState {
+    /// Returns whether the batch is committed or aborted.
+    pub fn has_ended(&self) -> bool {
+        match self {
+            BatchState::Committed { .. } | BatchState::Aborted => true,
+            BatchState::Open | BatchState::Submitted { .. } | BatchState::Refused { .. } => false,
+        }
+    }
 }
 
 /// The list of the conflicts of a batch, in tables.
@@ -89,7 +110,7 @@ pub struct BatchSummary {
 }
 
 /// The state of a batch, without its conflicts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SummaryState {
     /// It changes its private name space.
     Open,
@@ -102,6 +123,13 @@ pub enum SummaryState {
     },
     /// Its changes were discarded.
     Aborted,
+    /// It is verified and committed before the image is used the next time.
+    Submitted,
+    /// It was submitted, and could not be committed.
+    Refused {
+        /// The error of the commit.
+        reason: String,
+    },
 }
 
 impl BatchRecord {
@@ -113,6 +141,8 @@ impl BatchRecord {
                 SummaryState::Committed { entries: *entries, conflicts: conflicts.count }
             }
             BatchState::Aborted => SummaryState::Aborted,
+            BatchState::Submitted { .. } => SummaryState::Submitted,
+            BatchState::Refused { reason } => SummaryState::Refused { reason: reason.clone() },
         };
         let (number, name, uid) = (self.number, self.name.clone(), self.caller.uid);
         BatchSummary { number, name, uid, subtree: self.subtree, state }

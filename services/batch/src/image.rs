@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quell_kv::{Batch as Commit, KeyRange, KeyValue};
 use quell_vfs::{Error, ErrorKind, NewEntry, Result, Time};
 
-use crate::batch::{BatchRecord, BatchState};
+use crate::batch::BatchRecord;
 use crate::compaction::{merge, tables_to_merge};
 use crate::entries::{Entries, KeyChange};
 use crate::entry::Entry;
@@ -405,7 +405,7 @@ impl Image {
     /// verification of an open batch uses.
     pub(crate) fn unused_tables(&self) -> Result<Vec<u64>> {
         let batches: Vec<BatchRecord> = self.batches()?;
-        let open = || batches.iter().filter(|batch| batch.state == BatchState::Open);
+        let open = || batches.iter().filter(|batch| !batch.state.has_ended());
         let snapshots = open().flat_map(|batch| &batch.snapshot);
         let conflicts = batches.iter().flat_map(BatchRecord::conflict_tables);
         let used = self.description.tables.iter().chain(snapshots).chain(conflicts);
@@ -429,7 +429,7 @@ impl Image {
             _ => None,
         };
         let mut batches = self.batches()?;
-        batches.retain(|batch| batch.state == BatchState::Open);
+        batches.retain(|batch| !batch.state.has_ended());
         match copy.is_some_and(|copy| copy.is_of(&self.description, &batches)) {
             true => Ok(()),
             false => self.write_copy(&self.description, None),
@@ -443,7 +443,7 @@ impl Image {
         let mut batches = self.batches()?;
         batches.retain(|batch| changed.is_none_or(|changed| changed.number != batch.number));
         batches.extend(changed.cloned());
-        batches.retain(|batch| batch.state == BatchState::Open);
+        batches.retain(|batch| !batch.state.has_ended());
         batches.sort_by_key(|batch| batch.number);
         self.files.put_copy(&ImageCopy { description: description.clone(), batches }.encode())
     }

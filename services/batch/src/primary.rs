@@ -33,6 +33,8 @@ const INODES_OF_BATCH: u64 = 1 << 32;
 const REPETITIONS: usize = 3;
 /// The largest number of tables of a batch.
 const TABLES_MAX: usize = 4096;
+/// The largest length of the reason for which a batch was refused, in bytes.
+const REASON_BYTES_MAX: usize = 1000;
 /// The largest total length of the footers of the tables of a batch, in bytes.
 const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 
@@ -87,7 +89,7 @@ impl Primary {
                 Ok(is_within(&names, new.subtree, other.subtree)?
                     || is_within(&names, other.subtree, new.subtree)?)
             };
-            if other.state == BatchState::Open && overlaps()? {
+            if !other.state.has_ended() && overlaps()? {
                 let reason = format!(
                     "batch {} ({}) is open and changes a part of this tree",
                     other.number, other.name
@@ -193,6 +195,49 @@ impl Primary {
         let submission = submission_on(&mut names.0)?;
         let verdict = verify(submission)?;
         add(&mut names.0, number, verdict)
+    }
+
+    /// Marks a batch as submitted: it is to be committed before the image is used the next time.
+    /// Its tables and its certificate must survive a power failure.
+    ///
+    /// # Errors
+    /// As for [`abort`](Self::abort).
+    pub fn submit(&self, number: u64) -> Result<BatchRecord> {
+        let mut names = write_lock(&self.image);
+        let open = open_batch(&names.0, number)?;
+        if let BatchState::Submitted { .. } = open.state {
+            return Ok(open);
+        }
+        let submitted = submitted_in_order(&names.0)?;
+        let order = submitted.last().map_or(1, |(last, _)| last + 1);
+        let record = BatchRecord { state: BatchState::Submitted { order }, ..open };
+        names.0.put_batch(&record)?;
+        Ok(record)
+    }
+
+    /// Returns the numbers of the batches that were submitted and are not committed yet, in their
+    /// order.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn submitted(&self) -> Result<Vec<u64>> {
+        let submitted = submitted_in_order(&read_lock(&self.image).0)?;
+        Ok(submitted.into_iter().map(|(_, number)| number).collect())
+    }
+
+    /// Records that a submitted batch could not be committed. It can be committed again, or
+    /// aborted.
+    ///
+    /// # Errors
+    /// As for [`abort`](Self::abort).
+    pub fn refuse(&self, number: u64, reason: &str) -> Result<()> {
+        let mut names = write_lock(&self.image);
+        let open = open_batch(&names.0, number)?;
+        let mut reason = reason.to_owned();
+        while reason.len() > REASON_BYTES_MAX {
+            reason.pop();
+        }
+        names.0.put_batch(&BatchRecord { state: BatchState::Refused { reason }, ..open })
     }
 
     /// Passes the conflicts of a batch that were not resolved to `visit`.
@@ -301,7 +346,7 @@ impl Primary {
         let names = read_lock(&self.image);
         visit_data_files(names.0.entries()?, visit)?;
         for batch in names.0.batches()? {
-            if batch.state == BatchState::Open {
+            if !batch.state.has_ended() {
                 let snapshot = names.0.open_tables(&batch.snapshot)?;
                 visit_data_files(Merge::new(snapshot.sources().collect())?, visit)?;
             }
@@ -363,13 +408,24 @@ impl Primary {
     }
 }
 
-/// Returns the record of an open batch.
+/// Returns the submitted batches: their places in the order, and their numbers.
+fn submitted_in_order(image: &Image) -> Result<Vec<(u64, u64)>> {
+    let of = |record: &BatchRecord| match record.state {
+        BatchState::Submitted { order } => Some((order, record.number)),
+        _ => None,
+    };
+    let mut submitted: Vec<(u64, u64)> = image.batches()?.iter().filter_map(of).collect();
+    submitted.sort_unstable();
+    Ok(submitted)
+}
+
+/// Returns the record of a batch that has not ended.
 fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
     let Some(record) = image.batch(number)? else {
         return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
     };
     match record.state {
-        BatchState::Open => Ok(record),
+        BatchState::Open | BatchState::Submitted { .. } | BatchState::Refused { .. } => Ok(record),
         BatchState::Committed { .. } => Err(ended("it is committed already")),
         BatchState::Aborted => Err(ended("it was aborted")),
     }

@@ -43,6 +43,7 @@ pub enum Request {
     Conflicts { batch: u64, from: u64 },
     Counters,
     Snapshots { after: u64 },
+    Submit { batch: u64 },
 }
 
 /// Bytes of a name.
@@ -164,7 +165,8 @@ impl Request {
             | Request::Batches { .. }
             | Request::Conflicts { .. }
             | Request::Counters
-            | Request::Snapshots { .. } => true,
+            | Request::Snapshots { .. }
+            | Request::Submit { .. } => true,
             // Too long a name is an error of the name space.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
             Request::Find { place, .. } | Request::Link { place, .. } => is_place(place),
@@ -195,7 +197,8 @@ impl Request {
             | Request::Batches { .. }
             | Request::Conflicts { .. }
             | Request::Counters
-            | Request::Snapshots { .. } => true,
+            | Request::Snapshots { .. }
+            | Request::Submit { .. } => true,
             Request::Create { .. }
             | Request::Link { .. }
             | Request::Remove { .. }

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use quell_vfs::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{BatchRecord, BatchState};
+use crate::batch::BatchRecord;
 use crate::entry::Timestamp;
 use crate::files::TableFiles;
 use crate::table_ref::TableRef;
@@ -42,7 +42,7 @@ pub(crate) fn summaries(
     batches: &[BatchRecord],
     files: &dyn TableFiles,
 ) -> Result<Vec<SnapshotSummary>> {
-    let open = || batches.iter().filter(|batch| batch.state == BatchState::Open);
+    let open = || batches.iter().filter(|batch| !batch.state.has_ended());
     let mut references: HashMap<u64, u64> = HashMap::new();
     for table in image.iter().chain(open().flat_map(|batch| &batch.snapshot)) {
         *references.entry(table.number).or_default() += 1;

@@ -216,6 +216,8 @@ struct Pending {
     /// The name space with its changes.
     model: Model,
     certificate: Option<Certificate>,
+    /// The primary server has acknowledged that it is submitted.
+    is_submitted: bool,
     files: Arc<Files>,
 }
 
@@ -226,6 +228,8 @@ struct Case {
     state: MemoryStore,
     model: Model,
     random: Random,
+    /// The number of batches that were submitted before a crash and committed after it.
+    submitted: u64,
 }
 
 /// The end of a process.
@@ -242,7 +246,8 @@ impl Case {
         Image::create(&state, 7, NEW, NOW).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let model = MemoryEntries::new(NEW, NOW).0;
-        Case { name: format!("seed {seed}"), directory, state, model, random: Random::new(seed) }
+        let (name, random) = (format!("seed {seed}"), Random::new(seed));
+        Case { name, directory, state, model, random, submitted: 0 }
     }
 
     fn files(&self, name: &str, crash: &Crash) -> Arc<Files> {
@@ -305,6 +310,7 @@ impl Case {
             number: record.number,
             model: model.clone(),
             certificate: None,
+            is_submitted: false,
             files: files.clone(),
         });
         let memory_bytes = if self.random.one_in(2) { 2000 } else { 1 << 20 };
@@ -318,6 +324,12 @@ impl Case {
         let submitted = names.read().unwrap().0.submit(primary.store_number(), &record, &*files, 0);
         let certificate = submitted?;
         pending.certificate = Some(certificate.clone());
+        if self.random.one_in(2) {
+            let submitted =
+                primary.submit(record.number).inspect_err(|_| end.permitted.push(model.clone()))?;
+            assert!(matches!(submitted.state, BatchState::Submitted { order: 1 }));
+            pending.is_submitted = true;
+        }
         let committed = primary.commit(record.number, &certificate, &*files);
         if committed.is_err() {
             end.permitted.push(model);
@@ -343,7 +355,7 @@ impl Case {
         let known = end.permitted.iter().rev().find(|model| tree_of(model) == found);
         self.model =
             known.unwrap_or_else(|| panic!("{name}: something is lost or in part: {found:#?}")).clone();
-        let mut committed = None;
+        let (mut committed, mut submitted) = (None, 0);
         for record in primary.batches().unwrap() {
             let pending = end.pending.as_ref().filter(|pending| pending.number == record.number);
             match (record.state, pending) {
@@ -351,7 +363,13 @@ impl Case {
                     assert_eq!(found, tree_of(&pending.model), "{name}");
                     committed = Some(true);
                 }
-                (BatchState::Open, Some(Pending { certificate: Some(certificate), model, files, .. })) => {
+                (
+                    state @ (BatchState::Open | BatchState::Submitted { .. }),
+                    Some(Pending { certificate: Some(certificate), model, files, is_submitted, .. }),
+                ) => {
+                    let is_open = state == BatchState::Open;
+                    assert!(!is_open || !is_submitted, "{name}: a submitted batch is open again");
+                    submitted += u64::from(!is_open);
                     // Its tables were durable before the certificate was returned.
                     let files = Files::new(&files.path, &crash);
                     primary.commit(record.number, certificate, &*files).unwrap();
@@ -376,6 +394,7 @@ impl Case {
             self.check_whole(&lost, &image);
         }
         self.state = keys.after(None);
+        self.submitted += submitted;
         committed
     }
 
@@ -391,7 +410,7 @@ impl Case {
 
 #[test]
 fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
-    let (mut before, mut resumed) = (0, 0);
+    let (mut before, mut resumed, mut submitted) = (0, 0, 0);
     for seed in 0..cases() {
         let mut case = Case::new(seed);
         for _ in 0..3 {
@@ -402,7 +421,9 @@ fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
                 None => {}
             }
         }
+        submitted += case.submitted;
     }
     // The crashes are in all parts of a commit.
     assert!(before > 0 && resumed > 10, "{before} committed before the crash, {resumed} resumed");
+    assert!(submitted > 5, "{submitted} submitted before the crash");
 }

@@ -54,10 +54,10 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
                 let fs = Arc::new(store.file_system(subtree)?);
                 Arc::new(Synchronous { fs, store, plan: plan.clone() })
             }
-            BatchMode::Batch { name, is_atomic } => {
+            BatchMode::Batch { name, is_atomic, is_lazy } => {
                 let batch = Arc::new(OpenBatch::begin(store, subtree, name, *is_atomic)?);
                 publish_views(&batch, context);
-                Arc::new(Batch { batch, plan: plan.clone() })
+                Arc::new(Batch { batch, plan: plan.clone(), is_lazy: *is_lazy })
             }
             BatchMode::Watch { .. } => unreachable!("it was opened above"),
         };
@@ -188,6 +188,7 @@ impl Content for Synchronous {
 struct Batch {
     batch: Arc<OpenBatch>,
     plan: BatchPlan,
+    is_lazy: bool,
 }
 
 impl Content for Batch {
@@ -205,7 +206,10 @@ impl Content for Batch {
     }
 
     fn end(&self) -> Result<()> {
-        self.batch.commit(COMMIT_WAIT).map(drop)
+        match self.is_lazy {
+            true => self.batch.commit_later(COMMIT_WAIT).map(drop),
+            false => self.batch.commit(COMMIT_WAIT).map(drop),
+        }
     }
 
     fn batch(&self) -> Option<(PathBuf, u64)> {

@@ -199,6 +199,9 @@ pub enum BatchMode {
         name: String,
         /// Whether the batch is committed as a whole or not at all.
         is_atomic: bool,
+        /// Whether the batch is only submitted when the mount ends, and verified later.
+        #[serde(default)]
+        is_lazy: bool,
     },
     /// There are none: the files are those of a running batch of another process.
     Watch {

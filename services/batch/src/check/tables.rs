@@ -7,7 +7,7 @@ use quell_kv::KeyValue;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use super::problem::{Problem, ProblemKind};
-use crate::batch::{BatchRecord, BatchState};
+use crate::batch::BatchRecord;
 use crate::entry::damaged;
 use crate::files::TableFiles;
 use crate::image::Image;
@@ -26,7 +26,7 @@ pub fn check_tables(
     report: &mut dyn FnMut(&Problem),
 ) -> Result<()> {
     let (image, batches) = Image::stored(store)?;
-    let open = batches.iter().filter(|batch| batch.state == BatchState::Open);
+    let open = batches.iter().filter(|batch| !batch.state.has_ended());
     let mut checked = BTreeSet::new();
     let snapshots = open.flat_map(|batch| &batch.snapshot);
     let conflicts = batches.iter().flat_map(BatchRecord::conflict_tables);
