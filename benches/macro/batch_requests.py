@@ -78,6 +78,9 @@ def steps(directory):
         os.read(file, FILE_BYTES)
         os.close(file)
 
+    def stat(number):
+        os.stat(f"{directory}/data{number}")
+
     def missing(number):
         with contextlib.suppress(FileNotFoundError):
             os.stat(f"{directory}/missing{number}")
@@ -87,7 +90,8 @@ def steps(directory):
         ("create, write 4 KiB, close", create("data", data), True),
         ("open, read, close", read, False),
         ("the same again", read, False),
-        ("stat", lambda number: os.stat(f"{directory}/data{number}"), False),
+        ("stat after a read", stat, False),
+        ("stat again", stat, False),
         ("stat of a missing name", missing, False),
         ("stat of the missing name again", missing, False),
         ("rename", lambda number: os.rename(f"{directory}/data{number}", f"{directory}/new{number}"), False),
