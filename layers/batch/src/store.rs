@@ -126,7 +126,11 @@ impl BatchStore {
                 ErrorKind::InvalidInput | ErrorKind::Damaged | ErrorKind::Busy | ErrorKind::NotFound => {
                     self.primary.refuse(number, &error.to_string())?;
                 }
-                _ => return Err(error),
+                kind => {
+                    let subject = number.to_string();
+                    let source = Some(error.into());
+                    return Err(Error { source, ..Error::new(kind, "commit the submitted batch", subject) });
+                }
             }
         }
         Ok(())
