@@ -11,6 +11,7 @@ use crate::{stop_condition, users};
 
 mod batch;
 mod blob;
+mod job;
 mod log;
 mod pool;
 mod top;
@@ -25,6 +26,7 @@ pub use blob::{
     BlobGetArgs, BlobKeyArgs, BlobLsArgs, BlobMetricsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs,
     BlobStatArgs, BlobTopArgs,
 };
+pub use job::{JobCommand, JobStatusArgs};
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
@@ -83,6 +85,8 @@ pub enum Command {
     Blob(BlobCommand),
     #[command(subcommand)]
     Batch(BatchCommand),
+    #[command(subcommand)]
+    Job(JobCommand),
     #[command(subcommand)]
     Mpi(MpiCommand),
     Verify(VerifyArgs),
@@ -204,6 +208,8 @@ Example:
   quell run --via preload --log /shared/store=$HOME/ckpt -- mpirun ./program
   # files of ~/scratch are in a pool that `quell pool up scratch` has started
   quell run --pool scratch=$HOME/scratch -- ./program
+  # one node of the job reads index and boot image for all
+  srun quell run -i /shared/env.quell -b /shared/env.boot --job -- ./program
   # all files that tar creates are published at once, when it has ended
   quell run --batch /shared/results=$HOME/out -- tar -xf sources.tar -C $HOME/out
   # start a virtual machine with the recorded blocks of its disk in memory
@@ -267,6 +273,36 @@ pub struct RunArgs {
     /// Share the view with other runs of this name on this node, as the ranks of an MPI job do.
     #[arg(long, value_name = "NAME")]
     pub share: Option<String>,
+    #[command(flatten)]
+    pub job: JobArgs,
+}
+
+/// Options of a job whose nodes read the index and the boot images once.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// Read the indexes and the boot images once for all nodes of the job: one node reads them, and
+    /// the others receive them from one another. The job is that of the launcher (Slurm, PBS, Flux,
+    /// PMIx, mpirun), or the one named with --share. A node that no other one serves reads for
+    /// itself. `quell job status` shows the nodes.
+    #[arg(long, requires = "index", conflicts_with_all = ["config", "image", "batch"])]
+    pub job: bool,
+    /// The directory on a file system that all nodes share, in which the nodes find one another. It
+    /// must belong to you with mode 0700, and is created if it does not exist [default: the state
+    /// directory, ~/.local/state/quell].
+    #[arg(long, value_name = "DIR", requires = "job")]
+    pub job_dir: Option<PathBuf>,
+    /// The network interface through which the nodes exchange the files, such as ib0 [default: any
+    /// that is not the loopback interface].
+    #[arg(long, value_name = "NAME", requires = "job")]
+    pub job_interface: Option<String>,
+    /// The time without an answer after which a node gives another one up, in seconds, 0.1 to 3600.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.5, value_parser = job_timeout, requires = "job")]
+    pub job_timeout: f64,
+}
+
+fn job_timeout(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "the time is a number from 0.1 to 3600".into())
 }
 
 /// How a program gets a view.

@@ -21,6 +21,7 @@ pub mod doctor;
 pub mod generate;
 pub mod holder;
 pub mod index;
+pub mod job;
 pub mod log;
 pub mod log_flatten;
 pub mod log_fsck;

@@ -67,6 +67,7 @@ fn main() -> ExitCode {
         Command::Pool(command) => commands::pool::run(command, quiet),
         Command::Batch(command) => commands::batch::run(command, quiet),
         Command::Blob(command) => commands::blob::run(command, quiet),
+        Command::Job(command) => commands::job::run(command),
         Command::Mpi(command) => commands::mpi::run(command, quiet),
         Command::Verify(args) => commands::verify::run(args, quiet),
         Command::Show(args) => commands::show::run(args),

@@ -4,15 +4,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quell_supervisor::{
-    BootPlan, RecordingPlan, TreePlan, Waiting, current_job, is_first_notice, runtime_directory,
+    BootPlan, JobInputs, JobPlan, Plan, PlanSource, RecordingPlan, Target, TreePlan, Waiting, current_job,
+    is_first_notice, job_inputs, runtime_directory, state_directory,
 };
 
 use crate::arguments::RunArgs;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::indexes::{Creation, RequestedIndex, open_indexes};
-use crate::inputs::{InputFile, real_path};
+use crate::inputs::{InputFile, real_path, shown};
 use crate::output::errln;
+use crate::plans;
 
 /// Returns the identifier of the job: the name given with `--share`, or the parallel job of this
 /// process. Runs with the same identifier share a view.
@@ -38,10 +40,74 @@ pub fn waiting_of(args: &RunArgs, quiet: bool) -> Waiting {
     })
 }
 
+/// The indexes and boot images of a run that another node of the job has read.
+#[derive(Debug, Default)]
+pub struct RunFiles {
+    /// For each index its file, or the reason why it cannot be opened; `None` if this process
+    /// opens the indexes itself.
+    indexes: Option<Vec<Result<InputFile, Failure>>>,
+    /// The same for the boot images.
+    boot_images: Option<Vec<Result<InputFile, Failure>>>,
+}
+
+impl RunFiles {
+    /// Gets the files from the nodes of the job, with `--job`. If this is not possible, the reason
+    /// is printed, and this process opens the files.
+    pub fn of_job(args: &RunArgs, quiet: bool, waiting: &Waiting) -> Result<RunFiles, Failure> {
+        if !args.job.job {
+            return Ok(RunFiles::default());
+        }
+        let Some(job) = job_of(args) else {
+            return Err(Failure::wrong_input(
+                "--job: no launcher of parallel jobs has started this process; name the job with --share NAME, equally on all nodes",
+            ));
+        };
+        let found = job_plan(args, &job, quiet).and_then(|plan| job_inputs(&plan, &job, waiting));
+        match found {
+            Ok(JobInputs { mut files }) => {
+                let boot_images = Some(files.split_off(args.index.len().min(files.len())));
+                Ok(RunFiles { indexes: Some(files), boot_images })
+            }
+            Err(failure) if failure.is_final() => Err(failure),
+            Err(failure) => {
+                if !quiet {
+                    print_once(args, &format!("{failure}: this node reads its index and boot images itself"));
+                }
+                Ok(RunFiles::default())
+            }
+        }
+    }
+}
+
+/// Returns the plan of the process that gets the files of a job.
+fn job_plan(args: &RunArgs, job: &str, quiet: bool) -> Result<Plan, Failure> {
+    let absolute = |path: &PathBuf| {
+        std::path::absolute(path).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
+    };
+    let files = args.index.iter().chain(&args.boot.boot).map(absolute);
+    let directory = match &args.job.job_dir {
+        Some(directory) => absolute(directory)?,
+        None => state_directory().ok_or_else(|| {
+            Failure::cannot("the state directory cannot be used: name another with --job-dir DIR")
+        })?,
+    };
+    let plan = JobPlan {
+        job: job.to_owned(),
+        directory,
+        files: files.collect::<Result<_, Failure>>()?,
+        interface: args.job.job_interface.clone(),
+        limit_ms: (args.job.job_timeout * 1000.0) as u64,
+    };
+    let plan = plans::plan(Target::Processes, PlanSource::Job(plan), &args.cover, quiet);
+    // All runs of the job on this node share the files.
+    Ok(Plan { strict: false, trust_owners: Vec::new(), threads: 1, ..plan })
+}
+
 /// Opens the indexes, and creates missing ones of directories.
 pub fn tree_plans(
     args: &RunArgs,
     quiet: bool,
+    received: &mut RunFiles,
     files: &mut Vec<InputFile>,
     waiting: &Waiting,
 ) -> Result<Vec<TreePlan>, Failure> {
@@ -55,8 +121,17 @@ pub fn tree_plans(
             indexes.push(RequestedIndex::Tree { path, index: tree.index });
         }
     }
-    for path in &args.index {
-        indexes.push(waiting.watch(path, || RequestedIndex::open(path))?);
+    match received.indexes.take() {
+        Some(received) => {
+            for file in received {
+                indexes.push(RequestedIndex::File(file?));
+            }
+        }
+        None => {
+            for path in &args.index {
+                indexes.push(waiting.watch(path, || RequestedIndex::open(path))?);
+            }
+        }
     }
     let creation = Creation { is_reported: cover.verbose, quiet };
     let mut trees = Vec::new();
@@ -70,7 +145,12 @@ pub fn tree_plans(
 }
 
 /// Opens the boot images, or parses the recording that `quell record` requests.
-pub fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>, waiting: &Waiting) -> Result<BootPlan, Failure> {
+pub fn boot_plan(
+    args: &RunArgs,
+    received: &mut RunFiles,
+    files: &mut Vec<InputFile>,
+    waiting: &Waiting,
+) -> Result<BootPlan, Failure> {
     if let Some(text) = &args.recording {
         if !args.boot.boot.is_empty() {
             return Err(Failure::wrong_input("--recording cannot be used with -b"));
@@ -80,9 +160,14 @@ pub fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>, waiting: &Waiting) 
         return Ok(BootPlan::Record(recording));
     }
     let mut images = Vec::new();
+    let open = |path: &PathBuf| waiting.watch(path, || InputFile::open(path));
+    let opened = match received.boot_images.take() {
+        Some(received) => received,
+        None => args.boot.boot.iter().map(open).collect(),
+    };
     // A missing boot image does not prevent the run, unless --strict is given.
-    for path in &args.boot.boot {
-        match waiting.watch(path, || InputFile::open(path)) {
+    for file in opened {
+        match file {
             Ok(file) => {
                 images.push(file.path.clone());
                 files.push(file);

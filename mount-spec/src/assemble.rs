@@ -12,6 +12,8 @@ use quell_index::{Image, IndexFs, OnChange, Rules, is_indexed_root};
 use quell_posix::{Dir, PosixDir};
 use quell_vfs::{FileSystem, NodeId, Result};
 
+use crate::trust::Ownership;
+
 /// One tree that is ready to be mounted.
 pub struct Covered {
     /// The index.
@@ -122,9 +124,8 @@ pub fn owners_are_hidden() -> bool {
     !whole(map("/proc/self/uid_map")) || !whole(map("/proc/self/gid_map"))
 }
 
-/// Returns whether a file is a regular file that belongs to root and that no other user can write
-/// to.
-pub fn belongs_to_root(file: &fs::File) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    file.metadata().is_ok_and(|found| found.is_file() && found.uid() == 0 && found.mode() & 0o022 == 0)
+/// Returns whether this is the ownership of a regular file that belongs to root and that no other
+/// user can write to.
+pub fn belongs_to_root(file: &Ownership) -> bool {
+    file.is_regular() && file.uid == 0 && file.mode & 0o022 == 0
 }

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use quell_posix::Stat;
-use quell_vfs::{Error, NodeId, Result, Time};
+use quell_vfs::{Error, ErrorKind, NodeId, Result, Time};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, Timespec, Timestamps};
 use serde::{Deserialize, Serialize};
 
@@ -90,8 +90,28 @@ impl MemoryFile {
         Ok(())
     }
 
+    /// Reads bytes at an offset. They must be within the size.
+    pub fn read(&self, mut bytes: &mut [u8], mut offset: u64) -> Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::pread(&self.memfd, &mut *bytes, offset).map_err(failed("read"))? {
+                0 => return Err(Error::new(ErrorKind::Damaged, "read", "a file in memory")),
+                count => {
+                    bytes = &mut bytes[count..];
+                    offset += count as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Seals the file, and gives it a modification time for programs that read it without Quell.
     pub fn seal(self, modified: Option<Time>) -> Result<SealedFile> {
+        let shared = self.seal_in_place(modified)?;
+        Ok(SealedFile { shared, _memfd: self.memfd })
+    }
+
+    /// Does the same as `seal`. Other processes can open the file while this value exists.
+    pub fn seal_in_place(&self, modified: Option<Time>) -> Result<SharedFile> {
         if let Some(Time { seconds, nanoseconds }) = modified {
             let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() };
             let times = Timestamps { last_access: time, last_modification: time };
@@ -100,8 +120,7 @@ impl MemoryFile {
         rustix::fs::fcntl_add_seals(&self.memfd, SEALS).map_err(failed("seal"))?;
         let found = rustix::fs::fstat(&self.memfd).map_err(failed("stat"))?;
         let descriptor = self.memfd.as_raw_fd().cast_unsigned();
-        let shared = SharedFile { descriptor, device: found.st_dev, inode: found.st_ino };
-        Ok(SealedFile { shared, _memfd: self.memfd })
+        Ok(SharedFile { descriptor, device: found.st_dev, inode: found.st_ino })
     }
 }
 
@@ -227,18 +246,21 @@ fn open_shared(holder: u32, file: SharedFile) -> Option<OwnedFd> {
     ((found.st_dev, found.st_ino) == (file.device, file.inode)).then_some(opened)
 }
 
+impl SharedFile {
+    /// Opens the file for reading; `None` if the holder has ended, runs on another node or as
+    /// another user, or if this is not a sealed file of this user.
+    pub fn open(&self, holder: u32) -> Option<File> {
+        let opened = open_shared(holder, *self)?;
+        let is_own = rustix::fs::fstat(&opened).ok()?.st_uid == rustix::process::geteuid().as_raw();
+        let seals = rustix::fs::fcntl_get_seals(opened.as_fd()).ok()?;
+        (is_own && seals.contains(SEALS)).then(|| File::from(opened))
+    }
+}
+
 impl SharedTree {
-    /// Opens the index and the table; `None` if the holder has ended, runs on another node or as
-    /// another user, or if one of them is not a sealed file of this user.
+    /// Opens the index and the table: see [`SharedFile::open`].
     pub fn open(&self) -> Option<[File; 2]> {
-        let user = rustix::process::geteuid().as_raw();
-        let open = |file: SharedFile| {
-            let opened = open_shared(self.holder, file)?;
-            let is_own = rustix::fs::fstat(&opened).ok()?.st_uid == user;
-            let seals = rustix::fs::fcntl_get_seals(opened.as_fd()).ok()?;
-            (is_own && seals.contains(SEALS)).then(|| File::from(opened))
-        };
-        Some([open(self.index)?, open(self.table)?])
+        Some([self.index.open(self.holder)?, self.table.open(self.holder)?])
     }
 }
 

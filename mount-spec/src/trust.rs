@@ -45,7 +45,7 @@ impl Ownership {
         Ok(Ownership { uid: found.uid(), gid: found.gid(), mode: found.mode(), has_acl })
     }
 
-    fn is_regular(&self) -> bool {
+    pub(crate) fn is_regular(&self) -> bool {
         self.mode & 0o170_000 == 0o100_000
     }
 }
@@ -139,9 +139,19 @@ impl Trusted {
         file_use: TrustedUse,
         tree: Option<&Ownership>,
     ) -> Result<std::result::Result<(), Distrust>> {
-        let owner = Ownership::read(file, path)?;
-        let decided = self.decide(&owner, file_use, tree);
-        Ok(decided.map_err(|reason| Distrust { path: path.into(), file_use, reason }))
+        Ok(self.check_ownership(&Ownership::read(file, path)?, path, file_use, tree))
+    }
+
+    /// Does the same as `check`, for a file with this ownership.
+    pub fn check_ownership(
+        &self,
+        file: &Ownership,
+        path: &Path,
+        file_use: TrustedUse,
+        tree: Option<&Ownership>,
+    ) -> std::result::Result<(), Distrust> {
+        let decided = self.decide(file, file_use, tree);
+        decided.map_err(|reason| Distrust { path: path.into(), file_use, reason })
     }
 
     fn decide(

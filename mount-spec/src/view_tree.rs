@@ -95,7 +95,7 @@ impl ViewTree {
         let root = FileIdentity { device: found.dev(), inode: found.ino() };
         let rules = Rules {
             serves_others: false,
-            index_is_roots: belongs_to_root(&file),
+            index_is_roots: belongs_to_root(&Ownership::read(&file, &self.index)?),
             owners_unknown: owners_are_hidden(),
         };
         Ok(CheckedIndex { image: Arc::new(image), rules, root, shared: None })

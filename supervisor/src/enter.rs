@@ -13,6 +13,7 @@ use crate::display::shown;
 use crate::failure::Failure;
 use crate::inputs::InputFile;
 use crate::protocol::answer::Refusal;
+use crate::protocol::job_files::FilesInMemory;
 use crate::protocol::plan::{Plan, PlanSource};
 use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
@@ -84,6 +85,25 @@ pub fn share_trees(
     let trees = serde_json::from_slice(&answer)
         .map_err(|_| Failure::cannot("the holder process sent an answer that cannot be read"))?;
     Ok(SharedTrees { trees, lifeline })
+}
+
+/// The files of a job, in the memory of a process of this node.
+#[derive(Debug)]
+pub struct JobInputs {
+    /// The files, in the order of the plan, or the reasons why they could not be opened.
+    pub files: Vec<Result<InputFile, Failure>>,
+}
+
+/// Joins or starts the process that has the files of a job in memory. The source of the plan must
+/// be `Job`, and its target `Processes`. The process ends after this one, whose process number the
+/// user's program has later.
+pub fn job_inputs(plan: &Plan, job: &str, waiting: &Waiting) -> Result<JobInputs, Failure> {
+    let found =
+        find_holder(plan, &[], Some(job), waiting, shared).map_err(|NotEntered { failure, .. }| failure)?;
+    let (answer, _lifeline) = found;
+    let FilesInMemory { holder, files } = serde_json::from_slice(&answer)
+        .map_err(|_| Failure::cannot("the process of the job sent an answer that cannot be read"))?;
+    Ok(JobInputs { files: files.iter().map(|file| file.open(holder)).collect() })
 }
 
 /// Joins the holder of a plan, which is started if there is none, and returns its answer to

@@ -4,10 +4,12 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use quell_index::Image;
+use quell_mount_spec::Ownership;
+use serde::{Deserialize, Serialize};
 
 use crate::display::shown;
 use crate::failure::Failure;
@@ -26,6 +28,38 @@ pub struct InputFile {
     pub path: PathBuf,
     /// The open file or directory.
     pub file: File,
+    /// The attributes of the original, if `file` is a copy in memory that another node has sent.
+    pub origin: Option<Origin>,
+}
+
+/// The attributes of a file on the shared file system, of which this node has a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// The mode, with the type of the file.
+    pub mode: u32,
+    /// Whether the group bits of the mode are the mask of an access control list.
+    pub has_acl: bool,
+    /// The number of the inode.
+    pub inode: u64,
+    /// The size, in bytes.
+    pub size_bytes: u64,
+    /// The time of the last modification: seconds and nanoseconds since 1970.
+    pub modified: (i64, u32),
+}
+
+impl Origin {
+    /// Returns the attributes of an open file.
+    pub fn read(file: &File, path: &Path) -> quell_vfs::Result<Origin> {
+        let Ownership { uid, gid, mode, has_acl } = Ownership::read(file, path)?;
+        let found =
+            file.metadata().map_err(|e| quell_vfs::Error::from_io(e, "stat", path.as_os_str().as_bytes()))?;
+        let modified = (found.mtime(), u32::try_from(found.mtime_nsec()).unwrap_or(0));
+        Ok(Origin { uid, gid, mode, has_acl, inode: found.ino(), size_bytes: found.size(), modified })
+    }
 }
 
 impl InputFile {
@@ -37,7 +71,29 @@ impl InputFile {
         let file =
             File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path).map_err(failed)?;
         let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(failed)?;
-        Ok(InputFile { path, file })
+        Ok(InputFile { path, file, origin: None })
+    }
+
+    /// Returns the owner and the mode of the file, for the rules of trust; of a copy, those of the
+    /// original.
+    pub fn ownership(&self) -> quell_vfs::Result<Ownership> {
+        match self.origin {
+            None => Ownership::read(&self.file, &self.path),
+            Some(Origin { uid, gid, mode, has_acl, .. }) => Ok(Ownership { uid, gid, mode, has_acl }),
+        }
+    }
+
+    /// Returns a text that differs for another file, and for another state of the same file.
+    pub fn identity(&self) -> Result<String, Failure> {
+        let (inode, size_bytes, (seconds, nanoseconds)) = match self.origin {
+            Some(Origin { inode, size_bytes, modified, .. }) => (inode, size_bytes, modified),
+            None => {
+                let failed = |e| Failure::wrong_input(format!("{}: {e}", shown(&self.path)));
+                let found = self.file.metadata().map_err(failed)?;
+                (found.ino(), found.size(), (found.mtime(), found.mtime_nsec() as u32))
+            }
+        };
+        Ok(format!("{inode}.{size_bytes}.{seconds}.{nanoseconds}"))
     }
 
     /// Loads the index in the file.

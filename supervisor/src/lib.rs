@@ -43,12 +43,13 @@ pub use bound_mount::enter_mount;
 pub use console::{Console, ProgressTask};
 pub use disk_plan::{check_disk_image, disk_plan};
 pub use display::{counted, shown, shown_bytes, shown_list};
-pub use enter::{NotEntered, SharedTrees, enter_view, share_trees};
+pub use enter::{JobInputs, NotEntered, SharedTrees, enter_view, job_inputs, share_trees};
 pub use failure::Failure;
+pub use freshness::results::state_directory;
 pub use freshness::stale::{difference_line, with_consequence};
 pub use holder::privileges::needs_user_namespace;
 pub use holder::process::run_holder;
-pub use inputs::{InputFile, real_path, root_of};
+pub use inputs::{InputFile, Origin, real_path, root_of};
 pub use log_plan::{LogOptions, log_plan};
 pub use mount::{mount, mount_target};
 pub use mount_point::{END_TIMEOUT, discard_changes, is_quell_mount, mount_point_path, unmount_and_wait};
@@ -62,16 +63,18 @@ pub use pools::{
 pub use protocol::answer::RecordingResult;
 pub use protocol::plan::{
     BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
-    KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan,
+    JobPlan, KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan,
     TreesPlan, ViewChoice, Writes,
 };
-pub use protocol::report::{BatchReport, BlobReport, HolderReport, LogReport, PoolReport, TreeReport};
+pub use protocol::report::{
+    BatchReport, BlobReport, HolderReport, JobNodeReport, JobReport, LogReport, PoolReport, TreeReport,
+};
 pub use record::files::{FileSelection, SelectedFiles};
 pub use record::image::waiting_for_recording;
 pub use record::output_copy::OutputCopy;
 pub use record::stop::StopCondition;
 pub use record::wait::{RecordingEnd, wait_for_recording};
-pub use reports::{Reports, reports_of};
+pub use reports::{Reports, job_reports, reports_of};
 pub use resources::{check_available, load_boot_at, load_index, load_index_at, processors};
 pub use runtime::directory::runtime_directory;
 pub use runtime::end_record::{EndRecord, end_record_of, forget_end_record};

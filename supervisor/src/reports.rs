@@ -22,14 +22,32 @@ pub struct Reports {
     pub unanswered: Vec<String>,
 }
 
+/// Returns the reports of the caller's processes on this node that have the files of a job.
+pub fn job_reports() -> Result<Reports, Failure> {
+    let mut found = all_reports(&runtime_directory()?);
+    found.reports.retain(|report| report.job.is_some());
+    Ok(found)
+}
+
 /// Returns the reports of the caller's holders on this node that serve the path as mount point,
 /// index, store or covered tree.
 pub fn reports_of(path: &Path) -> Result<Reports, Failure> {
     let directory = runtime_directory()?;
     let real = real_path(path)?;
+    let mut found = all_reports(&directory);
+    found.reports.retain(|report| is_about(report, &real));
+    for counted in read_process_counters(&directory) {
+        let of_logs = reports_of_processes(counted, &mut found.reports);
+        found.reports.extend(of_logs.into_iter().filter(|report| is_about(report, &real)));
+    }
+    Ok(found)
+}
+
+/// Returns the reports of all holders.
+fn all_reports(directory: &Path) -> Reports {
     let mut found = Reports::default();
-    for key in holder_keys(&directory) {
-        let text = match request_report(&directory, &key) {
+    for key in holder_keys(directory) {
+        let text = match request_report(directory, &key) {
             Ok(Some(text)) => text,
             Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
                 found.unanswered.push(format!("no report of {key}: {e}"));
@@ -38,16 +56,9 @@ pub fn reports_of(path: &Path) -> Result<Reports, Failure> {
             // A holder that has just ended is not an error.
             Ok(None) | Err(_) => continue,
         };
-        let Ok(report) = serde_json::from_str::<HolderReport>(&text) else { continue };
-        if is_about(&report, &real) {
-            found.reports.push(report);
-        }
+        found.reports.extend(serde_json::from_str::<HolderReport>(&text));
     }
-    for counted in read_process_counters(&directory) {
-        let of_logs = reports_of_processes(counted, &mut found.reports);
-        found.reports.extend(of_logs.into_iter().filter(|report| is_about(report, &real)));
-    }
-    Ok(found)
+    found
 }
 
 /// Returns a report for each log directory that the preload library serves in the processes of one

@@ -10,6 +10,7 @@ use quell_mount_spec::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse}
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::inputs::InputFile;
 
 /// Refuses a file whose owner or mode does not allow its use.
 ///
@@ -22,6 +23,19 @@ pub fn check_trust(
     tree: Option<(&Path, &Ownership)>,
 ) -> Result<(), Failure> {
     let decided = trusted.check(file, path, file_use, tree.map(|(_, owner)| owner))?;
+    decided.map_err(|distrust| Failure::refused(message(&distrust, tree.map(|(path, _)| path))))
+}
+
+/// Does the same as `check_trust`, for a file that the user named. Of a copy that another node has
+/// sent, the owner and the mode of the original count.
+pub fn check_input_trust(
+    trusted: &Trusted,
+    file: &InputFile,
+    file_use: TrustedUse,
+    tree: Option<(&Path, &Ownership)>,
+) -> Result<(), Failure> {
+    let owner = file.ownership()?;
+    let decided = trusted.check_ownership(&owner, &file.path, file_use, tree.map(|(_, owner)| owner));
     decided.map_err(|distrust| Failure::refused(message(&distrust, tree.map(|(path, _)| path))))
 }
 

@@ -43,6 +43,7 @@ mod formats;
 mod freshness;
 mod holder;
 mod index_command;
+mod job;
 mod log;
 mod log_cache;
 mod log_faults;

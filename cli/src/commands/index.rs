@@ -180,7 +180,7 @@ fn update_task(args: &IndexArgs, update: Update) -> Result<IndexRequest, Failure
         }
         false => (named, None),
     };
-    let InputFile { path: file, file: opened } = file;
+    let InputFile { path: file, file: opened, .. } = file;
     if !args.exclude.is_empty()
         || args.cross_mounts
         || args.output.is_some()

@@ -15,7 +15,7 @@ use crate::output::errln;
 use crate::plans;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, NO_TRAP};
-use crate::run_inputs::{boot_plan, job_of, print_once, tree_plans, waiting_of};
+use crate::run_inputs::{RunFiles, boot_plan, job_of, print_once, tree_plans, waiting_of};
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(batch) = &args.batch {
@@ -77,18 +77,19 @@ fn plan(args: &RunArgs, quiet: bool, waiting: &Waiting) -> Result<(Plan, Vec<Inp
     plans::refuse_mixed_content(&args.boot, cover)?;
     plans::refuse_powers(cover, args.image.is_some())?;
     let mut files = Vec::new();
+    let mut received = RunFiles::of_job(args, quiet, waiting)?;
     let source = match &args.image {
         Some(disk) => {
             plans::check_disk_boot_images(args.boot.boot.len(), args.recording.is_some())?;
             plans::refuse_tree_options(cover)?;
             let format = args.image_format.image_format.map(Into::into);
-            let boot = boot_plan(args, &mut files, waiting)?;
+            let boot = boot_plan(args, &mut received, &mut files, waiting)?;
             let (target, owners) = (&Target::Namespace, &cover.trust_owner);
             PlanSource::Disk(disk_plan(disk, format, boot, cover.recheck, target, owners)?)
         }
         None => {
-            let trees = tree_plans(args, quiet, &mut files, waiting)?;
-            plans::trees(trees, boot_plan(args, &mut files, waiting)?, cover)?
+            let trees = tree_plans(args, quiet, &mut received, &mut files, waiting)?;
+            plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, cover)?
         }
     };
     Ok((plans::plan(Target::Namespace, source, cover, quiet), files))

@@ -20,7 +20,7 @@ use crate::output::errln;
 use crate::plans;
 use crate::program::become_program;
 use crate::program_kind::{ALTERNATIVE, program_kind, why_no_dispatch};
-use crate::run_inputs::{boot_plan, job_of, tree_plans, waiting_of};
+use crate::run_inputs::{RunFiles, boot_plan, job_of, tree_plans, waiting_of};
 use crate::views::{POOL_DIRECTORY_VARIABLE, aliases, log_of_argument, log_of_paths, pool_of_argument};
 
 /// The lowest number of the descriptors that the program inherits and does not use: the lock of the
@@ -146,14 +146,15 @@ fn view_trees(
 ) -> Result<(Vec<ViewTree>, Option<OwnedFd>), Failure> {
     plans::refuse_mixed_content(&args.boot, &args.cover)?;
     let mut files = Vec::new();
-    let trees = tree_plans(args, quiet, &mut files, waiting)?;
+    let mut received = RunFiles::of_job(args, quiet, waiting)?;
+    let trees = tree_plans(args, quiet, &mut received, &mut files, waiting)?;
     if trees.is_empty() {
         return match args.boot.boot.is_empty() {
             true => Ok((Vec::new(), None)),
             false => Err(Failure::wrong_input("-b needs the index of its tree: name it with -i")),
         };
     }
-    let source = plans::trees(trees, boot_plan(args, &mut files, waiting)?, &args.cover)?;
+    let source = plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, &args.cover)?;
     let plan = plans::plan(Target::Processes, source, &args.cover, quiet);
     let job = job_of(args);
     let shared = match share_trees(&plan, &files, job.as_deref(), waiting) {

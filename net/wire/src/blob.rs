@@ -2,7 +2,6 @@
 //! refused; and the messages between clients and the server of a store.
 //! docs/formats/blob-protocol.md describes the messages, docs/semantics.md the meaning.
 
-mod bounded;
 mod counters;
 mod joint;
 mod key;

@@ -1,5 +1,6 @@
 //! The messages between clients and servers, and their encoding: no input or output, no threads, no
-//! clock. docs/formats/pool.md describes the messages.
+//! clock. docs/formats/pool.md describes the messages of pools; the modules name the documents of
+//! the others.
 //!
 //! A decoder reads only the given bytes, allocates at most 1 MiB more than their length, and
 //! refuses bytes after the end of a message.
@@ -8,9 +9,11 @@
 #![warn(missing_docs)]
 
 pub mod blob;
+mod bounded;
 mod encoding;
 mod failure;
 mod histogram;
+pub mod job;
 pub mod pool;
 
 pub use encoding::{decode, decode_first, encode, encode_into};

@@ -1,6 +1,5 @@
 //! Adds boot images to trees.
 
-use std::fs::File;
 use std::path::Path;
 
 use quell_boot::{BootImage, ImageKind, MemoryEstimate};
@@ -14,7 +13,7 @@ use crate::inputs::InputFile;
 use crate::protocol::plan::{BootPlan, Target};
 use crate::protocol::transfer::OpenFiles;
 use crate::resources::{MemoryBudget, check_available};
-use crate::trust::check_trust;
+use crate::trust::check_input_trust;
 
 /// Assigns each boot image to the tree with its index. Without `--strict`, an image that cannot be
 /// used is reported and left out, and the tree is served without it.
@@ -77,17 +76,17 @@ fn reserve(
 fn add_boot_image(
     context: &HolderContext,
     path: &Path,
-    opened: Option<File>,
+    opened: Option<InputFile>,
     budget: &mut MemoryBudget,
     trees: &mut Vec<CheckedTree>,
 ) -> Result<(), Failure> {
     let file = match opened {
         Some(file) => file,
-        None => InputFile::open(path)?.file,
+        None => InputFile::open(path)?,
     };
-    let sized = file.try_clone().map_err(|e| Failure::cannot(format!("{}: {e}", shown(path))))?;
-    let begin = || OpenBoot::begin(Some(file), path, |bytes| check_available(path, bytes));
-    let open = context.waiting.watch_read(&sized, path, begin)?;
+    let opened = file.file.try_clone().map_err(|e| Failure::cannot(format!("{}: {e}", shown(path))))?;
+    let begin = || OpenBoot::begin(Some(opened), path, |bytes| check_available(path, bytes));
+    let open = context.waiting.watch_read(&file.file, path, begin)?;
     let boot = &open.image;
     if boot.kind() == ImageKind::Disk {
         let message = format!("{} is a boot image of a disk image: use it with --image", shown(path));
@@ -103,7 +102,7 @@ fn add_boot_image(
     let covered = &trees[position].covered;
     let owner = Ownership::from(&covered.source().stat_self()?);
     let tree = Some((&*covered.source_path, &owner));
-    check_trust(&context.plan.trusted(), open.file(), path, TrustedUse::BootImage, tree)?;
+    check_input_trust(&context.plan.trusted(), &file, TrustedUse::BootImage, tree)?;
     if covered.hot.is_some() {
         return Err(Failure::wrong_input(format!(
             "{} is the second boot image of {}: merge the two with `quell boot merge`",
@@ -115,7 +114,7 @@ fn add_boot_image(
     let mut tree = trees.swap_remove(position);
     tree.covered = match in_memory {
         true => {
-            let boot = context.waiting.watch_read(&sized, path, || open.read_frames())?;
+            let boot = context.waiting.watch_read(&file.file, path, || open.read_frames())?;
             tree.covered.with_boot_image(boot)
         }
         false => {

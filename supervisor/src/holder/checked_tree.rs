@@ -20,7 +20,7 @@ use crate::inputs::{InputFile, root_of};
 use crate::protocol::plan::{CheckMode, Target, TreePlan, TreesPlan};
 use crate::protocol::transfer::OpenFiles;
 use crate::resources;
-use crate::trust::check_trust;
+use crate::trust::check_input_trust;
 
 /// How long programs get between SIGTERM and SIGKILL when --strict ends them.
 const END_GRACE: Duration = Duration::from_secs(5);
@@ -72,10 +72,11 @@ fn open_tree(
     let plan = &context.plan;
     let file = match files.remove(&tree.index) {
         Some(file) => file,
-        None => InputFile::open(&tree.index)?.file,
+        None => InputFile::open(&tree.index)?,
     };
     let waiting = &context.waiting;
-    let loaded = waiting.watch_read(&file, &tree.index, || resources::load_index(&file, &tree.index));
+    let loaded =
+        waiting.watch_read(&file.file, &tree.index, || resources::load_index(&file.file, &tree.index));
     let image = loaded.map_err(|failure| match failure.is_damage() {
         true => failure,
         false => failure.into_final(),
@@ -91,13 +92,13 @@ fn open_tree(
         )));
     }
     let source = tree.source.clone().unwrap_or(root);
-    let index_belongs_to_root = quell_mount_spec::belongs_to_root(&file);
+    let index_belongs_to_root = quell_mount_spec::belongs_to_root(&file.ownership()?);
     let rules = privileges::rules(plan, trees, index_belongs_to_root)?;
     let covered = waiting
         .watch(&source, || quell_mount_spec::cover(image.clone(), &source, trees.on_change.into(), rules))?;
     // The index is not trusted yet. Until here, only the path of the tree was taken from it.
     let owner = Ownership::from(&waiting.watch(&source, || covered.source().stat_self())?);
-    check_trust(&plan.trusted(), &file, &tree.index, TrustedUse::Index, Some((&source, &owner)))?;
+    check_input_trust(&plan.trusted(), &file, TrustedUse::Index, Some((&source, &owner)))?;
     let path = match &plan.target {
         Target::Mountpoint { path, .. } => path.clone(),
         Target::Namespace | Target::Processes => {

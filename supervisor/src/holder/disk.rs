@@ -287,6 +287,7 @@ impl Service for ServedDisk<'_> {
             pool: None,
             blob: None,
             batch: None,
+            job: None,
             messages: self.context.message_log(),
         }
         .to_json()

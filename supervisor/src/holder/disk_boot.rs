@@ -1,6 +1,5 @@
 //! Adds a boot image to the files of a disk image.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use crate::inputs::InputFile;
 use crate::protocol::plan::{BootPlan, Target};
 use crate::protocol::transfer::OpenFiles;
 use crate::resources::MemoryBudget;
-use crate::trust::check_trust;
+use crate::trust::check_input_trust;
 
 /// Number of frames of a boot image that are read at once: a disk with other load serves a single
 /// reader slowly.
@@ -90,18 +89,18 @@ fn open_boot_image(
     context: &HolderContext,
     path: &Path,
     budget_mib: Option<u64>,
-    opened: Option<File>,
+    opened: Option<InputFile>,
     chain: &[ChainFile],
 ) -> Result<OpenBoot, Failure> {
     let file = match opened {
         Some(file) => file,
-        None => InputFile::open(path)?.file,
+        None => InputFile::open(path)?,
     };
     let disk = chain.first().map(|disk| (&*disk.path, Ownership::from(&disk.stat)));
     let disk = disk.as_ref().map(|(path, owner)| (*path, owner));
-    check_trust(&context.plan.trusted(), &file, path, TrustedUse::BootImage, disk)?;
+    check_input_trust(&context.plan.trusted(), &file, TrustedUse::BootImage, disk)?;
     let mut budget = MemoryBudget::new(budget_mib);
-    let open = OpenBoot::begin(Some(file), path, |bytes| budget.check_minimum(path, bytes))?;
+    let open = OpenBoot::begin(Some(file.file), path, |bytes| budget.check_minimum(path, bytes))?;
     let image = &open.image;
     if image.kind() != ImageKind::Disk {
         let message = format!(

@@ -9,6 +9,7 @@ mod disk;
 mod disk_boot;
 mod handshake;
 mod in_flight;
+mod job;
 mod log;
 mod messages;
 mod only_user;

@@ -11,7 +11,7 @@ use crate::holder::messages::Messages;
 use crate::holder::process_trees::ProcessTrees;
 use crate::holder::served::hold;
 use crate::holder::tree_view::TreeView;
-use crate::holder::{batch, blob, pool};
+use crate::holder::{batch, blob, job, pool};
 use crate::protocol::plan::{PlanSource, Target};
 use crate::protocol::transfer::{self, Received};
 
@@ -34,6 +34,7 @@ pub fn run_holder(console: Arc<dyn Console>, quiet: bool) -> Result<(), Failure>
         PlanSource::Pool(plan) => hold(pool::create(&context, plan), lock, &context),
         PlanSource::Blob(plan) => hold(blob::create(&context, plan), lock, &context),
         PlanSource::Batch(plan) => hold(batch::create(&context, plan), lock, &context),
+        PlanSource::Job(plan) => hold(job::JobFiles::create(&context, plan), lock, &context),
     }
 }
 

@@ -189,6 +189,7 @@ impl Service for ServedTrees<'_> {
             pool: None,
             blob: None,
             batch: None,
+            job: None,
             messages: self.context.message_log(),
         }
         .to_json()

@@ -2,6 +2,7 @@
 //! transfer.
 
 pub(crate) mod answer;
+pub(crate) mod job_files;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod transfer;

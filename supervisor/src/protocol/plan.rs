@@ -81,6 +81,8 @@ pub enum PlanSource {
     Blob(BlobPlan),
     /// The files of a store for batches.
     Batch(BatchPlan),
+    /// Files that the nodes of a job read once.
+    Job(JobPlan),
 }
 
 /// Indexed trees.
@@ -120,6 +122,21 @@ pub struct TreePlan {
     /// The directory that the user named, without symbolic links. The index must be an index of
     /// this directory.
     pub named: Option<PathBuf>,
+}
+
+/// Files that the nodes of a job read once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct JobPlan {
+    /// The identifier of the job.
+    pub job: String,
+    /// The directory of the meeting point, which the nodes share.
+    pub directory: PathBuf,
+    /// The files, by absolute path.
+    pub files: Vec<PathBuf>,
+    /// The network interface to use; any if it is `None`.
+    pub interface: Option<String>,
+    /// The time without an answer after which another node is given up, in milliseconds.
+    pub limit_ms: u64,
 }
 
 /// A disk image of virtual machines.
@@ -430,7 +447,11 @@ impl Plan {
         match &self.source {
             PlanSource::Trees(trees) => trees.boot.recording(),
             PlanSource::Disk(disk) => disk.boot.recording(),
-            PlanSource::Log(_) | PlanSource::Pool(_) | PlanSource::Blob(_) | PlanSource::Batch(_) => None,
+            PlanSource::Log(_)
+            | PlanSource::Pool(_)
+            | PlanSource::Blob(_)
+            | PlanSource::Batch(_)
+            | PlanSource::Job(_) => None,
         }
     }
 }

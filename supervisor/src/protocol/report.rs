@@ -30,6 +30,9 @@ pub struct HolderReport {
     /// The mount of a store for batches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchReport>,
+    /// The files of a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobReport>,
     /// The path of the message log of a mount's process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages: Option<PathBuf>,
@@ -98,6 +101,44 @@ pub struct BatchReport {
     pub path: PathBuf,
     /// The counters of the mount, by name.
     pub counters: BTreeMap<String, u64>,
+}
+
+/// The report of one node of a job that reads its files once.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct JobReport {
+    /// The identifier of the job.
+    pub job: String,
+    /// The number of this node; 0 is the reader.
+    pub node: u32,
+    /// The parent of this node; absent if it has read the files itself.
+    pub parent: Option<u32>,
+    /// The files.
+    pub files: Vec<PathBuf>,
+    /// The bytes that this node received from other nodes.
+    pub received_bytes: u64,
+    /// The bytes that it read from the file system.
+    pub read_bytes: u64,
+    /// The milliseconds until it had all files.
+    pub milliseconds: u64,
+    /// The nodes that the reader knows; empty if it does not answer.
+    pub nodes: Vec<JobNodeReport>,
+}
+
+/// A node of a job, as its reader knows it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct JobNodeReport {
+    /// The number of the node; 0 is the reader.
+    pub node: u32,
+    /// Its parent; absent for the reader.
+    pub parent: Option<u32>,
+    /// Its name.
+    pub name: String,
+    /// The bytes that it received from other nodes.
+    pub received_bytes: u64,
+    /// The bytes that it read from the file system.
+    pub read_bytes: u64,
+    /// The milliseconds until it had all files; absent if it does not have them.
+    pub milliseconds: Option<u64>,
 }
 
 /// The report of a tree, or of a disk image.

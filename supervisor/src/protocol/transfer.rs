@@ -15,7 +15,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::inputs::InputFile;
+use crate::inputs::{InputFile, Origin};
 use crate::protocol::plan::Plan;
 
 const ENVELOPE_BYTES_MAX: u64 = 1 << 20;
@@ -31,7 +31,14 @@ pub struct Envelope {
     pub creator: i32,
     /// Files that the creator has opened. Their descriptors are sent in this order, after that of
     /// the lock.
-    files: Vec<PathBuf>,
+    files: Vec<SentFile>,
+}
+
+/// An open file whose descriptor is sent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct SentFile {
+    path: PathBuf,
+    origin: Option<Origin>,
 }
 
 /// The name of a holder: its socket and its lock are files in the runtime directory.
@@ -43,7 +50,7 @@ pub struct Address {
 }
 
 /// Open files that were sent with a plan, by path.
-pub type OpenFiles = BTreeMap<PathBuf, File>;
+pub type OpenFiles = BTreeMap<PathBuf, InputFile>;
 
 /// A received plan, with the descriptors that were sent with it.
 #[derive(Debug)]
@@ -68,7 +75,7 @@ pub fn send(
         plan: plan.clone(),
         address: address.clone(),
         creator: std::process::id() as i32,
-        files: files.iter().map(|file| file.path.clone()).collect(),
+        files: files.iter().map(|file| SentFile { path: file.path.clone(), origin: file.origin }).collect(),
     })?;
     let files = files.iter().map(|file| file.file.as_fd());
     let descriptors: Vec<_> = std::iter::once(lock.as_fd()).chain(files).collect();
@@ -98,7 +105,8 @@ pub fn receive(mut stream: impl AsFd + Read) -> Result<Received, Failure> {
     stream.by_ref().take(ENVELOPE_BYTES_MAX).read_to_end(&mut text).map_err(cannot)?;
     let envelope: Envelope =
         serde_json::from_slice(&text).map_err(|e| Failure::wrong_input(format!("the plan: {e}")))?;
-    let files = envelope.files.iter().cloned().zip(files).collect();
+    let opened = |(SentFile { path, origin }, file)| (path.clone(), InputFile { path, file, origin });
+    let files = envelope.files.iter().cloned().zip(files).map(opened).collect();
     Ok(Received { envelope, lock, files })
 }
 
@@ -146,7 +154,7 @@ mod tests {
             text
         };
         assert_eq!(content(received.lock), "lock");
-        assert_eq!(content(received.files.remove(&path("b")).unwrap()), "b");
+        assert_eq!(content(received.files.remove(&path("b")).unwrap().file), "b");
         assert_eq!((received.files.len(), received.envelope.address.key.as_str()), (1, "view-1"));
         assert_eq!(received.envelope.creator, std::process::id() as i32);
     }

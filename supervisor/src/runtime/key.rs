@@ -1,19 +1,17 @@
 //! The keys of holders, which decide which runs share a holder.
 
 use std::ffi::OsString;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::display::shown;
 use crate::failure::Failure;
 use crate::inputs::InputFile;
 use crate::protocol::plan::Plan;
 use crate::protocol::transfer::Address;
 
 /// The version of the messages between processes and holders. It must change with them.
-const PROTOCOL: &str = "protocol 3";
+const PROTOCOL: &str = "protocol 4";
 
 /// Returns the key of a holder for exactly this plan and job, in the caller's namespaces. `job` is
 /// `None` for a holder that is not shared.
@@ -29,10 +27,9 @@ pub fn view_key(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<S
     let shared =
         Plan { quiet: false, verbose: false, log_file: None, answer_timeout_s: None, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
-    for InputFile { path, file } in files {
+    for file in files {
         // Another file at the same path may be another generation.
-        let found = file.metadata().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))?;
-        text.push(format!("{}.{}.{}.{}", found.ino(), found.size(), found.mtime(), found.mtime_nsec()));
+        text.push(file.identity()?);
     }
     let unshared = format!("process {}", std::process::id());
     text.push(job.unwrap_or(&unshared));

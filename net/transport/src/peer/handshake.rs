@@ -136,6 +136,7 @@ fn role_number(role: Role) -> u8 {
         Role::Pool => 1,
         Role::Blob => 2,
         Role::Batch => 3,
+        Role::Job => 4,
     }
 }
 
@@ -176,7 +177,7 @@ impl Prefix {
 pub(super) fn description_bytes(greeting: &[u8; GREETING_BYTES], role: Role) -> Result<u16, Refusal> {
     let length = u16::from_le_bytes([greeting[14], greeting[15]]);
     let length_max = match role {
-        Role::Pool | Role::Batch => 0,
+        Role::Pool | Role::Batch | Role::Job => 0,
         Role::Blob => DESCRIPTION_BYTES_MAX,
     };
     if usize::from(length) > length_max { Err(Refusal::Malformed) } else { Ok(length) }

@@ -54,6 +54,8 @@ pub enum Role {
     Blob,
     /// A server of a store for batches, and its clients.
     Batch,
+    /// The nodes of a job, one of which reads files for all.
+    Job,
 }
 
 /// The protection of frames. All members of a pool use the same.

@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::bounded::at_most;
 use super::operation::{Committed, SnapshotId, Transaction, Version};
+use crate::bounded::at_most;
 
 /// The version of the protocol by which clients use the server of a group. Clients that do not know
 /// groups are refused by it.

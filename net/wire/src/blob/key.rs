@@ -7,8 +7,8 @@ use std::fmt;
 use quell_vfs::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use super::bounded::at_most;
 use super::operation::NAME_BYTES_MAX;
+use crate::bounded::at_most;
 use crate::{decode, encode};
 
 /// The largest number of grants of a key.

@@ -3,12 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::at_most;
 use super::counters::{RequestKind, StoreCounters};
 use super::joint::{JointReply, JointRequest};
 use super::operation::{BlobStat, Committed, OPERATIONS_MAX, Operation, SnapshotId, Transaction, Version};
 use super::refusal::Refusal;
 use crate::Failure;
+use crate::bounded::at_most;
 use crate::encoding::{decode_first, encode};
 
 /// The version of the protocol. A server that is not one of several groups refuses clients of

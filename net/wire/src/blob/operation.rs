@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::at_most;
 use super::transform::Transform;
+use crate::bounded::at_most;
 
 /// The largest length of the name of a blob, in bytes. The smallest is 1.
 pub const NAME_BYTES_MAX: usize = 1024;

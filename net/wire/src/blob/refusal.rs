@@ -5,10 +5,10 @@ use std::fmt;
 use quell_vfs::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
-use super::bounded::at_most;
 use super::joint::JointId;
 use super::operation::{READS_MAX, Read};
 use crate::Failure;
+use crate::bounded::at_most;
 
 /// A part that a transaction has read, and that a later commit has changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

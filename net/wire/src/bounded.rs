@@ -35,7 +35,7 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
 }
 
 /// Decodes a list of at most `MAX` elements.
-pub(super) fn at_most<'de, const MAX: usize, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+pub(crate) fn at_most<'de, const MAX: usize, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,

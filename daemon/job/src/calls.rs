@@ -1,0 +1,70 @@
+//! Calls of other nodes, with the replies on a channel.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::encode;
+use quell_wire::job::{REPLY_BYTES_MAX, Request};
+
+/// The time without a connection after which calls fail. The port of a process that has ended
+/// refuses connections, so `Node::is_listening` then finds at once whether the process exists.
+const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
+/// The time that a goodbye may take.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
+
+/// Another node of the job.
+pub struct OtherNode {
+    client: Client,
+    pub address: SocketAddr,
+}
+
+impl OtherNode {
+    /// Starts to connect.
+    pub fn connect(address: SocketAddr, key: &PoolKey) -> Result<OtherNode> {
+        let settings = ClientSettings {
+            unreachable_after: UNREACHABLE_AFTER,
+            ..ClientSettings::new(Role::Job, Endpoint::Tcp(address), key.clone())
+        };
+        Ok(OtherNode { client: Client::start(settings)?, address })
+    }
+
+    /// Sends a request. The result is sent to `results` with `tag`.
+    pub fn call<T: Send + 'static>(
+        &self,
+        request: &Request<'_>,
+        limit: Duration,
+        tag: T,
+        results: &Sender<(T, Result<Vec<u8>>)>,
+    ) {
+        let results = results.clone();
+        let done = Box::new(move |result| {
+            // The receiver may have ended.
+            let _ = results.send((tag, result));
+        });
+        self.client.call(encode(request), REPLY_BYTES_MAX as u32, Instant::now() + limit, done);
+    }
+
+    /// Sends a request and waits for the reply.
+    pub fn ask(&self, request: &Request<'_>, limit: Duration) -> Result<Vec<u8>> {
+        let (sender, receiver) = channel();
+        self.call(request, limit, (), &sender);
+        drop(sender);
+        match receiver.recv() {
+            Ok(((), result)) => result,
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, "call", self.address.to_string())),
+        }
+    }
+
+    /// Returns whether a process accepts connections at the address. It waits at most for `limit`.
+    pub fn is_listening(address: SocketAddr, limit: Duration) -> bool {
+        TcpStream::connect_timeout(&address, limit).is_ok()
+    }
+
+    /// Says goodbye.
+    pub fn leave(&self) {
+        self.client.stop(GOODBYE_LIMIT);
+    }
+}

@@ -1,0 +1,547 @@
+//! One node of a job: it reads the files for all nodes, or receives them from its parent, or reads
+//! them for itself if no other node provides them.
+
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use quell_threads::lock;
+use quell_transport::peer::{PoolKey, Role, Server, ServerSettings};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::decode;
+use quell_wire::job::{
+    FileAttributes, NodeNumber, NodeState, PROTOCOL, Placement, Reply, Request, TEXT_BYTES_MAX, shortened,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::addresses::{address_towards, own_addresses};
+use crate::calls::OtherNode;
+use crate::contents::{Contents, SharedBytes};
+use crate::fetch::fetch;
+use crate::meeting::{Advertisement, MeetingPoint};
+use crate::read::{OpenedFile, read_files};
+use crate::serve::{ServeNodes, Serving};
+use crate::tree::Tree;
+
+/// The interval at which late requests are answered.
+const ANSWER_INTERVAL: Duration = Duration::from_millis(100);
+/// The largest number of connected nodes. Each node is connected to the reader until it is
+/// complete.
+const CLIENTS_MAX: usize = 16 << 10;
+/// How long a node without a connection is remembered.
+const ABSENT_MAX: Duration = Duration::from_secs(1);
+/// The time for the answers to the requests of other nodes at the end.
+const STOP_LIMIT: Duration = Duration::from_millis(200);
+/// The interval between two checks whether other nodes are still served.
+const END_INTERVAL: Duration = Duration::from_millis(20);
+/// The time that a status waits for the reader.
+const STATUS_LIMIT: Duration = Duration::from_secs(2);
+
+/// The settings of a node.
+#[derive(Debug, Clone)]
+pub struct JobSettings {
+    /// The identifier of the job.
+    pub job: String,
+    /// The directory of the meeting point, which all nodes share.
+    pub directory: PathBuf,
+    /// The files, by absolute path.
+    pub files: Vec<PathBuf>,
+    /// The name of this node, for reports.
+    pub name: String,
+    /// The network interface to use; any if it is `None`.
+    pub interface: Option<String>,
+    /// The time without an answer after which another node is given up.
+    pub limit: Duration,
+}
+
+/// The process that a node is part of.
+pub trait Environment: Send + Sync {
+    /// Opens a file of the job on the file system, and checks that it is one that a job reads.
+    fn open(&self, path: &Path) -> std::result::Result<OpenedFile, String>;
+
+    /// Checks that there is memory for a file.
+    ///
+    /// # Errors
+    /// Any; the node then does not take part.
+    fn admit(&self, file: &FileAttributes) -> Result<()>;
+
+    /// Performs an operation that reads a file, and reports it if it takes too long.
+    fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut());
+
+    /// Returns whether a process still waits for the files.
+    fn is_needed(&self) -> bool;
+
+    /// Prints a message for the user.
+    fn print(&self, message: &str);
+}
+
+/// A node that has all files, and serves other nodes.
+pub struct JobNode {
+    /// `None` for a node that no other one knows.
+    part: Option<Part>,
+    own: OwnPart,
+    /// The files, in the order of the settings.
+    pub files: Vec<SharedBytes>,
+    // After `files`, so that other processes can open them as long as they are listed.
+    contents: Arc<Contents>,
+}
+
+/// The results of one node.
+#[derive(Debug, Clone, Copy)]
+struct OwnPart {
+    node: NodeNumber,
+    parent: Option<NodeNumber>,
+    received_bytes: u64,
+    read_bytes: u64,
+    milliseconds: u64,
+}
+
+/// The place of a node among others.
+struct Part {
+    serving: Arc<Serving>,
+    server: Server,
+    key: PoolKey,
+    role: PartRole,
+    answering: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+enum PartRole {
+    /// It has created the link with this text.
+    Reader {
+        point: MeetingPoint,
+        text: String,
+    },
+    Other {
+        reader: SocketAddr,
+    },
+}
+
+/// The state of a node and of its tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobStatus {
+    /// The number of this node; the reader is 0.
+    pub node: NodeNumber,
+    /// Its parent; `None` if it has read all files itself.
+    pub parent: Option<NodeNumber>,
+    /// The bytes that it received from other nodes.
+    pub received_bytes: u64,
+    /// The bytes that it read from the file system.
+    pub read_bytes: u64,
+    /// The milliseconds until it had all files.
+    pub milliseconds: u64,
+    /// The nodes as the reader knows them; empty if it does not answer.
+    pub nodes: Vec<NodeState>,
+}
+
+impl std::fmt::Debug for JobNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobNode").field("own", &self.own).finish_non_exhaustive()
+    }
+}
+
+impl JobNode {
+    /// Takes part in the job, and returns when all files are in memory.
+    ///
+    /// # Errors
+    /// Those of the meeting point and of the file system; `Conflict` if the files changed between
+    /// two reads; `Interrupted` if they are no longer needed.
+    pub fn start(settings: &JobSettings, environment: &dyn Environment) -> Result<JobNode> {
+        let mut node = Starting {
+            settings,
+            environment,
+            begun: Instant::now(),
+            received_bytes: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            contents: Arc::new(Contents::default()),
+        };
+        node.run()
+    }
+
+    /// Returns the state of this node and of its tree. It waits at most 2 s.
+    pub fn status(&self) -> JobStatus {
+        let OwnPart { node, parent, received_bytes, read_bytes, milliseconds } = self.own;
+        let nodes = self.part.as_ref().map_or_else(Vec::new, Part::nodes);
+        JobStatus { node, parent, received_bytes, read_bytes, milliseconds, nodes }
+    }
+
+    /// Removes the meeting point if this node is the reader, waits at most `limit` until no other
+    /// node receives from this one, or until `is_urgent`, and ends the connections.
+    pub fn end(mut self, limit: Duration, mut is_urgent: impl FnMut() -> bool) {
+        let Some(mut part) = self.part.take() else { return };
+        if let PartRole::Reader { point, text } = &part.role
+            && let Err(error) = point.remove(text.as_bytes())
+        {
+            tracing::warn!(%error, "the meeting point of the job remains");
+        }
+        let begun = Instant::now();
+        while part.server.clients() > 0 && begun.elapsed() < limit && !is_urgent() {
+            std::thread::sleep(END_INTERVAL);
+        }
+        self.contents.refuse("the node is stopping");
+        part.server.stop(STOP_LIMIT);
+        if let Some((stop, thread)) = part.answering.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Part {
+    fn nodes(&self) -> Vec<NodeState> {
+        let reader = match &self.role {
+            PartRole::Reader { .. } => {
+                return lock(&self.serving.tree).as_ref().map_or_else(Vec::new, Tree::states);
+            }
+            PartRole::Other { reader } => OtherNode::connect(*reader, &self.key),
+        };
+        let Ok(reader) = reader else { return Vec::new() };
+        let reply = reader.ask(&Request::Tree, STATUS_LIMIT);
+        reader.leave();
+        match reply.as_deref().map(decode::<Reply<'_>>) {
+            Ok(Ok(Reply::Tree(nodes))) => nodes,
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A node until it has all files.
+struct Starting<'a> {
+    settings: &'a JobSettings,
+    environment: &'a dyn Environment,
+    begun: Instant,
+    received_bytes: AtomicU64,
+    read_bytes: AtomicU64,
+    contents: Arc<Contents>,
+}
+
+/// The connection of a node to the reader, and its place.
+struct Joined {
+    part: Part,
+    reader: OtherNode,
+    placement: Placement,
+}
+
+/// The result of an attempt to join the tree of a link.
+enum Attempt {
+    Joined(Box<Joined>),
+    /// The process that created the link has ended.
+    NoReader,
+    /// The reader cannot be used, for this reason.
+    Failed(Error),
+}
+
+impl Starting<'_> {
+    fn run(&mut self) -> Result<JobNode> {
+        let JobSettings { job, directory, files, .. } = self.settings;
+        let point = MeetingPoint::open(directory, job, files)?;
+        let mut found = point.read()?;
+        // Each pass ends the attempt, or removes the link of a reader that has ended.
+        for _ in 0..3 {
+            let Some(text) = &found else {
+                match self.become_reader(point)? {
+                    Ok(node) => return Ok(node),
+                    Err(again) => return self.join_after_race(again),
+                }
+            };
+            match self.join(text) {
+                Attempt::Joined(joined) => return self.receive(*joined),
+                Attempt::Failed(error) => return self.read_alone(None, None, &error),
+                Attempt::NoReader => {
+                    tracing::debug!(path = ?point.path, "the reader has ended");
+                    point.remove(text)?;
+                    found = None;
+                }
+            }
+        }
+        unreachable!("the second pass finds no link")
+    }
+
+    /// Joins the tree of another process, which has created the link since this one looked for it.
+    fn join_after_race(&mut self, point: MeetingPoint) -> Result<JobNode> {
+        let gone = || Error::new(ErrorKind::Unavailable, "join", "the reader, which has ended");
+        let text = point.read()?;
+        match text.map_or(Attempt::NoReader, |text| self.join(&text)) {
+            Attempt::Joined(joined) => self.receive(*joined),
+            Attempt::Failed(error) => self.read_alone(None, None, &error),
+            Attempt::NoReader => self.read_alone(None, None, &gone()),
+        }
+    }
+
+    /// Creates the link, reads the files, and serves them. Returns the meeting point if another
+    /// process has created the link first.
+    fn become_reader(&mut self, point: MeetingPoint) -> Result<std::result::Result<JobNode, MeetingPoint>> {
+        let mut key = [0; 32];
+        getrandom(&mut key, GetRandomFlags::empty())
+            .map_err(|e| Error::from_io(e.into(), "draw", "the key of the job"))?;
+        let addresses = own_addresses(self.settings.interface.as_deref())?;
+        let listen = match addresses.as_slice() {
+            [only] => *only,
+            [first, ..] if first.is_ipv4() => IpAddr::from([0; 4]),
+            _ => IpAddr::from([0; 16]),
+        };
+        let tree = Tree::new(&self.settings.name);
+        let (part, port) = self.serve(PoolKey(key), listen, Some(tree))?;
+        let is_reachable = |address: &IpAddr| address.is_ipv4() == listen.is_ipv4();
+        let addresses = addresses.into_iter().filter(is_reachable);
+        let addresses = addresses.map(|address| SocketAddr::new(address, port)).collect();
+        let text = Advertisement { addresses, key: PoolKey(key) }.encode();
+        if !point.create(&text)? {
+            part.server.stop(Duration::ZERO);
+            return Ok(Err(point));
+        }
+        tracing::debug!(path = ?point.path, port, "reads the files of the job");
+        let part = part.with_role(PartRole::Reader { point, text });
+        let read = self.read().and_then(|()| self.contents.seal());
+        let files = match read {
+            Ok(files) => files,
+            Err(error) => {
+                // The other nodes read for themselves, and get the same error or do not.
+                self.contents.refuse(&error.to_string());
+                let node = self.node(0, None, Some(part), Vec::new());
+                node.end(Duration::ZERO, || true);
+                return Err(error);
+            }
+        };
+        let node = self.node(0, None, Some(part), files);
+        if let Some(part) = &node.part
+            && let Some(tree) = lock(&part.serving.tree).as_mut()
+        {
+            tree.complete(0, 0, node.own.read_bytes, node.own.milliseconds);
+        }
+        Ok(Ok(node))
+    }
+
+    /// Joins the tree of the reader that has created a link.
+    fn join(&self, text: &[u8]) -> Attempt {
+        let Some(Advertisement { addresses, key }) = Advertisement::decode(text) else {
+            return Attempt::Failed(Error {
+                source: Some("its text is not one of this version of quell".into()),
+                ..Error::new(ErrorKind::Unsupported, "use", "the meeting point of the job")
+            });
+        };
+        let limit = self.settings.limit;
+        let reachable = addresses.into_iter().find(|address| OtherNode::is_listening(*address, limit));
+        let Some(address) = reachable else { return Attempt::NoReader };
+        match self.join_at(address, key) {
+            Ok(joined) => Attempt::Joined(Box::new(joined)),
+            // Another process has the port of one that has ended.
+            Err(e) if e.kind == ErrorKind::PermissionDenied => Attempt::NoReader,
+            Err(e) => Attempt::Failed(e),
+        }
+    }
+
+    fn join_at(&self, address: SocketAddr, key: PoolKey) -> Result<Joined> {
+        let listen = match self.settings.interface.as_deref() {
+            Some(name) => {
+                let own = own_addresses(Some(name))?;
+                let found = own.into_iter().find(|own| own.is_ipv4() == address.is_ipv4());
+                found.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "find an address of", name))?
+            }
+            None => address_towards(address)?,
+        };
+        let (part, port) = self.serve(key.clone(), listen, None)?;
+        let part = part.with_role(PartRole::Other { reader: address });
+        let reader = OtherNode::connect(address, &key)?;
+        let name = shortened(&self.settings.name, TEXT_BYTES_MAX);
+        let own_address = SocketAddr::new(listen, port);
+        let request = Request::Join { protocol: PROTOCOL, address: own_address, name };
+        let placed = self.ask_reader(&reader, &request);
+        match placed {
+            Ok(placement) => Ok(Joined { part, reader, placement }),
+            Err(error) => {
+                part.server.stop(Duration::ZERO);
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks the reader for a place in the tree. The time for a connection is that of a call.
+    fn ask_reader(&self, reader: &OtherNode, request: &Request<'_>) -> Result<Placement> {
+        let begun = Instant::now();
+        let bytes = loop {
+            match reader.ask(request, self.settings.limit) {
+                Err(e) if e.kind == ErrorKind::Unavailable && begun.elapsed() < self.settings.limit => {
+                    if !OtherNode::is_listening(reader.address, self.settings.limit) {
+                        return Err(e);
+                    }
+                }
+                answer => break answer?,
+            }
+        };
+        let wrong = |reason: &str| Error {
+            source: Some(reason.into()),
+            ..Error::new(ErrorKind::Unsupported, "join", "the reader of the job")
+        };
+        match decode::<Reply<'_>>(&bytes) {
+            Ok(Reply::Placed(placement)) => Ok(placement),
+            Ok(Reply::Refused(reason)) => Err(wrong(reason)),
+            _ => Err(wrong("it has sent a wrong message")),
+        }
+    }
+
+    /// Receives the files from parents, or reads them if there is none.
+    fn receive(&mut self, joined: Joined) -> Result<JobNode> {
+        let Joined { part, reader, mut placement } = joined;
+        let limit = self.settings.limit;
+        let parent_left = loop {
+            let parent = match placement.address {
+                Some(address) => Some(OtherNode::connect(address, &part.key)?),
+                None => None,
+            };
+            let from = parent.as_ref().unwrap_or(&reader);
+            let fetched = fetch(from, &self.contents, self.environment, limit, &self.received_bytes);
+            let error = match fetched {
+                Ok(()) => break parent,
+                Err(error) => error,
+            };
+            drop(parent);
+            tracing::debug!(parent = placement.parent, %error, "a parent is lost");
+            if error.kind == ErrorKind::Damaged {
+                self.environment
+                    .print(&format!("node {} of the job has sent damaged data: {error}", placement.parent));
+            }
+            let is_final = !matches!(
+                error.kind,
+                ErrorKind::TimedOut
+                    | ErrorKind::Unavailable
+                    | ErrorKind::PermissionDenied
+                    | ErrorKind::Damaged
+                    | ErrorKind::Unsupported
+            );
+            if is_final {
+                self.contents.refuse(&error.to_string());
+                reader.leave();
+                self.node(placement.node, None, Some(part), Vec::new()).end(Duration::ZERO, || true);
+                return Err(error);
+            }
+            let Placement { node, parent, .. } = placement;
+            let replaced = match parent {
+                0 => Err(error),
+                _ => self.ask_reader(&reader, &Request::Lost { node, parent }),
+            };
+            match replaced {
+                // The numbers of ancestors become smaller, so this ends.
+                Ok(next) if next.parent < parent && next.node == node => placement = next,
+                Ok(_) => {
+                    let error = Error::new(ErrorKind::Damaged, "join", "the reader of the job");
+                    return self.read_alone(Some((part, placement.node)), Some(reader), &error);
+                }
+                Err(error) => return self.read_alone(Some((part, placement.node)), Some(reader), &error),
+            }
+        };
+        let files = self.contents.seal()?;
+        let node = self.node(placement.node, Some(placement.parent), Some(part), files);
+        report(reader, parent_left, node.own, limit);
+        Ok(node)
+    }
+
+    /// Reads the files that no other node provides, and prints the reason. `part`: the place in the
+    /// tree, whose other nodes are served as before.
+    fn read_alone(
+        &self,
+        part: Option<(Part, NodeNumber)>,
+        reader: Option<OtherNode>,
+        error: &Error,
+    ) -> Result<JobNode> {
+        self.environment.print(&format!(
+            "no other node of the job provides its files ({error}): reading them from the file system"
+        ));
+        let (part, number) = part.map_or((None, 0), |(part, number)| (Some(part), number));
+        let files = self.read().and_then(|()| self.contents.seal());
+        let files = match files {
+            Ok(files) => files,
+            Err(error) => {
+                self.contents.refuse(&error.to_string());
+                self.node(number, None, part, Vec::new()).end(Duration::ZERO, || true);
+                return Err(error);
+            }
+        };
+        let node = self.node(number, None, part, files);
+        if let Some(reader) = reader {
+            report(reader, None, node.own, self.settings.limit);
+        }
+        Ok(node)
+    }
+
+    fn read(&self) -> Result<()> {
+        read_files(&self.settings.files, &self.contents, self.environment, &self.read_bytes)
+    }
+
+    fn node(
+        &self,
+        node: NodeNumber,
+        parent: Option<NodeNumber>,
+        part: Option<Part>,
+        files: Vec<SharedBytes>,
+    ) -> JobNode {
+        let own = OwnPart {
+            node,
+            parent,
+            received_bytes: self.received_bytes.load(Ordering::Relaxed),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            milliseconds: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+        };
+        JobNode { part, own, files, contents: self.contents.clone() }
+    }
+
+    /// Starts to serve other nodes at an address. Returns the port.
+    fn serve(&self, key: PoolKey, listen: IpAddr, tree: Option<Tree>) -> Result<(NewPart, u16)> {
+        let contents = self.contents.clone();
+        let serving = Arc::new(Serving { contents: contents.clone(), tree: Mutex::new(tree) });
+        let settings = ServerSettings {
+            clients_max: CLIENTS_MAX,
+            absent_max: ABSENT_MAX,
+            ..ServerSettings::new(Role::Job, key.clone())
+        };
+        let server = Server::start(settings, Arc::new(ServeNodes(serving.clone())))?;
+        let port = server.listen_tcp(SocketAddr::new(listen, 0))?.port();
+        let (stop, stopped) = channel::<()>();
+        // The answers must arrive before the other nodes give this one up.
+        let late = self.settings.limit / 4;
+        let answering = std::thread::Builder::new().name("late".into()).spawn(move || {
+            while stopped.recv_timeout(ANSWER_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                contents.answer_late(late);
+            }
+        });
+        let thread = answering.map_err(|e| Error::from_io(e, "start", "a thread"))?;
+        Ok((NewPart { serving, server, key, answering: (stop, thread) }, port))
+    }
+}
+
+/// A part whose role is not known yet.
+struct NewPart {
+    serving: Arc<Serving>,
+    server: Server,
+    key: PoolKey,
+    answering: (Sender<()>, JoinHandle<()>),
+}
+
+impl NewPart {
+    fn with_role(self, role: PartRole) -> Part {
+        let NewPart { serving, server, key, answering } = self;
+        Part { serving, server, key, role, answering: Some(answering) }
+    }
+}
+
+/// Tells the reader that a node is complete, for its status, and leaves both nodes. The program
+/// does not wait for this.
+fn report(reader: OtherNode, parent: Option<OtherNode>, own: OwnPart, limit: Duration) {
+    let OwnPart { node, received_bytes, read_bytes, milliseconds, .. } = own;
+    let tell = move || {
+        let request = Request::Complete { node, received_bytes, read_bytes, milliseconds };
+        // If the message is lost, the status of the tree does not show the node as complete.
+        if let Err(error) = reader.ask(&request, limit) {
+            tracing::debug!(%error, "the reader was not told");
+        }
+        parent.iter().for_each(OtherNode::leave);
+        reader.leave();
+    };
+    if let Err(error) = std::thread::Builder::new().name("report".into()).spawn(tell) {
+        tracing::debug!(%error, "the reader was not told");
+    }
+}

@@ -1,0 +1,68 @@
+//! Answers the requests of other nodes.
+
+use std::sync::{Arc, Mutex};
+
+use quell_threads::lock;
+use quell_transport::peer::{self, ClientHandler, Handler, MemberId};
+use quell_wire::job::{PROTOCOL, REQUEST_BYTES_MAX, Reply, Request, TEXT_BYTES_MAX};
+use quell_wire::{decode, encode};
+
+use crate::contents::{Contents, Wanted};
+use crate::tree::Tree;
+
+/// The part of a node that answers other nodes.
+pub struct Serving {
+    pub contents: Arc<Contents>,
+    /// `None` unless this node is the reader.
+    pub tree: Mutex<Option<Tree>>,
+}
+
+/// Passes the requests of all nodes to one handler: every node of the job may send each request.
+pub struct ServeNodes(pub Arc<Serving>);
+
+impl ClientHandler for ServeNodes {
+    fn handler(&self, _description: &[u8]) -> Option<Arc<dyn Handler>> {
+        Some(self.0.clone())
+    }
+
+    fn ended(&self, _client: MemberId) {}
+}
+
+impl Handler for Serving {
+    fn handle(&self, request: peer::Request, reply: peer::Reply) {
+        let is_bounded = request.bytes.len() <= REQUEST_BYTES_MAX;
+        let decoded = decode::<Request<'_>>(&request.bytes).ok().filter(|_| is_bounded);
+        let Some(request) = decoded else {
+            return reply.send(encode(&Reply::Refused("the request cannot be read")));
+        };
+        match request {
+            Request::Files => self.contents.answer(Wanted::Files, reply),
+            Request::Block { file, block } => self.contents.answer(Wanted::Block { file, block }, reply),
+            Request::Join { protocol, .. } if protocol != PROTOCOL => {
+                reply.send(encode(&Reply::Refused("the reader has another version of quell")));
+            }
+            request => {
+                let mut tree = lock(&self.tree);
+                let answer = tree.as_mut().and_then(|tree| answer_of_tree(tree, &request));
+                drop(tree);
+                reply.send(encode(&answer.unwrap_or(Reply::Refused("the request is not for this node"))));
+            }
+        }
+    }
+}
+
+/// Performs a request to the reader; `None` for one that is not valid.
+fn answer_of_tree(tree: &mut Tree, request: &Request<'_>) -> Option<Reply<'static>> {
+    match *request {
+        Request::Join { address, name, .. } if name.len() <= TEXT_BYTES_MAX => {
+            tree.join(address, name).map(Reply::Placed)
+        }
+        Request::Lost { node, parent } => tree.lost(node, parent).map(Reply::Placed),
+        Request::Complete { node, received_bytes, read_bytes, milliseconds } => {
+            tree.complete(node, received_bytes, read_bytes, milliseconds);
+            Some(Reply::Noted)
+        }
+        Request::Tree => Some(Reply::Tree(tree.states())),
+        Request::Join { .. } | Request::Files | Request::Block { .. } => None,
+    }
+}

@@ -1,0 +1,509 @@
+//! Nodes of a job in one process, with TCP connections on the loopback interface; and processes
+//! that have the key of the job and do not keep to the protocol.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use quell_job::{Advertisement, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile};
+use quell_transport::peer::{
+    Client, ClientHandler, ClientSettings, Endpoint, Handler, MemberId, PoolKey, Reply as Answer,
+    Request as Asked, Role, Server, ServerSettings,
+};
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::job::{
+    BLOCK_BYTES, FileAttributes, FileState, PROTOCOL, Placement, REPLY_BYTES_MAX, Reply, Request,
+    block_checksum,
+};
+use quell_wire::{decode, encode};
+
+/// A limit for what ends by itself.
+const LONG: Duration = Duration::from_secs(120);
+
+/// The directory of a job with one file.
+struct Job {
+    directory: tempfile::TempDir,
+    file: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl Job {
+    fn new(blocks: usize) -> Job {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let bytes: Vec<u8> = (0..blocks * BLOCK_BYTES - 7).map(|i| (i * 31 / 257) as u8).collect();
+        let file = directory.path().canonicalize().unwrap().join("file");
+        fs::write(&file, &bytes).unwrap();
+        Job { directory, file, bytes }
+    }
+
+    fn settings(&self, name: &str, limit: Duration) -> JobSettings {
+        JobSettings {
+            job: "job".into(),
+            directory: self.directory.path().into(),
+            files: vec![self.file.clone()],
+            name: name.into(),
+            interface: Some("lo".into()),
+            limit,
+        }
+    }
+
+    fn start(&self, name: &str, process: &Process) -> Result<JobNode> {
+        JobNode::start(&self.settings(name, LONG), process)
+    }
+
+    fn point(&self) -> MeetingPoint {
+        MeetingPoint::open(self.directory.path(), "job", std::slice::from_ref(&self.file)).unwrap()
+    }
+
+    fn advertisement(&self) -> Advertisement {
+        Advertisement::decode(&self.point().read().unwrap().unwrap()).unwrap()
+    }
+
+    /// Creates the link of a reader.
+    fn advertise(&self, address: SocketAddr, key: [u8; 32]) {
+        let text = Advertisement { addresses: vec![address], key: PoolKey(key) }.encode();
+        assert!(self.point().create(&text).unwrap());
+    }
+
+    #[track_caller]
+    fn check(&self, node: &JobNode) {
+        let [file] = &node.files[..] else { panic!("{:?}", node.files) };
+        let mut read = Vec::new();
+        let mut shared = file.shared.unwrap().open(std::process::id()).unwrap();
+        std::io::Read::read_to_end(&mut shared, &mut read).unwrap();
+        assert!(read == self.bytes, "other bytes");
+        let FileState::Open(attributes) = &file.state else { panic!("{file:?}") };
+        let found = fs::metadata(&self.file).unwrap();
+        assert_eq!(
+            (attributes.inode, attributes.uid, attributes.mode),
+            (found.ino(), found.uid(), found.mode())
+        );
+        assert_eq!(attributes.path, self.file.as_os_str().as_bytes());
+        assert!(shared.write_at(b"x", 0).is_err(), "the file is sealed");
+    }
+}
+
+/// The environment of a node.
+#[derive(Default)]
+struct Process {
+    opened: AtomicUsize,
+    messages: Mutex<Vec<String>>,
+    /// Called before each block is read.
+    before_block: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    has_no_memory: bool,
+}
+
+impl Process {
+    fn messages(&self) -> Vec<String> {
+        self.messages.lock().unwrap().clone()
+    }
+
+    fn opened(&self) -> usize {
+        self.opened.load(Ordering::Relaxed)
+    }
+}
+
+impl Environment for Process {
+    fn open(&self, path: &Path) -> std::result::Result<OpenedFile, String> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        let file = File::open(path).map_err(|e| e.to_string())?;
+        let found = file.metadata().unwrap();
+        let attributes = FileAttributes {
+            path: path.as_os_str().as_bytes().to_vec(),
+            size_bytes: found.len(),
+            mode: found.mode(),
+            uid: found.uid(),
+            gid: found.gid(),
+            has_acl: false,
+            inode: found.ino(),
+            modified_seconds: found.mtime(),
+            modified_nanoseconds: found.mtime_nsec() as u32,
+        };
+        Ok(OpenedFile { file, attributes })
+    }
+
+    fn admit(&self, _: &FileAttributes) -> Result<()> {
+        match self.has_no_memory {
+            true => Err(Error::new(ErrorKind::Quota, "admit", "the file")),
+            false => Ok(()),
+        }
+    }
+
+    fn watch_read(&self, _: &Path, _: &File, operation: &mut dyn FnMut()) {
+        operation();
+    }
+
+    fn is_needed(&self) -> bool {
+        self.before_block.as_ref().is_none_or(|before| before())
+    }
+
+    fn print(&self, message: &str) {
+        self.messages.lock().unwrap().push(message.into());
+    }
+}
+
+/// A process that asks nodes.
+struct Asking(Client);
+
+impl Asking {
+    fn new(address: SocketAddr, key: PoolKey) -> Asking {
+        let settings = ClientSettings {
+            unreachable_after: LONG,
+            ..ClientSettings::new(Role::Job, Endpoint::Tcp(address), key)
+        };
+        Asking(Client::start(settings).unwrap())
+    }
+
+    fn ask(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+        let (sender, receiver) = channel();
+        let done = Box::new(move |result| drop(sender.send(result)));
+        self.0.call(encode(request), REPLY_BYTES_MAX as u32, Instant::now() + LONG, done);
+        receiver.recv().unwrap()
+    }
+
+    /// Adds a node to the tree.
+    fn join(&self, address: SocketAddr) -> Placement {
+        let reply = self.ask(&Request::Join { protocol: PROTOCOL, address, name: "other" }).unwrap();
+        match decode::<Reply<'_>>(&reply).unwrap() {
+            Reply::Placed(placement) => placement,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Answers requests with a function; `None`: it does not answer.
+struct Fake<F>(F);
+
+impl<F: Fn(Request<'_>) -> Option<Vec<u8>> + Send + Sync> Handler for Fake<F> {
+    fn handle(&self, asked: Asked, answer: Answer) {
+        match (self.0)(decode(&asked.bytes).unwrap()) {
+            Some(reply) => answer.send(reply),
+            None => std::mem::forget(answer),
+        }
+    }
+}
+
+struct OneHandler(Arc<dyn Handler>);
+
+impl ClientHandler for OneHandler {
+    fn handler(&self, _: &[u8]) -> Option<Arc<dyn Handler>> {
+        Some(self.0.clone())
+    }
+
+    fn ended(&self, _: MemberId) {}
+}
+
+/// Starts a server with the key of the job.
+fn fake_node(
+    key: &PoolKey,
+    answer: impl Fn(Request<'_>) -> Option<Vec<u8>> + Send + Sync + 'static,
+) -> (Server, SocketAddr) {
+    let handler = Arc::new(OneHandler(Arc::new(Fake(answer))));
+    let server = Server::start(ServerSettings::new(Role::Job, key.clone()), handler).unwrap();
+    let address = server.listen_tcp(([127, 0, 0, 1], 0).into()).unwrap();
+    (server, address)
+}
+
+fn refused_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn attributes(job: &Job) -> FileAttributes {
+    Process::default().open(&job.file).unwrap().attributes
+}
+
+/// A reader, and a node in the tree whose first parent is a fake node. Returns the result of the
+/// second node, and the messages that it printed.
+fn below_fake(
+    job: &Job,
+    answer: impl Fn(Request<'_>) -> Option<Vec<u8>> + Send + Sync + 'static,
+) -> (Result<JobNode>, Process) {
+    let reading = Process::default();
+    let reader = job.start("reader", &reading).unwrap();
+    let Advertisement { addresses, key } = job.advertisement();
+    let (fake, address) = fake_node(&key, answer);
+    let asking = Asking::new(addresses[0], key);
+    // Nodes 1 and 2 are children of the reader; node 3 is the first child of node 1.
+    for node in [1, 2] {
+        assert_eq!(asking.join(address), Placement { node, parent: 0, address: None });
+    }
+    let process = Process::default();
+    let node = job.start("child", &process);
+    fake.stop(Duration::ZERO);
+    reader.end(Duration::ZERO, || true);
+    assert_eq!(process.opened(), 0, "it reads nothing itself");
+    (node, process)
+}
+
+#[test]
+fn one_node_reads_and_the_others_receive_the_same_bytes() {
+    let job = Job::new(40);
+    let processes: Vec<Process> = (0..6).map(|_| Process::default()).collect();
+    let nodes: Vec<JobNode> = std::thread::scope(|scope| {
+        let job_ref = &job;
+        let start = |process| scope.spawn(move || job_ref.start("node", process).unwrap());
+        let starting: Vec<_> = processes.iter().map(start).collect();
+        starting.into_iter().map(|node| node.join().unwrap()).collect()
+    });
+    nodes.iter().for_each(|node| job.check(node));
+    assert_eq!(processes.iter().map(Process::opened).sum::<usize>(), 1);
+    assert!(processes.iter().all(|process| process.messages().is_empty()));
+    let reader = nodes.iter().position(|node| node.status().node == 0).unwrap();
+    let length = job.bytes.len() as u64;
+    for (position, node) in nodes.iter().enumerate() {
+        let status = node.status();
+        let expected = if position == reader { (0, length) } else { (length, 0) };
+        assert_eq!((status.received_bytes, status.read_bytes), expected);
+        assert_eq!(status.nodes.len(), 6);
+        let parents: Vec<Option<u32>> = status.nodes.iter().map(|node| node.parent).collect();
+        assert_eq!(parents, [None, Some(0), Some(0), Some(1), Some(1), Some(2)]);
+    }
+    for node in nodes {
+        node.end(LONG, || true);
+    }
+    assert_eq!(job.point().read().unwrap(), None, "the link is gone");
+}
+
+#[test]
+fn a_block_is_passed_on_before_the_next_one_is_read() {
+    let job = Job::new(3);
+    let (release, released) = channel::<()>();
+    let (asked, released) = (AtomicUsize::new(0), Mutex::new(released));
+    let before = move || {
+        // Before the second block.
+        if asked.fetch_add(1, Ordering::Relaxed) == 1 {
+            released.lock().unwrap().recv().unwrap();
+        }
+        true
+    };
+    let process = Process { before_block: Some(Box::new(before)), ..Process::default() };
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| job.start("reader", &process).unwrap());
+        while job.point().read().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let Advertisement { addresses, key } = job.advertisement();
+        let asking = Asking::new(addresses[0], key);
+        let block = |block| asking.ask(&Request::Block { file: 0, block }).unwrap();
+        let first = block(0);
+        let bytes = &job.bytes[..BLOCK_BYTES];
+        let right = Reply::Block { checksum: block_checksum(bytes), bytes };
+        assert!(decode::<Reply<'_>>(&first).unwrap() == right);
+        release.send(()).unwrap();
+        assert!(matches!(decode(&block(2)).unwrap(), Reply::Block { .. }));
+        assert!(matches!(decode(&block(3)).unwrap(), Reply::Refused(_)), "after the end");
+        job.check(&reading.join().unwrap());
+    });
+}
+
+#[test]
+fn a_node_whose_parent_ends_receives_the_rest_from_an_ancestor() {
+    let job = Job::new(9);
+    let (file, first) = (attributes(&job), job.bytes[..BLOCK_BYTES].to_vec());
+    let stop: Arc<Mutex<Option<Server>>> = Arc::default();
+    let reading = Process::default();
+    let reader = job.start("reader", &reading).unwrap();
+    let Advertisement { addresses, key } = job.advertisement();
+    let ending = stop.clone();
+    let (fake, address) = fake_node(&key, move |request| match request {
+        Request::Files => Some(encode(&Reply::Files(vec![FileState::Open(file.clone())]))),
+        Request::Block { block: 0, .. } => {
+            Some(encode(&Reply::Block { checksum: block_checksum(&first), bytes: &first }))
+        }
+        // The process ends: its port refuses connections.
+        _ => {
+            let server = ending.lock().unwrap().take();
+            drop(std::thread::spawn(move || drop(server)));
+            None
+        }
+    });
+    *stop.lock().unwrap() = Some(fake);
+    let asking = Asking::new(addresses[0], key);
+    asking.join(address);
+    asking.join(address);
+    let process = Process::default();
+    let node = job.start("child", &process).unwrap();
+    job.check(&node);
+    assert_eq!((node.status().parent, process.opened(), process.messages()), (Some(0), 0, Vec::new()));
+    assert_eq!(node.status().received_bytes, job.bytes.len() as u64);
+    // It is no parent of nodes that join later.
+    assert_eq!(asking.join(address).parent, 0);
+    node.end(Duration::ZERO, || true);
+    reader.end(Duration::ZERO, || true);
+}
+
+#[test]
+fn damaged_blocks_are_refused_and_reported_and_an_ancestor_sends_the_right_ones() {
+    let job = Job::new(5);
+    type Damage = fn(&[u8]) -> Vec<u8>;
+    let damages: [Damage; 4] = [
+        // The checksum belongs to other bytes.
+        |right| encode(&Reply::Block { checksum: block_checksum(right) ^ 1, bytes: right }),
+        // The right checksum of a block that is too short.
+        |right| encode(&Reply::Block { checksum: block_checksum(&right[1..]), bytes: &right[1..] }),
+        |_| encode(&Reply::Noted),
+        |_| vec![0xff; 9],
+    ];
+    for damage in damages {
+        let (file, bytes) = (attributes(&job), job.bytes[..BLOCK_BYTES].to_vec());
+        let (node, process) = below_fake(&job, move |request| match request {
+            Request::Files => Some(encode(&Reply::Files(vec![FileState::Open(file.clone())]))),
+            _ => Some(damage(&bytes)),
+        });
+        let node = node.unwrap();
+        job.check(&node);
+        assert_eq!(node.status().parent, Some(0));
+        let messages = process.messages();
+        assert!(
+            messages.len() == 1 && messages[0].contains("node 1 of the job has sent damaged data"),
+            "{messages:?}"
+        );
+        node.end(Duration::ZERO, || true);
+    }
+}
+
+#[test]
+fn lengths_out_of_bounds_are_refused_before_memory_is_allocated() {
+    let job = Job::new(2);
+    for size_bytes in [u64::MAX, quell_wire::job::FILE_BYTES_MAX + 1] {
+        let file = FileAttributes { size_bytes, ..attributes(&job) };
+        let (node, _) =
+            below_fake(&job, move |_| Some(encode(&Reply::Files(vec![FileState::Open(file.clone())]))));
+        let node = node.unwrap();
+        job.check(&node);
+        node.end(Duration::ZERO, || true);
+    }
+}
+
+#[test]
+fn two_versions_of_a_file_are_not_mixed() {
+    let job = Job::new(3);
+    let (other, bytes) =
+        (FileAttributes { modified_nanoseconds: 1, ..attributes(&job) }, vec![0; BLOCK_BYTES]);
+    let (node, _) = below_fake(&job, move |request| match request {
+        Request::Files => Some(encode(&Reply::Files(vec![FileState::Open(other.clone())]))),
+        Request::Block { block: 0, .. } => {
+            Some(encode(&Reply::Block { checksum: block_checksum(&bytes), bytes: &bytes }))
+        }
+        _ => Some(encode(&Reply::Refused("it is stopping"))),
+    });
+    assert_eq!(node.unwrap_err().kind, ErrorKind::Conflict);
+}
+
+#[test]
+fn a_node_without_memory_takes_no_part() {
+    let job = Job::new(2);
+    let reading = Process::default();
+    let reader = job.start("reader", &reading).unwrap();
+    let process = Process { has_no_memory: true, ..Process::default() };
+    assert_eq!(job.start("small", &process).unwrap_err().kind, ErrorKind::Quota);
+    reader.end(Duration::ZERO, || true);
+}
+
+#[test]
+fn a_process_without_the_key_is_refused() {
+    let job = Job::new(2);
+    let process = Process::default();
+    let reader = job.start("reader", &process).unwrap();
+    let Advertisement { addresses, key } = job.advertisement();
+    let mut wrong = key.clone();
+    wrong.0[31] ^= 1;
+    let settings = ClientSettings {
+        unreachable_after: Duration::from_secs(1),
+        ..ClientSettings::new(Role::Job, Endpoint::Tcp(addresses[0]), wrong)
+    };
+    let refused = Asking(Client::start(settings).unwrap()).ask(&Request::Files).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::PermissionDenied, "{refused}");
+    assert!(Asking::new(addresses[0], key).ask(&Request::Files).is_ok());
+    reader.end(Duration::ZERO, || true);
+}
+
+#[test]
+fn a_reader_with_another_key_is_not_used_and_its_link_is_replaced() {
+    let job = Job::new(2);
+    let (fake, address) = fake_node(&PoolKey([1; 32]), |_| panic!("a request"));
+    job.advertise(address, [2; 32]);
+    let process = Process::default();
+    let node = job.start("node", &process).unwrap();
+    job.check(&node);
+    assert_eq!((node.status().node, process.opened()), (0, 1));
+    assert_ne!(job.advertisement().addresses, [address]);
+    fake.stop(Duration::ZERO);
+    node.end(Duration::ZERO, || true);
+}
+
+#[test]
+fn the_link_of_a_process_that_has_ended_is_replaced_without_a_message() {
+    let job = Job::new(2);
+    job.advertise(refused_port(), [1; 32]);
+    let process = Process::default();
+    let node = job.start("node", &process).unwrap();
+    job.check(&node);
+    assert_eq!((node.status().node, process.opened(), process.messages()), (0, 1, Vec::new()));
+    let second = Process::default();
+    let other = job.start("second", &second).unwrap();
+    assert_eq!((other.status().parent, second.opened()), (Some(0), 0));
+    other.end(Duration::ZERO, || true);
+    node.end(Duration::ZERO, || true);
+}
+
+#[test]
+fn a_node_reads_for_itself_after_the_deadline_and_says_so_once() {
+    let job = Job::new(2);
+    // It accepts connections, and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    job.advertise(silent.local_addr().unwrap(), [1; 32]);
+    let process = Process::default();
+    let settings = job.settings("node", Duration::from_millis(400));
+    let node = JobNode::start(&settings, &process).unwrap();
+    job.check(&node);
+    let messages = process.messages();
+    assert_eq!((process.opened(), messages.len()), (1, 1), "{messages:?}");
+    assert!(messages[0].contains("reading them from the file system"), "{messages:?}");
+    assert!(node.status().nodes.is_empty() && node.status().parent.is_none());
+    node.end(Duration::ZERO, || true);
+    assert!(job.point().read().unwrap().is_some(), "the link of another process stays");
+}
+
+#[test]
+fn a_node_that_is_not_needed_ends() {
+    let job = Job::new(2);
+    let (fake, address) = fake_node(&PoolKey([1; 32]), |request| {
+        Some(match request {
+            Request::Join { .. } => encode(&Reply::Placed(Placement { node: 1, parent: 0, address: None })),
+            _ => encode(&Reply::Wait),
+        })
+    });
+    job.advertise(address, [1; 32]);
+    let asked = AtomicUsize::new(0);
+    let process = Process {
+        before_block: Some(Box::new(move || asked.fetch_add(1, Ordering::Relaxed) < 3)),
+        ..Process::default()
+    };
+    assert_eq!(job.start("node", &process).unwrap_err().kind, ErrorKind::Interrupted);
+    fake.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_reported_to_all_nodes() {
+    let job = Job::new(2);
+    fs::remove_file(&job.file).unwrap();
+    let processes = [Process::default(), Process::default()];
+    let nodes = processes.each_ref().map(|process| job.start("node", process).unwrap());
+    for node in &nodes {
+        let state = &node.files[0].state;
+        assert!(matches!(state, FileState::Failed(reason) if reason.contains("No such file")), "{state:?}");
+        assert_eq!(node.files[0].shared, None);
+    }
+    assert_eq!(processes.iter().map(Process::opened).sum::<usize>(), 1);
+    for node in nodes {
+        node.end(Duration::ZERO, || true);
+    }
+}
