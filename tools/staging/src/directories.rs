@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quell_posix::{Dir, Stat, WritableDir};
-use quell_vfs::{Change, Error, ErrorKind, Result};
+use quell_vfs::{Change, Error, ErrorKind, Kind, Result};
 
 use crate::context::Context;
 use crate::xattrs::copy_xattrs;
@@ -84,8 +84,8 @@ impl Directory {
         let found = self.target.stat(name)?;
         let permissions = found.mode & 0o7777;
         match found.kind() {
-            Some(quell_vfs::Kind::Dir) if permissions & OWNER == OWNER => Ok(()),
-            Some(quell_vfs::Kind::Dir) => {
+            Some(Kind::Dir) if permissions & OWNER == OWNER => Ok(()),
+            Some(Kind::Dir) => {
                 let permissions = Some(permissions | OWNER);
                 self.target.change(name, &Change { permissions, ..Change::default() })
             }
@@ -150,10 +150,19 @@ impl Directory {
     }
 }
 
+/// Returns the permissions of a copy. A copy that does not get the owners of its source has no
+/// set-id bits: it belongs to the user who copies, and would run with the rights of that user.
+pub fn permissions_of(found: &Stat, keeps_owners: bool) -> u32 {
+    match found.kind() {
+        Some(Kind::File) if !keeps_owners => found.mode & 0o1777,
+        _ => found.mode & 0o7777,
+    }
+}
+
 /// Returns the change that gives a copy the attributes of its source.
 pub fn attributes_of(found: &Stat, keeps_owners: bool) -> Change {
     Change {
-        permissions: Some(found.mode & 0o7777),
+        permissions: Some(permissions_of(found, keeps_owners)),
         uid: keeps_owners.then_some(found.uid),
         gid: keeps_owners.then_some(found.gid),
         size_bytes: None,

@@ -11,7 +11,7 @@ use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
 
 use crate::context::Context;
 use crate::digest::{Ranges, update_with_zeros};
-use crate::directories::{Directory, attributes_of};
+use crate::directories::{Directory, attributes_of, permissions_of};
 use crate::options::CopiedFile;
 use crate::xattrs::copy_xattrs;
 
@@ -113,7 +113,7 @@ fn is_complete(
     }
     let keeps_owners = context.options.keeps_owners;
     let has_owners = !keeps_owners || (existing.uid, existing.gid) == (found.uid, found.gid);
-    if existing.mode != found.mode || !has_owners {
+    if existing.mode & 0o7777 != permissions_of(found, keeps_owners) || !has_owners {
         dir.target.change(name, &attributes_of(found, keeps_owners))?;
     }
     if context.options.keeps_xattrs {

@@ -122,7 +122,7 @@ fn a_tree_keeps_its_content_links_holes_permissions_and_times() {
     let sparse = fs::File::create(path("a/b/sparse")).unwrap();
     sparse.write_all_at(b"x", 5_000_000).unwrap();
     sparse.set_len(30_000_000).unwrap();
-    fs::set_permissions(path("a/file"), fs::Permissions::from_mode(0o4711)).unwrap();
+    fs::set_permissions(path("a/file"), fs::Permissions::from_mode(0o711)).unwrap();
     for (name, mode) in [("a/b/c", 0o500), ("a/b", 0o555)] {
         fs::set_permissions(path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -150,6 +150,33 @@ fn a_tree_keeps_its_content_links_holes_permissions_and_times() {
         for root in [from.path(), to.path()] {
             fs::set_permissions(root.join(name), fs::Permissions::from_mode(0o755)).unwrap();
         }
+    }
+}
+
+#[test]
+fn only_a_copy_with_the_owner_of_its_source_keeps_set_id_bits() {
+    let from = tempfile::tempdir().unwrap();
+    let program = from.path().join("program");
+    fs::write(&program, b"content").unwrap();
+    fs::create_dir(from.path().join("dir")).unwrap();
+    let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(&program, 0o6755);
+    set_mode(&from.path().join("dir"), 0o2755);
+    for (keeps_owners, permissions) in [(false, 0o755), (true, 0o6755)] {
+        let to = tempfile::tempdir().unwrap();
+        let target: Arc<dyn WritableDir> = on_disk(to.path());
+        let options = Options { keeps_owners, ..OPTIONS };
+        let mode = |name: &str| fs::metadata(to.path().join(name)).unwrap().permissions().mode() & 0o7777;
+        // The second copy finds the first one complete.
+        for unchanged in [0, 1] {
+            let outcome = copy_all(on_disk(from.path()), &target, options);
+            assert_eq!((outcome.failed, outcome.progress.unchanged()), (BTreeMap::new(), unchanged));
+            assert_eq!((mode("program"), mode("dir")), (permissions, 0o2755));
+        }
+        // An earlier copy may have them.
+        set_mode(&to.path().join("program"), 0o6755);
+        let outcome = copy_all(on_disk(from.path()), &target, options);
+        assert_eq!((outcome.failed, mode("program")), (BTreeMap::new(), permissions));
     }
 }
 
