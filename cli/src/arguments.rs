@@ -608,7 +608,8 @@ pub struct CoverArgs {
     /// How thoroughly to check for changes before and during the run.
     #[arg(long, value_enum, default_value = "auto")]
     pub check: Check,
-    /// How many entries of the tree to check per second while it is covered (0: none).
+    /// How many entries of the tree to check per second while it is covered (0: none). The first
+    /// check comes after 60 of these intervals, because the tree is checked before the start.
     #[arg(long, value_name = "N", default_value_t = 1.0)]
     pub recheck: f64,
     /// Fail instead of running on the original directory.

@@ -232,7 +232,7 @@ fn the_memory_of_the_holder_does_not_grow_with_the_image() {
     }
 }
 
-// --- an image that changes while it is used --------------------------------------------------------
+// --- an image that changes while it is used ----------------------------------------------------
 
 #[test]
 fn an_image_that_is_removed_or_replaced_stays_in_use() {

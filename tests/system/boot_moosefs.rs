@@ -94,3 +94,51 @@ fn nodes_record_concurrently_into_one_image_that_a_cold_node_uses() {
     drop(testbed);
     assert!(eventually(|| stage.processes().is_empty()));
 }
+
+/// Reads blocks of a file that the image does not have, 16 at the same time, and then the recorded
+/// files again and again.
+const READ_ON_A_BUSY_NODE: &str = r#"for i in $(seq 16); do
+    dd if="$1/large" bs=4096 skip=$((i * 20)) count=1 status=none & done | cksum
+    for i in $(seq 40); do cat "$1"/d*/*; done | cksum"#;
+
+#[test]
+fn on_a_busy_node_the_operations_are_those_of_the_path_to_the_tree() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    let stage = Stage::new();
+    let testbed = Testbed::start(&stage);
+    let directory = testbed.node("1");
+    let tree = directory.join("tree");
+    make_tree(&tree);
+    fs::write(tree.join("large"), vec![b'x'; 400 * BLOCK]).unwrap();
+    let (index, image) = (directory.join("tree.quell"), directory.join("app.boot"));
+    stage.run(stage.quell().args(["index", "-q"]).arg(&tree)).expect(0);
+    let mut record = stage.quell();
+    record.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&image);
+    let script = r#"cat "$1"/d*/* >/dev/null; head -c 100 "$1/large" >/dev/null"#;
+    stage.run(record.args(["--", "sh", "-c", script, "sh"]).arg(&tree)).expect(0);
+    let expected = stage.sh(READ_ON_A_BUSY_NODE, &[&tree]).expect(0).out;
+
+    let busy: Vec<Running> =
+        (0..6).map(|_| stage.start(stage.command("sh").args(["-c", "while :; do :; done"]))).collect();
+    let mut command = stage.quell();
+    command.args(["run", "-q", "--strict", "--check", "sample", "-i"]).arg(&index).arg("-b").arg(&image);
+    command.args(["--", "sh", "-c", READ_ON_A_BUSY_NODE, "sh"]).arg(&tree);
+    let mut seen = Vec::new();
+    let begin = std::time::Instant::now();
+    let sent = testbed.requests_of("1", || seen = stage.run(&mut command).expect(0).out);
+    let elapsed_s = begin.elapsed().as_secs();
+    for process in busy {
+        process.signal(rustix::process::Signal::KILL);
+        process.wait();
+    }
+    assert!(seen == expected, "other bytes");
+    let count = |name: &str| sent.get(name).copied().unwrap_or(0);
+    // The index, the image and the large file; none of the recorded files.
+    assert!(count("open") <= 3 && count("opendir") == 0, "{sent:?}");
+    // The kernel looks up each directory above the tree again when the client's cache expires,
+    // after a second, and from the second minute on the holder compares an entry every second.
+    let most = OPERATIONS_MAX + 3 * elapsed_s + 8 * elapsed_s.saturating_sub(60);
+    assert!(count("lookup.master") + count("getattr") <= most, "{sent:?} in {elapsed_s} s");
+}

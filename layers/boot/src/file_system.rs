@@ -2,8 +2,9 @@
 //! file system below, its blocks are copied from memory, and only the first read of another block
 //! opens the file itself.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use quell_threads::lock;
 use quell_vfs::{
     Attributes, Capabilities, Context, Cursor, DirEntry, File, FileSystem, Kind, NodeId, NodeRef, ReadAt,
     Result,
@@ -26,7 +27,8 @@ impl Opener for Arc<Hot> {
             return inner.open(context, node);
         }
         let inner = inner.clone();
-        Ok(Box::new(HotFile { hot: self.clone(), node, inner, source: OnceLock::new() }))
+        let (source, opening) = (OnceLock::new(), Mutex::new(()));
+        Ok(Box::new(HotFile { hot: self.clone(), node, inner, source, opening }))
     }
 }
 
@@ -36,14 +38,21 @@ struct HotFile {
     inner: Arc<dyn FileSystem>,
     /// Opened by the first read of a block that is not in memory.
     source: OnceLock<Box<dyn File>>,
+    /// Held while `source` is opened. A program that reads ahead causes many reads at once, and
+    /// each open is two operations on the file system below.
+    opening: Mutex<()>,
 }
 
 impl HotFile {
     fn source(&self) -> Result<&dyn File> {
+        if let Some(source) = self.source.get() {
+            return Ok(&**source);
+        }
+        // Only readers that need the file, too, wait for it.
+        let _opening = lock(&self.opening);
         if self.source.get().is_none() {
-            // Two readers may both open the file; one of the two is closed again. The file is
-            // opened with the permissions of this process, because the kernel has already checked
-            // access.
+            // The file is opened with the permissions of this process, because the kernel has
+            // already checked access.
             let _ = self.source.set(self.inner.open(&Context::OWN, self.node)?);
         }
         Ok(&**self.source.get().expect("just set"))

@@ -2,7 +2,9 @@
 //! recorded blocks equals the one below it, regardless of the blocks that are recorded.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
 
 use quell_boot::{
     BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, IndexedTree, OpenOverride,
@@ -10,7 +12,7 @@ use quell_boot::{
 };
 use quell_testkit::conformance::{Implementation, Instance, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
-use quell_testkit::{Model, Random, Tree};
+use quell_testkit::{Model, Random, Tree, TreeNode};
 use quell_vfs::{
     Attributes, Context, Error, ErrorKind, File, FileSystem, Kind, NodeId, ReadAt, Result, errno,
 };
@@ -94,6 +96,54 @@ fn a_file_system_with_hot_blocks_conforms() {
         };
         run(&implementation("hot blocks over the model", &make));
     }
+}
+
+/// Counts opens. Each takes long enough for other threads to begin one.
+struct SlowOpens(Arc<AtomicU32>);
+
+impl Opener for SlowOpens {
+    fn open(
+        &self,
+        context: &Context<'_>,
+        inner: &Arc<dyn FileSystem>,
+        node: NodeId,
+    ) -> Result<Box<dyn File>> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(100));
+        inner.open(context, node)
+    }
+}
+
+#[test]
+fn concurrent_reads_of_missing_blocks_open_a_file_once() {
+    const READERS: usize = 16;
+    let bytes: Vec<u8> = (0..200 * BLOCK_BYTES).map(|at| (at / 100) as u8).collect();
+    let mut tree = Tree::new();
+    tree.add(Tree::ROOT, "large", TreeNode::file(&bytes));
+    let model = Arc::new(Model::new(Arc::new(tree)));
+    let node = quell_vfs::resolve(&*model, &Context::OWN, b"large").unwrap().node;
+    let recorder = Recorder::new();
+    let recorded = RecorderFs::new(model.clone(), recorder.clone());
+    recorded.open(&Context::OWN, node).unwrap().read_at(&mut [0; BLOCK_BYTES], 0).unwrap();
+    let image = recorder.pack(&*model, &subject(), &Choice::ALL, 1).unwrap().0;
+
+    let opens = Arc::new(AtomicU32::new(0));
+    let counted: Arc<dyn FileSystem> = Arc::new(OpenOverride::new(model, SlowOpens(opens.clone())));
+    let fs = hot(BootImage::parse(image).unwrap(), counted).0;
+    let file = fs.open(&Context::OWN, node).unwrap();
+    let together = Barrier::new(READERS);
+    std::thread::scope(|scope| {
+        for reader in 1..=READERS {
+            let (file, together, bytes) = (&file, &together, &bytes);
+            scope.spawn(move || {
+                together.wait();
+                let mut into = [0; BLOCK_BYTES];
+                file.read_at(&mut into, (reader * BLOCK_BYTES) as u64).unwrap();
+                assert!(into[..] == bytes[reader * BLOCK_BYTES..][..BLOCK_BYTES]);
+            });
+        }
+    });
+    assert_eq!(opens.load(Ordering::SeqCst), 1);
 }
 
 #[test]

@@ -28,8 +28,9 @@ use crate::protocol::transfer::OpenFiles;
 use crate::resources::processors;
 use crate::socket::server::{Holder, Need, Service};
 
-/// Number of intervals between the check before a run and the first check during it.
-const INTERVALS_BEFORE_RECHECKS: u32 = 5;
+/// Number of intervals between the check before a run and the first check during it. A comparison
+/// looks up each directory on a path, and a start of a program on a busy node takes many intervals.
+const INTERVALS_BEFORE_RECHECKS: u32 = 60;
 
 /// Number of threads that decode a boot image.
 const DECODE_THREADS: usize = 4;

@@ -26,8 +26,9 @@ use crate::protocol::report::HolderReport;
 use crate::protocol::transfer::OpenFiles;
 use crate::socket::server::{Holder, Need, Service};
 
-/// Number of intervals between the check before a run and the first check during it.
-const INTERVALS_BEFORE_RECHECKS: u32 = 5;
+/// Number of intervals between the check before a run and the first check during it. A comparison
+/// looks up each directory on a path, and a start of a program on a busy node takes many intervals.
+const INTERVALS_BEFORE_RECHECKS: u32 = 60;
 
 /// The views of the trees of a plan, in one namespace or at one mount point.
 pub struct TreeView {

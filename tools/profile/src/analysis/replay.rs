@@ -26,7 +26,7 @@ pub const OPERATIONS_TO_LOAD_BOOT: u64 = 12;
 /// While trees are covered, one comparison per second detects changes (`quell run --recheck`),
 /// after the first seconds.
 const CHECKS_PER_SECOND: f64 = 1.0;
-const SECONDS_BEFORE_CHECKS: f64 = 5.0;
+const SECONDS_BEFORE_CHECKS: f64 = 60.0;
 
 /// Returns the number of comparisons during a run, which does not depend on the number of trees.
 pub fn periodic_checks(duration_s: f64) -> u64 {
