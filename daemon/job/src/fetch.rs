@@ -10,7 +10,7 @@ use quell_wire::job::{FileState, Reply, Request};
 
 use crate::calls::OtherNode;
 use crate::contents::Contents;
-use crate::node::Environment;
+use crate::environment::Environment;
 
 /// Requests for blocks in flight. With 256 KiB each, this covers 4 MiB: the product of 40 Gbit/s
 /// and 0.8 ms.

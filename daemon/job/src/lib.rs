@@ -14,6 +14,7 @@
 mod addresses;
 mod calls;
 mod contents;
+mod environment;
 mod fetch;
 mod meeting;
 mod node;
@@ -22,6 +23,6 @@ mod serve;
 mod tree;
 
 pub use contents::SharedBytes;
+pub use environment::{Environment, OpenedFile};
 pub use meeting::{Advertisement, MeetingPoint};
-pub use node::{Environment, JobNode, JobSettings, JobStatus};
-pub use read::OpenedFile;
+pub use node::{JobNode, JobSettings, JobStatus};

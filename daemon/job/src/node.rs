@@ -1,9 +1,8 @@
 //! One node of a job: it reads the files for all nodes, or receives them from its parent, or reads
 //! them for itself if no other node provides them.
 
-use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -15,16 +14,17 @@ use quell_transport::peer::{PoolKey, Role, Server, ServerSettings};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::decode;
 use quell_wire::job::{
-    FileAttributes, NodeNumber, NodeState, PROTOCOL, Placement, Reply, Request, TEXT_BYTES_MAX, shortened,
+    NodeNumber, NodeState, PROTOCOL, Placement, Reply, Request, TEXT_BYTES_MAX, shortened,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::addresses::{address_towards, own_addresses};
 use crate::calls::OtherNode;
 use crate::contents::{Contents, SharedBytes};
+use crate::environment::Environment;
 use crate::fetch::fetch;
 use crate::meeting::{Advertisement, MeetingPoint};
-use crate::read::{OpenedFile, read_files};
+use crate::read::read_files;
 use crate::serve::{ServeNodes, Serving};
 use crate::tree::Tree;
 
@@ -57,27 +57,6 @@ pub struct JobSettings {
     pub interface: Option<String>,
     /// The time without an answer after which another node is given up.
     pub limit: Duration,
-}
-
-/// The process that a node is part of.
-pub trait Environment: Send + Sync {
-    /// Opens a file of the job on the file system, and checks that it is one that a job reads.
-    fn open(&self, path: &Path) -> std::result::Result<OpenedFile, String>;
-
-    /// Checks that there is memory for a file.
-    ///
-    /// # Errors
-    /// Any; the node then does not take part.
-    fn admit(&self, file: &FileAttributes) -> Result<()>;
-
-    /// Performs an operation that reads a file, and reports it if it takes too long.
-    fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut());
-
-    /// Returns whether a process still waits for the files.
-    fn is_needed(&self) -> bool;
-
-    /// Prints a message for the user.
-    fn print(&self, message: &str);
 }
 
 /// A node that has all files, and serves other nodes.

@@ -1,24 +1,14 @@
 //! Reads the files from the file system.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_vfs::{Error, ErrorKind, Result};
-use quell_wire::job::{BLOCK_BYTES, FileAttributes, FileState, TEXT_BYTES_MAX, block_checksum, shortened};
+use quell_wire::job::{BLOCK_BYTES, FileState, TEXT_BYTES_MAX, block_checksum, shortened};
 
 use crate::contents::Contents;
-use crate::node::Environment;
-
-/// A file that was opened, and its attributes.
-#[derive(Debug)]
-pub struct OpenedFile {
-    /// The open file.
-    pub file: File,
-    /// Its attributes.
-    pub attributes: FileAttributes,
-}
+use crate::environment::{Environment, OpenedFile};
 
 /// Opens the files, and reads the blocks that `contents` does not have. A file that cannot be
 /// opened is recorded with the reason.

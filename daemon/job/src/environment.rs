@@ -1,0 +1,37 @@
+//! The interface of a node to the process that it is part of.
+
+use std::fs::File;
+use std::path::Path;
+
+use quell_vfs::Result;
+use quell_wire::job::FileAttributes;
+
+/// A file that was opened, and its attributes.
+#[derive(Debug)]
+pub struct OpenedFile {
+    /// The open file.
+    pub file: File,
+    /// Its attributes.
+    pub attributes: FileAttributes,
+}
+
+/// The process that a node is part of.
+pub trait Environment: Send + Sync {
+    /// Opens a file of the job on the file system, and checks that it is one that a job reads.
+    fn open(&self, path: &Path) -> std::result::Result<OpenedFile, String>;
+
+    /// Checks that there is memory for a file.
+    ///
+    /// # Errors
+    /// Any; the node then does not take part.
+    fn admit(&self, file: &FileAttributes) -> Result<()>;
+
+    /// Performs an operation that reads a file, and reports it if it takes too long.
+    fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut());
+
+    /// Returns whether a process still waits for the files.
+    fn is_needed(&self) -> bool;
+
+    /// Prints a message for the user.
+    fn print(&self, message: &str);
+}
