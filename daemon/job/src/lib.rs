@@ -1,7 +1,7 @@
 //! A job reads its index and its boot images once: its nodes form a tree, one of them reads the
 //! files from the shared file system, and each other one receives them from its parent, block by
 //! block, and passes on each block as soon as it has arrived. docs/formats/job-protocol.md
-//! describes the messages and the meeting point, and docs/decisions/0046-one-reader-for-a-job.md
+//! describes the messages and the meeting point, and docs/decisions/0047-one-reader-for-a-job.md
 //! the reasons.
 //!
 //! `tree` assigns the parents, as a pure state machine. `contents` has the blocks of this
