@@ -282,8 +282,8 @@ pub struct RunArgs {
 pub struct JobArgs {
     /// Read the indexes and the boot images once for all nodes of the job: one node reads them, and
     /// the others receive them from one another. The job is that of the launcher (Slurm, PBS, Flux,
-    /// PMIx, mpirun), or the one named with --share. A node that no other one serves reads for
-    /// itself. `quell job status` shows the nodes.
+    /// PMIx, mpirun), or the one named with --share. A node that cannot reach another
+    /// node reads the files itself. `quell job status` shows the nodes.
     #[arg(long, requires = "index", conflicts_with_all = ["config", "image", "batch"])]
     pub job: bool,
     /// The directory on a file system that all nodes share, in which the nodes find one another. It
@@ -295,7 +295,8 @@ pub struct JobArgs {
     /// that is not the loopback interface].
     #[arg(long, value_name = "NAME", requires = "job")]
     pub job_interface: Option<String>,
-    /// The time without an answer after which a node gives another one up, in seconds, 0.1 to 3600.
+    /// The time, in seconds (0.1 to 3600), after which a node that gets no answer from another node
+    /// stops waiting for it.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.5, value_parser = job_timeout, requires = "job")]
     pub job_timeout: f64,
 }

@@ -59,7 +59,7 @@ impl RunFiles {
         }
         let Some(job) = job_of(args) else {
             return Err(Failure::wrong_input(
-                "--job: no launcher of parallel jobs has started this process; name the job with --share NAME, equally on all nodes",
+                "--job: no launcher of parallel jobs has started this process; pass the same --share NAME on all nodes",
             ));
         };
         let found = job_plan(args, &job, quiet).and_then(|plan| job_inputs(&plan, &job, waiting));
@@ -71,7 +71,10 @@ impl RunFiles {
             Err(failure) if failure.is_final() => Err(failure),
             Err(failure) => {
                 if !quiet {
-                    print_once(args, &format!("{failure}: this node reads its index and boot images itself"));
+                    print_once(
+                        args,
+                        &format!("{failure}; reading the index and the boot images from the file system"),
+                    );
                 }
                 Ok(RunFiles::default())
             }

@@ -94,7 +94,7 @@ pub struct JobInputs {
     pub files: Vec<Result<InputFile, Failure>>,
 }
 
-/// Joins or starts the process that has the files of a job in memory. The source of the plan must
+/// Joins or starts the job holder of this node. The source of the plan must
 /// be `Job`, and its target `Processes`. The process ends after this one, whose process number the
 /// user's program has later.
 pub fn job_inputs(plan: &Plan, job: &str, waiting: &Waiting) -> Result<JobInputs, Failure> {
@@ -102,7 +102,7 @@ pub fn job_inputs(plan: &Plan, job: &str, waiting: &Waiting) -> Result<JobInputs
         find_holder(plan, &[], Some(job), waiting, shared).map_err(|NotEntered { failure, .. }| failure)?;
     let (answer, _lifeline) = found;
     let FilesInMemory { holder, files } = serde_json::from_slice(&answer)
-        .map_err(|_| Failure::cannot("the process of the job sent an answer that cannot be read"))?;
+        .map_err(|_| Failure::cannot("the job holder sent an answer that cannot be read"))?;
     Ok(JobInputs { files: files.iter().map(|file| file.open(holder)).collect() })
 }
 

@@ -89,7 +89,7 @@ impl Job {
         self.shared.sh("cat \"$1\"/* | cksum", &[&self.tree]).expect(0).text()
     }
 
-    /// Returns the process of a node that has the files.
+    /// Returns the job holder of a node.
     fn process(&self, node: usize) -> i32 {
         let is_of_job = |pid: &i32| {
             let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -149,7 +149,7 @@ fn the_nodes_of_a_job_use_files_that_only_one_of_them_opens() {
         nodes.len() == 4 && nodes.iter().all(is_complete)
     }));
     let shown = job.nodes[3].run(job.nodes[3].quell().args(["job", "status"])).expect(0).text();
-    assert!(shown.contains("this node is 3"), "{shown}");
+    assert!(shown.contains("this is node 3"), "{shown}");
 
     // Further processes of a node use its copy.
     let again = job.nodes[1].run(job.run(1).args(["--", "echo", "again"])).expect(0);
@@ -164,7 +164,7 @@ fn the_nodes_of_a_job_use_files_that_only_one_of_them_opens() {
     }
     job.expect_nothing_left();
     let none = job.nodes[0].run(job.nodes[0].quell().args(["job", "status"])).expect(1);
-    assert!(none.err.contains("no job of yours"), "{}", none.err);
+    assert!(none.err.contains("no `quell run --job` of yours"), "{}", none.err);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_killed_reader_is_replaced_and_programs_that_run_do_not_notice() {
 }
 
 #[test]
-fn a_node_reads_for_itself_after_the_deadline_and_says_so_once() {
+fn a_node_that_gets_no_answer_reads_the_files_itself_and_prints_one_message() {
     let job = Job::new(1);
     if let Some(reason) = why_not(&job) {
         skip!("{reason}");
@@ -302,7 +302,7 @@ fn the_job_must_be_known_and_the_directory_private() {
     fs::set_permissions(job.directory(), fs::Permissions::from_mode(0o750)).unwrap();
     let ended = node.run(job.run(0).args(["--", "echo", "runs"])).expect(0);
     assert_eq!(ended.text(), "runs\n");
-    assert!(ended.err.contains("mode 0700") && ended.err.contains("reads its index"), "{}", ended.err);
+    assert!(ended.err.contains("mode 0700") && ended.err.contains("reading the index"), "{}", ended.err);
     assert_eq!(job.links(), Vec::<PathBuf>::new());
     job.nodes[0].sh("rm -f \"$0\"/*.refused \"$0\"/said-*", &[&job.nodes[0].runtime()]);
     assert!(eventually(|| job.nodes[0].processes().is_empty()));

@@ -27,14 +27,14 @@ fn status(args: &JobStatusArgs) -> Result<ExitCode, Failure> {
         jobs.iter().for_each(print);
     }
     if jobs.is_empty() {
-        errln!("quell: no job of yours runs on this node with --job");
+        errln!("quell: no `quell run --job` of yours is running on this node");
         return Ok(ExitCode::from(NO));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn print(job: &JobReport) {
-    outln!("{} ({}, this node is {})", shown(&job.job), shown_list(&job.files), job.node);
+    outln!("{} ({}; this is node {})", shown(&job.job), shown_list(&job.files), job.node);
     let own = [JobNodeReport {
         node: job.node,
         parent: job.parent,
@@ -43,9 +43,16 @@ fn print(job: &JobReport) {
         read_bytes: job.read_bytes,
         milliseconds: Some(job.milliseconds),
     }];
-    // The reader has ended, or this node is no part of a tree.
+    // The reader has ended, or this node is not in a tree.
     let nodes = if job.nodes.is_empty() { &own[..] } else { &job.nodes };
-    outln!("  {:>5}  {:>6}  {:>14}  {:>14}  {:>8}  name", "node", "parent", "received", "read", "seconds");
+    outln!(
+        "  {:>5}  {:>6}  {:>14}  {:>14}  {:>8}  name",
+        "node",
+        "parent",
+        "received (B)",
+        "read (B)",
+        "seconds"
+    );
     for node in nodes {
         let parent = node.parent.map_or("-".into(), |parent| parent.to_string());
         let seconds = node.milliseconds.map_or("-".into(), |time| format!("{:.3}", time as f64 / 1000.0));

@@ -29,9 +29,9 @@ pub struct Contents {
 struct State {
     /// `None` until the files are known.
     files: Option<Arc<Vec<Entry>>>,
-    /// For each file and block its checksum, if the block is here.
+    /// For each file and block its checksum, if this node has the block.
     checksums: Vec<Vec<Option<u64>>>,
-    /// Number of blocks that are not here.
+    /// Number of blocks that this node does not have.
     missing: u64,
     /// Why this node serves no other nodes.
     refusal: Option<String>,
@@ -108,7 +108,7 @@ impl Contents {
         lock(&self.state).files.clone()
     }
 
-    /// Returns the files and numbers of the blocks that are not here, in order.
+    /// Returns the files and numbers of the blocks that this node does not have, in order.
     pub fn missing(&self) -> Vec<(u32, u64)> {
         let state = lock(&self.state);
         let of_file = |(file, checksums): (usize, &Vec<Option<u64>>)| {
@@ -118,8 +118,8 @@ impl Contents {
         state.checksums.iter().enumerate().flat_map(of_file).collect()
     }
 
-    /// Adds a block, and passes it to the nodes that wait for it. A block that is here already
-    /// stays as it is.
+    /// Adds a block, and passes it to the nodes that wait for it. A block that this
+    /// node has already stays as it is.
     ///
     /// # Errors
     /// `Damaged` if the bytes do not have the checksum, or not the length of the block.
@@ -141,8 +141,8 @@ impl Contents {
         }
         memory.write(bytes, block * BLOCK_BYTES as u64)?;
         let mut state = lock(&self.state);
-        if let Some(place) = state.checksums[file as usize].get_mut(block as usize)
-            && place.replace(checksum).is_none()
+        if let Some(slot) = state.checksums[file as usize].get_mut(block as usize)
+            && slot.replace(checksum).is_none()
         {
             state.missing -= 1;
         }
@@ -178,8 +178,8 @@ impl Contents {
             let files = files.iter().map(|entry| entry.state.clone()).collect();
             return reply.send(encode(&Reply::Files(files)));
         };
-        let place = state.checksums.get(file as usize).and_then(|blocks| blocks.get(block as usize));
-        let answer = match place {
+        let slot = state.checksums.get(file as usize).and_then(|blocks| blocks.get(block as usize));
+        let answer = match slot {
             None => Err("there is no such block".to_owned()),
             Some(None) => return state.waiting.push(WaitingRequest { since, wanted, reply }),
             Some(Some(checksum)) => Ok(*checksum),
@@ -215,7 +215,7 @@ impl Contents {
     /// Seals the complete files, so that other processes can open them.
     ///
     /// # Errors
-    /// `Busy` if a block is not here; the errors of fcntl(2).
+    /// `Busy` if a block is missing; the errors of fcntl(2).
     pub fn seal(&self) -> Result<Vec<SharedBytes>> {
         let incomplete = || Error::new(ErrorKind::Busy, "seal", "files that are not complete");
         let files = self.files().filter(|_| lock(&self.state).missing == 0).ok_or_else(incomplete)?;

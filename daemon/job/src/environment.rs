@@ -23,7 +23,7 @@ pub trait Environment: Send + Sync {
     /// Checks that there is memory for a file.
     ///
     /// # Errors
-    /// Any; the node then does not take part.
+    /// Any; the node then leaves the tree.
     fn admit(&self, file: &FileAttributes) -> Result<()>;
 
     /// Performs an operation that reads a file, and reports it if it takes too long.

@@ -20,7 +20,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The pause after a connection that was lost, before a request is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Receives the files from `parent`, and gives it up after `limit` without an answer.
+/// Receives the files from `parent`, and stops waiting for it after `limit` without an answer.
 ///
 /// # Errors
 /// - `TimedOut` or `Unavailable`: the parent does not answer.
@@ -54,9 +54,9 @@ pub fn fetch(
         parent.call(&Request::Block { file, block }, limit, (file, block), &sender);
     };
     let mut in_flight = 0;
-    for place in missing.by_ref().take(IN_FLIGHT) {
+    for block_id in missing.by_ref().take(IN_FLIGHT) {
         in_flight += 1;
-        ask(place);
+        ask(block_id);
     }
     let mut answered = Instant::now();
     while in_flight > 0 {

@@ -1,5 +1,5 @@
 //! One node of a job: it reads the files for all nodes, or receives them from its parent, or reads
-//! them for itself if no other node provides them.
+//! them itself if it cannot reach another node.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -55,13 +55,13 @@ pub struct JobSettings {
     pub name: String,
     /// The network interface to use; any if it is `None`.
     pub interface: Option<String>,
-    /// The time without an answer after which another node is given up.
+    /// The time after which a node that gets no answer from another node stops waiting for it.
     pub limit: Duration,
 }
 
 /// A node that has all files, and serves other nodes.
 pub struct JobNode {
-    /// `None` for a node that no other one knows.
+    /// `None` if the node is not in a tree.
     part: Option<Part>,
     own: OwnPart,
     /// The files, in the order of the settings.
@@ -124,7 +124,7 @@ impl std::fmt::Debug for JobNode {
 }
 
 impl JobNode {
-    /// Takes part in the job, and returns when all files are in memory.
+    /// Joins the job, and returns when all files are in memory.
     ///
     /// # Errors
     /// Those of the meeting point and of the file system; `Conflict` if the files changed between
@@ -279,7 +279,7 @@ impl Starting<'_> {
         let files = match read {
             Ok(files) => files,
             Err(error) => {
-                // The other nodes read for themselves, and get the same error or do not.
+                // Each other node then reads the files itself.
                 self.contents.refuse(&error.to_string());
                 let node = self.node(0, None, Some(part), Vec::new());
                 node.end(Duration::ZERO, || true);
@@ -428,7 +428,7 @@ impl Starting<'_> {
         error: &Error,
     ) -> Result<JobNode> {
         self.environment.print(&format!(
-            "no other node of the job provides its files ({error}): reading them from the file system"
+            "cannot receive the files of the job from another node: {error}; reading them from the file system"
         ));
         let (part, number) = part.map_or((None, 0), |(part, number)| (Some(part), number));
         let files = self.read().and_then(|()| self.contents.seal());
@@ -480,7 +480,7 @@ impl Starting<'_> {
         let server = Server::start(settings, Arc::new(ServeNodes(serving.clone())))?;
         let port = server.listen_tcp(SocketAddr::new(listen, 0))?.port();
         let (stop, stopped) = channel::<()>();
-        // The answers must arrive before the other nodes give this one up.
+        // The answers must arrive before the other nodes stop using this one.
         let late = self.settings.limit / 4;
         let answering = std::thread::Builder::new().name("late".into()).spawn(move || {
             while stopped.recv_timeout(ANSWER_INTERVAL) == Err(RecvTimeoutError::Timeout) {

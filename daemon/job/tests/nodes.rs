@@ -150,15 +150,15 @@ impl Environment for Process {
 }
 
 /// A process that asks nodes.
-struct Asking(Client);
+struct TestClient(Client);
 
-impl Asking {
-    fn new(address: SocketAddr, key: PoolKey) -> Asking {
+impl TestClient {
+    fn new(address: SocketAddr, key: PoolKey) -> TestClient {
         let settings = ClientSettings {
             unreachable_after: LONG,
             ..ClientSettings::new(Role::Job, Endpoint::Tcp(address), key)
         };
-        Asking(Client::start(settings).unwrap())
+        TestClient(Client::start(settings).unwrap())
     }
 
     fn ask(&self, request: &Request<'_>) -> Result<Vec<u8>> {
@@ -221,7 +221,7 @@ fn attributes(job: &Job) -> FileAttributes {
 
 /// A reader, and a node in the tree whose first parent is a fake node. Returns the result of the
 /// second node, and the messages that it printed.
-fn below_fake(
+fn start_with_fake_parent(
     job: &Job,
     answer: impl Fn(Request<'_>) -> Option<Vec<u8>> + Send + Sync + 'static,
 ) -> (Result<JobNode>, Process) {
@@ -229,10 +229,10 @@ fn below_fake(
     let reader = job.start("reader", &reading).unwrap();
     let Advertisement { addresses, key } = job.advertisement();
     let (fake, address) = fake_node(&key, answer);
-    let asking = Asking::new(addresses[0], key);
+    let client = TestClient::new(addresses[0], key);
     // Nodes 1 and 2 are children of the reader; node 3 is the first child of node 1.
     for node in [1, 2] {
-        assert_eq!(asking.join(address), Placement { node, parent: 0, address: None });
+        assert_eq!(client.join(address), Placement { node, parent: 0, address: None });
     }
     let process = Process::default();
     let node = job.start("child", &process);
@@ -290,8 +290,8 @@ fn a_block_is_passed_on_before_the_next_one_is_read() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let Advertisement { addresses, key } = job.advertisement();
-        let asking = Asking::new(addresses[0], key);
-        let block = |block| asking.ask(&Request::Block { file: 0, block }).unwrap();
+        let client = TestClient::new(addresses[0], key);
+        let block = |block| client.ask(&Request::Block { file: 0, block }).unwrap();
         let first = block(0);
         let bytes = &job.bytes[..BLOCK_BYTES];
         let right = Reply::Block { checksum: block_checksum(bytes), bytes };
@@ -325,16 +325,16 @@ fn a_node_whose_parent_ends_receives_the_rest_from_an_ancestor() {
         }
     });
     *stop.lock().unwrap() = Some(fake);
-    let asking = Asking::new(addresses[0], key);
-    asking.join(address);
-    asking.join(address);
+    let client = TestClient::new(addresses[0], key);
+    client.join(address);
+    client.join(address);
     let process = Process::default();
     let node = job.start("child", &process).unwrap();
     job.check(&node);
     assert_eq!((node.status().parent, process.opened(), process.messages()), (Some(0), 0, Vec::new()));
     assert_eq!(node.status().received_bytes, job.bytes.len() as u64);
     // It is no parent of nodes that join later.
-    assert_eq!(asking.join(address).parent, 0);
+    assert_eq!(client.join(address).parent, 0);
     node.end(Duration::ZERO, || true);
     reader.end(Duration::ZERO, || true);
 }
@@ -353,7 +353,7 @@ fn damaged_blocks_are_refused_and_reported_and_an_ancestor_sends_the_right_ones(
     ];
     for damage in damages {
         let (file, bytes) = (attributes(&job), job.bytes[..BLOCK_BYTES].to_vec());
-        let (node, process) = below_fake(&job, move |request| match request {
+        let (node, process) = start_with_fake_parent(&job, move |request| match request {
             Request::Files => Some(encode(&Reply::Files(vec![FileState::Open(file.clone())]))),
             _ => Some(damage(&bytes)),
         });
@@ -374,8 +374,9 @@ fn lengths_out_of_bounds_are_refused_before_memory_is_allocated() {
     let job = Job::new(2);
     for size_bytes in [u64::MAX, quell_wire::job::FILE_BYTES_MAX + 1] {
         let file = FileAttributes { size_bytes, ..attributes(&job) };
-        let (node, _) =
-            below_fake(&job, move |_| Some(encode(&Reply::Files(vec![FileState::Open(file.clone())]))));
+        let (node, _) = start_with_fake_parent(&job, move |_| {
+            Some(encode(&Reply::Files(vec![FileState::Open(file.clone())])))
+        });
         let node = node.unwrap();
         job.check(&node);
         node.end(Duration::ZERO, || true);
@@ -387,7 +388,7 @@ fn two_versions_of_a_file_are_not_mixed() {
     let job = Job::new(3);
     let (other, bytes) =
         (FileAttributes { modified_nanoseconds: 1, ..attributes(&job) }, vec![0; BLOCK_BYTES]);
-    let (node, _) = below_fake(&job, move |request| match request {
+    let (node, _) = start_with_fake_parent(&job, move |request| match request {
         Request::Files => Some(encode(&Reply::Files(vec![FileState::Open(other.clone())]))),
         Request::Block { block: 0, .. } => {
             Some(encode(&Reply::Block { checksum: block_checksum(&bytes), bytes: &bytes }))
@@ -398,7 +399,7 @@ fn two_versions_of_a_file_are_not_mixed() {
 }
 
 #[test]
-fn a_node_without_memory_takes_no_part() {
+fn a_node_without_memory_leaves_the_tree() {
     let job = Job::new(2);
     let reading = Process::default();
     let reader = job.start("reader", &reading).unwrap();
@@ -419,9 +420,9 @@ fn a_process_without_the_key_is_refused() {
         unreachable_after: Duration::from_secs(1),
         ..ClientSettings::new(Role::Job, Endpoint::Tcp(addresses[0]), wrong)
     };
-    let refused = Asking(Client::start(settings).unwrap()).ask(&Request::Files).unwrap_err();
+    let refused = TestClient(Client::start(settings).unwrap()).ask(&Request::Files).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::PermissionDenied, "{refused}");
-    assert!(Asking::new(addresses[0], key).ask(&Request::Files).is_ok());
+    assert!(TestClient::new(addresses[0], key).ask(&Request::Files).is_ok());
     reader.end(Duration::ZERO, || true);
 }
 
@@ -455,7 +456,7 @@ fn the_link_of_a_process_that_has_ended_is_replaced_without_a_message() {
 }
 
 #[test]
-fn a_node_reads_for_itself_after_the_deadline_and_says_so_once() {
+fn a_node_that_gets_no_answer_reads_the_files_itself_and_prints_one_message() {
     let job = Job::new(2);
     // It accepts connections, and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,6 @@
-//! The process that has the files of a job in memory: one on each node, for all processes of the
-//! job there. It reads the files or receives them from another node, and sends them to others.
+//! The job holder: the process that has the files of a job in memory, one on each node, for all
+//! processes of the job there. It reads the files or receives them from another node, and sends
+//! them to others.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +26,7 @@ use crate::resources::check_available;
 use crate::socket::server::{Holder, Need, Service};
 use crate::waiting::Waiting;
 
-/// How long the process serves other nodes after the programs of its own node have ended.
+/// How long the job holder serves other nodes after the programs of its own node have ended.
 const SERVE_AFTER_END: Duration = Duration::from_secs(60);
 /// The length of the magic numbers of indexes and boot images.
 const MAGIC_BYTES: usize = 8;

@@ -1,4 +1,4 @@
-//! The answer of the process that has the files of a job in memory, as JSON, and the files that a
+//! The answer of a job holder, as JSON, and the files that a
 //! command opens there.
 
 use std::ffi::OsStr;
@@ -68,7 +68,7 @@ impl FileInMemory {
     pub fn open(&self, holder: u32) -> Result<InputFile, Failure> {
         match self {
             FileInMemory::Copy { path, origin, shared } => {
-                let gone = || Failure::cannot("the process that had the files of the job has ended");
+                let gone = || Failure::cannot("the job holder has ended");
                 let file = shared.open(holder).ok_or_else(gone)?;
                 Ok(InputFile { path: OsStr::from_bytes(path).into(), file, origin: Some(*origin) })
             }

@@ -135,7 +135,8 @@ pub struct JobPlan {
     pub files: Vec<PathBuf>,
     /// The network interface to use; any if it is `None`.
     pub interface: Option<String>,
-    /// The time without an answer after which another node is given up, in milliseconds.
+    /// The time, in milliseconds, after which a node that gets no answer from another node stops
+    /// waiting for it.
     pub limit_ms: u64,
 }
 
