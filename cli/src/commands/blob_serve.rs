@@ -245,8 +245,8 @@ fn takeover(args: &BlobServeArgs) -> Takeover {
     }
 }
 
-/// States why the start of a server takes longer. An operation that is repeated is stated once:
-/// `reported` is whether it was.
+/// States why the start of a server takes longer. Only the first operation that is repeated is
+/// stated: `reported` is set then.
 fn report_delay(args: &BlobServeArgs, delay: &Delay<'_>, quiet: bool, reported: &mut bool) {
     match delay {
         _ if quiet => {}

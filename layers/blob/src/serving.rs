@@ -67,8 +67,8 @@ impl fmt::Debug for Start<'_> {
 }
 
 impl Start<'_> {
-    /// Calls `operation`, and calls it again after each error that can pass if the server waits for
-    /// its turn, as long as `may_repeat` returns true.
+    /// Calls `operation`. If the server is a standby, calls it again after each temporary error, as
+    /// long as `may_repeat` returns true.
     pub(crate) fn attempt<T>(
         &mut self,
         may_repeat: &dyn Fn() -> bool,
