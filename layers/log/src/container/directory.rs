@@ -13,14 +13,12 @@ use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
 use crate::container::lock_file::with_locks_excluded;
 use crate::container::log_directories::LogDirectories;
-use crate::container::object::{FIRST_EPOCH, Object};
 use crate::container::permissions::{dir_permissions, effective_set_id, logs_permissions};
 use crate::format::{
     ACCESS, BLOCK_BYTES, CONTAINER_RECORD, CONTAINER_VERSION, Closed, EPOCH_PREFIX, FLAT_PREFIX, HEAD_BYTES,
-    Head, HeadKind, LogPosition, META, MOVED, MetaName, OBJECT_VERSION, Summary, boot_of, data_name,
-    epoch_name, index_name, is_name_of_container, number_name,
+    Head, HeadKind, LogPosition, META, MOVED, MetaName, Summary, boot_of, data_name, epoch_name, index_name,
+    is_name_of_container, number_name,
 };
-use crate::locks::{Rank, RankedMutex};
 use crate::not_found::none_if_not_found;
 use crate::stores::{Host, StoreNumber, Stores, Ticket, remove_tree};
 
@@ -36,6 +34,9 @@ const SUPERSEDED_KEPT: usize = 16;
 /// Directories with up to this number of names are read with a single system call.
 const NAMES_READ_AT_ONCE: usize = 100;
 
+/// The epoch of the container's creator. It is taken without an `epoch` name.
+pub(crate) const FIRST_EPOCH: u64 = 1;
+
 /// Identifies a container among all existing ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContainerIdentity {
@@ -46,16 +47,9 @@ pub struct ContainerIdentity {
 
 /// An open container. It remains usable after it was renamed or removed, like an open file.
 pub struct Container {
-    /// The object as which the file began.
-    object: Option<Object>,
-    /// The container's directory. Not set as long as the file is only an object.
-    dir: OnceLock<Arc<dyn WritableDir>>,
-    /// The record. Until the file has a container, a record as this process would create it.
-    record: OnceLock<Head>,
-    planned: Head,
-    /// Held while one thread creates the container of an object.
-    joining: RankedMutex<()>,
+    dir: Arc<dyn WritableDir>,
     identity: FileIdentity,
+    head: Head,
     home: StoreNumber,
     stores: Arc<Stores>,
     meta: OnceLock<Arc<dyn WritableDir>>,
@@ -68,7 +62,7 @@ pub struct Container {
 
 impl std::fmt::Debug for Container {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Container").field("number", &self.planned.container).finish_non_exhaustive()
+        f.debug_struct("Container").field("number", &self.head.container).finish_non_exhaustive()
     }
 }
 
@@ -94,17 +88,12 @@ impl Container {
             container: number,
             writer: 0,
             directories: stores.directories(),
-            process: None,
         };
         let temporaries = stores.new_dir(home)?;
         let temporary = format!("{number:032x}").into_bytes();
-        let made =
-            temporaries.make_and_open_dir(&temporary, dir_permissions(new.permissions)).and_then(|dir| {
-                let meta = Self::create_content(stores, &*dir, head, new)?;
-                let container = Container::new(dir, head, home, stores)?;
-                let _ = container.meta.set(meta); // it was not set before
-                Ok(container)
-            });
+        let made = temporaries
+            .make_and_open_dir(&temporary, dir_permissions(new.permissions))
+            .and_then(|dir| Self::create_content(stores, home, dir, head, new));
         let named = made.and_then(|container| {
             temporaries.rename(&temporary, parent, name, Rename::Replace).map_err(exists_if_not_empty)?;
             Ok(container)
@@ -124,13 +113,13 @@ impl Container {
         named
     }
 
-    /// Creates the record, `access` and `meta`, and returns `meta`.
     fn create_content(
-        stores: &Stores,
-        dir: &dyn WritableDir,
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        dir: Arc<dyn WritableDir>,
         head: Head,
         new: NewEntry,
-    ) -> Result<Arc<dyn WritableDir>> {
+    ) -> Result<Container> {
         dir.create_file(CONTAINER_RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
         let access = dir.create_file(ACCESS, new.permissions)?;
         let meta = dir.make_and_open_dir(META, dir_permissions(new.permissions))?;
@@ -146,7 +135,9 @@ impl Container {
             dir.change(META, &change)?;
             dir.change(b"", &change)?;
         }
-        Ok(meta)
+        let container = Container::new(dir, head, home, stores)?;
+        let _ = container.meta.set(meta); // it was not set before
+        Ok(container)
     }
 
     fn new(
@@ -156,73 +147,10 @@ impl Container {
         stores: &Arc<Stores>,
     ) -> Result<Container> {
         let identity = dir.stat_self()?.identity();
-        let new = Container::with(None, head, identity, home, stores);
-        let _ = (new.dir.set(dir), new.record.set(head)); // they were not set before
-        Ok(new)
-    }
-
-    fn with(
-        object: Option<Object>,
-        planned: Head,
-        identity: FileIdentity,
-        home: StoreNumber,
-        stores: &Arc<Stores>,
-    ) -> Container {
-        Container {
-            object,
-            dir: OnceLock::new(),
-            record: OnceLock::new(),
-            planned,
-            joining: RankedMutex::new(Rank::Joining, ()),
-            identity,
-            home,
-            stores: Arc::clone(stores),
-            meta: OnceLock::new(),
-            ticket: stores.log_dirs().ticket(),
-            is_record_doubtful: AtomicBool::new(false),
-        }
-    }
-
-    /// Creates a file as an object with the name `name` in `parent`, a directory of store `home`.
-    /// `has_writer` is true if the process that creates the file may write to it. Returns the
-    /// attributes of the object, too.
-    ///
-    /// # Errors
-    ///
-    /// `Exists` if the name is in use.
-    pub fn create_object(
-        stores: &Arc<Stores>,
-        home: StoreNumber,
-        parent: &dyn WritableDir,
-        name: &[u8],
-        new: NewEntry,
-        has_writer: bool,
-    ) -> Result<(Container, Stat)> {
-        let numbers = (stores.random_number(), stores.random_writer());
-        let temporaries = stores.new_dir(home)?;
-        let (object, stat) =
-            Object::create(&*temporaries, (parent, name), new, numbers, stores.host(), has_writer)?;
-        tracing::debug!(
-            container = %format_args!("{:032x}", numbers.0),
-            name = %printable(name),
-            store = home,
-            "created an object"
-        );
-        let planned = record_of_object(stores, numbers.0);
-        Ok((Container::with(Some(object), planned, stat.identity(), home, stores), stat))
-    }
-
-    /// Opens a file that began as an object.
-    fn open_object(
-        stores: &Arc<Stores>,
-        home: StoreNumber,
-        parent: &dyn WritableDir,
-        name: &[u8],
-    ) -> Result<Container> {
-        let object = Object::open(parent, name)?;
-        let stat = object.stat()?;
-        let planned = record_of_object(stores, object.head().container);
-        Ok(Container::with(Some(object), planned, stat.identity(), home, stores))
+        let (stores, meta) = (Arc::clone(stores), OnceLock::new());
+        let ticket = stores.log_dirs().ticket();
+        let is_record_doubtful = AtomicBool::new(false);
+        Ok(Container { dir, identity, head, home, stores, meta, ticket, is_record_doubtful })
     }
 
     /// Identifies this container among all existing ones.
@@ -241,16 +169,8 @@ impl Container {
         parent: &dyn WritableDir,
         name: &[u8],
     ) -> Result<Container> {
-        let dir = match parent.open_writable_dir(name) {
-            Err(error) if error.kind == ErrorKind::NotADirectory => {
-                let is_file = || parent.stat(name).is_ok_and(|stat| stat.kind() == Some(Kind::File));
-                return match Container::open_object(stores, home, parent, name) {
-                    Err(_) if !is_file() => Err(error),
-                    opened => opened,
-                };
-            }
-            opened => opened?,
-        };
+        let dir = parent.open_writable_dir(name)?;
+        let mut bytes = [0; HEAD_BYTES];
         let record = match dir.open_file(CONTAINER_RECORD) {
             Err(error) if error.kind == ErrorKind::NotFound && is_remains_of_container(&*dir)? => {
                 return Err(Error {
@@ -260,7 +180,9 @@ impl Container {
             }
             record => record?,
         };
-        let head = read_record(&*record, name)?;
+        let length = record.read_at(&mut bytes, 0)?;
+        let head =
+            Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.in_file(name))?;
         let number = head.container;
         tracing::debug!(
             container = %format_args!("{number:032x}"),
@@ -273,17 +195,17 @@ impl Container {
 
     /// Returns the number of the container.
     pub fn number(&self) -> u128 {
-        self.planned.container
+        self.head.container
     }
 
     /// Returns the number in the form of names in a store, for events.
     pub(crate) fn shown_number(&self) -> String {
-        format!("{:032x}", self.planned.container)
+        format!("{:032x}", self.head.container)
     }
 
     /// Returns the record of the container.
     pub fn head(&self) -> &Head {
-        self.record.get().unwrap_or(&self.planned)
+        &self.head
     }
 
     /// Returns the store that holds the container.
@@ -301,208 +223,25 @@ impl Container {
         &self.stores
     }
 
-    /// Returns the container's directory, which is created if the file is only an object.
-    pub fn dir(&self) -> Result<&Arc<dyn WritableDir>> {
-        match self.dir.get() {
-            Some(dir) => Ok(dir),
-            None => self.join(),
-        }
+    pub(crate) fn dir_handle(&self) -> Arc<dyn WritableDir> {
+        Arc::clone(&self.dir)
     }
 
-    /// Returns the object as which the file began.
-    pub(crate) fn object(&self) -> Option<&Object> {
-        self.object.as_ref()
-    }
-
-    /// Returns the object if it is the data log of `writer`.
-    pub(crate) fn object_of(&self, writer: u64) -> Option<&Object> {
-        self.object.as_ref().filter(|object| object.writer() == writer)
-    }
-
-    /// Returns the object if the file has no container, and any process could still create one.
-    pub(crate) fn only_object(&self) -> Result<Option<&Object>> {
-        Ok(if self.existing_dir()?.is_none() { self.object.as_ref() } else { None })
-    }
-
-    /// Returns the container's directory, if any process has created it.
-    fn existing_dir(&self) -> Result<Option<&Arc<dyn WritableDir>>> {
-        if self.dir.get().is_none()
-            && let Some((dir, record)) = self.find_joined()?
-        {
-            // Another thread may have set the same values.
-            let _ = (self.record.set(record), self.dir.set(dir));
-        }
-        Ok(self.dir.get())
-    }
-
-    /// Finds the container of an object. It must belong to the owner of the object, because any
-    /// user can know or forge the number.
-    fn find_joined(&self) -> Result<Option<(Arc<dyn WritableDir>, Head)>> {
-        let Some(object) = &self.object else { return Ok(None) };
-        let (parts, name) = (self.stores.kept_parts_dir(self.home)?, number_name(self.number()));
-        let Some(dir) = none_if_not_found(parts.open_writable_dir(&name))? else { return Ok(None) };
-        let (owner, dir_owner) = (object.stat()?.uid, dir.stat_self()?.uid);
-        if owner != dir_owner {
-            let access = none_if_not_found(dir.stat(ACCESS))?;
-            if !access.is_some_and(|access| access.uid == owner && access.nlink == 1) {
-                return Ok(None);
-            }
-        }
-        let Some(file) = none_if_not_found(dir.open_file(CONTAINER_RECORD))? else { return Ok(None) };
-        let record = read_record(&*file, &name)?;
-        match record.container == self.number() && record.block_bytes == self.planned.block_bytes {
-            true => Ok(Some((dir, record))),
-            false => Err(Error {
-                source: Some("it belongs to another file".into()),
-                ..Error::new(ErrorKind::Damaged, "open", name)
-            }),
-        }
-    }
-
-    /// Creates the container of an object, or opens the one that another process has created. From
-    /// then on, other writers than the first one have logs, and the names in `meta` count.
-    fn join(&self) -> Result<&Arc<dyn WritableDir>> {
-        let _one = self.joining.lock();
-        if let Some(dir) = self.existing_dir()? {
-            return Ok(dir);
-        }
-        let object = self.object.as_ref().expect("a file without a directory is an object");
-        let stat = object.stat()?;
-        if stat.nlink == 0 {
-            return Err(Error::new(ErrorKind::Stale, "write to", b"a file that was removed"));
-        }
-        if stat.uid != self.stores.acting_uid() && !self.stores.has_root_power() {
-            return Err(Error {
-                source: Some("another user's file that only its owner may change".into()),
-                ..Error::new(ErrorKind::PermissionDenied, "create the container of", self.shown_number())
-            });
-        }
-        let (temporaries, parts) =
-            (self.stores.temporary_dir(self.home)?, self.stores.kept_parts_dir(self.home)?);
-        let (temporary, name) = (number_name(self.stores.random_number()), number_name(self.number()));
-        let made = self.make_joined(object, &stat, &*temporaries, &temporary).and_then(|is_ended| {
-            temporaries.rename(&temporary, &*parts, &name, Rename::Replace).map_err(exists_if_not_empty)?;
-            if object.may_be_synced() {
-                parts.sync()?;
-            }
-            Ok(is_ended)
-        });
-        tracing::debug!(container = %self.shown_number(), is_created = made.is_ok(), "joining an object");
-        if made.is_err() {
-            let _ = remove_tree(&*temporaries, &temporary); // otherwise `quell log fsck` finds it
-        }
-        let is_ended = match made {
-            Err(error) if error.kind == ErrorKind::Exists => true, // by another process
-            made => made?,
-        };
-        let Some(_) = self.existing_dir()? else {
-            return Err(Error {
-                source: Some("a directory of another user has its name in `parts`".into()),
-                ..Error::new(ErrorKind::Damaged, "create the container of", self.shown_number())
-            });
-        };
-        if !is_ended {
-            self.note_end_of_first_writer(object)?;
-        }
-        Ok(self.dir.get().expect("it was found"))
-    }
-
-    /// Creates the content of the container of an object in `parent`. Returns whether the first
-    /// writer has ended.
-    fn make_joined(
-        &self,
-        object: &Object,
-        stat: &Stat,
-        parent: &dyn WritableDir,
-        name: &[u8],
-    ) -> Result<bool> {
-        let permissions = stat.mode & 0o7777;
-        let dir = parent.make_and_open_dir(name, dir_permissions(permissions))?;
-        let new = NewEntry { permissions, uid: stat.uid, gid: stat.gid };
-        let meta = Self::create_content(&self.stores, &*dir, self.planned, new)?;
-        let (content, host) = (object.content(stat)?, self.stores.host());
-        let first = match content.is_ended {
-            true => MetaName::Closed(object.closed(&content, stat, host)),
-            false => MetaName::Open(object.unpublished(host)),
-        };
-        // Without a frame there is nothing that a name could describe.
-        if !content.is_ended || content.file_bytes > 0 {
-            meta.create_file(first.encode().as_bytes(), LOG_PERMISSIONS)?;
-        }
-        // After a power failure the container must not be there without the name of the first
-        // writer: the object would not count.
-        if object.may_be_synced() {
-            dir.open_file(CONTAINER_RECORD)?.sync()?;
-            meta.sync()?;
-            dir.sync()?;
-        }
-        Ok(content.is_ended)
-    }
-
-    /// Records the end of the first writer, if the object shows that it has ended. It may have
-    /// ended after the container was created and before it could find the container.
-    fn note_end_of_first_writer(&self, object: &Object) -> Result<()> {
-        let (stat, host) = (object.file().stat_from_server()?, self.stores.host());
-        let content = object.content(&stat)?;
-        match content.is_ended {
-            true => self.end_first_writer(&object.closed(&content, &stat, host)),
-            false => Ok(()),
-        }
-    }
-
-    /// Records the end of a first writer that was killed. Its complete frames count.
-    pub(crate) fn end_killed_first_writer(&self, object: &Object) -> Result<()> {
-        self.dir()?;
-        object.file().sync()?;
-        let stat = object.stat()?;
-        let closed = object.closed(&object.content(&stat)?, &stat, self.stores.host());
-        self.end_first_writer(&Closed { is_synced: true, boot: 0, ..closed })?;
-        self.meta()?.sync()
-    }
-
-    /// Records the end of the first writer in the container. Another process may have done it.
-    pub(crate) fn end_first_writer(&self, closed: &Closed) -> Result<()> {
-        let summary = self.summary()?;
-        // Each node has another name for a process of another node.
-        for running in summary.open.iter().filter(|running| running.writer == closed.writer) {
-            let renamed = self.rename_meta(&MetaName::Open(running.clone()), &MetaName::Closed(*closed));
-            none_if_not_found(unless_of_another(renamed))?;
-        }
-        Ok(())
-    }
-
-    /// Returns the attributes of the file, and the content of `meta`.
-    pub fn access_and_summary(&self) -> Result<(Stat, Summary)> {
-        match self.only_object()? {
-            Some(object) => {
-                let stat = object.stat()?;
-                Ok((stat, self.summary_of_object(object, &stat)?))
-            }
-            None => Ok((self.dir()?.stat(ACCESS)?, self.summary()?)),
-        }
-    }
-
-    /// Returns the attributes of the file: those of `access`, or of the object.
-    pub fn access_stat(&self) -> Result<Stat> {
-        match self.only_object()? {
-            Some(object) => object.stat(),
-            None => self.dir()?.stat(ACCESS),
-        }
+    /// Returns the container's directory.
+    pub fn dir(&self) -> &dyn WritableDir {
+        &*self.dir
     }
 
     /// Returns the directory `meta`, which is opened once.
     pub fn meta(&self) -> Result<&dyn WritableDir> {
         if self.meta.get().is_none() {
-            let _ = self.meta.set(self.dir()?.open_writable_dir(META)?);
+            let _ = self.meta.set(self.dir.open_writable_dir(META)?);
         }
         Ok(&**self.meta.get().expect("it was set"))
     }
 
     /// Returns the current content of `meta`.
     pub fn summary(&self) -> Result<Summary> {
-        if let Some(object) = self.only_object()? {
-            return self.summary_of_object(object, &object.stat()?);
-        }
         let meta = self.meta()?;
         let mut names = meta.names()?;
         // A name that is changed while a long directory is read may be missed both under its old
@@ -516,31 +255,6 @@ impl Container {
             return Err(Error::new(ErrorKind::NotFound, "look into", META));
         }
         Ok(Summary::from_names(names))
-    }
-
-    /// Returns the names that `meta` would have if the file were a container.
-    pub(crate) fn names_of_object(&self) -> Result<Vec<Vec<u8>>> {
-        match &self.object {
-            Some(object) => {
-                self.name_of_object(object, &object.stat()?).map(|name| name.into_iter().collect())
-            }
-            None => Ok(Vec::new()),
-        }
-    }
-
-    fn summary_of_object(&self, object: &Object, stat: &Stat) -> Result<Summary> {
-        Ok(Summary::from_names(self.name_of_object(object, stat)?))
-    }
-
-    fn name_of_object(&self, object: &Object, stat: &Stat) -> Result<Option<Vec<u8>>> {
-        let host = self.stores.host();
-        let content = object.content(stat)?;
-        let name = match content.is_ended {
-            true if content.file_bytes == 0 => None,
-            true => Some(MetaName::Closed(object.closed(&content, stat, host))),
-            false => Some(MetaName::Open(object.running(&content, stat, host))),
-        };
-        Ok(name.map(|name| name.encode().into_bytes()))
     }
 
     /// Creates a name in `meta`. Fails with `Exists` if the name is there already.
@@ -582,10 +296,7 @@ impl Container {
     /// Returns the epochs that are taken, and the names of the flat indices.
     pub fn epochs_and_flats(&self) -> Result<(Vec<u64>, Vec<Vec<u8>>)> {
         let (mut epochs, mut flats) = (Vec::new(), Vec::new());
-        if self.only_object()?.is_some() {
-            return Ok((epochs, flats));
-        }
-        for name in self.dir()?.names()? {
+        for name in self.dir.names()? {
             let text = std::str::from_utf8(&name).unwrap_or("");
             if let Some(epoch) =
                 text.strip_prefix(EPOCH_PREFIX).and_then(|hex| u64::from_str_radix(hex, 16).ok())
@@ -606,7 +317,6 @@ impl Container {
     /// The name is synced, so that a power failure cannot free the epochs, because data written in
     /// them may survive.
     pub fn take_epochs(&self, seen: u64, count: u64) -> Result<u64> {
-        self.dir()?;
         let (epochs, _) = self.epochs_and_flats()?;
         self.take_after(epochs, seen, count)
     }
@@ -634,16 +344,15 @@ impl Container {
             ..Error::new(ErrorKind::Damaged, "take", epoch_name(last))
         })?;
         tracing::debug!(container = %self.shown_number(), epoch, count, "taking epochs");
-        let dir = self.dir()?;
-        match dir.create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
-            Ok(_) => dir.sync()?,
+        match self.dir.create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
+            Ok(_) => self.dir.sync()?,
             Err(error) if error.kind == ErrorKind::Exists => {}
             Err(error) => return Err(error),
         }
         for smaller in epochs {
             // Errors are ignored, because only the largest epoch counts, and other nodes may remove
             // the same names.
-            let _ = dir.remove(&epoch_name(smaller));
+            let _ = self.dir.remove(&epoch_name(smaller));
         }
         Ok(epoch)
     }
@@ -659,10 +368,10 @@ impl Container {
 
     /// Opens a flat index. The error is `Damaged` if it is not usable or belongs to another user.
     pub fn open_flat(&self, name: &[u8]) -> Result<Flat> {
-        let file = self.dir()?.open_file(name)?;
+        let file = self.dir.open_file(name)?;
         let found = file.stat()?;
         self.check_owner_of_flat(&found, name)?;
-        Flat::open(file, found.size_bytes, self.head(), name)
+        Flat::open(file, found.size_bytes, &self.head, name)
     }
 
     /// Refuses a flat index of another user. A flat index replaces all logs, and a forged one may
@@ -671,7 +380,7 @@ impl Container {
     /// process's user, it is treated as damaged, and readers use the logs.
     fn check_owner_of_flat(&self, found: &Stat, name: &[u8]) -> Result<()> {
         let trusted = [0, self.stores.acting_uid()];
-        let is_owner = || Ok::<_, Error>(self.dir()?.stat_self()?.uid == found.uid);
+        let is_owner = || Ok::<_, Error>(self.dir.stat_self()?.uid == found.uid);
         match found.nlink == 1 && (trusted.contains(&found.uid) || is_owner()?) {
             true => Ok(()),
             false => Err(Error {
@@ -688,60 +397,55 @@ impl Container {
         epoch: u64,
         write: impl FnOnce(&dyn WritableFile) -> Result<T>,
     ) -> Result<T> {
-        let dir = self.dir()?;
         let temporaries = self.stores.temporary_dir(self.home)?;
         let id = number_name(self.stores.random_number());
         let file = temporaries.create_file(&id, LOG_PERMISSIONS)?;
         let before = self.flats()?;
         let name = [format!("{FLAT_PREFIX}{epoch:x}-").as_bytes(), &id].concat();
-        let written = write(&*file)
-            .and_then(|written| self.give_to_owner(&*file).map(|()| written))
-            .and_then(|written| temporaries.rename(&id, &**dir, &name, Rename::Replace).map(|()| written));
+        let written =
+            write(&*file).and_then(|written| self.give_to_owner(&*file).map(|()| written)).and_then(
+                |written| temporaries.rename(&id, &*self.dir, &name, Rename::Replace).map(|()| written),
+            );
         if written.is_err() {
             let _ = temporaries.remove(&id);
             return written;
         }
         for earlier in before {
             // Another process may have removed it; a reader that has it open can still read it.
-            let _ = dir.remove(&earlier);
+            let _ = self.dir.remove(&earlier);
         }
         written
     }
 
     /// Removes all flat indices.
     pub fn remove_flats(&self) -> Result<()> {
-        let dir = self.dir()?;
-        self.flats()?.iter().try_for_each(|name| none_if_not_found(dir.remove(name)).map(drop))
+        self.flats()?.iter().try_for_each(|name| none_if_not_found(self.dir.remove(name)).map(drop))
     }
 
     /// Returns the number of the log directory for the logs of `writer`.
     fn logs_number(&self, writer: u64) -> u32 {
-        (writer % u64::from(self.head().directories)) as u32
+        (writer % u64::from(self.head.directories)) as u32
     }
 
     /// Opens the directory for the logs of `writer`, and creates it if `make` is true.
     pub(crate) fn logs_of(&self, writer: u64, make: bool) -> Result<Arc<dyn WritableDir>> {
-        if !make && self.only_object()?.is_some() {
-            return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
-        }
-        self.dir()?; // the record gives the number of log directories
         let number = self.logs_number(writer);
         if let Some(dir) = self.stores.log_dirs().get(self.ticket, number) {
             return Ok(dir);
         }
-        let dir = self.log_directories()?.open(number, make)?;
+        let dir = self.log_directories().open(number, make)?;
         self.stores.log_dirs().put(self.ticket, number, Arc::clone(&dir));
         Ok(dir)
     }
 
     /// Returns the current permissions of the container's directory.
     fn permissions(&self) -> Result<u32> {
-        Ok(self.dir()?.stat_self()?.mode & 0o7777)
+        Ok(self.dir.stat_self()?.mode & 0o7777)
     }
 
     /// Returns the log directories, which may lie in other stores.
-    pub(crate) fn log_directories(&self) -> Result<LogDirectories<'_>> {
-        Ok(LogDirectories::new(&self.stores, self.dir()?, self.number(), self.home))
+    pub(crate) fn log_directories(&self) -> LogDirectories<'_> {
+        LogDirectories::new(&self.stores, &self.dir, self.head.container, self.home)
     }
 
     /// Creates the data log of `writer`. If its header cannot be written, `begun` keeps the file
@@ -783,7 +487,7 @@ impl Container {
                     }
                 })?,
             };
-        let head = self.head().for_file(kind, writer).encode();
+        let head = self.head.for_file(kind, writer).encode();
         let made = self.give_to_owner(&*file).and_then(|()| file.write_at(&head, 0));
         match made {
             Ok(()) => Ok(file),
@@ -800,7 +504,7 @@ impl Container {
         if !self.stores.has_root_power() {
             return Ok(());
         }
-        let (owner, now) = (self.access_stat()?, file.stat()?);
+        let (owner, now) = (self.dir.stat(ACCESS)?, file.stat()?);
         if (owner.uid, owner.gid) == (now.uid, now.gid) {
             return Ok(());
         }
@@ -809,15 +513,8 @@ impl Container {
 
     /// Opens a log of `writer`. A log directory that is not found is looked up again, because it
     /// may have been moved to another store.
-    pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Arc<dyn OpenFile>> {
-        if let Some(object) = self.object_of(writer) {
-            return match name == data_name(writer) {
-                true => Ok(Arc::clone(object.file())),
-                // The first writer has no index log.
-                false => Err(Error::new(ErrorKind::NotFound, "open", name)),
-            };
-        }
-        let opened = match self.logs_of(writer, false)?.open_file(name) {
+    pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Box<dyn OpenFile>> {
+        match self.logs_of(writer, false)?.open_file(name) {
             Err(error) if error.kind == ErrorKind::NotFound => {
                 tracing::debug!(
                     container = %self.shown_number(),
@@ -828,24 +525,17 @@ impl Container {
                 self.logs_of(writer, false)?.open_file(name)
             }
             opened => opened,
-        };
-        opened.map(Arc::from)
+        }
     }
 
     /// Returns true if the container was removed, or moved to another store.
     pub fn is_gone(&self) -> Result<bool> {
-        match (self.dir.get(), &self.object) {
-            (None, Some(object)) => Ok(object.stat()?.nlink == 0),
-            _ => Ok(none_if_not_found(self.dir()?.stat(CONTAINER_RECORD))?.is_none()),
-        }
+        Ok(none_if_not_found(self.dir.stat(CONTAINER_RECORD))?.is_none())
     }
 
     /// Opens the data log of `writer` and verifies its header.
-    pub fn open_data(&self, writer: u64) -> Result<Arc<dyn OpenFile>> {
+    pub fn open_data(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
         let file = self.open_log(writer, &data_name(writer))?;
-        if self.object_of(writer).is_some() {
-            return Ok(file); // its header was verified when it was opened
-        }
         let mut bytes = [0; HEAD_BYTES];
         let mut length = file.read_at(&mut bytes, 0)?;
         // This node may have cached the size of the log before the header was written.
@@ -869,15 +559,12 @@ impl Container {
     /// Returns the attributes of the data log of `writer` without opening it: on some file systems,
     /// an open by another process revokes the lock that lets the writer buffer its data.
     pub fn stat_data(&self, writer: u64) -> Result<Stat> {
-        match self.object_of(writer) {
-            Some(object) => object.file().stat_from_server(),
-            None => self.logs_of(writer, false)?.stat(&data_name(writer)),
-        }
+        self.logs_of(writer, false)?.stat(&data_name(writer))
     }
 
     /// Opens the index log of `writer`. The caller verifies the header with `check_head`, because
     /// it reads the header together with the batches.
-    pub fn open_index(&self, writer: u64) -> Result<Arc<dyn OpenFile>> {
+    pub fn open_index(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
         self.open_log(writer, &index_name(writer))
     }
 
@@ -886,21 +573,15 @@ impl Container {
     /// directories. Objects of other users may have any content.
     pub fn belongs_to(&self, owner: u32, writers: impl Iterator<Item = u64>) -> Result<bool> {
         let is_trusted = |stat: &Stat| stat.uid == owner || stat.uid == 0;
-        if let Some(object) = &self.object
-            && (!is_trusted(&object.stat()?) || self.only_object()?.is_some())
-        {
-            return Ok(is_trusted(&object.stat()?));
-        }
-        let container = self.dir()?;
-        if !is_trusted(&container.stat_self()?) || !is_trusted(&self.meta()?.stat_self()?) {
+        if !is_trusted(&self.dir.stat_self()?) || !is_trusted(&self.meta()?.stat_self()?) {
             return Ok(false);
         }
         for name in self.flats()? {
-            if !is_trusted(&container.stat(&name)?) {
+            if !is_trusted(&self.dir.stat(&name)?) {
                 return Ok(false);
             }
         }
-        for writer in writers.filter(|writer| self.object_of(*writer).is_none()) {
+        for writer in writers {
             let dir = self.logs_of(writer, false)?;
             if !is_trusted(&dir.stat_self()?) {
                 return Ok(false);
@@ -920,7 +601,7 @@ impl Container {
     pub fn check_head(&self, bytes: &[u8], kind: HeadKind, writer: u64) -> Result<()> {
         let name = if kind == HeadKind::Data { data_name(writer) } else { index_name(writer) };
         match Head::decode(kind, bytes) {
-            Ok(found) if found == self.head().for_file(kind, writer) => Ok(()),
+            Ok(found) if found == self.head.for_file(kind, writer) => Ok(()),
             Ok(_) => Err(Error {
                 source: Some("it belongs to another file".into()),
                 ..Error::new(ErrorKind::Damaged, "read", name)
@@ -931,12 +612,10 @@ impl Container {
 
     /// Makes the names of `writer`'s logs survive a power failure.
     pub fn sync_logs(&self, writer: u64) -> Result<()> {
-        if self.object_of(writer).is_none() {
-            self.logs_of(writer, false)?.sync()?;
-            self.log_directories()?.sync(self.logs_number(writer))?;
-        }
+        self.logs_of(writer, false)?.sync()?;
+        self.log_directories().sync(self.logs_number(writer))?;
         // The log directory may be new; then its name must be synced, too.
-        self.dir()?.sync()
+        self.dir.sync()
     }
 
     /// Rewrites the header of `writer`'s data log, and its content from `from` up to log offset
@@ -960,13 +639,9 @@ impl Container {
             "writing a data log again, because a write or sync of it failed"
         );
         rewrite(data, from.log_offset, end)?;
-        let head = match self.object_of(writer) {
-            Some(object) => *object.head(),
-            None => self.head().for_file(HeadKind::Data, writer),
-        };
-        data.write_at(&head.encode(), 0)?;
+        data.write_at(&self.head.for_file(HeadKind::Data, writer).encode(), 0)?;
         data.sync()?;
-        verify_frames(data, from, end, self.head().block_bytes.into())
+        verify_frames(data, from, end, self.head.block_bytes.into())
             .map_err(|error| Error { subject: data_name(writer), ..error })
     }
 
@@ -993,21 +668,7 @@ impl Container {
     /// sync of it failed before.
     pub fn sync_ended(&self, closed: &Closed, has_failed: bool) -> Result<()> {
         let (writer, name) = (closed.writer, data_name(closed.writer));
-        if let Some(object) = self.object_of(writer) {
-            if has_failed {
-                return Err(Error {
-                    source: Some("a sync of it has failed, and its writer has ended: copy the file".into()),
-                    ..Error::new(ErrorKind::Os(errno::EIO), "sync", name)
-                });
-            }
-            object.set_synced();
-            object.file().sync().inspect_err(|_| {
-                let _ = self.mark_failed(writer);
-            })?;
-            if self.only_object()?.is_some() {
-                return Ok(());
-            }
-        } else if has_failed {
+        if has_failed {
             let data = self.logs_of(writer, false)?.open_writable_file(&name)?;
             self.write_data_again(&*data, writer, LogPosition::START, closed.data_bytes)?;
         } else {
@@ -1048,11 +709,8 @@ impl Container {
 
     /// Returns true if `access` and `meta` exist.
     pub fn is_complete(&self) -> Result<bool> {
-        if self.only_object()?.is_some() {
-            return Ok(true);
-        }
         for name in [ACCESS, META] {
-            if none_if_not_found(self.dir()?.stat(name))?.is_none() {
+            if none_if_not_found(self.dir.stat(name))?.is_none() {
                 return Ok(false);
             }
         }
@@ -1075,28 +733,17 @@ impl Container {
 
     /// Makes the container itself and all names in `meta` survive a power failure.
     pub fn sync(&self) -> Result<()> {
-        if let Some(object) = &self.object {
-            object.set_synced();
-            object.file().sync().inspect_err(|_| {
-                let _ = self.mark_failed(object.writer());
-            })?;
-            if self.only_object()?.is_some() {
-                return Ok(());
-            }
-            self.stores.kept_parts_dir(self.home)?.sync()?;
-        }
-        let dir = self.dir()?;
         self.meta()?.sync()?;
         if self.is_record_doubtful.load(Ordering::Relaxed) {
-            let record = dir.open_writable_file(CONTAINER_RECORD)?;
+            let record = self.dir.open_writable_file(CONTAINER_RECORD)?;
             // The record is dropped from the cache for the reason given at `rewrite`.
             record.drop_cache(0, NonZeroU64::new(1 << 20).expect("not zero"))?;
-            record.write_at(&self.head().encode(), 0)?;
+            record.write_at(&self.head.encode(), 0)?;
         }
         for name in [CONTAINER_RECORD, ACCESS] {
             // The files are opened for reading, because they often belong to another user, and that
             // user may not have synced them.
-            match dir.open_file(name) {
+            match self.dir.open_file(name) {
                 Ok(file) => file.sync().inspect_err(|_| {
                     self.is_record_doubtful.store(true, Ordering::Relaxed);
                 })?,
@@ -1107,14 +754,11 @@ impl Container {
             }
         }
         self.is_record_doubtful.store(false, Ordering::Relaxed);
-        dir.sync()
+        self.dir.sync()
     }
 
-    /// Removes the logs of a writer. An object stays until the file is removed.
+    /// Removes the logs of a writer.
     pub fn remove_logs(&self, writer: u64) -> Result<()> {
-        if self.object_of(writer).is_some() {
-            return Ok(());
-        }
         let dir = self.logs_of(writer, false)?;
         let names = [data_name(writer), index_name(writer)];
         names.iter().try_for_each(|name| none_if_not_found(dir.remove(name)).map(drop))
@@ -1125,13 +769,12 @@ impl Container {
     /// The container's directory, and its directories in other stores, control the access to all
     /// others. Permissions are removed there first, and granted there last.
     pub fn change(&self, change: &Change) -> Result<()> {
-        let dir = self.dir()?;
         if change.uid.is_some() || change.gid.is_some() {
             let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
             match self.stores.has_root_power() {
                 // Locks of the old file would not conflict with those of the new one.
-                true => with_locks_excluded(&**dir, || self.replace_access(&owners))?,
-                false => dir.change(ACCESS, &owners)?,
+                true => with_locks_excluded(&*self.dir, || self.replace_access(&owners))?,
+                false => self.dir.change(ACCESS, &owners)?,
             }
             self.change_below(&owners, &owners)?;
             // The container is changed last: directories in `parts` belong to it only as long as
@@ -1146,7 +789,7 @@ impl Container {
             if before & 0o777 != between & 0o777 {
                 self.change_outer_dirs(&as_permissions(between))?;
             }
-            dir.change(ACCESS, &as_permissions(permissions))?;
+            self.dir.change(ACCESS, &as_permissions(permissions))?;
             self.change_below(&as_permissions(after), &as_permissions(logs_permissions(after)))?;
             self.change_outer_dirs(&as_permissions(after))?;
         }
@@ -1157,8 +800,7 @@ impl Container {
     /// it by a hard link to another file, or may have it open for writing and could turn it into a
     /// set-id program of the new owner.
     fn replace_access(&self, owners: &Change) -> Result<()> {
-        let dir = self.dir()?;
-        let now = dir.stat(ACCESS)?;
+        let now = self.dir.stat(ACCESS)?;
         if now.kind() != Some(Kind::File) {
             return Err(Error {
                 source: Some("it is no regular file".into()),
@@ -1180,7 +822,7 @@ impl Container {
         let file = temporaries.create_file(&temporary, OWN_PERMISSIONS)?;
         let changed = file
             .change(&attributes)
-            .and_then(|()| temporaries.rename(&temporary, &**dir, ACCESS, Rename::Replace));
+            .and_then(|()| temporaries.rename(&temporary, &*self.dir, ACCESS, Rename::Replace));
         if changed.is_err() {
             let _ = temporaries.remove(&temporary); // otherwise `quell log fsck` finds it
         }
@@ -1189,16 +831,16 @@ impl Container {
 
     /// Changes the directories that control the access to all others.
     fn change_outer_dirs(&self, change: &Change) -> Result<()> {
-        for (parts, name) in self.log_directories()?.in_parts()? {
+        for (parts, name) in self.log_directories().in_parts()? {
             unless_of_another(parts.change(&name, change))?;
         }
-        self.dir()?.change(b"", change)
+        self.dir.change(b"", change)
     }
 
     fn change_below(&self, meta: &Change, logs: &Change) -> Result<()> {
-        self.dir()?.change(META, meta)?;
-        for number in 0..self.head().directories {
-            let found = match self.log_directories()?.find(number) {
+        self.dir.change(META, meta)?;
+        for number in 0..self.head.directories {
+            let found = match self.log_directories().find(number) {
                 Err(error) if error.kind == ErrorKind::PermissionDenied => None,
                 found => found?,
             };
@@ -1208,26 +850,6 @@ impl Container {
         }
         Ok(())
     }
-}
-
-/// Returns the record of a container for the object with this number.
-fn record_of_object(stores: &Stores, number: u128) -> Head {
-    Head {
-        kind: HeadKind::Container,
-        version: OBJECT_VERSION,
-        block_bytes: BLOCK_BYTES,
-        container: number,
-        writer: 0,
-        directories: stores.directories(),
-        process: None,
-    }
-}
-
-/// Reads the record of a container.
-fn read_record(file: &dyn OpenFile, name: &[u8]) -> Result<Head> {
-    let mut bytes = [0; HEAD_BYTES];
-    let length = file.read_at(&mut bytes, 0)?;
-    Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.in_file(name))
 }
 
 impl Drop for Container {

@@ -3,13 +3,10 @@
 use quell_posix::{Stat, assume};
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result};
 
-use crate::container::{ContainerIdentity, begins_as_object, only_drops_set_id};
-use crate::format::{container_name, other_name};
+use crate::container::only_drops_set_id;
+use crate::format::other_name;
 use crate::fs::files::{file, with_file};
 use crate::fs::mount::Mount;
-use crate::fs::nodes::Node;
-use crate::fs::open_files::SharedFile;
-use crate::not_found::none_if_not_found;
 
 /// Returns the attributes of a directory or symbolic link from those in the store.
 pub(crate) fn attributes_from(node: NodeId, kind: Kind, stat: &Stat) -> Attributes {
@@ -81,51 +78,5 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
             change.permissions = None; // a truncation has already removed the bits
         }
     }
-    if let Some(size) = change.size_bytes {
-        shared.file.change(&Change { size_bytes: Some(size), ..Change::default() })?;
-        change.size_bytes = None;
-    }
-    if change == Change::default() {
-        return Ok(());
-    }
-    let container = shared.file.container();
-    if container.object().is_none() {
-        return shared.file.change(&change);
-    }
-    if container.only_object()?.is_some() && stays_object(&change) {
-        shared.file.begin_object_change(&change)?;
-        // Another process may have created the container meanwhile.
-        if change_object(mount, node, &shared, &change)? && container.only_object()?.is_some() {
-            return Ok(());
-        }
-    }
-    shared.file.change(&change)?;
-    // Users who may read the file must be able to read the object, which only its owner may write.
-    let permissions = change.permissions.map(|permissions| permissions & 0o755 | 0o400);
-    let change = Change { permissions, size_bytes: None, modified: None, ..change };
-    change_object(mount, node, &shared, &change).map(drop)
-}
-
-/// Returns true if the object of a file can have these attributes without a container.
-fn stays_object(change: &Change) -> bool {
-    change.permissions.is_none_or(begins_as_object)
-}
-
-/// Changes the attributes of the object of a file by its name. Returns false if the name does not
-/// refer to it.
-fn change_object(mount: &Mount, node: NodeId, shared: &SharedFile, change: &Change) -> Result<bool> {
-    if *change == Change::default() {
-        return Ok(true);
-    }
-    let Node { parent, name, is_removed, .. } = mount.node(node)?;
-    if is_removed {
-        return Ok(false);
-    }
-    let ContainerIdentity { store, dir: identity } = shared.file.container().identity();
-    let (dirs, stored) = (mount.open_dir(parent)?, container_name(&name)?);
-    let Some(dir) = dirs.get(store) else { return Ok(false) };
-    match none_if_not_found(dir.stat(&stored))? {
-        Some(found) if found.identity() == identity => dir.change(&stored, change).map(|()| true),
-        _ => Ok(false),
-    }
+    shared.file.change(&change)
 }

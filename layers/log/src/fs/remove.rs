@@ -1,8 +1,6 @@
 //! Removes files, directories and symbolic links. The attributes and the content of a removed node
 //! are kept as long as it is referenced.
 
-use std::sync::atomic::Ordering;
-
 use quell_posix::{WritableDir, assume};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Rename, Result};
 
@@ -11,10 +9,8 @@ use crate::format::{container_name, number_name, other_name};
 use crate::fs::attributes::attributes_from;
 use crate::fs::files::file;
 use crate::fs::mount::{EntryName, Mount, RemovedLink};
-use crate::fs::open_files::SharedFile;
 use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
 use crate::fs::store_dirs::{Dirs, check_empty, remove_everywhere};
-use crate::not_found::none_if_not_found;
 use crate::stores::StoreNumber;
 
 /// A directory or symbolic link that is being removed, and its referenced node.
@@ -130,13 +126,11 @@ pub(crate) fn discard(
     stored: &[u8],
     node: Option<NodeId>,
 ) -> Result<()> {
-    let (number, identity, began_as_object) = match Container::open(&mount.stores, store, dir, stored) {
-        Ok(container) => (container.number(), Some(container.identity()), container.object().is_some()),
+    let (number, identity) = match Container::open(&mount.stores, store, dir, stored) {
+        Ok(container) => (container.number(), Some(container.identity())),
         // A damaged container can still be removed. `quell log fsck` finds its parts in other
         // stores.
-        Err(error) if error.kind == ErrorKind::Damaged => {
-            (0, None, dir.stat(stored)?.kind() == Some(Kind::File))
-        }
+        Err(error) if error.kind == ErrorKind::Damaged => (0, None),
         Err(error) => return Err(error),
     };
     let shared = match (node, identity) {
@@ -147,19 +141,7 @@ pub(crate) fn discard(
         (None, Some(identity)) => mount.files.with_container(&identity),
     };
     let name = number_name(mount.stores.random_number());
-    if began_as_object {
-        if !remove_object(mount, dir, store, stored, shared.as_deref(), (number, &name))? {
-            // The object is open as long as it is used, and then disappears by itself.
-            if let Some(shared) = shared {
-                shared.set_unlinked();
-                let before = node.map(|node| mount.files.keep_removed(node, &shared));
-                drop((before, shared));
-            }
-            return Ok(());
-        }
-    } else {
-        dir.rename(stored, &*mount.stores.trash_dir(store)?, &name, Rename::Replace)?;
-    }
+    dir.rename(stored, &*mount.stores.trash_dir(store)?, &name, Rename::Replace)?;
     let Some(shared) = shared else {
         // The name is removed, as requested. If the container cannot be deleted now, `quell log
         // fsck` finds it.
@@ -172,45 +154,4 @@ pub(crate) fn discard(
     let before = node.map(|node| mount.files.keep_removed(node, &shared));
     drop((before, shared)); // deleted at the last drop, which may be this one
     Ok(())
-}
-
-/// Removes the object `stored`, and moves its container to `trash` under the name `name`, if it has
-/// one. Returns whether it has one.
-fn remove_object(
-    mount: &Mount,
-    dir: &dyn WritableDir,
-    store: StoreNumber,
-    stored: &[u8],
-    shared: Option<&SharedFile>,
-    (number, name): (u128, &[u8]),
-) -> Result<bool> {
-    // A process that has the file open may write more than an object can hold, and the container
-    // cannot be created after the object has lost its name.
-    if let Some(shared) = shared.filter(|shared| shared.handles.load(Ordering::Relaxed) > 0)
-        && let Err(error) = shared.file.container().dir()
-    {
-        tracing::debug!(%error, "cannot create the container of a file that is being removed");
-    }
-    let container = match shared {
-        Some(_) => None,
-        None => {
-            none_if_not_found(Container::open(&mount.stores, store, dir, stored)).unwrap_or_else(|error| {
-                tracing::debug!(%error, "removing a damaged object");
-                None
-            })
-        }
-    };
-    let container = shared.map(|shared| shared.file.container()).or(container.as_ref());
-    // A container that cannot be read is removed, too.
-    let has_container =
-        container.is_some_and(|container| !container.only_object().is_ok_and(|object| object.is_some()));
-    dir.remove(stored)?;
-    if !has_container {
-        return Ok(false);
-    }
-    // The file is removed, as requested. `quell log fsck` finds a container without an object.
-    let _process = assume(None)?;
-    let parts = mount.stores.kept_parts_dir(store)?;
-    let moved = parts.rename(&number_name(number), &*mount.stores.trash_dir(store)?, name, Rename::Replace);
-    Ok(moved.is_ok())
 }

@@ -132,7 +132,7 @@ fn rename_file(
         // Another mount has created, replaced or removed an object with this name meanwhile.
         // Containers are never empty.
         Err(error)
-            if (is_in_use(&error) || error.kind == ErrorKind::NotFound)
+            if matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty | ErrorKind::NotFound)
                 && is_another(mount, to, target.entry.as_ref())?
                 && search(mount, from)?.found.is_some() =>
         {
@@ -140,15 +140,6 @@ fn rename_file(
         }
         renamed => renamed.map(|()| Attempt::Done),
     }
-}
-
-/// Returns true if a rename has failed because the new name is that of a container or, if a
-/// container was renamed, of an object.
-fn is_in_use(error: &Error) -> bool {
-    matches!(
-        error.kind,
-        ErrorKind::Exists | ErrorKind::NotEmpty | ErrorKind::IsADirectory | ErrorKind::NotADirectory
-    )
 }
 
 /// Renames the container of a file within its store.
@@ -174,7 +165,7 @@ fn rename_container(
         match from_dir.rename(&old, to_dir, &new, Rename::Replace) {
             // Another mount has renamed a file of this store to this name meanwhile. Containers are
             // never empty.
-            Err(error) if is_in_use(&error) => {
+            Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty) => {
                 from_dir.rename(&old, to_dir, &new, Rename::Exchange)?;
                 removed(discard(mount, from_dir, store, &old, None))?;
             }

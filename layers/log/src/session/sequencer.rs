@@ -98,18 +98,18 @@ impl Sequencer {
         if !self.are_several && !self.writers.is_empty() {
             (self.are_several, self.unrecorded) = (true, self.writers());
         }
-        self.writers.insert(writer.id(), Arc::clone(writer));
-        self.own_data_bytes.entry(writer.id()).or_default();
+        self.writers.insert(writer.id, Arc::clone(writer));
+        self.own_data_bytes.entry(writer.id).or_default();
     }
 
     /// Returns the writers, other than `writer`, that may have collected data without a record.
     pub fn unrecorded(&self, writer: u64) -> Vec<Arc<Writer>> {
-        self.unrecorded.iter().filter(|other| other.id() != writer).cloned().collect()
+        self.unrecorded.iter().filter(|other| other.id != writer).cloned().collect()
     }
 
     /// Records that all data that `writer` has collected without a record is in frames.
     pub fn mark_recorded(&mut self, writer: u64) {
-        self.unrecorded.retain(|other| other.id() != writer);
+        self.unrecorded.retain(|other| other.id != writer);
     }
 
     /// Removes a writer that has ended.
@@ -117,15 +117,6 @@ impl Sequencer {
         self.writers.remove(&writer);
         self.mark_recorded(writer);
         self.collected.forget(writer);
-    }
-
-    /// Gives a writer that has collected nothing another number, because its log has ended.
-    pub fn renumber(&mut self, before: u64, after: u64) {
-        if let Some(writer) = self.writers.remove(&before) {
-            self.writers.insert(after, writer);
-        }
-        self.collected.forget(before);
-        self.own_data_bytes.entry(after).or_default();
     }
 
     /// Returns true if `collected` has the ranges of all collected data.
