@@ -1,9 +1,10 @@
 //! `quell batch init --adopt`: stores that begin with the files of an existing directory.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -228,6 +229,34 @@ fn the_tree_of_another_user_gives_its_owner_no_power() {
     assert_eq!((fs::metadata(&file).unwrap().uid(), fs::metadata(&file).unwrap().len()), (OTHER, 9));
     assert_eq!(fs::read(&file).unwrap_err().raw_os_error(), Some(116), "ESTALE");
     mounted.umount();
+}
+
+/// A user renames a directory on the path of the new store during the adoption, and puts a link to
+/// another private directory in its place. The adoption fails, because its output is closed.
+#[test]
+fn a_failed_adoption_removes_nothing_of_a_directory_that_replaces_the_store() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    // Their reports do not fit into a pipe, so the adoption waits for the reader.
+    let script = r#"cd "$1"; seq -f "a-long-name-of-a-file-%g" 3000 | xargs mkfifo"#;
+    stage.sh(script, &[&tree]).expect(0);
+    let victim = stage.dir("victim");
+    fs::set_permissions(&victim, PermissionsExt::from_mode(0o700)).unwrap();
+    fs::write(victim.join("file"), "precious").unwrap();
+    let (sub, moved) = (stage.dir("sub"), stage.path("moved"));
+    let mut command = stage.quell();
+    command.args(words(&[&"batch", &"init", &sub.join("store"), &"--adopt", &tree, &"--json"]));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    assert!(out.read_line(&mut String::new()).unwrap() > 0);
+    fs::rename(&sub, &moved).unwrap();
+    fs::create_dir(&sub).unwrap();
+    symlink(&victim, sub.join("store")).unwrap();
+    drop(out);
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(141), "{ended:?}");
+    assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "precious");
+    assert_eq!(fs::read_dir(&moved).unwrap().count(), 0, "the incomplete store is removed");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::arguments::{
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::local_time::local_time;
-use crate::output::{counted, errln, outln};
+use crate::output::{self, counted, errln, outln};
 use crate::progress::{interruption, watch_line};
 use crate::traces::raise_descriptor_limit;
 
@@ -47,9 +47,14 @@ fn init(args: &BatchInitArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     };
     let progress = AdoptionProgress::default();
-    let report = |path: &[u8], error: &Error| match args.json {
-        true => outln!("{}", json!({ "path": text_of_bytes(path), "error": error.to_string() })),
-        false => errln!("quell: {}: {error}", shown_bytes(path)),
+    let report = |path: &[u8], error: &Error| {
+        match args.json {
+            true => outln!("{}", json!({ "path": text_of_bytes(path), "error": error.to_string() })),
+            false => errln!("quell: {}: {error}", shown_bytes(path)),
+        }
+        if output::has_failed() {
+            progress.stop();
+        }
     };
     let adoption = Adoption { threads: args.threads.into(), progress: &progress, report: &report };
     let is_interrupted = interruption();
@@ -73,7 +78,12 @@ fn init(args: &BatchInitArgs, quiet: bool) -> Result<ExitCode, Failure> {
     });
     match adopted {
         Err(error) if error.kind == ErrorKind::Interrupted && is_interrupted.load(Ordering::Relaxed) => {
-            return Err(Failure::interrupted("interrupted: no store was created"));
+            let left = error.source.map(|left| format!("; {left}")).unwrap_or_default();
+            return Err(Failure::interrupted(format!("interrupted: no store was created{left}")));
+        }
+        Err(error) if error.kind == ErrorKind::Interrupted && output::has_failed() => {
+            output::finish()?;
+            return Err(error.into());
         }
         adopted => adopted?,
     }

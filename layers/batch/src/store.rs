@@ -1,7 +1,6 @@
 //! A store for batches in a directory of the shared file system: its files, and the batches of this
 //! process. docs/formats/batch.md draws the files.
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,36 +59,48 @@ impl BatchStore {
     pub fn adopt(path: &Path, tree: &Path, adoption: &Adoption<'_>) -> Result<()> {
         let tree = tree_for(path, tree)?;
         let is_new = std::fs::symlink_metadata(path).is_err();
-        let mut begun = false;
-        let created = BatchStore::create_with(path, |dir| {
-            begun = true;
+        let dir = BatchStore::empty_dir(path)?;
+        let created = BatchStore::fill(&dir, |dir| {
             let initial = adoption.run(dir, &tree)?;
             let keys = dir.open_keys()?;
             Image::create_with(&keys.store, random_number(), initial)?;
             keys.store.close()
         });
-        if created.is_err() && begun {
-            remove_new(path, is_new)?;
-        }
-        created
+        created.map_err(|error| match dir.remove_new(is_new) {
+            Ok(()) => error,
+            Err(left) => {
+                let left = format!("files of the incomplete store remain: {left}");
+                let cause = error.source.map(|cause| format!("{cause}; ")).unwrap_or_default();
+                Error { source: Some((cause + &left).into()), ..error }
+            }
+        })
     }
 
-    /// Creates the files of a store; `fill` creates the image.
     fn create_with(path: &Path, fill: impl FnOnce(&StoreDir) -> Result<()>) -> Result<()> {
+        BatchStore::fill(&BatchStore::empty_dir(path)?, fill)
+    }
+
+    /// Opens the directory of a new store, and creates it if it does not exist.
+    fn empty_dir(path: &Path) -> Result<StoreDir> {
         const OPERATION: &str = "create the store";
         let dir = StoreDir::create(path, OPERATION)?;
-        let files = dir.files()?;
-        if let Some(other) = files.names()?.first() {
+        if let Some(other) = dir.files()?.names()?.first() {
             let reason = format!("the directory has other files: {}", other.escape_ascii());
             return Err(Error {
                 source: Some(reason.into()),
                 ..Error::new(ErrorKind::Exists, OPERATION, dir.subject())
             });
         }
+        Ok(dir)
+    }
+
+    /// Creates the files of a store; `fill` creates the image.
+    fn fill(dir: &StoreDir, fill: impl FnOnce(&StoreDir) -> Result<()>) -> Result<()> {
+        let files = dir.files()?;
         for name in [TABLES, DATA, BATCHES] {
             files.make_dir(name.as_bytes(), 0o700)?;
         }
-        fill(&dir)?;
+        fill(dir)?;
         // The file `format` marks the store as complete.
         let format = files.create_file(b"format.new", 0o600)?;
         format.write_at(FORMAT, 0)?;
@@ -309,24 +320,6 @@ fn read_certificate(dir: &StoreDir, number: u64) -> Result<(Certificate, BatchDi
         _ => error,
     })?;
     Ok((certificate, batch))
-}
-
-/// Removes the files of a store that was not completed, and its directory if `is_new` is set.
-fn remove_new(path: &Path, is_new: bool) -> Result<()> {
-    let dir = StoreDir::open(path)?;
-    let files = dir.files()?;
-    let failed = |cause| Error::from_io(cause, "remove", path.as_os_str().as_bytes());
-    for name in files.names()? {
-        // Only the user of this process has access to the directory.
-        let path = dir.file_named(&name);
-        let is_dir = std::fs::symlink_metadata(&path).map_err(failed)?.is_dir();
-        let removed = if is_dir { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-        removed.map_err(failed)?;
-    }
-    if is_new {
-        std::fs::remove_dir(path).map_err(failed)?;
-    }
-    Ok(())
 }
 
 /// Divides a path into that of a store and that of a directory in its name space: the store is the

@@ -130,6 +130,31 @@ impl StoreDir {
         Ok(OpenKeys { store, lock })
     }
 
+    /// Removes the files of a store that was not completed, and its directory if `is_new` is set.
+    /// All are reached from the descriptor of the directory: another directory may be at the path
+    /// meanwhile, and is left as it is.
+    pub(crate) fn remove_new(&self, is_new: bool) -> Result<()> {
+        const OPERATION: &str = "remove";
+        let failed = |cause| Error::from_io(cause, OPERATION, self.subject());
+        for name in self.files()?.names()? {
+            let path = self.file_named(&name);
+            let is_dir = std::fs::symlink_metadata(&path).map_err(failed)?.is_dir();
+            let removed = if is_dir { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(failed)?;
+        }
+        let (true, Some(name)) = (is_new, self.path.file_name()) else { return Ok(()) };
+        let above = PosixDir::of_descriptor(self.open_dir("..")?);
+        let own = self.files()?.stat_self()?.identity();
+        match above.stat(name.as_bytes()) {
+            Ok(found) if found.identity() == own => above.remove_dir(name.as_bytes()),
+            Err(error) if error.kind != ErrorKind::NotFound => Err(error),
+            _ => {
+                let source = Some("its directory was renamed meanwhile".into());
+                Err(Error { source, ..Error::new(ErrorKind::Stale, OPERATION, self.subject()) })
+            }
+        }
+    }
+
     pub(crate) fn check_format(&self) -> Result<()> {
         let refuse = |kind, reason: &str| {
             let source = Some(reason.to_owned().into());

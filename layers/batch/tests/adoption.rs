@@ -409,6 +409,64 @@ fn a_failed_adoption_leaves_nothing() {
     assert_eq!(fs::read_to_string(store.join("notes")).unwrap(), "mine");
 }
 
+/// An ordinary user who can rename directories on the path of a new store of root must not make root
+/// remove other files.
+#[test]
+fn a_failed_adoption_removes_nothing_of_a_directory_that_replaces_the_store() {
+    let temp = tempfile::tempdir().unwrap();
+    let tree = temp.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, tree.join("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let victim = temp.path().join("victim");
+    fs::create_dir_all(victim.join("dir")).unwrap();
+    fs::set_permissions(&victim, PermissionsExt::from_mode(0o700)).unwrap();
+    fs::write(victim.join("dir/file"), "precious").unwrap();
+    fs::write(victim.join("file"), "precious").unwrap();
+    let (sub, moved) = (temp.path().join("sub"), temp.path().join("moved"));
+    fs::create_dir(&sub).unwrap();
+    let progress = AdoptionProgress::default();
+    // The adoption reports the FIFO, so it has begun and is not complete.
+    let report = |_: &[u8], _: &Error| {
+        fs::rename(&sub, &moved).unwrap();
+        fs::create_dir(&sub).unwrap();
+        symlink(&victim, sub.join("store")).unwrap();
+        progress.stop();
+    };
+    let adoption = Adoption { threads: 1, progress: &progress, report: &report };
+    let error = BatchStore::adopt(&sub.join("store"), &tree, &adoption).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Interrupted);
+    for name in ["file", "dir/file"] {
+        assert_eq!(fs::read_to_string(victim.join(name)).unwrap(), "precious");
+    }
+    // The incomplete store itself is removed at its present place.
+    assert_eq!(fs::read_dir(&moved).unwrap().count(), 0);
+    assert!(fs::symlink_metadata(sub.join("store")).unwrap().is_symlink());
+}
+
+#[test]
+fn the_reason_of_a_failed_adoption_is_reported_also_if_its_files_cannot_be_removed() {
+    let temp = tempfile::tempdir().unwrap();
+    let tree = temp.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, tree.join("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let (store, moved) = (temp.path().join("store"), temp.path().join("moved"));
+    let progress = AdoptionProgress::default();
+    let report = |_: &[u8], _: &Error| {
+        // Another directory is at the path, so the new one cannot be removed by its name.
+        fs::rename(&store, &moved).unwrap();
+        fs::create_dir(&store).unwrap();
+        progress.stop();
+    };
+    let adoption = Adoption { threads: 1, progress: &progress, report: &report };
+    let error = BatchStore::adopt(&store, &tree, &adoption).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Interrupted, "{error}");
+    assert!(error.to_string().contains("renamed meanwhile"), "{error}");
+    assert!(store.is_dir());
+    assert_eq!(fs::read_dir(&moved).unwrap().count(), 0);
+}
+
 #[test]
 fn entries_that_cannot_be_adopted_are_reported() {
     let temp = tempfile::tempdir().unwrap();
