@@ -1,6 +1,6 @@
 //! The values of a name space: inodes and the names that refer to them.
 
-use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, Time};
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, Time, check_name};
 use serde::{Deserialize, Serialize};
 
 /// The inode number of the root directory.
@@ -120,6 +120,15 @@ pub struct AdoptedFile {
     pub changed: Timestamp,
 }
 
+impl AdoptedFile {
+    /// Returns whether the path can be one below a tree: its components are names, and its length
+    /// is within the limit.
+    pub(crate) fn has_valid_path(&self) -> bool {
+        let mut names = self.path.split(|byte| *byte == b'/');
+        self.path.len() <= ADOPTED_PATH_BYTES_MAX && names.all(|name| check_name(name).is_ok())
+    }
+}
+
 /// The content of an inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
@@ -192,9 +201,12 @@ impl Entry {
     /// # Errors
     /// `Damaged` if the bytes are no entry.
     pub fn decode(bytes: &[u8]) -> Result<Entry> {
-        match postcard::take_from_bytes(bytes) {
-            Ok((entry, [])) => Ok(entry),
-            _ => Err(damaged("an entry")),
+        let Ok((entry, [])) = postcard::take_from_bytes(bytes) else { return Err(damaged("an entry")) };
+        match &entry {
+            Entry::Inode(Inode { content: Content::Adopted(file), .. }) if !file.has_valid_path() => {
+                Err(damaged("the path of an adopted file"))
+            }
+            _ => Ok(entry),
         }
     }
 
@@ -252,4 +264,40 @@ impl Entry {
 pub(crate) fn damaged(part: &'static str) -> Error {
     let source = Some(format!("{part} does not have its format").into());
     Error { source, ..Error::new(ErrorKind::Damaged, "read the name space", "") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_an_adopted_file_leads_to_a_place_below_the_tree() {
+        let time = Timestamp(0, 0);
+        let decoded = |path: &[u8]| {
+            let file =
+                AdoptedFile { path: path.to_vec(), inode: 5, size_bytes: 1, modified: time, changed: time };
+            let inode = Inode {
+                number: 2,
+                mode: 0o100_644,
+                uid: 0,
+                gid: 0,
+                links: 1,
+                size_bytes: 1,
+                modified: time,
+                changed: time,
+                content: Content::Adopted(Box::new(file)),
+                xattrs: Vec::new(),
+            };
+            Entry::decode(&Entry::Inode(inode).encode()).map(drop).map_err(|error| error.kind)
+        };
+        for good in [&b"a"[..], b"a/b", b"a/...", &[b'x'; 255]] {
+            assert_eq!(decoded(good), Ok(()), "{}", good.escape_ascii());
+        }
+        let too_long = [&b"d/".repeat(ADOPTED_PATH_BYTES_MAX / 2)[..], b"d"].concat();
+        let bad =
+            [&b""[..], b"..", b"a/../b", b"a//b", b"/a", b"a/", b"./a", b"a\0", &[b'x'; 256], &too_long];
+        for bad in bad {
+            assert_eq!(decoded(bad), Err(ErrorKind::Damaged), "{}", bad.escape_ascii());
+        }
+    }
 }

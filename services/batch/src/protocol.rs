@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::{BatchCaller, BatchRecord, BatchSummary, Conflict};
 use crate::change::{DataChange, InodeChange};
-use crate::entry::{ADOPTED_PATH_BYTES_MAX, Content, INLINE_BYTES_MAX, Inode, Timestamp};
+use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::names::{Found, NewNode, Place, Removed, Renamed};
 use crate::snapshots::SnapshotSummary;
 
@@ -225,7 +225,7 @@ fn is_change(change: &InodeChange) -> bool {
         Content::Target(_) | Content::Parent { .. } | Content::Adopted(_) => false,
     };
     let is_present = |content: &Content| match content {
-        Content::Adopted(file) => file.path.len() <= ADOPTED_PATH_BYTES_MAX,
+        Content::Adopted(file) => file.has_valid_path(),
         content => is_content(content),
     };
     let is_data = match &change.data {
