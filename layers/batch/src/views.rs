@@ -227,43 +227,62 @@ impl WatchedBatch {
     /// Those of the tables and of `visit`.
     pub fn changed_names(&self, visit: &mut dyn FnMut(WatchedName) -> Result<()>) -> Result<()> {
         let names = read_lock(&self.names);
-        let mut paths = HashMap::new();
+        let mut paths = Paths::default();
         names.0.changed_names(&mut |dir, name, is_removed| {
             let attributes = match is_removed {
                 true => None,
                 false => names.lookup(dir, name)?.map(|found| found.inode.attributes()).transpose()?,
             };
-            let path = [&path_in(&names, dir, &mut paths)?, &b"/"[..], name].concat();
+            let path = [path_in(&names, dir, &mut paths)?, &b"/"[..], name].concat();
             visit(WatchedName { path, attributes })
         })
     }
 }
 
+/// The directories whose places were determined before, so that each is looked up once. Whole paths
+/// would take memory that grows with the square of the depth.
+#[derive(Default)]
+struct Paths {
+    /// The directory above, and the name there.
+    places: HashMap<u64, (u64, Vec<u8>)>,
+    /// The last directory, and its path.
+    last: Option<(u64, Vec<u8>)>,
+}
+
+/// The number of places that are kept.
+const PLACES_MAX: usize = 1 << 16;
+
 /// Returns the path of a directory. A directory that the batch has removed has its name and parent
-/// of the snapshot. `known` has the paths that were determined before.
-fn path_in(names: &Names<PrivateEntries>, dir: u64, known: &mut HashMap<u64, Vec<u8>>) -> Result<Vec<u8>> {
-    let (mut below, mut at) = (Vec::new(), dir);
-    let mut path = loop {
-        if at == ROOT {
-            break Vec::new();
+/// of the snapshot. A path has at most as many names as `check_depth` permits.
+fn path_in<'p>(names: &Names<PrivateEntries>, dir: u64, paths: &'p mut Paths) -> Result<&'p [u8]> {
+    if paths.last.as_ref().is_none_or(|(last, _)| *last != dir) {
+        let (mut parts, mut at) = (Vec::new(), dir);
+        while at != ROOT {
+            let (above, name) = match paths.places.get(&at) {
+                Some(place) => place.clone(),
+                None => {
+                    let place = match names.parent(at) {
+                        Err(error) if error.kind == ErrorKind::Stale => {
+                            names.0.parent_in_snapshot(at)?.ok_or(error)?
+                        }
+                        found => found?,
+                    };
+                    if paths.places.len() >= PLACES_MAX {
+                        paths.places.clear();
+                    }
+                    paths.places.insert(at, place.clone());
+                    place
+                }
+            };
+            parts.push([b"/", &name[..]].concat());
+            // The tables of the batch may have been changed.
+            check_depth(parts.len(), dir)?;
+            at = above;
         }
-        if let Some(path) = known.get(&at) {
-            break path.clone();
-        }
-        let (above, name) = match names.parent(at) {
-            Err(error) if error.kind == ErrorKind::Stale => names.0.parent_in_snapshot(at)?.ok_or(error)?,
-            found => found?,
-        };
-        below.push((at, name));
-        // The tables of the batch may have been changed.
-        check_depth(below.len(), dir)?;
-        at = above;
-    };
-    for (dir, name) in below.into_iter().rev() {
-        path = [&path, &b"/"[..], &name].concat();
-        known.insert(dir, path.clone());
+        parts.reverse();
+        paths.last = Some((dir, parts.concat()));
     }
-    Ok(path)
+    Ok(paths.last.as_ref().map_or(&[], |(_, path)| path))
 }
 
 fn read_view(files: &PosixDir) -> Result<Option<View>> {
@@ -317,8 +336,17 @@ mod tests {
             (Key::of_dir(number), Some(Entry::Inode(inode)))
         };
         names.0.apply(vec![dir(10, ROOT), dir(11, 12), dir(12, 11)]).unwrap();
-        let mut known = HashMap::new();
+        let mut known = Paths::default();
         assert_eq!(path_in(&names, 10, &mut known).unwrap(), b"/to-10");
+        // Each directory is kept with its own name only.
+        names.0.apply((20..520).map(|number| dir(number, number - 1)).collect()).unwrap();
+        names.0.apply(vec![dir(20, ROOT)]).unwrap();
+        for number in [519, 300, 519] {
+            let expected: String = (20..=number).map(|number| format!("/to-{number}")).collect();
+            assert_eq!(path_in(&names, number, &mut known).unwrap(), expected.as_bytes());
+        }
+        assert_eq!(known.places.len(), 501);
+        assert!(known.places.values().all(|(_, name)| name.len() <= 6));
         for number in [11, 12] {
             assert_eq!(path_in(&names, number, &mut known).unwrap_err().kind, ErrorKind::Damaged);
         }
