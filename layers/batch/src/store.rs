@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchRecord, BatchState, Certificate, Conflict, Image, NewBatch, Primary, TableDir,
+    BatchRecord, BatchState, BlockCache, Certificate, CommitGuard, Conflict, Image, NewBatch, Primary, Table,
+    TableDir, TableFiles,
 };
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
@@ -129,20 +130,49 @@ impl BatchStore {
     /// # Errors
     /// Those of files that are no reason to refuse a batch, such as `NoSpace`. It can be repeated.
     pub(crate) fn commit_submitted(&self) -> Result<()> {
-        for number in self.primary.submitted()? {
-            let Err(error) = self.commit_locked(number) else { continue };
-            match error.kind {
+        self.commit_listed(&self.primary.submitted()?)
+    }
+
+    /// Commits those of the batches that are still submitted: others may have been committed or
+    /// aborted after they were listed.
+    fn commit_listed(&self, numbers: &[u64]) -> Result<()> {
+        for number in numbers {
+            let guard = self.primary.lock_commit(*number);
+            if !self.primary.submitted()?.contains(number) {
+                continue;
+            }
+            let Err(error) = self.commit_guarded(&guard) else { continue };
+            let refused = match error.kind {
                 // Of others: it is atomic and has conflicts, or its files are not those of the
                 // certificate.
-                ErrorKind::InvalidInput | ErrorKind::Damaged | ErrorKind::Busy | ErrorKind::NotFound => {
-                    self.primary.refuse(number, &error.to_string())?;
-                }
-                kind => {
-                    let subject = number.to_string();
-                    let source = Some(error.into());
-                    return Err(Error { source, ..Error::new(kind, "commit the submitted batch", subject) });
-                }
-            }
+                ErrorKind::InvalidInput | ErrorKind::Damaged | ErrorKind::Busy | ErrorKind::NotFound => error,
+                kind => match self.read_files_of_batch(*number) {
+                    Err(error) => error,
+                    Ok(()) => {
+                        let subject = number.to_string();
+                        let source = Some(error.into());
+                        return Err(Error {
+                            source,
+                            ..Error::new(kind, "commit the submitted batch", subject)
+                        });
+                    }
+                },
+            };
+            self.primary.refuse(*number, &refused.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Reads all files that a batch has submitted, to find out whether the error of a commit is one
+    /// of them.
+    fn read_files_of_batch(&self, number: u64) -> Result<()> {
+        let (certificate, batch) = read_certificate(&self.dir, number)?;
+        for stated in &certificate.tables {
+            let cache = Arc::new(BlockCache::default());
+            let table =
+                Arc::new(Table::open(batch.tables.open(stated.number)?, Some(stated.checksum), cache)?);
+            let mut entries = table.entries();
+            while entries.next(|_, _| ())?.is_some() {}
         }
         Ok(())
     }
@@ -254,14 +284,18 @@ impl BatchStore {
     /// As [`commit`](Self::commit), for a process that uses the batch. If another thread is
     /// committing it, because a client has repeated the request, its result is awaited.
     pub(crate) fn commit_locked(&self, number: u64) -> Result<BatchRecord> {
-        let guard = self.primary.lock_commit(number);
+        self.commit_guarded(&self.primary.lock_commit(number))
+    }
+
+    fn commit_guarded(&self, guard: &CommitGuard<'_>) -> Result<BatchRecord> {
+        let number = guard.batch();
         let record = self.record(number)?;
         if let BatchState::Committed { .. } = record.state {
             self.dir.remove_batch(number)?;
             return Ok(record);
         }
         let (certificate, batch) = read_certificate(&self.dir, number)?;
-        let record = self.primary.commit_with(&guard, &certificate, &batch.tables)?;
+        let record = self.primary.commit_with(guard, &certificate, &batch.tables)?;
         // The batch is committed, also if files of it remain: a later `commit` removes them.
         let _ = self.dir.remove_batch(number);
         Ok(record)
@@ -338,4 +372,28 @@ pub(crate) fn random_number() -> u128 {
     use std::hash::{BuildHasher, RandomState};
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     half() << 64 | half()
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_batch_service::{BatchCaller, ROOT};
+
+    use super::*;
+
+    #[test]
+    fn a_batch_that_is_aborted_after_the_submitted_ones_were_listed_is_skipped() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("store");
+        BatchStore::create(&path).unwrap();
+        let store = BatchStore::open(&path, Duration::from_secs(60)).unwrap();
+        let caller = BatchCaller { uid: 0, gid: 0, groups: Vec::new() };
+        let new = NewBatch { name: String::new(), caller, subtree: ROOT, is_atomic: false };
+        let number = store.begin(new).unwrap().number;
+        store.primary.submit(number).unwrap();
+        let listed = store.primary.submitted().unwrap();
+        assert_eq!(listed, [number]);
+        store.abort(number).unwrap();
+        store.commit_listed(&listed).unwrap();
+        assert_eq!(store.record(number).unwrap().state, BatchState::Aborted);
+    }
 }

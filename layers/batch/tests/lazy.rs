@@ -85,6 +85,11 @@ fn a_batch_that_is_not_accepted_is_never_shown() {
     assert!(!reason.is_empty());
     // It is not tried again by itself, and can be discarded.
     store.with_mount(|fs| assert!(has(fs, "others")));
+    // Until then, its directory has no other batch.
+    let access = StoreAccess::open(&store.path(), WAIT).unwrap();
+    let error = OpenBatch::begin(access, b"", "later", false).map(drop).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Busy);
+    assert!(error.to_string().contains("refused"), "{error}");
     let access = StoreAccess::open(&store.path(), WAIT).unwrap();
     assert_eq!(access.commit(damaged).unwrap_err().kind, ErrorKind::Damaged);
     assert_eq!(access.abort(damaged).unwrap().state, SummaryState::Aborted);
@@ -94,6 +99,28 @@ fn a_batch_that_is_not_accepted_is_never_shown() {
     tables(&store, missing).iter().for_each(|table| fs::remove_file(table).unwrap());
     store.with_mount(|fs| assert!(!has(fs, "missing")));
     assert!(matches!(summary(&store, missing).state, SummaryState::Refused { .. }));
+}
+
+/// Errors of a batch's own files, of each kind, do not keep others from the store.
+#[test]
+fn a_batch_whose_files_cannot_be_read_is_refused() {
+    let store = Store::new();
+    let number = submit(&store, "unreadable", false);
+    for table in tables(&store, number) {
+        // Also root cannot read these.
+        fs::remove_file(&table).unwrap();
+        std::os::unix::fs::symlink(&table, &table).unwrap();
+    }
+    store.with_mount(|fs| assert!(!has(fs, "unreadable")));
+    assert!(matches!(summary(&store, number).state, SummaryState::Refused { .. }));
+    StoreAccess::open(&store.path(), WAIT).unwrap().abort(number).unwrap();
+    let number = submit(&store, "unreadable", false);
+    for table in tables(&store, number) {
+        fs::remove_file(&table).unwrap();
+        fs::create_dir(&table).unwrap();
+    }
+    store.with_mount(|fs| assert!(!has(fs, "unreadable")));
+    assert!(matches!(summary(&store, number).state, SummaryState::Refused { .. }));
 }
 
 #[test]

@@ -90,10 +90,13 @@ impl Primary {
                     || is_within(&names, other.subtree, new.subtree)?)
             };
             if !other.state.has_ended() && overlaps()? {
-                let reason = format!(
-                    "batch {} ({}) is open and changes a part of this tree",
-                    other.number, other.name
-                );
+                let state = match other.state {
+                    BatchState::Refused { .. } => {
+                        "was submitted and refused, and changes a part of this tree; commit or abort it"
+                    }
+                    _ => "is open and changes a part of this tree",
+                };
+                let reason = format!("batch {} ({}) {state}", other.number, other.name);
                 return Err(Error {
                     source: Some(reason.into()),
                     ..Error::new(ErrorKind::Busy, "begin a batch", "")
