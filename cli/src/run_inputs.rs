@@ -8,6 +8,8 @@ use quell_supervisor::{
     is_first_notice, job_inputs, runtime_directory, state_directory,
 };
 
+use quell_wire::job::FILES_MAX;
+
 use crate::arguments::RunArgs;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -62,6 +64,11 @@ impl RunFiles {
                 "--job: no launcher of parallel jobs has started this process; pass the same --share NAME on all nodes",
             ));
         };
+        if args.index.len() + args.boot.boot.len() > FILES_MAX {
+            return Err(Failure::wrong_input(format!(
+                "--job: at most {FILES_MAX} indexes and boot images can be used together"
+            )));
+        }
         let found = job_plan(args, &job, quiet).and_then(|plan| job_inputs(&plan, &job, waiting));
         match found {
             Ok(JobInputs { mut files }) => {

@@ -99,6 +99,11 @@ impl Waiting {
         Waiting { limit, print: Box::new(print), end: Box::new(end), creator: Creator::open(creator) }
     }
 
+    /// Returns whether the command that this process serves has ended.
+    pub fn creator_has_ended(&self) -> bool {
+        self.creator.has_ended()
+    }
+
     /// Performs an operation that accesses `path`. The watching thread has ended at the return.
     pub fn watch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> T {
         self.watch_for(path, Duration::ZERO, operation)

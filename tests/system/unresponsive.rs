@@ -4,6 +4,7 @@
 //! The shared file system is a log mount, whose process is suspended.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -175,5 +176,33 @@ fn a_view_at_a_local_path_serves_metadata_and_recorded_files_without_the_server(
     assert_eq!(running.wait().expect(0).text(), "ready\nsmall\n6\nother\nsmall\nend\n");
     drop(suspended);
     mounted.umount();
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_job_holder_that_waits_for_a_file_ends_with_its_run_and_removes_the_link() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let index = mounted.point.join("job.quell");
+    fs::copy(&shared.index, &index).unwrap();
+    let jobs = fixture.stage.dir("jobs");
+    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    let links = || fs::read_dir(&jobs).unwrap().count();
+    let suspended = shared.suspend();
+    let mut command = fixture.stage.quell();
+    command.args(["run", "--share", "test", "--job", "--job-interface", "lo", "--job-dir"]).arg(&jobs);
+    command.arg("-i").arg(&index).args(["--", "true"]);
+    let mut running = fixture.stage.start(&mut command);
+    running.wait_for_error(&format!("waiting for {}", index.display()));
+    assert!(eventually(|| links() == 1));
+    stage::send(running.pid(), Signal::KILL);
+    running.wait();
+    // The file system still does not answer.
+    assert!(eventually(|| links() == 0), "the link remains");
+    assert!(eventually(|| fixture.stage.holders() == [shared.server]), "{:?}", fixture.stage.holders());
+    drop(suspended);
+    mounted.umount();
+    fixture.stage.sh("rm -f \"$0\"/*.refused \"$0\"/said-*", &[&fixture.stage.runtime()]);
     fixture.stage.expect_nothing_left();
 }

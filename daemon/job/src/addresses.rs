@@ -6,9 +6,9 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use quell_vfs::{Error, ErrorKind, Result};
 
-/// Returns the addresses of this node that other nodes may be able to reach, those of IPv4 first;
-/// the loopback address if there is no other. `interface`: the only interface whose addresses
-/// count.
+/// Returns the addresses of this node that other nodes may be able to reach, those of IPv4 first.
+/// `interface`: the only interface whose addresses count; without it, all but the loopback
+/// interface.
 pub fn own_addresses(interface: Option<&str>) -> Result<Vec<IpAddr>> {
     let failed = |e: nix::Error| Error::from_io(e.into(), "list", "the network interfaces");
     let mut own = Vec::new();
@@ -29,7 +29,11 @@ pub fn own_addresses(interface: Option<&str>) -> Result<Vec<IpAddr>> {
     own.sort_by_key(IpAddr::is_ipv6);
     match (own.is_empty(), interface) {
         (false, _) => Ok(own),
-        (true, None) => Ok(vec![Ipv4Addr::LOCALHOST.into()]),
+        (true, None) => Err(Error::new(
+            ErrorKind::Unavailable,
+            "find an address that other nodes can reach on",
+            "any network interface but the loopback interface",
+        )),
         (true, Some(name)) => Err(Error {
             source: Some("it has no address".into()),
             ..Error::new(ErrorKind::InvalidInput, "use the interface", name)
@@ -59,7 +63,9 @@ mod tests {
         let loopback = own_addresses(Some("lo")).unwrap();
         assert!(loopback.iter().all(IpAddr::is_loopback), "{loopback:?}");
         assert!(own_addresses(Some("no such interface")).is_err());
-        assert!(!own_addresses(None).unwrap().is_empty());
+        // Other nodes cannot reach the loopback interface.
+        let other = own_addresses(None).unwrap_or_default();
+        assert!(!other.iter().any(IpAddr::is_loopback), "{other:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Calls of other nodes, with the replies on a channel.
 
 use std::net::{SocketAddr, TcpStream};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
@@ -12,6 +12,8 @@ use quell_wire::job::{REPLY_BYTES_MAX, Request};
 /// The time without a connection after which calls fail. The port of a process that has ended
 /// refuses connections, so `Node::is_listening` then finds at once whether the process exists.
 const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
+/// The interval between two checks whether a reply is still needed.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The time that a goodbye may take.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 
@@ -48,19 +50,43 @@ impl OtherNode {
     }
 
     /// Sends a request and waits for the reply.
-    pub fn ask(&self, request: &Request<'_>, limit: Duration) -> Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// Those of the call; `Interrupted` as soon as `is_needed` returns `false`.
+    pub fn ask(
+        &self,
+        request: &Request<'_>,
+        limit: Duration,
+        is_needed: &dyn Fn() -> bool,
+    ) -> Result<Vec<u8>> {
         let (sender, receiver) = channel();
         self.call(request, limit, (), &sender);
         drop(sender);
-        match receiver.recv() {
-            Ok(((), result)) => result,
-            Err(_) => Err(Error::new(ErrorKind::Unavailable, "call", self.address.to_string())),
+        loop {
+            match receiver.recv_timeout(POLL_INTERVAL) {
+                Ok(((), result)) => return result,
+                Err(RecvTimeoutError::Timeout) if is_needed() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(Error::new(ErrorKind::Interrupted, "call", self.address.to_string()));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::new(ErrorKind::Unavailable, "call", self.address.to_string()));
+                }
+            }
         }
+    }
+
+    /// Connects to the address, and closes the connection. It waits at most for `limit`.
+    ///
+    /// # Errors
+    /// Those of connect(2): `ConnectionRefused` if no process listens at the address.
+    pub fn try_address(address: SocketAddr, limit: Duration) -> std::io::Result<()> {
+        TcpStream::connect_timeout(&address, limit).map(drop)
     }
 
     /// Returns whether a process accepts connections at the address. It waits at most for `limit`.
     pub fn is_listening(address: SocketAddr, limit: Duration) -> bool {
-        TcpStream::connect_timeout(&address, limit).is_ok()
+        OtherNode::try_address(address, limit).is_ok()
     }
 
     /// Says goodbye.

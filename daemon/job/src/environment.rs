@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use quell_vfs::Result;
-use quell_wire::job::FileAttributes;
+use quell_wire::job::{FileAttributes, FileState};
+
+use crate::meeting::OwnLink;
 
 /// A file that was opened, and its attributes.
 #[derive(Debug)]
@@ -20,17 +23,21 @@ pub trait Environment: Send + Sync {
     /// Opens a file of the job on the file system, and checks that it is one that a job reads.
     fn open(&self, path: &Path) -> std::result::Result<OpenedFile, String>;
 
-    /// Checks that there is memory for a file.
+    /// Checks that there is memory for all files together.
     ///
     /// # Errors
     /// Any; the node then leaves the tree.
-    fn admit(&self, file: &FileAttributes) -> Result<()>;
+    fn admit(&self, files: &[FileState]) -> Result<()>;
 
     /// Performs an operation that reads a file, and reports it if it takes too long.
     fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut());
 
     /// Returns whether a process still waits for the files.
     fn is_needed(&self) -> bool;
+
+    /// Notes the link that this node has created. If the process ends before the node has started,
+    /// it must remove the link.
+    fn link_created(&self, link: &Arc<OwnLink>);
 
     /// Prints a message for the user.
     fn print(&self, message: &str);

@@ -24,5 +24,5 @@ mod tree;
 
 pub use contents::SharedBytes;
 pub use environment::{Environment, OpenedFile};
-pub use meeting::{Advertisement, MeetingPoint};
+pub use meeting::{Advertisement, MeetingPoint, OwnLink};
 pub use node::{JobNode, JobSettings, JobStatus};

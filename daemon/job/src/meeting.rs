@@ -149,6 +149,23 @@ impl MeetingPoint {
     }
 }
 
+/// The link that this process has created.
+#[derive(Debug)]
+pub struct OwnLink {
+    pub(crate) point: MeetingPoint,
+    pub(crate) text: String,
+}
+
+impl OwnLink {
+    /// Removes the link if it is still that of this process.
+    ///
+    /// # Errors
+    /// Those of [`MeetingPoint::remove`].
+    pub fn remove(&self) -> Result<()> {
+        self.point.remove(self.text.as_bytes())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;

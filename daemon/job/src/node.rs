@@ -1,6 +1,7 @@
 //! One node of a job: it reads the files for all nodes, or receives them from its parent, or reads
 //! them itself if it cannot reach another node.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +23,8 @@ use crate::addresses::{address_towards, own_addresses};
 use crate::calls::OtherNode;
 use crate::contents::{Contents, SharedBytes};
 use crate::environment::Environment;
-use crate::fetch::fetch;
-use crate::meeting::{Advertisement, MeetingPoint};
+use crate::fetch::{Limits, fetch, printable};
+use crate::meeting::{Advertisement, MeetingPoint, OwnLink};
 use crate::read::read_files;
 use crate::serve::{ServeNodes, Serving};
 use crate::tree::Tree;
@@ -39,6 +40,8 @@ const ABSENT_MAX: Duration = Duration::from_secs(1);
 const STOP_LIMIT: Duration = Duration::from_millis(200);
 /// The interval between two checks whether other nodes are still served.
 const END_INTERVAL: Duration = Duration::from_millis(20);
+/// The pause before a request to the reader is repeated on a new connection.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// The time that a status waits for the reader.
 const STATUS_LIMIT: Duration = Duration::from_secs(2);
 
@@ -57,6 +60,9 @@ pub struct JobSettings {
     pub interface: Option<String>,
     /// The time after which a node that gets no answer from another node stops waiting for it.
     pub limit: Duration,
+    /// The time after which a node reads the files itself if the other nodes answer, but send no
+    /// list and no block.
+    pub progress_limit: Duration,
 }
 
 /// A node that has all files, and serves other nodes.
@@ -90,14 +96,10 @@ struct Part {
 }
 
 enum PartRole {
-    /// It has created the link with this text.
-    Reader {
-        point: MeetingPoint,
-        text: String,
-    },
-    Other {
-        reader: SocketAddr,
-    },
+    /// It has created the link.
+    Reader { link: Arc<OwnLink> },
+    /// It asks the reader at this address.
+    Other { reader: SocketAddr },
 }
 
 /// The state of a node and of its tree.
@@ -152,8 +154,8 @@ impl JobNode {
     /// node receives from this one, or until `is_urgent`, and ends the connections.
     pub fn end(mut self, limit: Duration, mut is_urgent: impl FnMut() -> bool) {
         let Some(mut part) = self.part.take() else { return };
-        if let PartRole::Reader { point, text } = &part.role
-            && let Err(error) = point.remove(text.as_bytes())
+        if let PartRole::Reader { link } = &part.role
+            && let Err(error) = link.remove()
         {
             tracing::warn!(%error, "the meeting point of the job remains");
         }
@@ -179,7 +181,7 @@ impl Part {
             PartRole::Other { reader } => OtherNode::connect(*reader, &self.key),
         };
         let Ok(reader) = reader else { return Vec::new() };
-        let reply = reader.ask(&Request::Tree, STATUS_LIMIT);
+        let reply = reader.ask(&Request::Tree, STATUS_LIMIT, &|| true);
         reader.leave();
         match reply.as_deref().map(decode::<Reply<'_>>) {
             Ok(Ok(Reply::Tree(nodes))) => nodes,
@@ -229,7 +231,7 @@ impl Starting<'_> {
             };
             match self.join(text) {
                 Attempt::Joined(joined) => return self.receive(*joined),
-                Attempt::Failed(error) => return self.read_alone(None, None, &error),
+                Attempt::Failed(error) => return self.read_without(&point, error),
                 Attempt::NoReader => {
                     tracing::debug!(path = ?point.path, "the reader has ended");
                     point.remove(text)?;
@@ -246,7 +248,7 @@ impl Starting<'_> {
         let text = point.read()?;
         match text.map_or(Attempt::NoReader, |text| self.join(&text)) {
             Attempt::Joined(joined) => self.receive(*joined),
-            Attempt::Failed(error) => self.read_alone(None, None, &error),
+            Attempt::Failed(error) => self.read_without(&point, error),
             Attempt::NoReader => self.read_alone(None, None, &gone()),
         }
     }
@@ -258,23 +260,17 @@ impl Starting<'_> {
         getrandom(&mut key, GetRandomFlags::empty())
             .map_err(|e| Error::from_io(e.into(), "draw", "the key of the job"))?;
         let addresses = own_addresses(self.settings.interface.as_deref())?;
-        let listen = match addresses.as_slice() {
-            [only] => *only,
-            [first, ..] if first.is_ipv4() => IpAddr::from([0; 4]),
-            _ => IpAddr::from([0; 16]),
-        };
         let tree = Tree::new(&self.settings.name);
-        let (part, port) = self.serve(PoolKey(key), listen, Some(tree))?;
-        let is_reachable = |address: &IpAddr| address.is_ipv4() == listen.is_ipv4();
-        let addresses = addresses.into_iter().filter(is_reachable);
-        let addresses = addresses.map(|address| SocketAddr::new(address, port)).collect();
+        let (part, addresses) = self.serve(PoolKey(key), &addresses, Some(tree))?;
         let text = Advertisement { addresses, key: PoolKey(key) }.encode();
         if !point.create(&text)? {
             part.server.stop(Duration::ZERO);
             return Ok(Err(point));
         }
-        tracing::debug!(path = ?point.path, port, "reads the files of the job");
-        let part = part.with_role(PartRole::Reader { point, text });
+        tracing::debug!(path = ?point.path, "reads the files of the job");
+        let link = Arc::new(OwnLink { point, text });
+        self.environment.link_created(&link);
+        let part = part.with_role(PartRole::Reader { link });
         let read = self.read().and_then(|()| self.contents.seal());
         let files = match read {
             Ok(files) => files,
@@ -303,15 +299,43 @@ impl Starting<'_> {
                 ..Error::new(ErrorKind::Unsupported, "use", "the meeting point of the job")
             });
         };
-        let limit = self.settings.limit;
-        let reachable = addresses.into_iter().find(|address| OtherNode::is_listening(*address, limit));
-        let Some(address) = reachable else { return Attempt::NoReader };
+        let address = match self.reachable(&addresses) {
+            Ok(Some(address)) => address,
+            Ok(None) => return Attempt::NoReader,
+            Err(error) => return Attempt::Failed(error),
+        };
         match self.join_at(address, key) {
             Ok(joined) => Attempt::Joined(Box::new(joined)),
             // Another process has the port of one that has ended.
             Err(e) if e.kind == ErrorKind::PermissionDenied => Attempt::NoReader,
             Err(e) => Attempt::Failed(e),
         }
+    }
+
+    /// Returns the first address at which a process listens; `None` if every one of them refuses
+    /// connections: the process that created the link has ended.
+    ///
+    /// # Errors
+    /// That of the first connection that failed for another reason: the reader may exist.
+    fn reachable(&self, addresses: &[SocketAddr]) -> Result<Option<SocketAddr>> {
+        let mut failed = None;
+        let until = Instant::now() + self.settings.limit;
+        for address in addresses {
+            if !self.environment.is_needed() {
+                return Err(Error::new(ErrorKind::Interrupted, "connect to", address.to_string()));
+            }
+            // The limit is that of all addresses together, and each gets a part of what is left.
+            let left = until.saturating_duration_since(Instant::now());
+            let part = (left / 2).max(Duration::from_millis(1));
+            match OtherNode::try_address(*address, if addresses.len() == 1 { left } else { part }) {
+                Ok(()) => return Ok(Some(*address)),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(e) => {
+                    failed.get_or_insert(Error::from_io(e, "connect to", address.to_string()));
+                }
+            }
+        }
+        failed.map_or(Ok(None), Err)
     }
 
     fn join_at(&self, address: SocketAddr, key: PoolKey) -> Result<Joined> {
@@ -323,12 +347,11 @@ impl Starting<'_> {
             }
             None => address_towards(address)?,
         };
-        let (part, port) = self.serve(key.clone(), listen, None)?;
+        let (part, own_addresses) = self.serve(key.clone(), &[listen], None)?;
         let part = part.with_role(PartRole::Other { reader: address });
         let reader = OtherNode::connect(address, &key)?;
         let name = shortened(&self.settings.name, TEXT_BYTES_MAX);
-        let own_address = SocketAddr::new(listen, port);
-        let request = Request::Join { protocol: PROTOCOL, address: own_address, name };
+        let request = Request::Join { protocol: PROTOCOL, address: own_addresses[0], name };
         let placed = self.ask_reader(&reader, &request);
         match placed {
             Ok(placement) => Ok(Joined { part, reader, placement }),
@@ -343,11 +366,12 @@ impl Starting<'_> {
     fn ask_reader(&self, reader: &OtherNode, request: &Request<'_>) -> Result<Placement> {
         let begun = Instant::now();
         let bytes = loop {
-            match reader.ask(request, self.settings.limit) {
+            match reader.ask(request, self.settings.limit, &|| self.environment.is_needed()) {
                 Err(e) if e.kind == ErrorKind::Unavailable && begun.elapsed() < self.settings.limit => {
                     if !OtherNode::is_listening(reader.address, self.settings.limit) {
                         return Err(e);
                     }
+                    std::thread::sleep(RETRY_PAUSE);
                 }
                 answer => break answer?,
             }
@@ -358,7 +382,7 @@ impl Starting<'_> {
         };
         match decode::<Reply<'_>>(&bytes) {
             Ok(Reply::Placed(placement)) => Ok(placement),
-            Ok(Reply::Refused(reason)) => Err(wrong(reason)),
+            Ok(Reply::Refused(reason)) => Err(wrong(&printable(reason))),
             _ => Err(wrong("it has sent a wrong message")),
         }
     }
@@ -367,13 +391,15 @@ impl Starting<'_> {
     fn receive(&mut self, joined: Joined) -> Result<JobNode> {
         let Joined { part, reader, mut placement } = joined;
         let limit = self.settings.limit;
+        let limits = Limits { answer: limit, progress: self.settings.progress_limit };
         let parent_left = loop {
             let parent = match placement.address {
                 Some(address) => Some(OtherNode::connect(address, &part.key)?),
                 None => None,
             };
             let from = parent.as_ref().unwrap_or(&reader);
-            let fetched = fetch(from, &self.contents, self.environment, limit, &self.received_bytes);
+            let count = self.settings.files.len();
+            let fetched = fetch(from, &self.contents, self.environment, limits, count, &self.received_bytes);
             let error = match fetched {
                 Ok(()) => break parent,
                 Err(error) => error,
@@ -383,6 +409,10 @@ impl Starting<'_> {
             if error.kind == ErrorKind::Damaged {
                 self.environment
                     .print(&format!("node {} of the job has sent damaged data: {error}", placement.parent));
+            }
+            // The whole chain of parents waits for the file system of the reader.
+            if error.kind == ErrorKind::Busy {
+                return self.read_alone(Some((part, placement.node)), Some(reader), &error);
             }
             let is_final = !matches!(
                 error.kind,
@@ -417,6 +447,19 @@ impl Starting<'_> {
         let node = self.node(placement.node, Some(placement.parent), Some(part), files);
         report(reader, parent_left, node.own, limit);
         Ok(node)
+    }
+
+    /// Reads the files of a node that is not in a tree, unless it is no longer needed.
+    fn read_without(&self, point: &MeetingPoint, error: Error) -> Result<JobNode> {
+        if error.kind == ErrorKind::Interrupted {
+            return Err(error);
+        }
+        let subject = point.path.as_os_str().as_encoded_bytes();
+        let error = Error {
+            source: Some(error.to_string().into()),
+            ..Error::new(error.kind, "use the reader of the link", subject)
+        };
+        self.read_alone(None, None, &error)
     }
 
     /// Reads the files that no other node provides, and prints the reason. `part`: the place in the
@@ -468,8 +511,14 @@ impl Starting<'_> {
         JobNode { part, own, files, contents: self.contents.clone() }
     }
 
-    /// Starts to serve other nodes at an address. Returns the port.
-    fn serve(&self, key: PoolKey, listen: IpAddr, tree: Option<Tree>) -> Result<(NewPart, u16)> {
+    /// Starts to serve other nodes at the addresses of this node that can be used. Returns them with
+    /// their ports: at least one.
+    fn serve(
+        &self,
+        key: PoolKey,
+        listen: &[IpAddr],
+        tree: Option<Tree>,
+    ) -> Result<(NewPart, Vec<SocketAddr>)> {
         let contents = self.contents.clone();
         let serving = Arc::new(Serving { contents: contents.clone(), tree: Mutex::new(tree) });
         let settings = ServerSettings {
@@ -478,17 +527,28 @@ impl Starting<'_> {
             ..ServerSettings::new(Role::Job, key.clone())
         };
         let server = Server::start(settings, Arc::new(ServeNodes(serving.clone())))?;
-        let port = server.listen_tcp(SocketAddr::new(listen, 0))?.port();
+        let mut addresses = Vec::new();
+        let mut failed = None;
+        for address in listen {
+            match server.listen_tcp(SocketAddr::new(*address, 0)) {
+                Ok(address) => addresses.push(address),
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(error) = failed.filter(|_| addresses.is_empty()) {
+            return Err(error);
+        }
         let (stop, stopped) = channel::<()>();
         // The answers must arrive before the other nodes stop using this one.
         let late = self.settings.limit / 4;
+        let interval = (self.settings.limit / 8).min(ANSWER_INTERVAL);
         let answering = std::thread::Builder::new().name("late".into()).spawn(move || {
-            while stopped.recv_timeout(ANSWER_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 contents.answer_late(late);
             }
         });
         let thread = answering.map_err(|e| Error::from_io(e, "start", "a thread"))?;
-        Ok((NewPart { serving, server, key, answering: (stop, thread) }, port))
+        Ok((NewPart { serving, server, key, answering: (stop, thread) }, addresses))
     }
 }
 
@@ -514,7 +574,7 @@ fn report(reader: OtherNode, parent: Option<OtherNode>, own: OwnPart, limit: Dur
     let tell = move || {
         let request = Request::Complete { node, received_bytes, read_bytes, milliseconds };
         // If the message is lost, the status of the tree does not show the node as complete.
-        if let Err(error) = reader.ask(&request, limit) {
+        if let Err(error) = reader.ask(&request, limit, &|| true) {
             tracing::debug!(%error, "the reader was not told");
         }
         parent.iter().for_each(OtherNode::leave);

@@ -14,7 +14,7 @@ use crate::environment::{Environment, OpenedFile};
 /// opened is recorded with the reason.
 ///
 /// # Errors
-/// Those of `Contents`; the error of a read; `Damaged` if a file becomes shorter meanwhile.
+/// Those of `Contents` and of `Environment::admit`; the error of a read; `Damaged` if a file becomes shorter meanwhile.
 pub fn read_files(
     paths: &[impl AsRef<Path>],
     contents: &Contents,
@@ -29,6 +29,9 @@ pub fn read_files(
     let states: Vec<FileState> = opened.iter().map(state).collect();
     if states.iter().any(|state| !state.is_bounded()) {
         return Err(Error::new(ErrorKind::InvalidInput, "read", "files with too long paths"));
+    }
+    if contents.files().is_none() {
+        environment.admit(&states)?;
     }
     contents.set_files(states)?;
     let missing = contents.missing();

@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use quell_job::{Advertisement, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile};
+use quell_job::{Advertisement, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile, OwnLink};
 use quell_transport::peer::{
     Client, ClientHandler, ClientSettings, Endpoint, Handler, MemberId, PoolKey, Reply as Answer,
     Request as Asked, Role, Server, ServerSettings,
@@ -51,6 +51,7 @@ impl Job {
             name: name.into(),
             interface: Some("lo".into()),
             limit,
+            progress_limit: LONG,
         }
     }
 
@@ -95,9 +96,11 @@ impl Job {
 struct Process {
     opened: AtomicUsize,
     messages: Mutex<Vec<String>>,
+    link: Mutex<Option<Arc<OwnLink>>>,
     /// Called before each block is read.
     before_block: Option<Box<dyn Fn() -> bool + Send + Sync>>,
-    has_no_memory: bool,
+    /// The memory for files, in bytes; without a limit if it is `None`.
+    memory: Option<u64>,
 }
 
 impl Process {
@@ -129,9 +132,13 @@ impl Environment for Process {
         Ok(OpenedFile { file, attributes })
     }
 
-    fn admit(&self, _: &FileAttributes) -> Result<()> {
-        match self.has_no_memory {
-            true => Err(Error::new(ErrorKind::Quota, "admit", "the file")),
+    fn admit(&self, files: &[FileState]) -> Result<()> {
+        let bytes = |state: &FileState| match state {
+            FileState::Open(file) => file.size_bytes,
+            FileState::Failed(_) => 0,
+        };
+        match self.memory.is_some_and(|memory| files.iter().map(bytes).sum::<u64>() > memory) {
+            true => Err(Error::new(ErrorKind::Quota, "admit", "the files")),
             false => Ok(()),
         }
     }
@@ -142,6 +149,10 @@ impl Environment for Process {
 
     fn is_needed(&self) -> bool {
         self.before_block.as_ref().is_none_or(|before| before())
+    }
+
+    fn link_created(&self, link: &Arc<OwnLink>) {
+        *self.link.lock().unwrap() = Some(link.clone());
     }
 
     fn print(&self, message: &str) {
@@ -179,13 +190,17 @@ impl TestClient {
 }
 
 /// Answers requests with a function; `None`: it does not answer.
-struct Fake<F>(F);
+struct Fake<F> {
+    answer: F,
+    /// The requests that get no answer.
+    unanswered: Mutex<Vec<Answer>>,
+}
 
 impl<F: Fn(Request<'_>) -> Option<Vec<u8>> + Send + Sync> Handler for Fake<F> {
     fn handle(&self, asked: Asked, answer: Answer) {
-        match (self.0)(decode(&asked.bytes).unwrap()) {
+        match (self.answer)(decode(&asked.bytes).unwrap()) {
             Some(reply) => answer.send(reply),
-            None => std::mem::forget(answer),
+            None => self.unanswered.lock().unwrap().push(answer),
         }
     }
 }
@@ -205,14 +220,15 @@ fn fake_node(
     key: &PoolKey,
     answer: impl Fn(Request<'_>) -> Option<Vec<u8>> + Send + Sync + 'static,
 ) -> (Server, SocketAddr) {
-    let handler = Arc::new(OneHandler(Arc::new(Fake(answer))));
+    let handler = Arc::new(OneHandler(Arc::new(Fake { answer, unanswered: Mutex::default() })));
     let server = Server::start(ServerSettings::new(Role::Job, key.clone()), handler).unwrap();
     let address = server.listen_tcp(([127, 0, 0, 1], 0).into()).unwrap();
     (server, address)
 }
 
+/// An address at which no process listens. The kernel gives this port to no other test.
 fn refused_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    ([127, 0, 0, 1], 1).into()
 }
 
 fn attributes(job: &Job) -> FileAttributes {
@@ -370,6 +386,20 @@ fn damaged_blocks_are_refused_and_reported_and_an_ancestor_sends_the_right_ones(
 }
 
 #[test]
+fn a_list_with_another_number_of_files_is_refused() {
+    let job = Job::new(2);
+    for count in [0, 2] {
+        let files = vec![FileState::Open(attributes(&job)); count];
+        let (node, process) =
+            start_with_fake_parent(&job, move |_| Some(encode(&Reply::Files(files.clone()))));
+        let node = node.unwrap();
+        job.check(&node);
+        assert!(process.messages()[0].contains("damaged data"), "{:?}", process.messages());
+        node.end(Duration::ZERO, || true);
+    }
+}
+
+#[test]
 fn lengths_out_of_bounds_are_refused_before_memory_is_allocated() {
     let job = Job::new(2);
     for size_bytes in [u64::MAX, quell_wire::job::FILE_BYTES_MAX + 1] {
@@ -403,8 +433,17 @@ fn a_node_without_memory_leaves_the_tree() {
     let job = Job::new(2);
     let reading = Process::default();
     let reader = job.start("reader", &reading).unwrap();
-    let process = Process { has_no_memory: true, ..Process::default() };
+    let process = Process { memory: Some(0), ..Process::default() };
     assert_eq!(job.start("small", &process).unwrap_err().kind, ErrorKind::Quota);
+    reader.end(Duration::ZERO, || true);
+    // Memory for each of two files, and not for both.
+    let mut settings = job.settings("two", LONG);
+    settings.files.push(job.file.clone());
+    let small = Process { memory: Some(job.bytes.len() as u64), ..Process::default() };
+    assert_eq!(JobNode::start(&settings, &small).unwrap_err().kind, ErrorKind::Quota);
+    let reading = Process::default();
+    let reader = JobNode::start(&settings, &reading).unwrap();
+    assert_eq!(JobNode::start(&settings, &small).unwrap_err().kind, ErrorKind::Quota);
     reader.end(Duration::ZERO, || true);
 }
 
@@ -493,18 +532,107 @@ fn a_node_that_is_not_needed_ends() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_reported_to_all_nodes() {
+fn a_file_that_the_reader_cannot_open_is_opened_by_each_other_node_itself() {
     let job = Job::new(2);
     fs::remove_file(&job.file).unwrap();
-    let processes = [Process::default(), Process::default()];
-    let nodes = processes.each_ref().map(|process| job.start("node", process).unwrap());
-    for node in &nodes {
-        let state = &node.files[0].state;
-        assert!(matches!(state, FileState::Failed(reason) if reason.contains("No such file")), "{state:?}");
-        assert_eq!(node.files[0].shared, None);
-    }
-    assert_eq!(processes.iter().map(Process::opened).sum::<usize>(), 1);
-    for node in nodes {
+    let (reading, process) = (Process::default(), Process::default());
+    let reader = job.start("reader", &reading).unwrap();
+    let state = &reader.files[0].state;
+    assert!(matches!(state, FileState::Failed(reason) if reason.contains("No such file")), "{state:?}");
+    assert_eq!(reader.files[0].shared, None);
+    // The node leaves the tree, and its `quell run` opens the files.
+    let failed = job.start("node", &process).unwrap_err();
+    assert_eq!(failed.kind, ErrorKind::Conflict);
+    assert!(failed.to_string().contains("No such file"), "{failed}");
+    reader.end(Duration::ZERO, || true);
+}
+
+#[test]
+fn the_link_of_a_reader_that_may_exist_is_kept() {
+    let job = Job::new(2);
+    // The kernel has no route for a connection to the broadcast address.
+    let unreachable: SocketAddr = ([255, 255, 255, 255], 9).into();
+    job.advertise(unreachable, [1; 32]);
+    let process = Process::default();
+    let node = job.start("node", &process).unwrap();
+    job.check(&node);
+    assert_eq!((process.opened(), process.messages().len()), (1, 1), "{:?}", process.messages());
+    assert!(process.messages()[0].contains(&*job.point().path.to_string_lossy()), "the link is named");
+    assert_eq!(job.advertisement().addresses, [unreachable]);
+    node.end(Duration::ZERO, || true);
+    assert_eq!(job.advertisement().addresses, [unreachable]);
+}
+
+#[test]
+fn a_node_reads_the_files_itself_if_the_reader_waits_for_them_too_long() {
+    let job = Job::new(3);
+    for knows_files in [false, true] {
+        let file = attributes(&job);
+        let (fake, address) = fake_node(&PoolKey([1; 32]), move |request| {
+            Some(encode(&match request {
+                Request::Join { .. } => Reply::Placed(Placement { node: 1, parent: 0, address: None }),
+                Request::Files if knows_files => Reply::Files(vec![FileState::Open(file.clone())]),
+                Request::Complete { .. } => Reply::Noted,
+                _ => Reply::Wait,
+            }))
+        });
+        job.advertise(address, [1; 32]);
+        let process = Process::default();
+        let mut settings = job.settings("node", LONG);
+        settings.progress_limit = Duration::from_millis(300);
+        let node = JobNode::start(&settings, &process).unwrap();
+        job.check(&node);
+        assert_eq!((process.opened(), process.messages().len()), (1, 1), "{:?}", process.messages());
         node.end(Duration::ZERO, || true);
+        fake.stop(Duration::ZERO);
+        fs::remove_file(&job.point().path).unwrap();
     }
+}
+
+#[test]
+fn a_node_that_is_not_needed_does_not_wait_for_a_reply() {
+    let job = Job::new(2);
+    // It answers no request for files.
+    let (fake, address) = fake_node(&PoolKey([1; 32]), |request| match request {
+        Request::Join { .. } => Some(encode(&Reply::Placed(Placement { node: 1, parent: 0, address: None }))),
+        _ => None,
+    });
+    job.advertise(address, [1; 32]);
+    let asked = AtomicUsize::new(0);
+    let process = Process {
+        before_block: Some(Box::new(move || asked.fetch_add(1, Ordering::Relaxed) < 9)),
+        ..Process::default()
+    };
+    assert_eq!(job.start("node", &process).unwrap_err().kind, ErrorKind::Interrupted);
+    assert_eq!(process.opened(), 0);
+    fake.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_node_serves_others_only_at_the_addresses_of_its_interface() {
+    let job = Job::new(2);
+    let process = Process::default();
+    let node = job.start("node", &process).unwrap();
+    for address in job.advertisement().addresses {
+        std::net::TcpStream::connect(address).unwrap();
+        // This address also belongs to the machine, and the interface does not list it.
+        let other = SocketAddr::from(([127, 0, 0, 2], address.port()));
+        let refused = std::net::TcpStream::connect(other).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    }
+    node.end(Duration::ZERO, || true);
+}
+
+#[test]
+fn a_process_can_remove_its_own_link_before_the_node_has_started() {
+    let job = Job::new(2);
+    let process = Arc::new(Process::default());
+    let node = job.start("node", &process).unwrap();
+    let link = process.link.lock().unwrap().take().unwrap();
+    link.remove().unwrap();
+    assert_eq!(job.point().read().unwrap(), None);
+    job.advertise(refused_port(), [1; 32]);
+    link.remove().unwrap();
+    assert!(job.point().read().unwrap().is_some(), "the link of another process stays");
+    node.end(Duration::ZERO, || true);
 }

@@ -29,14 +29,7 @@ impl HolderContext {
         let limit = plan.answer_timeout_s.map(Duration::from_secs);
         let printed = messages.clone();
         let own_address = address.clone();
-        let end = move |failure: Option<Failure>| {
-            match &failure {
-                Some(failure) => _ = answer(&Answer { refused: Some(Refusal::from(failure)) }),
-                // The command cannot remove the lock file. This process still holds the lock.
-                None => remove_lock(&own_address),
-            }
-            std::process::exit(Failure::CANNOT.into());
-        };
+        let end = move |failure: Option<Failure>| end_process(&own_address, failure.as_ref());
         let quiet = plan.quiet;
         let print = move |message: &str| {
             if !quiet {
@@ -86,6 +79,16 @@ impl HolderContext {
             messages::release_error();
         }
     }
+}
+
+/// Ends this process before the answer: with a failure, or because the command has ended.
+pub fn end_process(address: &Address, failure: Option<&Failure>) {
+    match failure {
+        Some(failure) => _ = answer(&Answer { refused: Some(Refusal::from(failure)) }),
+        // The command cannot remove the lock file. This process still holds the lock.
+        None => remove_lock(address),
+    }
+    std::process::exit(Failure::CANNOT.into());
 }
 
 /// Writes the answer to standard output and closes it. Returns `false` if the command that reads

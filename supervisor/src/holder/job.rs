@@ -5,17 +5,18 @@
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quell_job::{Environment, JobNode, JobSettings, OpenedFile};
+use quell_job::{Environment, JobNode, JobSettings, OpenedFile, OwnLink};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, errno};
-use quell_wire::job::FileAttributes;
+use quell_wire::job::{FileAttributes, FileState};
 
 use crate::failure::Failure;
-use crate::holder::handshake::HolderContext;
+use crate::holder::handshake::{HolderContext, end_process};
 use crate::holder::served::Served;
 use crate::holder::signals::Signals;
 use crate::inputs::{InputFile, Origin};
@@ -28,6 +29,10 @@ use crate::waiting::Waiting;
 
 /// How long the job holder serves other nodes after the programs of its own node have ended.
 const SERVE_AFTER_END: Duration = Duration::from_secs(60);
+/// How long a node waits for a list or a block of nodes that answer, but do not have it.
+const PROGRESS_LIMIT: Duration = Duration::from_secs(30);
+/// How long the removal of the link may take before the process ends without it.
+const REMOVE_LIMIT: Duration = Duration::from_secs(2);
 /// The length of the magic numbers of indexes and boot images.
 const MAGIC_BYTES: usize = 8;
 
@@ -49,6 +54,7 @@ impl JobFiles {
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             interface: plan.interface.clone(),
             limit: Duration::from_millis(plan.limit_ms),
+            progress_limit: PROGRESS_LIMIT.max(Duration::from_millis(plan.limit_ms)),
         };
         let messages = context.messages.clone();
         let quiet = context.plan.quiet;
@@ -58,12 +64,17 @@ impl JobFiles {
             }
         };
         let limit = context.plan.answer_timeout_s.map(Duration::from_secs);
+        let link: Arc<Mutex<Option<Arc<OwnLink>>>> = Arc::default();
+        let (address, own_link) = (context.address.clone(), link.clone());
+        let end = move |failure: Option<Failure>| {
+            let created = lock(&own_link).take();
+            created.into_iter().for_each(remove_link);
+            end_process(&address, failure.as_ref());
+        };
         let environment = HolderEnvironment {
-            // The meeting point must be removed before this process ends, so the end of the command
-            // is noticed by `is_needed`.
-            waiting: Waiting::of_command(limit, quiet, print.clone()),
+            waiting: Waiting::for_creator(limit, context.creator, print.clone(), end),
             print: Box::new(print),
-            command: PathBuf::from(format!("/proc/{}", context.creator)),
+            link,
             signals: Mutex::new(Signals::listen()?),
         };
         let node = JobNode::start(&settings, &environment)?;
@@ -75,6 +86,21 @@ impl JobFiles {
                 Err(failure)
             }
         }
+    }
+}
+
+/// Removes the link of this process, which is about to end. The file system may not answer.
+fn remove_link(link: Arc<OwnLink>) {
+    let (done, is_done) = channel();
+    let remove = move || {
+        if let Err(error) = link.remove() {
+            tracing::debug!(%error, "the link of the job remains");
+        }
+        // The receiver may have stopped waiting.
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().spawn(remove).is_ok() {
+        let _ = is_done.recv_timeout(REMOVE_LIMIT);
     }
 }
 
@@ -91,8 +117,8 @@ fn listen(context: &HolderContext, signals: &Signals) -> Result<Holder, Failure>
 struct HolderEnvironment {
     waiting: Waiting,
     print: Box<dyn Fn(&str) + Send + Sync>,
-    /// The directory in /proc of the command that waits for the files.
-    command: PathBuf,
+    /// The link that this process has created.
+    link: Arc<Mutex<Option<Arc<OwnLink>>>>,
     signals: Mutex<Signals>,
 }
 
@@ -105,11 +131,15 @@ impl Environment for HolderEnvironment {
         // A job sends no other files to its nodes, and no device without an end.
         let mut magic = [0; MAGIC_BYTES];
         let is_regular = origin.mode & 0o170_000 == 0o100_000;
-        let begin = is_regular && file.read_exact_at(&mut magic, 0).is_ok();
+        let begin = match file.read_exact_at(&mut magic, 0) {
+            _ if !is_regular => false,
+            Ok(()) => true,
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => false,
+            Err(e) => return Err(format!("{shown}: cannot read: {e}")),
+        };
         if !begin || magic != quell_index::format::MAGIC && magic != quell_boot::MAGIC {
             return Err(format!("{shown} is neither an index nor a boot image: --job reads only these"));
         }
-        check_available(&path, origin.size_bytes).map_err(|failure| failure.to_string())?;
         let Origin { uid, gid, mode, has_acl, inode, size_bytes, modified } = origin;
         let attributes = FileAttributes {
             path: path.as_os_str().as_bytes().to_vec(),
@@ -125,12 +155,19 @@ impl Environment for HolderEnvironment {
         Ok(OpenedFile { file, attributes })
     }
 
-    fn admit(&self, file: &FileAttributes) -> quell_vfs::Result<()> {
-        let path = Path::new(std::ffi::OsStr::from_bytes(&file.path));
-        check_available(path, file.size_bytes).map_err(|failure| Error {
-            source: Some(failure.to_string().into()),
-            ..Error::new(ErrorKind::Os(errno::ENOMEM), "receive", &file.path)
-        })
+    fn admit(&self, files: &[FileState]) -> quell_vfs::Result<()> {
+        let mut bytes = 0;
+        for state in files {
+            let FileState::Open(file) = state else { continue };
+            // The file together with those before it.
+            bytes += file.size_bytes;
+            let path = Path::new(std::ffi::OsStr::from_bytes(&file.path));
+            check_available(path, bytes).map_err(|failure| Error {
+                source: Some(failure.to_string().into()),
+                ..Error::new(ErrorKind::Os(errno::ENOMEM), "keep in memory", &file.path)
+            })?;
+        }
+        Ok(())
     }
 
     fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut()) {
@@ -138,7 +175,11 @@ impl Environment for HolderEnvironment {
     }
 
     fn is_needed(&self) -> bool {
-        self.command.exists() && lock(&self.signals).requests() == 0
+        !self.waiting.creator_has_ended() && lock(&self.signals).requests() == 0
+    }
+
+    fn link_created(&self, link: &Arc<OwnLink>) {
+        *lock(&self.link) = Some(link.clone());
     }
 
     fn print(&self, message: &str) {
