@@ -144,6 +144,35 @@ fn a_file_that_was_changed_in_the_tree_is_stale() {
 }
 
 #[test]
+fn a_check_below_a_mount_over_the_tree_repairs_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    fs::write(tree.join("file"), "original").unwrap();
+    stage.adopt(&tree, &[]).expect(0);
+    let store = stage.path("store");
+    let mut command = stage.quell();
+    command.args(words(&[&"mount", &"--batch", &store, &"--mode", &"batch", &tree]));
+    stage.run(&mut command).expect(0);
+    let batch = crate::stage::Mounted::at(&stage, tree.clone());
+    fs::write(tree.join("file"), "not committed").unwrap();
+    let checked = stage.batch_command("fsck", &["--repair", "--json"]).expect(1);
+    let problem: Value = serde_json::from_str(checked.text().trim()).expect("one line of JSON");
+    assert_eq!((&problem["kind"], &problem["repairable"]), (&"lost-tree".into(), &false.into()), "{problem}");
+    // The mount itself reads from the tree below it, and cannot be adopted.
+    let mut command = stage.quell();
+    command.args(words(&[&"batch", &"init", &stage.path("other"), &"--adopt", &tree]));
+    stage.run(&mut command).expect(3).says("a file system of Quell is mounted");
+    assert!(!stage.path("other").exists());
+    batch.umount();
+    assert_eq!(fs::read_to_string(tree.join("file")).unwrap(), "original");
+    let checked = stage.batch_command("fsck", &[]).expect(0);
+    assert_eq!(checked.text(), "");
+}
+
+#[test]
 fn entries_that_are_not_adopted_are_listed_and_the_exit_code_is_1() {
     let stage = Stage::new();
     let tree = stage.dir("tree");

@@ -8,14 +8,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_batch_service::AdoptedFile;
+use quell_batch_service::{AcceptedFile, AdoptedFile};
 use quell_posix::{Dir, OpenFile, PosixDir, Stat};
 use quell_vfs::{Error, ErrorKind, Result, errno};
 
-/// The file of a store with the path of its tree.
+/// The file of a store with the inode number and the path of its tree.
 pub(crate) const ADOPTED: &[u8] = b"adopted";
 /// The largest path of a tree, in bytes: that of Linux.
 const TREE_PATH_BYTES_MAX: usize = 4096;
+/// The largest length of the decimal inode number of the tree, in bytes.
+const INODE_BYTES_MAX: usize = 20;
 const OPEN: &str = "open the adopted file";
 
 /// The adopted tree of a store, as this process found it when it opened the store.
@@ -54,15 +56,18 @@ impl AdoptedTree {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
-        let mut bytes = vec![0; TREE_PATH_BYTES_MAX + 2];
+        let mut bytes = vec![0; INODE_BYTES_MAX + TREE_PATH_BYTES_MAX + 3];
         let length = file.read_at(&mut bytes, 0)?;
-        let path = bytes[..length].strip_suffix(b"\n").unwrap_or(&bytes[..length]);
-        if !path.starts_with(b"/") || path.len() > TREE_PATH_BYTES_MAX || path.contains(&0) {
-            let source = Some("it must have the absolute path of the adopted tree and a newline".into());
-            return Err(Error { source, ..Error::new(ErrorKind::Damaged, "read", ADOPTED) });
-        }
+        let Some((inode, path)) = decode(&bytes[..length]) else {
+            let source = "it must have the inode number of the adopted tree, a newline, the absolute path, \
+                          and a newline";
+            return Err(Error {
+                source: Some(source.into()),
+                ..Error::new(ErrorKind::Damaged, "read", ADOPTED)
+            });
+        };
         let path = PathBuf::from(OsStr::from_bytes(path));
-        let top = open_top(&path);
+        let top = open_top(&path, inode);
         Ok(Some(Arc::new(AdoptedTree { path, top })))
     }
 
@@ -86,10 +91,13 @@ impl AdoptedTree {
     ///
     /// # Errors
     /// `Stale` if there is no regular file at its path; those of stat(2).
-    pub(crate) fn present(&self, adopted: &AdoptedFile) -> Result<AdoptedFile> {
+    pub(crate) fn present(&self, adopted: &AdoptedFile) -> Result<AcceptedFile> {
         let stat = self.find(adopted, |dir, name| dir.stat(name))?;
+        let file = adopted_file(adopted.path.clone(), &stat);
         match stat.kind() {
-            Some(quell_vfs::Kind::File) => Ok(adopted_file(adopted.path.clone(), &stat)),
+            Some(quell_vfs::Kind::File) => {
+                Ok(AcceptedFile { file, mode: stat.mode, uid: stat.uid, gid: stat.gid })
+            }
             _ => Err(stale(adopted, "it is no regular file any more")),
         }
     }
@@ -141,10 +149,64 @@ impl AdoptedHandle {
     }
 }
 
-fn open_top(path: &Path) -> Result<Top> {
+/// Returns the content of the file `adopted`.
+pub(crate) fn encode(inode: u64, path: &Path) -> Vec<u8> {
+    [inode.to_string().as_bytes(), b"\n", path.as_os_str().as_bytes(), b"\n"].concat()
+}
+
+/// Returns the inode number and the path in the content of the file `adopted`.
+fn decode(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let end = bytes.iter().position(|byte| *byte == b'\n')?;
+    let inode = std::str::from_utf8(&bytes[..end]).ok()?.parse().ok()?;
+    let path = &bytes[end + 1..];
+    let path = path.strip_suffix(b"\n").unwrap_or(path);
+    let is_path = path.starts_with(b"/") && path.len() <= TREE_PATH_BYTES_MAX && !path.contains(&0);
+    is_path.then_some((inode, path))
+}
+
+/// Opens the directory at the path of a tree if it is the tree, and not, for example, the root of a
+/// mount over it.
+fn open_top(path: &Path, inode: u64) -> Result<Top> {
     let dir = PosixDir::start(path)?;
-    let device = dir.stat_self()?.device;
-    Ok(Top { dir: Arc::new(dir), device })
+    let stat = dir.stat_self()?;
+    check_no_mount_of_quell(path, &stat)?;
+    if stat.inode != inode {
+        return Err(refused(ErrorKind::Stale, path, "another directory is at its path"));
+    }
+    Ok(Top { dir: Arc::new(dir), device: stat.device })
+}
+
+/// Refuses a tree in a mount of Quell: a mount over an adopted tree has the same names, and its
+/// inode numbers can be equal to those of the tree.
+///
+/// # Errors
+/// `Unsupported`.
+pub(crate) fn check_no_mount_of_quell(path: &Path, stat: &Stat) -> Result<()> {
+    // Without the list, the inode number alone is compared.
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    match is_mount_of_quell(&mounts, stat.device) {
+        true => {
+            let reason = "a file system of Quell is mounted at its path, possibly a batch; unmount it";
+            Err(refused(ErrorKind::Unsupported, path, reason))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Returns whether a device is a FUSE mount of Quell in the text of mountinfo. Its lines have the
+/// form `id parent major:minor root mountpoint options ... - type source options`.
+fn is_mount_of_quell(mountinfo: &[u8], device: u64) -> bool {
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    mountinfo.split(|byte| *byte == b'\n').any(|line| {
+        let mut words = line.split(|byte| *byte == b' ');
+        words.nth(2) == Some(number.as_bytes())
+            && words.skip_while(|word| *word != b"-").nth(1) == Some(b"fuse.quell")
+    })
+}
+
+fn refused(kind: ErrorKind, path: &Path, reason: &str) -> Error {
+    let source = Some(reason.to_owned().into());
+    Error { source, ..Error::new(kind, "open the adopted tree", path.as_os_str().as_bytes()) }
 }
 
 /// Returns the description of a file of a tree.
@@ -169,4 +231,27 @@ fn check(adopted: &AdoptedFile, stat: &Stat) -> Result<()> {
 fn stale(adopted: &AdoptedFile, reason: &str) -> Error {
     let source = Some(reason.to_owned().into());
     Error { source, ..Error::new(ErrorKind::Stale, OPEN, adopted.path.clone()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_with_the_path_of_the_tree_is_decoded() {
+        let path = Path::new("/a/new\nline");
+        assert_eq!(decode(&encode(77, path)), Some((77, &b"/a/new\nline"[..])));
+        for bad in ["", "7", "7\n", "/a\n", "7\na\n", "x\n/a\n", "-7\n/a\n", "7\n/a\0b\n"] {
+            assert_eq!(decode(bad.as_bytes()), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn mounts_of_quell_are_recognized_by_their_device() {
+        let mounts = b"36 35 0:40 / /t rw,relatime shared:1 - fuse.quell quell rw\n\
+                       37 35 0:41 / /u rw - tmpfs fuse.quell rw\n";
+        assert!(is_mount_of_quell(mounts, rustix::fs::makedev(0, 40)));
+        assert!(!is_mount_of_quell(mounts, rustix::fs::makedev(0, 41)));
+        assert!(!is_mount_of_quell(mounts, rustix::fs::makedev(0, 4)));
+    }
 }

@@ -1,9 +1,10 @@
 //! The walk through a tree that a new store adopts (docs/formats/batch.md).
 //!
 //! Several threads read directories, and the calling thread sorts the entries and writes them to
-//! tables. The memory does not grow with the number of entries: each thread lists one directory at
-//! a time, and the directories that wait are those beside the current paths. Only files of which
-//! not all names were found yet are remembered.
+//! tables. The memory does not grow with the number of entries in general: each thread lists one
+//! directory at a time. It grows with the number of directories that wait, which are those beside
+//! the current paths, by their names and a constant; and by a constant for each file of which not
+//! all names were found yet, also if the others are outside of the tree.
 //!
 //! The tree may belong to another user, who may change it meanwhile. Nothing is reached by a path:
 //! each directory is opened in the one above, without following symbolic links.
@@ -24,7 +25,7 @@ use quell_posix::{Dir, PosixDir, Stat, WritableDir};
 use quell_threads::{Tasks, lock};
 use quell_vfs::{Error, ErrorKind, FileIdentity, Kind, Result, check_user_xattr};
 
-use crate::adopted::{ADOPTED, adopted_file};
+use crate::adopted::{ADOPTED, adopted_file, check_no_mount_of_quell, encode};
 use crate::store_dir::StoreDir;
 
 /// The largest depth of a directory below the tree.
@@ -110,11 +111,31 @@ enum Found {
     },
 }
 
+/// The place of a directory. It refers to that of the directory above, so that the paths of many
+/// directories at a large depth need no memory for each.
+struct Place {
+    /// `None` for the tree.
+    above: Option<Arc<Place>>,
+    name: Vec<u8>,
+}
+
+impl Place {
+    /// Returns the path below the tree.
+    fn path(&self) -> Vec<u8> {
+        let (mut names, mut at) = (Vec::new(), self);
+        while let Some(above) = &at.above {
+            names.push(&at.name[..]);
+            at = above;
+        }
+        names.reverse();
+        names.join(&b'/')
+    }
+}
+
 /// A directory that waits to be read.
 struct Waiting {
     above: Arc<dyn Dir>,
-    name: Vec<u8>,
-    path: Vec<u8>,
+    place: Arc<Place>,
     depth: u32,
     /// The directory above in the store, and the number there.
     parent: u64,
@@ -129,7 +150,11 @@ impl Adoption<'_> {
         let subject = tree.as_os_str().as_bytes();
         let top = PosixDir::open(tree)?;
         let stat = top.stat_self()?;
+        check_no_mount_of_quell(tree, &stat)?;
         let store = dir.files()?.stat_self()?.identity();
+        if stat.identity() == store {
+            return Err(store_in_tree(subject));
+        }
         let (sender, receiver) = sync_channel(PARTS_MAX);
         let walk = Walk {
             adoption: self,
@@ -145,8 +170,7 @@ impl Adoption<'_> {
             scope.spawn(move || {
                 let first = Waiting {
                     above,
-                    name: Vec::new(),
-                    path: Vec::new(),
+                    place: Arc::new(Place { above: None, name: Vec::new() }),
                     depth: 0,
                     parent: ROOT,
                     number: ROOT,
@@ -164,7 +188,7 @@ impl Adoption<'_> {
             return Err(Error::new(ErrorKind::Interrupted, OPERATION, subject));
         }
         let file = dir.files()?.create_file(ADOPTED, 0o600)?;
-        file.write_at(&[subject, b"\n"].concat(), 0)?;
+        file.write_at(&encode(stat.inode, tree), 0)?;
         file.sync()?;
         entries.finish(walk.next_inode.into_inner())
     }
@@ -258,18 +282,20 @@ impl Walk<'_> {
         }
         let mut part = Part { found: Vec::with_capacity(PART_ENTRIES), sender };
         let mut subdirs = 0;
+        let path = waiting.place.path();
+        let name = &waiting.place.name;
         let is_top = waiting.number == ROOT;
-        let opened = if is_top { Ok(waiting.above.clone()) } else { waiting.above.open_dir(&waiting.name) };
+        let opened = if is_top { Ok(waiting.above.clone()) } else { waiting.above.open_dir(name) };
         let listed = opened.and_then(|dir| {
             if dir.stat_self()?.identity() != waiting.stat.identity() {
-                return Err(Error::new(ErrorKind::Stale, OPERATION, waiting.path.clone()));
+                return Err(Error::new(ErrorKind::Stale, OPERATION, path.clone()));
             }
             dir.visit(&mut |name, _| {
-                match self.entry(&dir, &waiting, name, tasks, &mut part) {
+                match self.entry(&dir, (&waiting, &path), name, tasks, &mut part) {
                     Ok(is_dir) => subdirs += u32::from(is_dir),
                     // It was removed meanwhile.
                     Err(error) if error.kind == ErrorKind::NotFound => {}
-                    Err(error) => self.report(&joined(&waiting.path, name), &error),
+                    Err(error) => self.report(&joined(&path, name), &error),
                 }
                 !self.adoption.progress.is_stopped()
             })
@@ -278,12 +304,12 @@ impl Walk<'_> {
         let mode = match listed {
             Ok(()) => waiting.stat.mode,
             Err(error) => {
-                self.report(&waiting.path, &error);
+                self.report(&path, &error);
                 Kind::Dir.mode_bits()
             }
         };
-        let xattrs = self.xattrs(&*waiting.above, &waiting.name, Kind::Dir, &waiting.path);
-        let content = Content::Parent { dir: waiting.parent, name: waiting.name };
+        let xattrs = self.xattrs(&*waiting.above, name, Kind::Dir, &path);
+        let content = Content::Parent { dir: waiting.parent, name: name.clone() };
         let inode =
             Inode { mode, links: 2 + subdirs, ..inode(waiting.number, &waiting.stat, content, xattrs) };
         self.adoption.progress.dirs.fetch_add(1, Ordering::Relaxed);
@@ -295,13 +321,13 @@ impl Walk<'_> {
     fn entry(
         &self,
         dir: &Arc<dyn Dir>,
-        waiting: &Waiting,
+        (waiting, dir_path): (&Waiting, &[u8]),
         name: &[u8],
         tasks: &Tasks<Waiting>,
         part: &mut Part<'_>,
     ) -> Result<bool> {
         let stat = dir.stat(name)?;
-        let path = joined(&waiting.path, name);
+        let path = joined(dir_path, name);
         let progress = self.adoption.progress;
         if path.len() > ADOPTED_PATH_BYTES_MAX {
             self.leave_out(&path, "its path is longer than 16,384 bytes");
@@ -327,8 +353,7 @@ impl Walk<'_> {
                 part.push(Found::Entry(key, Entry::Dir { inode: number }));
                 tasks.push([Waiting {
                     above: dir.clone(),
-                    name: name.to_vec(),
-                    path,
+                    place: Arc::new(Place { above: Some(waiting.place.clone()), name: name.to_vec() }),
                     depth: waiting.depth + 1,
                     parent: waiting.number,
                     number,
@@ -437,5 +462,24 @@ fn inode(number: u64, stat: &Stat, content: Content, xattrs: Vec<Xattr>) -> Inod
         changed: stat.changed.into(),
         content,
         xattrs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_that_wait_share_the_places_above_them() {
+        let top = Arc::new(Place { above: None, name: Vec::new() });
+        let below =
+            |above: &Arc<Place>, name: String| Place { above: Some(above.clone()), name: name.into() };
+        let deep = (0..60).fold(top.clone(), |above, _| Arc::new(below(&above, "d".repeat(250))));
+        let waiting: Vec<Place> = (0..1000).map(|number| below(&deep, number.to_string())).collect();
+        assert_eq!(Arc::strong_count(&deep), 1001);
+        assert_eq!(waiting[7].path().len(), 60 * 251 + 1);
+        assert!(waiting[7].path().ends_with(b"d/7"));
+        assert!(waiting.iter().all(|place| place.name.len() <= 3));
+        assert_eq!(top.path(), b"");
     }
 }

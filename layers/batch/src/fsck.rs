@@ -232,7 +232,7 @@ fn check_adopted(store: &BatchStore, repairs: bool, report: &mut dyn FnMut(&Stor
         };
         let found = Mutex::new(Vec::new());
         quell_threads::run(CHECK_THREADS, page, |(key, file), _| match tree.present(&file) {
-            Ok(present) if present == file => {}
+            Ok(present) if present.file == file => {}
             present => lock(&found).push((key, file, present)),
         });
         let mut found = into_inner(found);

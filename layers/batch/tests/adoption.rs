@@ -343,6 +343,38 @@ fn a_change_of_an_open_file_is_noticed_at_the_next_read() {
     adopted.with_mount(|fs| assert_eq!(read(fs, "file"), fs::read(&original).unwrap()));
 }
 
+/// The bytes may be those of another user, so they are accepted only with the owner and the
+/// permissions that the file has now, and never as a set-id program.
+#[test]
+fn a_repair_takes_the_permissions_of_a_changed_file_and_no_set_id_bits() {
+    let set_mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    let adopted = Adopted::new(|tree| {
+        for name in ["replaced", "written", "secret"] {
+            fs::write(tree.join(name), "trusted").unwrap();
+            set_mode(&tree.join(name), if name == "secret" { 0o644 } else { 0o6755 });
+        }
+    });
+    let tree = adopted.tree();
+    for (name, mode) in [("replaced", 0o4750), ("secret", 0o600)] {
+        fs::write(tree.join("new"), "other bytes").unwrap();
+        set_mode(&tree.join("new"), mode);
+        fs::rename(tree.join("new"), tree.join(name)).unwrap();
+    }
+    // A write of a user without privileges removes the bits; they may be set again.
+    fs::write(tree.join("written"), "other bytes").unwrap();
+    set_mode(&tree.join("written"), 0o6755);
+    assert_eq!(adopted.problems(true).len(), 3);
+    assert_eq!(adopted.problems(false), []);
+    adopted.with_mount(|fs| {
+        for (name, expected) in [("replaced", 0o750), ("written", 0o755), ("secret", 0o600)] {
+            assert_eq!(read(fs, name), b"other bytes");
+            let found = fs.attributes(&Context::OWN, node(fs, name)).unwrap();
+            assert_eq!(found.permissions, expected, "{name}");
+            assert_eq!((found.uid, found.gid), before_owner(&tree.join(name)), "{name}");
+        }
+    });
+}
+
 #[test]
 fn problems_of_the_tree_are_found() {
     let adopted = Adopted::new(|tree| {
@@ -368,11 +400,19 @@ fn problems_of_the_tree_are_found() {
         assert_eq!(open(fs, "kept").map(drop).unwrap_err().kind, ErrorKind::Stale);
         drop(fs.make_dir(&Context::OWN, fs.root(), b"works", NEW).unwrap());
     });
-    fs::write(adopted.store().join("adopted"), format!("{}\n", moved.display())).unwrap();
+    let inode = fs::metadata(&moved).unwrap().ino();
+    // Another directory at the path is not taken for the tree.
+    fs::create_dir(adopted.tree()).unwrap();
+    fs::write(adopted.tree().join("kept"), "other").unwrap();
+    assert_eq!(adopted.problems(true), [("lost-tree", String::new())]);
+    adopted.with_mount(|fs| {
+        assert_eq!(open(fs, "kept").map(drop).unwrap_err().kind, ErrorKind::Stale);
+    });
+    fs::write(adopted.store().join("adopted"), format!("{inode}\n{}\n", moved.display())).unwrap();
     assert_eq!(adopted.problems(false), expected[..1]);
     adopted.with_mount(|fs| assert_eq!(read(fs, "kept"), b"kept"));
     // A store without the path, or with bytes that are none.
-    fs::write(adopted.store().join("adopted"), "not absolute\n").unwrap();
+    fs::write(adopted.store().join("adopted"), "7\nnot absolute\n").unwrap();
     let store = BatchStore::open(&adopted.store(), WAIT).unwrap();
     assert_eq!(store.file_system(b"").map(drop).unwrap_err().kind, ErrorKind::Damaged);
     drop(store);
@@ -402,6 +442,9 @@ fn a_failed_adoption_leaves_nothing() {
     fs::set_permissions(&store, PermissionsExt::from_mode(0o700)).unwrap();
     let stopped = BatchStore::adopt(&store, &tree, &adoption);
     assert_eq!(stopped.unwrap_err().kind, ErrorKind::Interrupted);
+    assert_eq!(fs::read_dir(&store).unwrap().count(), 0, "the directory existed before");
+    // The store is the tree itself.
+    assert_eq!(adopt(&store, &store).unwrap_err().kind, ErrorKind::InvalidInput);
     assert_eq!(fs::read_dir(&store).unwrap().count(), 0, "the directory existed before");
     // A directory with other files is refused, and its files stay.
     fs::write(store.join("notes"), "mine").unwrap();

@@ -61,7 +61,7 @@ pub use key::{Key, split};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
 pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
-pub use primary::{DataFileVisitor, NewBatch, Primary};
+pub use primary::{AcceptedFile, DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};
 pub use protocol::{Attributes, Bytes, ListedName, PROTOCOL, RenameRequest, Reply, Request};
 pub use snapshots::SnapshotSummary;

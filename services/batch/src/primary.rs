@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock};
 
 use quell_kv::KeyValue;
 use quell_threads::{read_lock, write_lock};
-use quell_vfs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Kind, Result};
 
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
 use crate::certificate::Certificate;
@@ -47,6 +47,19 @@ pub struct Primary {
 
 /// Receives a data file, and the directory and the name of its inode.
 pub type DataFileVisitor<'a> = dyn FnMut(DataFile, (u64, &[u8])) + 'a;
+
+/// The present state of a file of the adopted tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcceptedFile {
+    /// Its path, its inode number, its size and its times.
+    pub file: AdoptedFile,
+    /// `st_mode`.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
 
 /// A batch to begin.
 #[derive(Debug, Clone)]
@@ -378,12 +391,16 @@ impl Primary {
         Ok(found)
     }
 
-    /// Accepts the present state of a file of the adopted tree: its size and its times become those
-    /// of the inode at `key`, unless the content of the inode is not `before` any more.
+    /// Accepts the present state of a file of the adopted tree: its size, times, owner, group and
+    /// permissions become those of the inode at `key`, unless the content of the inode is not
+    /// `before` any more. The set-id bits are removed, because the bytes may be those of another
+    /// user.
     ///
     /// # Errors
     /// Those of reads and commits.
-    pub fn accept_adopted(&self, key: &Key, before: &AdoptedFile, present: AdoptedFile) -> Result<()> {
+    pub fn accept_adopted(&self, key: &Key, before: &AdoptedFile, accepted: AcceptedFile) -> Result<()> {
+        const SET_ID: u32 = 0o6000;
+        let AcceptedFile { file: present, mode, uid, gid } = accepted;
         let mut names = write_lock(&self.image);
         let Some(Entry::Inode(mut inode)) = names.0.get(key)? else { return Ok(()) };
         if !matches!(&inode.content, Content::Adopted(file) if **file == *before) {
@@ -393,6 +410,8 @@ impl Primary {
             inode.modified = present.modified;
         }
         (inode.size_bytes, inode.changed) = (present.size_bytes, present.changed);
+        (inode.uid, inode.gid) = (uid, gid);
+        inode.mode = Kind::File.mode_bits() | (mode & 0o7777 & !SET_ID);
         inode.content = Content::Adopted(Box::new(present));
         names.0.apply(vec![(key.clone(), Some(Entry::Inode(inode)))])
     }
