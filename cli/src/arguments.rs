@@ -449,6 +449,7 @@ pub struct RecordArgs {
     #[arg(long, conflicts_with = "image")]
     pub whole: bool,
     /// Keep at most this many MiB of blocks, preferring those that were read in most recordings.
+    /// With --small or --pattern: select files until their blocks reach this size.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget: Option<u64>,
     /// For programs that never end: end CMD after this many seconds, or when a line of its output

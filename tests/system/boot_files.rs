@@ -132,6 +132,35 @@ fn files_are_selected_by_size_and_by_pattern_without_a_program() {
 }
 
 #[test]
+fn sparse_files_of_any_size_take_no_more_than_the_budget() {
+    const BYTES_MAX: u64 = i64::MAX as u64;
+    let stage = Stage::new();
+    // Not every file system has files of this size.
+    let tree = tempfile::tempdir_in("/dev/shm").unwrap();
+    for name in ["a", "b"] {
+        fs::File::create(tree.path().join(name)).unwrap().set_len(BYTES_MAX).unwrap();
+    }
+    let (index, image) = (stage.path("sparse.quell"), stage.path("sparse.boot"));
+    stage.run(stage.quell().args(["index", "-q"]).arg(tree.path()).arg("-o").arg(&index)).expect(0);
+    let select = |options: &[&str]| {
+        let mut command = stage.quell();
+        command.args(["record", "--pattern", "*"]).args(options).arg("-i").arg(&index);
+        stage.run(command.arg("-o").arg(&image))
+    };
+    let all = select(&["--dry-run", "--json"]).expect(0).json();
+    assert_eq!((&all["files"], &all["memory_bytes"]), (&2.into(), &u64::MAX.into()), "{all}");
+    select(&[]).expect(2).says("blocks, and an image can have");
+    assert!(!image.exists());
+
+    let within = select(&["--dry-run", "--json", "--budget", "10"]).expect(0).json();
+    assert_eq!((&within["files"], &within["blocks_bytes"]), (&1.into(), &(10 << 20).into()), "{within}");
+    select(&["-q", "--budget", "10"]).expect(0);
+    let mut show = stage.quell();
+    let shown = stage.run(show.args(["boot", "show", "--files", "--json"]).arg(&image)).expect(0);
+    assert_eq!(files_of(&shown).iter().map(|(_, blocks)| *blocks).collect::<Vec<_>>(), [2560]);
+}
+
+#[test]
 fn the_memory_of_selected_files_is_known_before_they_are_read() {
     let fixture = Fixture::new();
     let estimate = fixture.select(&["--small", "32K", "--dry-run", "--json"]).expect(0).json();

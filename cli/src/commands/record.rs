@@ -103,7 +103,12 @@ fn record_files(
     let (index, directory) = index;
     let source = args.source.as_deref().map(real_path).transpose()?;
     let named = directory.as_deref().filter(|_| source.is_none());
-    let selection = FileSelection { size_bytes_max: args.small, patterns: args.pattern.clone() };
+    let plan = image_plan(args, output.clone());
+    let selection = FileSelection {
+        size_bytes_max: args.small,
+        patterns: args.pattern.clone(),
+        blocks_max: plan.blocks_max(),
+    };
     let trusted = Trusted::by_caller(&args.trust_owner);
     let files = SelectedFiles::of_index(index, source.as_deref(), named, trusted, &selection)?;
     let memory = files.memory();
@@ -127,7 +132,7 @@ fn record_files(
         return Ok(ExitCode::SUCCESS);
     }
     let print = |message: &str| errln!("quell: {message}");
-    let result = files.write_image(&image_plan(args, output.clone()), &print)?;
+    let result = files.write_image(&plan, &print)?;
     print_result(args, &output, &result, quiet)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -55,18 +55,19 @@ impl MemoryEstimate {
     /// Returns the memory for an image of whole files, before it is written.
     pub fn of_files(files: u64, blocks: u64, names_bytes: u64) -> MemoryEstimate {
         let rows = files * (FILE_ROW_BYTES + RUN_ROW_BYTES) as u64;
-        let frames = blocks.div_ceil(FRAME_BLOCKS as u64) * FRAME_ROW_BYTES as u64;
+        // The sizes of files come from a tree: sparse files can have any number of blocks.
+        let frames = blocks.div_ceil(FRAME_BLOCKS as u64).saturating_mul(FRAME_ROW_BYTES as u64);
         MemoryEstimate::new(
             files,
-            blocks * BLOCK_BYTES as u64,
-            HEADER_BYTES as u64 + rows + names_bytes + frames,
+            blocks.saturating_mul(BLOCK_BYTES as u64),
+            (HEADER_BYTES as u64 + rows + names_bytes).saturating_add(frames),
         )
     }
 
     fn new(files: u64, blocks_bytes: u64, tables_bytes: u64) -> MemoryEstimate {
-        let tables_bytes = tables_bytes + files * NODE_BYTES;
-        let ranges_bytes = tables_bytes + FRAMES_BYTES_MAX;
-        MemoryEstimate { memory_bytes: tables_bytes + blocks_bytes, ranges_bytes }
+        let tables_bytes = tables_bytes.saturating_add(files * NODE_BYTES);
+        let ranges_bytes = tables_bytes.saturating_add(FRAMES_BYTES_MAX);
+        MemoryEstimate { memory_bytes: tables_bytes.saturating_add(blocks_bytes), ranges_bytes }
     }
 }
 
@@ -171,6 +172,14 @@ impl RangedContents {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_for_files_of_any_size_has_no_overflow() {
+        let MemoryEstimate { memory_bytes, ranges_bytes } = MemoryEstimate::of_files(2, 1 << 52, 2);
+        assert_eq!(memory_bytes, u64::MAX);
+        assert!(ranges_bytes > FRAMES_BYTES_MAX && ranges_bytes < u64::MAX);
+        assert_eq!(MemoryEstimate::of_files(1, u64::MAX, 1).memory_bytes, u64::MAX);
+    }
 
     #[test]
     fn the_frames_that_were_used_last_are_kept() {

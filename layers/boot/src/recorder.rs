@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use quell_threads::lock;
 use quell_vfs::{Attributes, Context, ErrorKind, File, FileSystem, NodeId, ReadAt, Result};
 
-use crate::format::BLOCK_BYTES;
+use crate::format::{BLOCK_BYTES, BLOCKS_MAX};
 use crate::image::{BootImage, blocks_of};
 use crate::open_override::{OpenOverride, Opener};
 use crate::pack::{FrameSink, Packer, ReadBlock};
@@ -83,11 +83,14 @@ impl Recorder {
         Arc::new(Recorder { state: Mutex::new(state) })
     }
 
-    /// Returns a recorder that has read all blocks of these files of `fs`, in this order.
-    pub fn of_files(fs: &dyn FileSystem, files: &[NodeId]) -> Result<Arc<Recorder>> {
+    /// Returns a recorder that has read the first `blocks_max` blocks of these files of `fs`, in
+    /// this order.
+    pub fn of_files(fs: &dyn FileSystem, files: &[NodeId], blocks_max: u64) -> Result<Arc<Recorder>> {
         let recorder = Recorder::new();
+        let mut blocks_left = blocks_max.min(BLOCKS_MAX) as u32;
         for node in files {
-            let blocks = blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes);
+            let blocks = blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes).min(blocks_left);
+            blocks_left -= blocks;
             let number = recorder.opened(*node);
             recorder.state().recording.add(number, 0..blocks);
         }
@@ -178,7 +181,7 @@ impl Recorder {
             for (number, node) in (0..).zip(&nodes) {
                 let blocks = blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes);
                 if choice.whole || blocks <= SMALL_BLOCKS {
-                    recording.complete(number, blocks, choice.blocks_max);
+                    recording.complete(number, blocks, choice.blocks_max.min(BLOCKS_MAX as usize));
                 }
             }
         }

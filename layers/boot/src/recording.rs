@@ -120,6 +120,10 @@ impl Recording {
     /// block, unless the recording would then have more than `blocks_max` blocks. Does nothing if
     /// the recording has no block of the file.
     pub fn complete(&mut self, file: u32, blocks: u32, blocks_max: usize) {
+        // A sparse file can have any number of blocks.
+        if blocks as usize > blocks_max {
+            return;
+        }
         let here: Vec<u32> = (0..blocks).filter_map(|block| self.seen.get(&(file, block)).copied()).collect();
         let Some(hottest) = here.iter().max() else { return };
         if self.order.len() + (blocks as usize - here.len()) > blocks_max {
@@ -193,6 +197,8 @@ mod tests {
         assert_eq!(recording.blocks(), 1, "three blocks are more than two");
         recording.complete(0, 3, 3);
         recording.complete(1, 3, usize::MAX);
+        // The blocks of such a file are not visited.
+        recording.complete(0, u32::MAX, 4);
         assert_eq!(blocks(&recording), [(0, 1, 2), (0, 0, 2), (0, 2, 2)]);
     }
 

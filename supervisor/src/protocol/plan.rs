@@ -3,6 +3,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use quell_boot::{BLOCK_BYTES, BLOCKS_MAX};
 use quell_index::OnChange;
 use quell_mount_spec::{DiskFormat, IndexMode, Trusted};
 use serde::{Deserialize, Serialize};
@@ -338,6 +339,15 @@ pub struct ImagePlan {
     pub whole: bool,
     /// Size limit of the blocks to keep, in MiB.
     pub budget_mib: Option<u64>,
+}
+
+impl ImagePlan {
+    /// Returns the limit on the number of blocks, if there is one. It is not more than an image can
+    /// have.
+    pub fn blocks_max(&self) -> Option<u64> {
+        let blocks = |mib: u64| mib.saturating_mul(1 << 20) / BLOCK_BYTES as u64;
+        self.budget_mib.map(|mib| blocks(mib).min(BLOCKS_MAX))
+    }
 }
 
 /// The view that the user selected.

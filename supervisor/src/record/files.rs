@@ -25,6 +25,9 @@ pub struct FileSelection {
     pub size_bytes_max: Option<u64>,
     /// Patterns of names and paths, of which one must match; if there is none, all files match.
     pub patterns: Vec<String>,
+    /// The selection ends with the file that reaches this number of blocks. Further blocks of that
+    /// file are left out.
+    pub blocks_max: Option<u64>,
 }
 
 /// The selected files of an indexed tree.
@@ -34,6 +37,8 @@ pub struct SelectedFiles {
     owner: Ownership,
     trusted: Trusted,
     files: Vec<NodeId>,
+    /// The sum of all sizes, of which one can be up to 2^63 - 1 bytes, within the limit of the
+    /// selection.
     blocks: u64,
     names_bytes: u64,
 }
@@ -85,10 +90,13 @@ impl SelectedFiles {
                 && selection.size_bytes_max.is_none_or(|most| file.size_bytes <= most)
                 && (selection.patterns.is_empty() || patterns.matches(directory, name))
         };
+        let blocks_max = selection.blocks_max.unwrap_or(u64::MAX);
         let fs = self.covered.fs.clone();
         let mut linked = HashSet::new();
         let mut directories = vec![(fs.root(), Vec::new())];
-        while let Some((directory, path)) = directories.pop() {
+        while self.blocks < blocks_max
+            && let Some((directory, path)) = directories.pop()
+        {
             let mut below = Vec::new();
             let listed = fs.list(&Context::OWN, directory, Cursor::START, &mut |entry| {
                 let attributes = entry.attributes.expect("a read-only tree lists all attributes");
@@ -99,10 +107,11 @@ impl SelectedFiles {
                     && (attributes.nlink == 1 || linked.insert(entry.node))
                 {
                     self.files.push(entry.node);
-                    self.blocks += attributes.size_bytes.div_ceil(BLOCK_BYTES as u64);
+                    let blocks = attributes.size_bytes.div_ceil(BLOCK_BYTES as u64);
+                    self.blocks = self.blocks.saturating_add(blocks).min(blocks_max);
                     self.names_bytes += (path.len() + 1 + entry.name.len()) as u64;
                 }
-                true
+                self.blocks < blocks_max
             });
             match listed {
                 // The content of such a directory is not in the index.
@@ -121,7 +130,7 @@ impl SelectedFiles {
 
     /// Returns the size of the blocks of the files, in bytes.
     pub fn blocks_bytes(&self) -> u64 {
-        self.blocks * BLOCK_BYTES as u64
+        self.blocks.saturating_mul(BLOCK_BYTES as u64)
     }
 
     /// Returns the most memory that serving the files takes.
@@ -142,7 +151,7 @@ impl SelectedFiles {
                 shown(&plan.output)
             )));
         }
-        if plan.budget_mib.is_none() && self.blocks > BLOCKS_MAX {
+        if self.blocks > BLOCKS_MAX {
             return Err(Failure::wrong_input(format!(
                 "{} have {} blocks, and an image can have {BLOCKS_MAX}: select fewer with --small or --pattern, or set --budget",
                 counted(self.files(), "file", "files"),
@@ -151,9 +160,9 @@ impl SelectedFiles {
         }
         LockedBootFile::check(&plan.output, plan.force)?;
         let subject = self.covered.subject();
-        let SelectedFiles { covered, owner, trusted, files, .. } = self;
+        let SelectedFiles { covered, owner, trusted, files, blocks, .. } = self;
         let fs = covered.fs.clone();
-        let recorder = Recorder::of_files(&*fs, &files)?;
+        let recorder = Recorder::of_files(&*fs, &files, blocks)?;
         Recorded { recorder, fs, subject, trusted, owner }.write_image(plan, print)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_boot::{BLOCK_BYTES, BootImage, Choice, Recorder, Subject, Unreadable};
+use quell_boot::{BootImage, Choice, Recorder, Subject, Unreadable};
 use quell_mount_spec::{LockedBootFile, Ownership, Trusted, TrustedUse};
 use quell_vfs::FileSystem;
 
@@ -52,7 +52,7 @@ impl Recorded {
             print(&waiting_for_recording(lock));
         })?;
         let old = self.older_image(plan)?;
-        let blocks_max = plan.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
+        let blocks_max = plan.blocks_max().map_or(usize::MAX, |blocks| blocks as usize);
         let (min_recordings, whole) = (plan.min_runs, plan.whole);
         let updates = plan.update;
         let choice = Choice { old: old.as_ref(), updates, min_recordings, blocks_max, whole };
