@@ -3,10 +3,11 @@
 //!
 //! Needs root, for the network namespaces of `testbed/moosefs`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::boot::BLOCK;
+use crate::boot::{BLOCK, files_of};
 use crate::skip;
 use crate::stage::{Running, Stage, eventually, has, is_root};
 use crate::testbed::Testbed;
@@ -15,13 +16,24 @@ use crate::trees;
 const DIRECTORIES: usize = 10;
 const FILES_IN_EACH: usize = 20;
 const FILE_BYTES: usize = 2 * BLOCK + 100;
-/// Loading the index and the image, the check, and the path lookup of the tree.
-const OPERATIONS_MAX: u64 = 20;
+/// Limit on the operations of a start: loading the index and the image, the check, and path lookups.
+/// On an idle machine there are 10 to 16. The slower the start, the more of them are repeated when
+/// the client's cache expires; with a client that caches no names and no attributes there are 30 to
+/// 43. One operation for each file of a tree would exceed the limit.
+pub const OPERATIONS_MAX: u64 = 100;
 
 /// Reads the files whose names begin with the second argument, and ends when the file named by the
 /// third exists.
 const READ: &str = r#"cat "$1"/*/$2*; echo read >&2; while ! test -e "$3"; do sleep 0.05; done"#;
-const READ_ALL: &str = r#"cat "$1"/*/*"#;
+/// Enters the tree first: each use of a path to it may be a lookup in the directory above it, if the
+/// client's cache has expired.
+const READ_ALL: &str = r#"cd "$1" && cat */*"#;
+
+/// Returns the number of requests to the servers, except for reads of data.
+pub fn operations(requests: &BTreeMap<String, u64>) -> u64 {
+    let to_servers = ["lookup.master", "getattr", "open", "opendir", "access", "statfs", "readlink.master"];
+    to_servers.iter().filter_map(|name| requests.get(*name)).sum()
+}
 
 fn make_tree(at: &Path) {
     for d in 0..DIRECTORIES {
@@ -86,23 +98,21 @@ fn nodes_record_concurrently_into_one_image_that_a_cold_node_uses() {
     let mut seen = Vec::new();
     let asked = testbed.requests_of("2", || seen = stage.run(&mut command).expect(0).out);
     assert!(seen == expected, "other bytes");
-    let to_servers = ["lookup.master", "getattr", "open", "opendir", "access", "statfs", "readlink.master"];
-    let operations: u64 = to_servers.iter().filter_map(|name| asked.get(*name)).sum();
-    assert!(operations <= OPERATIONS_MAX, "{operations}: {asked:?}");
+    assert!(operations(&asked) <= OPERATIONS_MAX, "{asked:?}");
     let reads_max = fs::metadata(directory.join("app.boot")).unwrap().len() / (128 << 10) + 10;
     assert!(asked["read"] <= reads_max, "at most {reads_max}: {asked:?}");
     drop(testbed);
     assert!(eventually(|| stage.processes().is_empty()));
 }
 
-/// Reads blocks of a file that the image does not have, 16 at the same time, and then the recorded
-/// files again and again.
-const READ_ON_A_BUSY_NODE: &str = r#"for i in $(seq 16); do
-    dd if="$1/large" bs=4096 skip=$((i * 20)) count=1 status=none & done | cksum
-    for i in $(seq 40); do cat "$1"/d*/*; done | cksum"#;
+/// Reads the recorded files, and blocks of a file that the image does not have: 16 processes, of
+/// which each reads another part.
+const READ_MISSING: &str = r#"cd "$1" && cat d*/* | cksum
+    for i in $(seq 16); do dd if=large bs=4096 skip=$((i * 20)) count=1 status=none & done | wc -c
+    wait"#;
 
 #[test]
-fn on_a_busy_node_the_operations_are_those_of_the_path_to_the_tree() {
+fn the_missing_blocks_of_a_file_cost_one_open() {
     if !is_root() || !has("mfsmaster") {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }
@@ -118,27 +128,24 @@ fn on_a_busy_node_the_operations_are_those_of_the_path_to_the_tree() {
     record.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&image);
     let script = r#"cat "$1"/d*/* >/dev/null; head -c 100 "$1/large" >/dev/null"#;
     stage.run(record.args(["--", "sh", "-c", script, "sh"]).arg(&tree)).expect(0);
-    let expected = stage.sh(READ_ON_A_BUSY_NODE, &[&tree]).expect(0).out;
+    let mut show = stage.quell();
+    let recorded =
+        files_of(&stage.run(show.args(["boot", "show", "--files", "--json"]).arg(&image)).expect(0));
+    // All blocks of the small files, and not those of the large one.
+    let large = recorded.iter().position(|(name, _)| name == "large").unwrap();
+    assert!(recorded[large].1 < 20, "{}", recorded[large].1);
+    assert!((0..recorded.len()).all(|n| n == large || recorded[n].1 == 3), "{recorded:?}");
+    let expected = stage.sh(READ_MISSING, &[&tree]).expect(0).out;
 
-    let busy: Vec<Running> =
-        (0..6).map(|_| stage.start(stage.command("sh").args(["-c", "while :; do :; done"]))).collect();
     let mut command = stage.quell();
-    command.args(["run", "-q", "--strict", "--check", "sample", "-i"]).arg(&index).arg("-b").arg(&image);
-    command.args(["--", "sh", "-c", READ_ON_A_BUSY_NODE, "sh"]).arg(&tree);
+    command.args(["run", "-q", "--strict", "--view", "overlay", "--check", "sample", "--recheck", "0", "-i"]);
+    command.arg(&index).arg("-b").arg(&image);
+    command.args(["--", "sh", "-c", READ_MISSING, "sh"]).arg(&tree);
     let mut seen = Vec::new();
-    let begin = std::time::Instant::now();
     let sent = testbed.requests_of("1", || seen = stage.run(&mut command).expect(0).out);
-    let elapsed_s = begin.elapsed().as_secs();
-    for process in busy {
-        process.signal(rustix::process::Signal::KILL);
-        process.wait();
-    }
     assert!(seen == expected, "other bytes");
     let count = |name: &str| sent.get(name).copied().unwrap_or(0);
-    // The index, the image and the large file; none of the recorded files.
+    // The index, the image and the large file.
     assert!(count("open") <= 3 && count("opendir") == 0, "{sent:?}");
-    // The kernel looks up each directory above the tree again when the client's cache expires,
-    // after a second, and from the second minute on the holder compares an entry every second.
-    let most = OPERATIONS_MAX + 3 * elapsed_s + 8 * elapsed_s.saturating_sub(60);
-    assert!(count("lookup.master") + count("getattr") <= most, "{sent:?} in {elapsed_s} s");
+    assert!(operations(&sent) <= OPERATIONS_MAX, "{sent:?}");
 }
