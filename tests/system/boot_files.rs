@@ -162,6 +162,29 @@ fn sparse_files_of_any_size_take_no_more_than_the_budget() {
 }
 
 #[test]
+fn files_that_changed_after_the_tree_was_indexed_are_reported_and_left_out() {
+    let fixture = Fixture::new();
+    let options = ["--pattern", "d0/f0", "--pattern", "d0/f3", "--pattern", "d0/f6"];
+    let file = |name: &str| fixture.tree.join("d0").join(name);
+    fs::write(file("f0"), "another content").unwrap();
+    fs::remove_file(file("f3")).unwrap();
+    let words = "2 files are not in the image, because of changes after the tree was indexed";
+    fixture.select(&options).expect(1).says(words);
+    assert_eq!(files_of(&fixture.show()), [("d0/f6".into(), 6)]);
+    let result = fixture.select(&[&options[..], &["--json"]].concat()).expect(1).says(words).json();
+    assert_eq!((&result["changed_files"], &result["unreadable_blocks"]), (&2.into(), &0.into()), "{result}");
+
+    let image = fs::read(&fixture.image).unwrap();
+    fs::remove_file(file("f6")).unwrap();
+    fixture.select(&options).expect(3).says("3 files are not in the image").says("no block can be read");
+    assert_eq!(fs::read(&fixture.image).unwrap(), image, "the old image was replaced");
+
+    fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
+    let result = fixture.select(&[&options[..], &["--json"]].concat()).expect(0).json();
+    assert_eq!((&result["changed_files"], &result["image_files"]), (&0.into(), &1.into()), "{result}");
+}
+
+#[test]
 fn the_memory_of_selected_files_is_known_before_they_are_read() {
     let fixture = Fixture::new();
     let estimate = fixture.select(&["--small", "32K", "--dry-run", "--json"]).expect(0).json();

@@ -134,7 +134,8 @@ fn record_files(
     let print = |message: &str| errln!("quell: {message}");
     let result = files.write_image(&plan, &print)?;
     print_result(args, &output, &result, quiet)?;
-    Ok(ExitCode::SUCCESS)
+    let is_complete = result.changed_files + result.unreadable_blocks == 0;
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Returns the command that runs the program in a recording view.

@@ -39,7 +39,7 @@ pub use loading::{LoadingContents, ReadFrame};
 pub use open_override::{OpenOverride, Opener};
 pub use pack::{FrameSink, Packer, ReadBlock};
 pub use ranges::{ImageFile, MemoryEstimate};
-pub use recorder::{Choice, Recorder, RecorderFs, Unreadable};
+pub use recorder::{Choice, LeftOut, Recorder, RecorderFs};
 pub use recording::{Recorded, Recording};
 pub use subject::Subject;
 pub use validity::{IndexedTree, Validity};

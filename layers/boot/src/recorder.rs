@@ -43,14 +43,16 @@ impl Choice<'_> {
         Choice { old: None, updates: false, min_recordings: 1, blocks_max: usize::MAX, whole: false };
 }
 
-/// Blocks that were read during the recording, cannot be read for the image, and are left out of
-/// it.
+/// The part of a recording that is left out of the image.
 #[derive(Debug, Default)]
-pub struct Unreadable {
-    /// The number of these blocks.
-    pub blocks: u64,
-    /// The error of the first of them.
-    pub first: Option<String>,
+pub struct LeftOut {
+    /// The number of files that were changed or removed after the tree was indexed or the disk was
+    /// opened.
+    pub changed_files: u64,
+    /// The number of blocks of other files that cannot be read.
+    pub unreadable_blocks: u64,
+    /// The error of the first of these blocks.
+    pub first_error: Option<String>,
 }
 
 /// A file system that records. Its `Recorder` has the result.
@@ -121,7 +123,7 @@ impl Recorder {
         number
     }
 
-    /// Returns an image of the recorded blocks of `fs`, and the blocks that could not be read
+    /// Returns an image of the recorded blocks of `fs`, and the part that could not be read
     /// again. `fs` must be the recorded file system.
     pub fn pack(
         &self,
@@ -129,11 +131,11 @@ impl Recorder {
         subject: &Subject,
         choice: &Choice,
         threads: usize,
-    ) -> Result<(Vec<u8>, Unreadable)> {
+    ) -> Result<(Vec<u8>, LeftOut)> {
         let mut frames = Vec::new();
-        let (mut image, unreadable) = self.pack_to(fs, subject, choice, threads, &mut frames)?;
+        let (mut image, left_out) = self.pack_to(fs, subject, choice, threads, &mut frames)?;
         image.extend_from_slice(&frames);
-        Ok((image, unreadable))
+        Ok((image, left_out))
     }
 
     /// Does the same as `pack`, and passes the frames to `sink`. Returns the part of the image
@@ -145,7 +147,7 @@ impl Recorder {
         choice: &Choice,
         threads: usize,
         sink: &mut dyn FrameSink,
-    ) -> Result<(Vec<u8>, Unreadable)> {
+    ) -> Result<(Vec<u8>, LeftOut)> {
         let state = self.state();
         let mut packer = Packer::default();
         let mut recording = state.recording.clone();
@@ -185,9 +187,9 @@ impl Recorder {
                 }
             }
         }
-        let mut source = BlockReader { fs, nodes: &nodes, open: None, unreadable: Unreadable::default() };
+        let mut source = BlockReader { fs, nodes: &nodes, open: None, left_out: LeftOut::default() };
         let bytes = packer.pack_to(subject.kind(), &recording, &mut source, threads, sink)?;
-        Ok((bytes, source.unreadable))
+        Ok((bytes, source.left_out))
     }
 }
 
@@ -234,17 +236,21 @@ struct BlockReader<'a> {
     fs: &'a dyn FileSystem,
     nodes: &'a [NodeId],
     open: Option<(u32, Box<dyn File>)>,
-    unreadable: Unreadable,
+    left_out: LeftOut,
 }
 
 impl ReadBlock for BlockReader<'_> {
     fn read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
         match self.try_read(number, block, into) {
             Ok(()) => Ok(true),
-            Err(e) if e.kind == ErrorKind::Stale => Ok(false),
+            Err(e) if e.kind == ErrorKind::Stale => {
+                // No further block of the file is read.
+                self.left_out.changed_files += 1;
+                Ok(false)
+            }
             Err(e) => {
-                self.unreadable.blocks += 1;
-                self.unreadable.first.get_or_insert_with(|| e.to_string());
+                self.left_out.unreadable_blocks += 1;
+                self.left_out.first_error.get_or_insert_with(|| e.to_string());
                 Err(e)
             }
         }

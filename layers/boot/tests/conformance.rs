@@ -310,10 +310,10 @@ fn an_unreadable_block_is_left_out_alone() {
     let (whole, nothing) = pack(&*model);
     let torn = OpenOverride::new(model.clone(), Torn { file: all[0].0, other: all[1].0 });
     let (image, lost) = pack(&torn);
-    assert_eq!((nothing.blocks, lost.blocks), (0, 1 + blocks(1)));
+    assert_eq!((nothing.unreadable_blocks, lost.unreadable_blocks), (0, 1 + blocks(1)));
     let counted = |image: &BootImage| image.recording().blocks() as u64;
-    assert_eq!(counted(&image), counted(&whole) - lost.blocks);
-    assert_eq!((image.files(), lost.first.is_some()), (whole.files() - 1, true));
+    assert_eq!(counted(&image), counted(&whole) - lost.unreadable_blocks);
+    assert_eq!((image.files(), lost.first_error.is_some()), (whole.files() - 1, true));
     let (fs, _) = hot(image, model.clone());
     Comparison::new(&*model, &fs, true).ask(&mut Random::new(7), 300);
 }

@@ -64,6 +64,10 @@ pub struct RecordingResult {
     /// With `--update`: number of blocks that the older image did not have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub added_blocks: Option<u64>,
+    /// Number of files that are not in the image because they were changed or removed.
+    pub changed_files: u64,
+    /// Number of blocks that are not in the image because they could not be read.
+    pub unreadable_blocks: u64,
     /// Number of recordings that are merged in the image.
     pub recordings: u32,
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_boot::{BootImage, Choice, Recorder, Subject, Unreadable};
+use quell_boot::{BootImage, Choice, LeftOut, Recorder, Subject};
 use quell_mount_spec::{LockedBootFile, Ownership, Trusted, TrustedUse};
 use quell_vfs::FileSystem;
 
@@ -57,17 +57,16 @@ impl Recorded {
         let updates = plan.update;
         let choice = Choice { old: old.as_ref(), updates, min_recordings, blocks_max, whole };
         let mut frames = claimed.frames()?;
-        let (head, unreadable) = recorder.pack_to(&**fs, subject, &choice, processors(), &mut frames)?;
-        if let Unreadable { blocks, first: Some(first) } = unreadable {
-            print(&format!(
-                "{} could not be read again and are not in the image: {first}",
-                counted(blocks, "block", "blocks")
-            ));
-        }
+        let (head, left_out) = recorder.pack_to(&**fs, subject, &choice, processors(), &mut frames)?;
+        print_left_out(&left_out, subject, print);
+        let LeftOut { changed_files, unreadable_blocks, .. } = left_out;
         let file_bytes = head.len() as u64 + frames.bytes();
         let image = BootImage::parse_tables(head, file_bytes).map_err(|damage| {
             Failure::cannot(format!("the new boot image is damaged, and was not written: {damage}"))
         })?;
+        if image.files() == 0 && changed_files + unreadable_blocks > 0 {
+            return Err(Failure::cannot("no block can be read, and no boot image was written"));
+        }
         if image.files() == 0 {
             return Err(Failure::cannot("no block satisfies --min-runs and --budget"));
         }
@@ -82,8 +81,30 @@ impl Recorded {
             image_contents: image.contents().into(),
             image_bytes: image.file_bytes(),
             added_blocks,
+            changed_files,
+            unreadable_blocks,
             recordings: image.recordings(),
         })
+    }
+}
+
+fn print_left_out(left_out: &LeftOut, subject: &Subject, print: &(dyn Fn(&str) + Sync)) {
+    let LeftOut { changed_files, unreadable_blocks, first_error } = left_out;
+    if *changed_files > 0 {
+        let (event, advice) = match subject {
+            Subject::Tree(_) => ("the tree was indexed", "index the tree again, and repeat the command"),
+            Subject::Disk(_) => ("the recording began", "record again"),
+        };
+        print(&format!(
+            "{} not in the image, because of changes after {event}: {advice}",
+            counted(*changed_files, "file is", "files are")
+        ));
+    }
+    if let Some(error) = first_error {
+        print(&format!(
+            "{} could not be read again and are not in the image: {error}",
+            counted(*unreadable_blocks, "block", "blocks")
+        ));
     }
 }
 
