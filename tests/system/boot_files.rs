@@ -6,10 +6,12 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use crate::boot::{BLOCK, files_of};
 use crate::boot_moosefs::{OPERATIONS_MAX, operations};
 use crate::skip;
-use crate::stage::{Ended, Running, Stage, has, is_root};
+use crate::stage::{Ended, Running, Stage, eventually, has, is_root};
 use crate::testbed::Testbed;
 use crate::trees;
 
@@ -182,6 +184,42 @@ fn files_that_changed_after_the_tree_was_indexed_are_reported_and_left_out() {
     fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
     let result = fixture.select(&[&options[..], &["--json"]].concat()).expect(0).json();
     assert_eq!((&result["changed_files"], &result["image_files"]), (&0.into(), &1.into()), "{result}");
+}
+
+#[test]
+fn an_interrupted_selection_leaves_no_file() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    fs::File::create(tree.join("sparse")).unwrap().set_len(2 << 30).unwrap();
+    let index = stage.index(&tree);
+    let directory = stage.dir("images");
+    let catches_interrupts = |pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        caught.is_some_and(|mask| mask & 1 << (Signal::INT.as_raw() - 1) != 0)
+    };
+    // The command may end before the signal arrives; it is then repeated.
+    let is_interrupted = || {
+        let mut command = stage.quell();
+        command.args(["record", "-q", "--pattern", "*", "-i"]).arg(&index);
+        let mut running = stage.start(command.arg("-o").arg(directory.join("sparse.boot")));
+        // The signal is caught from the moment when the command holds the lock.
+        eventually(|| !running.is_running() || catches_interrupts(running.pid()));
+        if running.is_running() {
+            running.signal(Signal::INT);
+        }
+        let ended = running.wait();
+        let is_done = ended.code() == Some(0);
+        if is_done {
+            fs::remove_file(directory.join("sparse.boot")).unwrap();
+        } else {
+            ended.expect(130).says("no boot image was written");
+        }
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0, "files are left");
+        !is_done
+    };
+    assert!((0..20).any(|_| is_interrupted()), "no signal arrived in time");
 }
 
 #[test]

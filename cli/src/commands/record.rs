@@ -132,7 +132,7 @@ fn record_files(
         return Ok(ExitCode::SUCCESS);
     }
     let print = |message: &str| errln!("quell: {message}");
-    let result = files.write_image(&plan, &print)?;
+    let result = files.write_image(&plan, &progress::interruption, &print)?;
     print_result(args, &output, &result, quiet)?;
     let is_complete = result.changed_files + result.unreadable_blocks == 0;
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use quell_vfs::{Result, Time, printable};
+use quell_vfs::{ErrorKind, Result, Time, printable};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{
@@ -22,7 +22,8 @@ const LEVEL: i32 = 9;
 /// The source of blocks.
 pub trait ReadBlock {
     /// Reads a block, padded with zeros beyond the end of the file. Returns `false` if the file has
-    /// changed since the recording. After an error only this block is left out.
+    /// changed since the recording. After an error only this block is left out,
+    /// unless the error is `Interrupted`: then no image is packed.
     fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool>;
 }
 
@@ -151,6 +152,7 @@ impl Packer {
                     gone[number] = true;
                     blocks[number].clear();
                 }
+                Err(error) if error.kind == ErrorKind::Interrupted => return Err(error),
                 Err(error) => {
                     let block = recorded.block;
                     tracing::debug!(file = %printable(&file.name), block, %error, "left out a block that cannot be read");

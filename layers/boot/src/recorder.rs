@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use quell_threads::lock;
-use quell_vfs::{Attributes, Context, ErrorKind, File, FileSystem, NodeId, ReadAt, Result};
+use quell_vfs::{Attributes, Context, Error, ErrorKind, File, FileSystem, NodeId, ReadAt, Result};
 
 use crate::format::{BLOCK_BYTES, BLOCKS_MAX};
 use crate::image::{BootImage, blocks_of};
@@ -133,19 +134,21 @@ impl Recorder {
         threads: usize,
     ) -> Result<(Vec<u8>, LeftOut)> {
         let mut frames = Vec::new();
-        let (mut image, left_out) = self.pack_to(fs, subject, choice, threads, &mut frames)?;
+        let never = AtomicBool::new(false);
+        let (mut image, left_out) = self.pack_to(fs, subject, choice, threads, &never, &mut frames)?;
         image.extend_from_slice(&frames);
         Ok((image, left_out))
     }
 
     /// Does the same as `pack`, and passes the frames to `sink`. Returns the part of the image
-    /// before the frames.
+    /// before the frames. Ends with the error `Interrupted` soon after `is_interrupted` is set.
     pub fn pack_to(
         &self,
         fs: &dyn FileSystem,
         subject: &Subject,
         choice: &Choice,
         threads: usize,
+        is_interrupted: &AtomicBool,
         sink: &mut dyn FrameSink,
     ) -> Result<(Vec<u8>, LeftOut)> {
         let state = self.state();
@@ -187,7 +190,8 @@ impl Recorder {
                 }
             }
         }
-        let mut source = BlockReader { fs, nodes: &nodes, open: None, left_out: LeftOut::default() };
+        let mut source =
+            BlockReader { fs, nodes: &nodes, open: None, is_interrupted, left_out: LeftOut::default() };
         let bytes = packer.pack_to(subject.kind(), &recording, &mut source, threads, sink)?;
         Ok((bytes, source.left_out))
     }
@@ -236,11 +240,15 @@ struct BlockReader<'a> {
     fs: &'a dyn FileSystem,
     nodes: &'a [NodeId],
     open: Option<(u32, Box<dyn File>)>,
+    is_interrupted: &'a AtomicBool,
     left_out: LeftOut,
 }
 
 impl ReadBlock for BlockReader<'_> {
     fn read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
+        if self.is_interrupted.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Interrupted, "write", "the boot image"));
+        }
         match self.try_read(number, block, into) {
             Ok(()) => Ok(true),
             Err(e) if e.kind == ErrorKind::Stale => {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use quell_boot::BootImage;
 use quell_mount_spec::{Covered, LockedBootFile, Ownership, Trusted};
@@ -88,7 +89,8 @@ impl ActiveRecording {
     /// Writes the boot image and reports the result.
     pub fn finish(self) {
         let print = |message: &str| self.messages.print(message);
-        let result = self.recorded.write_image(&self.plan.image, &print);
+        // Signals to the group of the program do not end the holder.
+        let result = self.recorded.write_image(&self.plan.image, &Arc::default, &print);
         self.report(result);
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use quell_boot::{BLOCK_BYTES, BLOCKS_MAX, MemoryEstimate, Recorder};
 use quell_index::{OnChange, Patterns, Rules};
@@ -138,10 +139,12 @@ impl SelectedFiles {
         MemoryEstimate::of_files(self.files(), self.blocks, self.names_bytes)
     }
 
-    /// Reads the files and writes the image. `print` gets messages for the user.
+    /// Reads the files and writes the image. `interruption` is called when the lock of the image is
+    /// held, and returns a flag that ends the work. `print` gets messages for the user.
     pub fn write_image(
         self,
         plan: &ImagePlan,
+        interruption: &dyn Fn() -> Arc<AtomicBool>,
         print: &(dyn Fn(&str) + Sync),
     ) -> Result<RecordingResult, Failure> {
         let source = &self.covered.source_path;
@@ -163,6 +166,6 @@ impl SelectedFiles {
         let SelectedFiles { covered, owner, trusted, files, blocks, .. } = self;
         let fs = covered.fs.clone();
         let recorder = Recorder::of_files(&*fs, &files, blocks)?;
-        Recorded { recorder, fs, subject, trusted, owner }.write_image(plan, print)
+        Recorded { recorder, fs, subject, trusted, owner }.write_image(plan, interruption, print)
     }
 }

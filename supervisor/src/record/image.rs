@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use quell_boot::{BootImage, Choice, LeftOut, Recorder, Subject};
 use quell_mount_spec::{LockedBootFile, Ownership, Trusted, TrustedUse};
-use quell_vfs::FileSystem;
+use quell_vfs::{ErrorKind, FileSystem};
 
 use crate::display::{counted, shown};
 use crate::failure::Failure;
@@ -33,10 +34,12 @@ impl Recorded {
         older_image(plan, &**fs, (subject, trusted, owner))
     }
 
-    /// Writes the image. `print` gets messages for the user.
+    /// Writes the image. `interruption` is called when the lock of the image is held, and returns a
+    /// flag that ends the work. `print` gets messages for the user.
     pub fn write_image(
         &self,
         plan: &ImagePlan,
+        interruption: &dyn Fn() -> Arc<AtomicBool>,
         print: &(dyn Fn(&str) + Sync),
     ) -> Result<RecordingResult, Failure> {
         let output = &plan.output;
@@ -51,13 +54,19 @@ impl Recorded {
         let claimed = LockedBootFile::claim(output, &|lock| {
             print(&waiting_for_recording(lock));
         })?;
+        let is_interrupted = interruption();
         let old = self.older_image(plan)?;
         let blocks_max = plan.blocks_max().map_or(usize::MAX, |blocks| blocks as usize);
         let (min_recordings, whole) = (plan.min_runs, plan.whole);
         let updates = plan.update;
         let choice = Choice { old: old.as_ref(), updates, min_recordings, blocks_max, whole };
         let mut frames = claimed.frames()?;
-        let (head, left_out) = recorder.pack_to(&**fs, subject, &choice, processors(), &mut frames)?;
+        let (head, left_out) = recorder
+            .pack_to(&**fs, subject, &choice, processors(), &is_interrupted, &mut frames)
+            .map_err(|error| match error.kind {
+                ErrorKind::Interrupted => Failure::interrupted("interrupted: no boot image was written"),
+                _ => error.into(),
+            })?;
         print_left_out(&left_out, subject, print);
         let LeftOut { changed_files, unreadable_blocks, .. } = left_out;
         let file_bytes = head.len() as u64 + frames.bytes();
