@@ -24,6 +24,8 @@ pub fn processors() -> usize {
 #[derive(Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
     bytes: u64,
+    /// The memory for images that are read in ranges.
+    ranges_bytes: u64,
     reason: String,
 }
 
@@ -38,17 +40,22 @@ impl MemoryBudget {
         let mib = |bytes: u64| bytes >> 20;
         let wanted = requested_mib.unwrap_or(DEFAULT_MIB) << 20;
         match (requested_mib, available) {
-            (Some(_), Some(Available { bytes, scope })) if *bytes < wanted => {
-                MemoryBudget { bytes: *bytes, reason: format!("no more are available {scope}") }
-            }
+            (Some(_), Some(Available { bytes, scope })) if *bytes < wanted => MemoryBudget {
+                bytes: *bytes,
+                ranges_bytes: 0,
+                reason: format!("no more are available {scope}"),
+            },
             (None, Some(Available { bytes, scope })) if bytes / 2 < wanted => {
                 let reason =
                     format!("half of the {} MiB available {scope}; --budget raises the limit", mib(*bytes));
-                MemoryBudget { bytes: bytes / 2, reason }
+                MemoryBudget { bytes: bytes / 2, ranges_bytes: 0, reason }
             }
-            (Some(_), _) => MemoryBudget { bytes: wanted, reason: "of the limit of --budget".into() },
+            (Some(_), _) => {
+                MemoryBudget { bytes: wanted, ranges_bytes: 0, reason: "of the limit of --budget".into() }
+            }
             (None, _) => MemoryBudget {
                 bytes: wanted,
+                ranges_bytes: 0,
                 reason: format!("of the limit of {DEFAULT_MIB} MiB; --budget raises it"),
             },
         }
@@ -59,6 +66,35 @@ impl MemoryBudget {
     pub fn reserve(&mut self, image: &Path, served_bytes: u64, passing_bytes: u64) -> Result<(), Failure> {
         self.check(image, "", served_bytes + passing_bytes)?;
         self.bytes -= served_bytes;
+        Ok(())
+    }
+
+    /// Reserves memory for an image that does not fit the limit, and is read in ranges. This memory
+    /// is needed in any case, and may exceed the limit, but what it takes is not left for other
+    /// images. All such images together must fit the available memory.
+    pub fn reserve_ranges(&mut self, image: &Path, bytes: u64) -> Result<(), Failure> {
+        self.reserve_ranges_within(image, bytes, available().as_ref())
+    }
+
+    fn reserve_ranges_within(
+        &mut self,
+        image: &Path,
+        bytes: u64,
+        available: Option<&Available>,
+    ) -> Result<(), Failure> {
+        // The frames of earlier images are allocated when programs read them.
+        let all_bytes = self.ranges_bytes.saturating_add(bytes);
+        if let Some(available) = available.filter(|available| available.bytes < all_bytes) {
+            return Err(Failure::cannot(format!(
+                "{} and the boot images before it that are read in ranges take {} MiB of memory, and {} MiB are available {}: run it where more is available",
+                shown(image),
+                all_bytes.div_ceil(1 << 20),
+                available.bytes >> 20,
+                available.scope
+            )));
+        }
+        self.ranges_bytes = all_bytes;
+        self.bytes = self.bytes.saturating_sub(bytes);
         Ok(())
     }
 
@@ -208,6 +244,24 @@ mod tests {
         assert_eq!(bytes(Some(7000), None), 7000);
         let reason = MemoryBudget::within(None, Some(&available(1000))).reason;
         assert_eq!(reason, "half of the 1000 MiB available here; --budget raises the limit");
+    }
+
+    #[test]
+    fn images_in_ranges_share_the_budget_and_the_available_memory() {
+        let image = Path::new("a.boot");
+        let mut budget = MemoryBudget::within(Some(150), Some(&available(1000)));
+        budget.reserve_ranges_within(image, 64 * MIB, Some(&available(1000))).unwrap();
+        // An image that would fit alone no longer fits.
+        let refusal = budget.reserve(image, 90 * MIB, 10 * MIB).unwrap_err().to_string();
+        assert!(refusal.contains("86 MiB are left"), "{refusal}");
+        budget.reserve(image, 80 * MIB, 0).unwrap();
+        budget.reserve_ranges_within(image, 64 * MIB, Some(&available(1000))).unwrap();
+        assert_eq!(budget.bytes, 0);
+        let third = |budget: &mut MemoryBudget, mib| {
+            budget.reserve_ranges_within(image, 64 * MIB, Some(&available(mib)))
+        };
+        assert!(third(&mut budget, 191).is_err(), "three images take 192 MiB");
+        third(&mut budget, 192).unwrap();
     }
 
     /// Corrects the checksum of the header, whose field is at `at`, in its first `header_bytes`

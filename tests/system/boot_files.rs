@@ -259,6 +259,27 @@ fn an_image_that_does_not_fit_the_memory_is_read_when_its_blocks_are_needed() {
 }
 
 #[test]
+fn an_image_in_ranges_takes_a_part_of_the_budget() {
+    let fixture = Fixture::new();
+    fixture.select(&["-q", "--small", "32K"]).expect(0);
+    let other = fixture.stage.dir("other");
+    fs::write(other.join("small"), "small\n").unwrap();
+    let (index, image) = (fixture.stage.index(&other), fixture.stage.path("other.boot"));
+    let mut record = fixture.stage.quell();
+    record.args(["record", "-q", "--small", "32K", "-i"]).arg(&index).arg("-o").arg(&image);
+    fixture.stage.run(&mut record).expect(0);
+    let messages = |first: &Path, second: &Path| {
+        let mut command = fixture.stage.quell();
+        command.args(["run", "-v", "--strict", "--budget", "1", "--check", "none", "-i"]).arg(&fixture.index);
+        command.arg("-i").arg(&index).arg("-b").arg(first).arg("-b").arg(second).args(["--", "true"]);
+        let ended = fixture.stage.run(&mut command).expect(0);
+        ended.err.matches("its blocks are read from it when they are needed").count()
+    };
+    assert_eq!(messages(&image, &fixture.image), 1, "the small image fits before the other");
+    assert_eq!(messages(&fixture.image, &image), 2, "the other image has taken the budget");
+}
+
+#[test]
 fn frames_are_read_once_and_counted() {
     let fixture = Fixture::new();
     fixture.select(&["-q", "--small", "32K"]).expect(0);

@@ -66,7 +66,7 @@ fn reserve(
     if matches!(context.plan.target, Target::Processes) {
         return Err(refusal);
     }
-    check_available(path, MemoryEstimate::of_image(boot).ranges_bytes)?;
+    budget.reserve_ranges(path, MemoryEstimate::of_image(boot).ranges_bytes)?;
     if context.plan.verbose {
         context.print(&format!("{refusal}; its blocks are read from it when they are needed"));
     }
