@@ -16,17 +16,17 @@ use crate::trees;
 const DIRECTORIES: usize = 10;
 const FILES_IN_EACH: usize = 20;
 const FILE_BYTES: usize = 2 * BLOCK + 100;
-/// Limit on the operations of a start: loading the index and the image, the check, and path lookups.
-/// On an idle machine there are 10 to 16. The slower the start, the more of them are repeated when
-/// the client's cache expires; with a client that caches no names and no attributes there are 30 to
-/// 43. One operation for each file of a tree would exceed the limit.
+/// Limit on the operations of a start: loading the index and the image, the check, and path
+/// lookups. On an idle machine there are 10 to 16. The slower the start, the more of them are
+/// repeated when the client's cache expires; with a client that caches no names and no attributes
+/// there are 30 to 43. One operation for each file of a tree would exceed the limit.
 pub const OPERATIONS_MAX: u64 = 100;
 
 /// Reads the files whose names begin with the second argument, and ends when the file named by the
 /// third exists.
 const READ: &str = r#"cat "$1"/*/$2*; echo read >&2; while ! test -e "$3"; do sleep 0.05; done"#;
-/// Enters the tree first: each use of a path to it may be a lookup in the directory above it, if the
-/// client's cache has expired.
+/// Enters the tree first: each use of a path to it may be a lookup in the directory above it, if
+/// the client's cache has expired.
 const READ_ALL: &str = r#"cd "$1" && cat */*"#;
 
 /// Returns the number of requests to the servers, except for reads of data.
