@@ -82,7 +82,8 @@ impl Progress {
 /// - `Damaged`: it has sent wrong bytes. `PermissionDenied`: it has another key.
 /// - `Unsupported`: it refuses to serve.
 /// - `Busy`: the parent has waited too long for the files itself.
-/// - `Conflict`: its files are not those that were received before, or the reader could not open one.
+/// - `Conflict`: its files are not those that were received before, or the reader could not open
+///   one.
 /// - `Interrupted`: the node is no longer needed.
 /// - Those of `Environment::admit`.
 pub fn fetch(
@@ -98,7 +99,7 @@ pub fn fetch(
     if files.len() != count || !files.iter().all(FileState::is_bounded) {
         return Err(damaged("the list of files"));
     }
-    // The failure of the reader need not be one of this node, which therefore opens the files itself.
+    // The failure of the reader need not be one of this node. Therefore it opens the files itself.
     let failed = files.iter().find_map(|file| match file {
         FileState::Failed(reason) => Some(reason),
         FileState::Open(_) => None,

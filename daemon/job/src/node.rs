@@ -511,8 +511,8 @@ impl Starting<'_> {
         JobNode { part, own, files, contents: self.contents.clone() }
     }
 
-    /// Starts to serve other nodes at the addresses of this node that can be used. Returns them with
-    /// their ports: at least one.
+    /// Starts to serve other nodes at the addresses of this node that can be used. Returns them
+    /// with their ports: at least one.
     fn serve(
         &self,
         key: PoolKey,

@@ -452,8 +452,8 @@ fn a_failed_adoption_leaves_nothing() {
     assert_eq!(fs::read_to_string(store.join("notes")).unwrap(), "mine");
 }
 
-/// An ordinary user who can rename directories on the path of a new store of root must not make root
-/// remove other files.
+/// An ordinary user who can rename directories on the path of a new store of root must not make
+/// root remove other files.
 #[test]
 fn a_failed_adoption_removes_nothing_of_a_directory_that_replaces_the_store() {
     let temp = tempfile::tempdir().unwrap();
