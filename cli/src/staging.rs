@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quell_posix::{PosixDir, WritableDir};
-use quell_staging::{CopiedFile, Options, Part, Progress, Report, Source, TreeDir};
+use quell_staging::{CopiedFile, Options, Owners, Part, Progress, Report, Source, TreeDir};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, FileSystem};
 use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
@@ -230,7 +230,7 @@ pub fn copy(
         threads: args.threads.into(),
         verifies: !args.no_verify,
         compares_content: args.checksum || args.manifest.is_some(),
-        keeps_owners: geteuid().is_root(),
+        owners: if geteuid().is_root() { Owners::OfSource } else { Owners::User(geteuid().as_raw()) },
         keeps_xattrs: !args.no_xattrs,
         part: part.map(part_of_process).transpose()?,
     };

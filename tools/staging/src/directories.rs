@@ -9,6 +9,7 @@ use quell_posix::{Dir, Stat, WritableDir};
 use quell_vfs::{Change, Error, ErrorKind, Kind, Result};
 
 use crate::context::Context;
+use crate::options::Owners;
 use crate::xattrs::copy_xattrs;
 
 /// The largest depth of a directory that is copied. The directories above it are kept open.
@@ -122,7 +123,7 @@ impl Directory {
 
     fn set_attributes(&self, context: &Context<'_>) -> Result<()> {
         let Some(found) = &self.found else { return Ok(()) };
-        let mut change = attributes_of(found, context.options.keeps_owners);
+        let mut change = attributes_of(found, context.options.owners);
         if context.options.part.is_some() {
             // Other processes may still create entries in it.
             change.permissions = change.permissions.map(|permissions| permissions | OWNER);
@@ -150,19 +151,19 @@ impl Directory {
     }
 }
 
-/// Returns the permissions of a copy. A copy that does not get the owners of its source has no
-/// set-id bits: it belongs to the user who copies, and would run with the rights of that user.
-pub fn permissions_of(found: &Stat, keeps_owners: bool) -> u32 {
-    match found.kind() {
-        Some(Kind::File) if !keeps_owners => found.mode & 0o1777,
+/// Returns the permissions of a copy.
+pub fn permissions_of(found: &Stat, owners: Owners) -> u32 {
+    match owners {
+        Owners::User(uid) if uid != found.uid && found.kind() == Some(Kind::File) => found.mode & 0o1777,
         _ => found.mode & 0o7777,
     }
 }
 
 /// Returns the change that gives a copy the attributes of its source.
-pub fn attributes_of(found: &Stat, keeps_owners: bool) -> Change {
+pub fn attributes_of(found: &Stat, owners: Owners) -> Change {
+    let keeps_owners = owners == Owners::OfSource;
     Change {
-        permissions: Some(permissions_of(found, keeps_owners)),
+        permissions: Some(permissions_of(found, owners)),
         uid: keeps_owners.then_some(found.uid),
         gid: keeps_owners.then_some(found.gid),
         size_bytes: None,

@@ -12,7 +12,7 @@ use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
 use crate::context::Context;
 use crate::digest::{Ranges, update_with_zeros};
 use crate::directories::{Directory, attributes_of, permissions_of};
-use crate::options::CopiedFile;
+use crate::options::{CopiedFile, Owners};
 use crate::xattrs::copy_xattrs;
 
 /// The length of the buffer of a thread, in bytes.
@@ -111,10 +111,10 @@ fn is_complete(
         check_unchanged(source, found)?;
         checksum = Some(ours);
     }
-    let keeps_owners = context.options.keeps_owners;
-    let has_owners = !keeps_owners || (existing.uid, existing.gid) == (found.uid, found.gid);
-    if existing.mode & 0o7777 != permissions_of(found, keeps_owners) || !has_owners {
-        dir.target.change(name, &attributes_of(found, keeps_owners))?;
+    let owners = context.options.owners;
+    let has_owners = owners != Owners::OfSource || (existing.uid, existing.gid) == (found.uid, found.gid);
+    if existing.mode & 0o7777 != permissions_of(found, owners) || !has_owners {
+        dir.target.change(name, &attributes_of(found, owners))?;
     }
     if context.options.keeps_xattrs {
         copy_xattrs(&*dir.source, name, &*dir.target, name)?;
@@ -312,7 +312,7 @@ impl FileCopy {
             copy_xattrs(&*self.dir.source, &self.name, &*self.dir.target, &self.temporary)?;
         }
         check_unchanged(&*self.source, &self.found)?;
-        self.target.change(&attributes_of(&self.found, context.options.keeps_owners))?;
+        self.target.change(&attributes_of(&self.found, context.options.owners))?;
         let target = &*self.dir.target;
         target.rename(&self.temporary, target, &self.name, Rename::Replace)
     }

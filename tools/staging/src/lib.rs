@@ -25,6 +25,6 @@ mod xattrs;
 pub use context::TEMPORARY_PREFIX;
 pub use copy::copy;
 pub use directories::DEPTH_MAX;
-pub use options::{CopiedFile, Options, Part, Report, Source};
+pub use options::{CopiedFile, Options, Owners, Part, Report, Source};
 pub use progress::Progress;
 pub use tree_dir::TreeDir;

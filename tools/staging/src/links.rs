@@ -15,7 +15,7 @@ pub fn copy_link(context: &Context<'_>, dir: &Directory, name: &[u8]) -> Result<
     }
     let temporary = context.temporary_name();
     dir.target.make_symlink(&temporary, &target)?;
-    let mut change = attributes_of(&found, context.options.keeps_owners);
+    let mut change = attributes_of(&found, context.options.owners);
     // A link has no permissions.
     change.permissions = None;
     let renamed = dir

@@ -43,6 +43,16 @@ impl Part {
     }
 }
 
+/// The owners of copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owners {
+    /// Each copy gets the owner and the group of its source, which needs root.
+    OfSource,
+    /// All copies belong to this user. Copies of files of other users have no set-id bits: they
+    /// would run with the rights of this user.
+    User(u32),
+}
+
 /// The options of a copy.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -53,8 +63,8 @@ pub struct Options {
     /// Whether a file that exists with the size and time of the source is compared by content.
     /// Otherwise it counts as equal.
     pub compares_content: bool,
-    /// Whether the copies get the owners of the source, which needs root.
-    pub keeps_owners: bool,
+    /// The owners of the copies.
+    pub owners: Owners,
     /// Whether the copies get the `user.` attributes of the source.
     pub keeps_xattrs: bool,
     /// Copies only the files and links of this part, and all directories.

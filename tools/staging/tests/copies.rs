@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_staging::{
-    CopiedFile, DEPTH_MAX, Options, Part, Progress, Report, Source, TEMPORARY_PREFIX, TreeDir, copy,
+    CopiedFile, DEPTH_MAX, Options, Owners, Part, Progress, Report, Source, TEMPORARY_PREFIX, TreeDir, copy,
 };
 use quell_testkit::{CountingDir, MemoryStore, Operation, WritableModel};
 use quell_vfs::{Change, Error, ErrorKind, FileSystem, Kind, Time, errno};
@@ -17,7 +17,7 @@ const OPTIONS: Options = Options {
     threads: 3,
     verifies: true,
     compares_content: false,
-    keeps_owners: false,
+    owners: Owners::User(u32::MAX),
     keeps_xattrs: true,
     part: None,
 };
@@ -122,7 +122,7 @@ fn a_tree_keeps_its_content_links_holes_permissions_and_times() {
     let sparse = fs::File::create(path("a/b/sparse")).unwrap();
     sparse.write_all_at(b"x", 5_000_000).unwrap();
     sparse.set_len(30_000_000).unwrap();
-    fs::set_permissions(path("a/file"), fs::Permissions::from_mode(0o711)).unwrap();
+    fs::set_permissions(path("a/file"), fs::Permissions::from_mode(0o4711)).unwrap();
     for (name, mode) in [("a/b/c", 0o500), ("a/b", 0o555)] {
         fs::set_permissions(path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -131,7 +131,8 @@ fn a_tree_keeps_its_content_links_holes_permissions_and_times() {
     fs::File::open(path("a/b")).unwrap().set_times(time).unwrap();
 
     let (source, target) = (on_disk(from.path()), on_disk(to.path()) as Arc<dyn WritableDir>);
-    let outcome = copy_all(source.clone(), &target, OPTIONS);
+    let options = Options { owners: Owners::OfSource, ..OPTIONS };
+    let outcome = copy_all(source.clone(), &target, options);
     assert_eq!(outcome.failed, BTreeMap::new());
     assert_eq!(listing(&*target), listing(&*source));
     assert!(fs::metadata(to.path().join("a/b/sparse")).unwrap().blocks() <= 16);
@@ -143,7 +144,7 @@ fn a_tree_keeps_its_content_links_holes_permissions_and_times() {
     assert_eq!(outcome.copied[&b"a/b/sparse"[..]], Some(*blake3::hash(&content).as_bytes()));
 
     // Nothing is copied again, also into directories without write permission.
-    let again = copy_all(source.clone(), &target, OPTIONS);
+    let again = copy_all(source.clone(), &target, options);
     assert_eq!((again.failed, again.progress.unchanged(), again.progress.bytes()), (BTreeMap::new(), 4, 0));
     assert_eq!(listing(&*target), listing(&*source));
     for name in ["a/b", "a/b/c"] {
@@ -154,7 +155,7 @@ fn a_tree_keeps_its_content_links_holes_permissions_and_times() {
 }
 
 #[test]
-fn only_a_copy_with_the_owner_of_its_source_keeps_set_id_bits() {
+fn a_copy_that_belongs_to_another_user_has_no_set_id_bits() {
     let from = tempfile::tempdir().unwrap();
     let program = from.path().join("program");
     fs::write(&program, b"content").unwrap();
@@ -162,10 +163,12 @@ fn only_a_copy_with_the_owner_of_its_source_keeps_set_id_bits() {
     let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     set_mode(&program, 0o6755);
     set_mode(&from.path().join("dir"), 0o2755);
-    for (keeps_owners, permissions) in [(false, 0o755), (true, 0o6755)] {
+    let uid = fs::metadata(&program).unwrap().uid();
+    let cases = [(Owners::User(uid + 1), 0o755), (Owners::User(uid), 0o6755), (Owners::OfSource, 0o6755)];
+    for (owners, permissions) in cases {
         let to = tempfile::tempdir().unwrap();
         let target: Arc<dyn WritableDir> = on_disk(to.path());
-        let options = Options { keeps_owners, ..OPTIONS };
+        let options = Options { owners, ..OPTIONS };
         let mode = |name: &str| fs::metadata(to.path().join(name)).unwrap().permissions().mode() & 0o7777;
         // The second copy finds the first one complete.
         for unchanged in [0, 1] {
