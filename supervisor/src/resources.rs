@@ -70,8 +70,8 @@ impl MemoryBudget {
     }
 
     /// Reserves memory for an image that does not fit the limit, and is read in ranges. This memory
-    /// is needed in any case, and may exceed the limit, but what it takes is not left for other
-    /// images. All such images together must fit the available memory.
+    /// is needed in any case and may exceed the limit, but it is subtracted from the limit of the
+    /// other images. All such images together must fit the available memory.
     pub fn reserve_ranges(&mut self, image: &Path, bytes: u64) -> Result<(), Failure> {
         self.reserve_ranges_within(image, bytes, available().as_ref())
     }

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use crate::boot::{BLOCK, Fixture, START, files_of};
 use crate::group::Group;
 use crate::skip;
-use crate::stage::{Running, eventually, is_root, quell, send};
+use crate::stage::{Ended, Running, eventually, is_root, quell, send};
 use crate::trees;
 
 const READ_SMALL: &str = r#"cat "$0/small""#;
@@ -389,6 +389,14 @@ fn large_fixture() -> (Fixture, &'static str) {
     (fixture, script)
 }
 
+/// Runs a script in a view with the boot image, in a control group.
+fn run_in_group(group: &Group, fixture: &Fixture, options: &[&str], script: &str) -> Ended {
+    let mut command = fixture.stage.command("sh");
+    command.args(["-c", r#"echo $$ >"$0/cgroup.procs"; exec "$@""#]).arg(&group.path).arg(quell());
+    command.arg("run").args(options).arg("-i").arg(&fixture.index).arg("-b").arg(&fixture.image);
+    fixture.stage.run(command.args(["--", "sh", "-c", script]).arg(&fixture.tree))
+}
+
 #[test]
 fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
     let group = match Group::new(96 << 20) {
@@ -397,12 +405,7 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
     };
     let (fixture, script) = large_fixture();
     let expected = fixture.direct(script);
-    let run = |options: &[&str]| {
-        let mut command = fixture.stage.command("sh");
-        command.args(["-c", r#"echo $$ >"$0/cgroup.procs"; exec "$@""#]).arg(&group.path).arg(quell());
-        command.arg("run").args(options).arg("-i").arg(&fixture.index).arg("-b").arg(&fixture.image);
-        fixture.stage.run(command.args(["--", "sh", "-c", script]).arg(&fixture.tree))
-    };
+    let run = |options: &[&str]| run_in_group(&group, &fixture, options, script);
     let group_message = format!("in the control group {}", group.path.display());
     // The blocks are read from the image when they are needed.
     let ended = run(&["-v"]).expect(0).says("takes 81 MiB of memory").says(&group_message);
@@ -425,14 +428,7 @@ fn in_a_control_group_with_enough_memory_the_image_is_served() {
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, vec![b'x'; 40 << 20]).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
-    let mut command = fixture.stage.command("sh");
-    command.args(["-c", r#"echo $$ >"$0/cgroup.procs"; exec "$@""#]).arg(&group.path).arg(quell());
-    command
-        .args(["run", "-q", "--strict", "--check", "none", "-i"])
-        .arg(&fixture.index)
-        .arg("-b")
-        .arg(&fixture.image);
-    let ended = fixture.stage.run(command.args(["--", "sh", "-c", script]).arg(&fixture.tree)).expect(0);
+    let ended = run_in_group(&group, &fixture, &["-q", "--strict", "--check", "none"], script).expect(0);
     assert!(ended.out == expected);
     assert_eq!(group.killed(), 0);
 }
@@ -445,12 +441,7 @@ fn in_a_control_group_without_memory_for_a_part_of_the_image_it_is_not_used() {
     };
     let (fixture, script) = large_fixture();
     let expected = fixture.direct(script);
-    let run = |options: &[&str]| {
-        let mut command = fixture.stage.command("sh");
-        command.args(["-c", r#"echo $$ >"$0/cgroup.procs"; exec "$@""#]).arg(&group.path).arg(quell());
-        command.arg("run").args(options).arg("-i").arg(&fixture.index).arg("-b").arg(&fixture.image);
-        fixture.stage.run(command.args(["--", "sh", "-c", script]).arg(&fixture.tree))
-    };
+    let run = |options: &[&str]| run_in_group(&group, &fixture, options, script);
     let group_message = format!("in the control group {}", group.path.display());
     let ended = run(&[]).expect(0).says(&group_message).says("the boot image is not used");
     assert!(ended.out == expected);

@@ -10,7 +10,7 @@ use quell_wire::encode;
 use quell_wire::job::{REPLY_BYTES_MAX, Request};
 
 /// The time without a connection after which calls fail. The port of a process that has ended
-/// refuses connections, so `Node::is_listening` then finds at once whether the process exists.
+/// refuses connections, so `OtherNode::is_listening` then finds at once whether the process exists.
 const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
 /// The interval between two checks whether a reply is still needed.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

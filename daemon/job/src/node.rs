@@ -324,7 +324,7 @@ impl Starting<'_> {
             if !self.environment.is_needed() {
                 return Err(Error::new(ErrorKind::Interrupted, "connect to", address.to_string()));
             }
-            // The limit is that of all addresses together, and each gets a part of what is left.
+            // The limit is that of all addresses together. Each gets half of the remaining time.
             let left = until.saturating_duration_since(Instant::now());
             let part = (left / 2).max(Duration::from_millis(1));
             match OtherNode::try_address(*address, if addresses.len() == 1 { left } else { part }) {
