@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test test-long check check-deep fix bench packages install install-program install-library install-blob-library install-java install-preload install-ompi fuzz clean help build
+.PHONY: demo docs test test-long check check-deep fix bench packages install install-program install-library install-blob-library install-java install-preload install-ompi fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -117,6 +117,9 @@ install-ompi: ## compile and install the MPI-IO components for the Open MPI of M
 
 packages: ## build an archive, a .deb, an .rpm, a wheel and static programs in target/packages, and try each in a new Debian (root); PROFILE=dist
 	@PROFILE=$(PROFILE) scripts/packages
+
+docs: ## build the documents as a site with search in target/docs/site, and check its links; needs mdbook
+	@scripts/docs --output "$(CARGO_TARGET_DIR)/docs"
 
 fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz --locked" >&2; exit 3; }
