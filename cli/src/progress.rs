@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use quell_index::BuildProgress;
 use quell_log::ToolProgress;
-use quell_supervisor::{Console, ProgressTask};
+use quell_supervisor::{Console, ProgressTask, is_hang_up_ignored};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
 use crate::output::{counted, errln};
@@ -17,14 +18,21 @@ use crate::output::{counted, errln};
 pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Returns a flag that the first Ctrl-C (or SIGTERM) sets. A second one ends the process at once.
+/// Returns a flag that the first Ctrl-C, SIGTERM or SIGHUP sets. A second Ctrl-C or SIGTERM ends
+/// the process at once. SIGHUP does not count as the first of two, because some programs send it
+/// together with SIGTERM, and it has no effect below nohup(1).
 pub fn interruption() -> Arc<AtomicBool> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+    let requested = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
         // The order of registration matters: the first signal sets the flag; the second one finds
         // it set and ends the process.
-        let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone());
+        let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, requested.clone());
+        let _ = signal_hook::flag::register(signal, requested.clone());
         let _ = signal_hook::flag::register(signal, interrupted.clone());
+    }
+    if !is_hang_up_ignored() {
+        let _ = signal_hook::flag::register(SIGHUP, interrupted.clone());
     }
     interrupted
 }

@@ -18,6 +18,7 @@ mod display;
 mod enter;
 mod failure;
 mod freshness;
+mod hang_up;
 mod holder;
 mod inputs;
 mod log_plan;
@@ -47,6 +48,7 @@ pub use enter::{JobInputs, NotEntered, SharedTrees, enter_view, job_inputs, shar
 pub use failure::Failure;
 pub use freshness::results::state_directory;
 pub use freshness::stale::{difference_line, with_consequence};
+pub use hang_up::is_hang_up_ignored;
 pub use holder::privileges::needs_user_namespace;
 pub use holder::process::run_holder;
 pub use inputs::{InputFile, Origin, real_path, root_of};

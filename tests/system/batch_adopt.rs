@@ -290,6 +290,15 @@ fn a_failed_adoption_removes_nothing_of_a_directory_that_replaces_the_store() {
 
 #[test]
 fn an_interrupted_adoption_leaves_nothing() {
+    interrupt_adoption(Signal::INT);
+}
+
+#[test]
+fn an_adoption_whose_terminal_is_closed_leaves_nothing() {
+    interrupt_adoption(Signal::HUP);
+}
+
+fn interrupt_adoption(signal: Signal) {
     let stage = Stage::new();
     let tree = stage.dir("tree");
     let mut made = 0;
@@ -307,7 +316,7 @@ fn an_interrupted_adoption_leaves_nothing() {
         made = count;
         let adopting = stage.start(&mut stage.adopt_command(&tree, &[]));
         assert!(eventually(|| stage.path("store/tables").exists()), "{}", adopting.err());
-        adopting.signal(Signal::INT);
+        adopting.signal(signal);
         let ended = adopting.wait();
         if ended.code() == Some(0) {
             fs::remove_dir_all(stage.path("store")).unwrap();

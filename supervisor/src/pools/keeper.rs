@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
+use crate::hang_up::is_hang_up_ignored;
 use crate::pools::change::Keeper;
 use crate::pools::control::listen;
 use crate::pools::launch::start_pool;
@@ -89,19 +90,12 @@ pub fn start_kept_pool(new: &NewPool) -> Result<(), Failure> {
 /// it, as nohup does.
 fn signals() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
-    let hangup = (!is_hangup_ignored()).then_some(SIGHUP);
+    let hangup = (!is_hang_up_ignored()).then_some(SIGHUP);
     for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
         signal_hook::flag::register(signal, Arc::clone(&flag))
             .map_err(|e| Failure::cannot(format!("cannot handle signals: {e}")))?;
     }
     Ok(flag)
-}
-
-fn is_hangup_ignored() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    // Signal N is bit N - 1.
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
 }
 
 /// Runs the keeper: reads the plan from standard input, starts the daemons, answers, and waits
