@@ -13,6 +13,8 @@ pub const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 pub struct MountTableEntry {
     /// The kernel's mount id. The id of a removed mount may be used again.
     pub id: u64,
+    /// The id of the mount on which it is mounted.
+    pub parent: u64,
     /// Major and minor number of the device, with a colon.
     pub device: String,
     /// The directory of the file system that is mounted.
@@ -78,13 +80,14 @@ fn parse(line: &[u8]) -> Option<MountTableEntry> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     let mut fields = line.split(|b| *b == b' ');
     let id = text(fields.next()?).parse().ok()?;
-    let device = text(fields.nth(1)?);
+    let parent = text(fields.next()?).parse().ok()?;
+    let device = text(fields.next()?);
     let (root, point) = (path(fields.next()?), path(fields.next()?));
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
     let options = String::from_utf8_lossy(rest.next()?).into_owned();
-    Some(MountTableEntry { id, device, root, point, kind, source, options })
+    Some(MountTableEntry { id, parent, device, root, point, kind, source, options })
 }
 
 /// Decodes a field: the mount table writes blanks and backslashes as three octal digits.
@@ -120,7 +123,7 @@ mod tests {
             br"36 35 98:0 /mnt1 /mnt\040two rw,noatime master:1 shared:2 - fuse.quell quell:/a\134b rw,x=1";
         let mount = parse(line).unwrap();
         assert_eq!(mount.point, Path::new("/mnt two"));
-        assert_eq!((mount.id, mount.device.as_str()), (36, "98:0"));
+        assert_eq!((mount.id, mount.parent, mount.device.as_str()), (36, 35, "98:0"));
         assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.quell", r"quell:/a\b"));
         assert_eq!((mount.root.as_path(), mount.options.as_str()), (Path::new("/mnt1"), "rw,x=1"));
         assert!(parse(b"").is_none());

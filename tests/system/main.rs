@@ -41,6 +41,7 @@ mod faults;
 mod fidelity;
 mod formats;
 mod freshness;
+mod hidden_mounts;
 mod holder;
 mod index_command;
 mod job;

@@ -17,6 +17,7 @@ use crate::freshness::consequence::ViewAtChange;
 use crate::freshness::whole_check::RunningCheck;
 use crate::holder::checked_tree::CheckedTree;
 use crate::holder::handshake::HolderContext;
+use crate::holder::hidden_mounts::Covering;
 use crate::holder::privileges::{needs_user_namespace, visibility};
 use crate::holder::tree_changes::TreeChanges;
 use crate::mount_table::mount_source;
@@ -140,6 +141,11 @@ impl CoveredView {
     pub fn covered_tree(&self) -> Result<CoveredTree, Failure> {
         let crosses_mounts = BuildOptions::from_image(&self.covered.image)?.cross_mounts;
         Ok(CoveredTree { path: self.path.clone(), crosses_mounts })
+    }
+
+    /// Returns the directories of the tree and of its view.
+    pub fn covering(&self) -> Covering {
+        Covering { source: self.covered.source_path.clone(), path: self.path.clone() }
     }
 
     pub fn report(&self) -> TreeReport {

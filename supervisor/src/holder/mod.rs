@@ -8,6 +8,7 @@ mod covered_view;
 mod disk;
 mod disk_boot;
 mod handshake;
+mod hidden_mounts;
 mod in_flight;
 mod job;
 mod log;

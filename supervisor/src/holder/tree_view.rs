@@ -13,6 +13,7 @@ use crate::holder::boot_images::add_boot_images;
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
 use crate::holder::covered_view::{CoveredView, Unattached};
 use crate::holder::handshake::HolderContext;
+use crate::holder::hidden_mounts::HiddenMounts;
 use crate::holder::in_flight::report_on_signal;
 use crate::holder::own_mount::{BusyPolicy, OwnMount};
 use crate::holder::privileges::{isolate, isolation};
@@ -42,6 +43,7 @@ pub struct TreeView {
     signals: Signals,
     /// The mount, if there is a mount point.
     mount: Option<OwnMount>,
+    hidden_mounts: HiddenMounts,
 }
 
 impl TreeView {
@@ -94,11 +96,23 @@ impl TreeView {
         for view in &views {
             holder.covers(view.covered_tree()?);
         }
+        let hidden_mounts =
+            HiddenMounts::watch(views.iter().map(CoveredView::covering).collect(), &mut holder)?;
         let namespaces = match target {
             Target::Namespace => Some(Namespaces::of_caller(in_user_namespace)?),
             Target::Mountpoint { .. } | Target::Processes => None,
         };
-        Ok(TreeView { plan: plan.clone(), holder, namespaces, views, _lock: lock, recording, signals, mount })
+        Ok(TreeView {
+            plan: plan.clone(),
+            holder,
+            namespaces,
+            views,
+            _lock: lock,
+            recording,
+            signals,
+            mount,
+            hidden_mounts,
+        })
     }
 }
 
@@ -169,6 +183,7 @@ struct ServedTrees<'a> {
     context: &'a HolderContext,
     views: Vec<CoveredView>,
     mount: Option<OwnMount>,
+    hidden_mounts: HiddenMounts,
     signals: Signals,
     /// Whether programs write to a layer of the view, whose lock this process holds.
     is_writable: bool,
@@ -197,6 +212,7 @@ impl Service for ServedTrees<'_> {
     }
 
     fn need(&mut self) -> Need {
+        self.hidden_mounts.report_new(&self.context.messages);
         let requests = self.signals.requests();
         let mut sessions = self.views.iter().flat_map(|view| &view.sessions).peekable();
         // A view without sessions is served by the kernel alone.
@@ -259,6 +275,7 @@ impl Served for TreeView {
             context,
             views: self.views,
             mount: self.mount,
+            hidden_mounts: self.hidden_mounts,
             signals: self.signals,
             is_writable: plan.writes != Writes::Refused,
             rechecks,
