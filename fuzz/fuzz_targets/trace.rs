@@ -4,7 +4,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_profile::{Capacity, FirstReading, LineSource, Links, LocationRules, MountPoint, variables};
+use quell_profile::{
+    Capacity, FirstReading, LineSource, Links, LocationRules, MountPoint, UnknownDirectories, variables,
+};
 
 /// Symbolic links that form cycles, or lead out of the known directories.
 struct Circles(bool);
@@ -36,6 +38,7 @@ fn location_rules(choice: u8) -> LocationRules {
         shared: [some(1, "/"), some(2, "/usr/lib"), some(4, "/tmp")].concat(),
         temporary: some(8, "/tmp"),
         working: (choice & 16 != 0).then(|| b"/home/u".to_vec()),
+        home: (choice & 32 != 0).then(|| b"/home/u".to_vec()),
     }
 }
 
@@ -60,7 +63,7 @@ fuzz_target!(|data: &[u8]| {
     let mut first = FirstReading::new(&location_rules, variables, &mut links);
     lines.iter().for_each(|(source, line)| first.line(*source, line, || "trace:1".into()));
     let calls = first.end().calls;
-    let mut second = first.choose(if choice & 128 != 0 { 3.5 } else { 1.0 });
+    let mut second = first.choose(if choice & 128 != 0 { 3.5 } else { 1.0 }, &mut UnknownDirectories);
     lines.iter().for_each(|(source, line)| second.line(*source, line));
     let capacity = Capacity { operations_per_s: 32_000.0, from: "fuzz".into() };
     let report = second.report(Some(&capacity));

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_profile::{FirstReading, LineSource, LocationRules, NoLinks, Report};
+use quell_profile::{FirstReading, LineSource, LocationRules, NoLinks, Report, UnknownDirectories};
 
 fn report(lines: &[&[u8]]) -> Report {
     let location_rules = LocationRules { working: Some(b"/work".to_vec()), ..LocationRules::default() };
@@ -13,7 +13,7 @@ fn report(lines: &[&[u8]]) -> Report {
     let source = LineSource { space: 0, pid: 0 };
     lines.iter().for_each(|line| first.line(source, line, || "line".into()));
     first.end();
-    let mut second = first.choose(1.0);
+    let mut second = first.choose(1.0, &mut UnknownDirectories);
     lines.iter().for_each(|line| second.line(source, line));
     let report = second.report(None);
     let totals = &report.totals;

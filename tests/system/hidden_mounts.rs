@@ -5,9 +5,9 @@ use std::fs;
 use crate::skip;
 use crate::stage::{Stage, can_unshare, is_root, quell, views};
 
-/// Starts a program in a view, mounts a file system below the tree, and lets the program look at
-/// it. `$1` is quell, `$2` the tree, `$3` a directory for files. Mounts propagate to the view, as on
-/// a machine with systemd.
+/// Starts a program in a view, mounts a file system below the tree, and lets the program list it.
+/// `$1` is quell, `$2` the tree, `$3` a directory for files. Mounts propagate to the view, as on a
+/// machine with systemd.
 const SCRIPT: &str = r#"
     "$1" index -q "$2" -o "$3/index.quell"
     mount -t tmpfs none "$2/before"

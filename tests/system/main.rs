@@ -76,6 +76,7 @@ mod preload_programs;
 mod preload_trees;
 mod probe_command;
 mod process;
+mod profile_advice;
 mod profile_counts;
 mod profile_moosefs;
 mod profile_programs;

@@ -125,14 +125,17 @@ fn programs(stage: &Stage, environment: &Path, library: &Path) -> Vec<Program> {
     ]
 }
 
-struct Measured {
-    ended: Ended,
-    operations: u64,
+/// A measured run of a command.
+pub struct Measured {
+    pub ended: Ended,
+    /// The messages to the metadata server.
+    pub operations: u64,
     seconds: f64,
     asked: BTreeMap<String, u64>,
 }
 
-fn measure(testbed: &Testbed, node: &str, stage: &Stage, command: &mut Command) -> Measured {
+/// Runs a command on a node with empty caches.
+pub fn measure(testbed: &Testbed, node: &str, stage: &Stage, command: &mut Command) -> Measured {
     // The stamps of recent checks are removed, too, as on a node that has not run the program
     // before.
     for entry in fs::read_dir(stage.runtime()).into_iter().flatten().flatten() {

@@ -1,5 +1,6 @@
 //! `quell profile`: traces a program, or reads existing traces, and writes a report.
 
+mod directories;
 mod next_steps;
 mod reading;
 mod report_directory;
@@ -22,6 +23,7 @@ use crate::traces::Traces;
 use crate::{local_time, output, progress, tracer};
 use quell_supervisor::{MOUNT_TABLE, current_job, mount_table, parse_mount_table};
 
+use directories::DirectoriesOfThisMachine;
 use reading::Reading;
 use report_directory::{MOUNTINFO, ReportDirectory, TRACE, json};
 
@@ -62,7 +64,9 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let was_interrupted = interrupted.swap(false, Ordering::Relaxed);
     let mut links = LinksOfThisMachine { are_resolved: args.mounts.is_none() };
     let reading = Reading { traces: &traces, rules: &rules, environment, interrupted: &interrupted, quiet };
-    let (mut report, tracing) = reading.read(traced.as_ref(), capacity.as_ref(), &mut links)?;
+    let mut directories = DirectoriesOfThisMachine { are_listed: args.mounts.is_none() };
+    let (mut report, tracing) =
+        reading.read(traced.as_ref(), capacity.as_ref(), &mut links, &mut directories)?;
     report.made_by = format!("quell {}", env!("CARGO_PKG_VERSION"));
     report.traces = paths.iter().map(shown).collect();
     report.command = args.command.iter().map(shown_argument).collect();

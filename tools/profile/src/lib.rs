@@ -15,7 +15,7 @@ mod trace;
 
 pub use analysis::readings::{Capacity, FirstReading, SecondReading, TraceSummary};
 pub use analysis::searches::{Variable, variables};
-pub use locations::{Links, LocationRules, MountPoint, NoLinks};
+pub use locations::{Directories, Links, LocationRules, MountPoint, NoLinks, UnknownDirectories};
 pub use render::chart::{Chart, charts};
 pub use render::operations::csv;
 pub use render::page::html;

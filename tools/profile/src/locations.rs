@@ -112,6 +112,32 @@ impl Links for NoLinks {
     }
 }
 
+/// Answers questions about directories that a trace does not answer.
+pub trait Directories {
+    /// Returns the number of operations to list a directory and all directories below it, without
+    /// those in `except`, which are below it. Counts to `operations_max`, and returns `None` if
+    /// there are more, or if a directory cannot be read.
+    fn listing(&mut self, directory: &[u8], except: &[Vec<u8>], operations_max: u64) -> Option<u64>;
+
+    /// Returns whether the user may write to a directory, so that `quell run` compares the whole
+    /// tree with its index at each start.
+    fn is_own(&mut self, directory: &[u8]) -> bool;
+}
+
+/// Answers no question: for traces of another machine.
+#[derive(Debug)]
+pub struct UnknownDirectories;
+
+impl Directories for UnknownDirectories {
+    fn listing(&mut self, _directory: &[u8], _except: &[Vec<u8>], _operations_max: u64) -> Option<u64> {
+        None
+    }
+
+    fn is_own(&mut self, _directory: &[u8]) -> bool {
+        false
+    }
+}
+
 /// A directory that determines the location of the paths in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {

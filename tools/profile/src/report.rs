@@ -82,6 +82,14 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
+impl Report {
+    /// Returns the operations of the comparison of the trees that the user may write to with their
+    /// indexes, at each start.
+    pub fn check_operations(&self) -> u64 {
+        self.trees.iter().filter_map(|tree| tree.check).sum()
+    }
+}
+
 /// The result in one sentence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -536,6 +544,14 @@ pub struct Tree {
     pub opens: u64,
     /// Number of different files that were opened below it.
     pub files_opened: u64,
+    /// Number of these of which at most 16 KiB were read.
+    #[serde(default)]
+    pub small_files_opened: u64,
+    /// The operations of the comparison of the whole tree with its index at each start, counted up
+    /// to 4,096. Absent if the user may not write to the tree, or if it is unknown: then at most
+    /// one comparison in ten minutes is made for all nodes.
+    #[serde(default)]
+    pub check: Option<u64>,
     /// Operations that would reach the file system.
     pub remaining: Scenarios<Remaining>,
 }

@@ -5,19 +5,26 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use quell_profile::{NextStep, Report};
+use quell_profile::{NextStep, Remaining, Report, Scenarios, Tree};
 
 use crate::arguments::ProfileArgs;
 use crate::commands::profile::report_directory::CONFIG;
 use crate::config::{Config, TreeConfig};
 use crate::inputs::shown;
 
-/// Number of trees for which a command to index them is proposed; `quell run --config` creates all
+/// Boot images are proposed if they absorb at least this part of the operations in addition to the
 /// indexes.
-const INDEX_COMMANDS_MAX: usize = 2;
-/// A boot image is proposed if it absorbs at least this part of the operations in addition to the
-/// index.
 const BOOT_PART_MIN: f64 = 0.05;
+/// The image of a tree absorbs at least this number of operations: it is recorded in a run of its
+/// own, and loaded at each start.
+const IMAGE_OPERATIONS_MIN: u64 = 32;
+/// Small files are packed without a program if the program opens at least this number of them in a
+/// tree, and they are at least this part of the files that it opens there.
+const SMALL_FILES_MIN: u64 = 100;
+const SMALL_FILES_PART_MIN: f64 = 0.5;
+/// A run without the comparison of the whole tree is proposed if the comparison takes at least this
+/// part of the other operations that remain.
+const CHECK_PART_MIN: f64 = 0.5;
 /// Stands for the command, if traces were imported.
 const UNKNOWN_COMMAND: &str = "CMD";
 
@@ -43,8 +50,12 @@ pub fn next_steps(report: &Report, args: &ProfileArgs, directory: &Path, config:
     steps.extend(profile_again(report, &context));
     steps.extend(index(config, &context));
     // First the boot image, if it absorbs more than the index alone.
-    steps.extend(record(report, config, &context));
-    steps.extend(run_with_index(config, &context));
+    let images = images(report, config);
+    steps.extend(record(&images, &context));
+    steps.extend(run_with_images(&images, &context));
+    steps.extend(run_without_check(report, config, &images, &context));
+    steps.extend(small_files(report, config, &images, &context));
+    steps.extend(run_with_index(report, config, &images, &context));
     steps.extend(log_mount(report, &context));
     steps.extend(probe(report, &context));
     steps
@@ -73,6 +84,15 @@ impl StepContext<'_> {
             true => UNKNOWN_COMMAND.to_owned(),
             false => self.args.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
         }
+    }
+
+    /// Returns the command that runs the program with the indexes, these further options, and these
+    /// boot images.
+    fn run(&self, options: &str, images: &[PathBuf]) -> String {
+        let config = self.beside_report(Path::new(CONFIG));
+        let images: String =
+            images.iter().map(|image| format!(" -b {}", self.beside_report(image))).collect();
+        format!("quell run{options} --config {config}{images} -- {}", self.command())
     }
 
     /// Returns the purpose of a command that contains `command()`.
@@ -121,39 +141,124 @@ fn index(config: &Config, context: &StepContext) -> Vec<NextStep> {
             format!("quell index {path} -o {}", context.beside_report(&tree.index)),
         )
     };
-    config.trees.iter().take(INDEX_COMMANDS_MAX).map(index).collect()
+    config.trees.iter().map(index).collect()
 }
 
-/// Returns the command to run the program with the indexes.
-fn run_with_index(config: &Config, context: &StepContext) -> Option<NextStep> {
-    let command = || {
-        format!("quell run --config {} -- {}", context.beside_report(Path::new(CONFIG)), context.command())
-    };
-    let purpose = || context.purpose("Run the program with the index");
-    (!config.trees.is_empty()).then(|| step(purpose(), command()))
-}
-
-/// Returns the commands to record and use a boot image, if opens and reads are a large part of the
-/// operations.
-fn record(report: &Report, config: &Config, context: &StepContext) -> Vec<NextStep> {
+/// Returns the command to run the program with the indexes alone, unless there are boot images and
+/// the comparison of the trees takes as many operations as the indexes absorb.
+fn run_with_index(
+    report: &Report,
+    config: &Config,
+    images: &[&TreeConfig],
+    context: &StepContext,
+) -> Option<NextStep> {
     let remaining = &report.remaining;
-    let absorbed = remaining.index.metadata.saturating_sub(remaining.boot.metadata);
-    let is_useful = absorbed as f64 >= remaining.direct.metadata as f64 * BOOT_PART_MIN;
-    let Some(tree) = config.trees.first().filter(|_| is_useful) else { return Vec::new() };
-    let (index, command) = (context.beside_report(&tree.index), context.command());
-    let image = context.beside_report(&tree.index.with_extension("boot"));
+    let absorbs = remaining.index.metadata + report.check_operations() < remaining.direct.metadata;
+    let purpose = || context.purpose("Run the program with the index");
+    (!config.trees.is_empty() && (absorbs || images.is_empty()))
+        .then(|| step(purpose(), context.run("", &[])))
+}
+
+/// Returns the trees for which boot images are proposed.
+fn images<'a>(report: &Report, config: &'a Config) -> Vec<&'a TreeConfig> {
+    let absorbed =
+        |remaining: &Scenarios<Remaining>| remaining.index.metadata.saturating_sub(remaining.boot.metadata);
+    let part_min = report.remaining.direct.metadata as f64 * BOOT_PART_MIN;
+    let are_useful = absorbed(&report.remaining) as f64 >= part_min;
+    let trees = report.trees.iter().zip(&config.trees);
+    let useful = trees.filter(|(tree, _)| are_useful && absorbed(&tree.remaining) >= IMAGE_OPERATIONS_MIN);
+    useful.map(|(_, tree)| tree).collect()
+}
+
+/// Returns the name of the boot image of a tree.
+fn image_of(tree: &TreeConfig) -> PathBuf {
+    tree.index.with_extension("boot")
+}
+
+/// Returns the commands to record the boot images, each in a run of the program.
+fn record(images: &[&TreeConfig], context: &StepContext) -> Vec<NextStep> {
+    let record = |tree: &&TreeConfig| {
+        let (index, image) = (context.beside_report(&tree.index), context.beside_report(&image_of(tree)));
+        let name = match images.len() {
+            1 => "a boot image, which also absorbs opens and reads".to_owned(),
+            _ => format!("a boot image of {}, which also absorbs opens and reads", tree.path.display()),
+        };
+        let command = format!("quell record -i {index} -o {image} -- {}", context.command());
+        step(context.purpose(&format!("Record {name}")), command)
+    };
+    images.iter().map(record).collect()
+}
+
+/// Returns the command to run the program with the boot images.
+fn run_with_images(images: &[&TreeConfig], context: &StepContext) -> Option<NextStep> {
+    let paths: Vec<PathBuf> = images.iter().map(|tree| image_of(tree)).collect();
+    let purpose = match images.len() {
+        0 => return None,
+        1 => "Run the program with the boot image",
+        _ => "Run the program with the boot images",
+    };
+    Some(step(context.purpose(purpose), context.run("", &paths)))
+}
+
+/// Returns the commands to compare the trees once before many starts, and to start the program
+/// without the comparison, if the user may write to the trees and the comparison takes a large part
+/// of the operations.
+fn run_without_check(
+    report: &Report,
+    config: &Config,
+    images: &[&TreeConfig],
+    context: &StepContext,
+) -> Vec<NextStep> {
+    let remaining = if images.is_empty() { report.remaining.index } else { report.remaining.boot };
+    let part_min = remaining.metadata as f64 * CHECK_PART_MIN;
+    if report.check_operations() == 0 || (report.check_operations() as f64) < part_min {
+        return Vec::new();
+    }
+    let own = report.trees.iter().zip(&config.trees).filter(|(tree, _)| tree.check.is_some());
+    let verify: Vec<String> =
+        own.map(|(_, tree)| format!("quell verify {}", context.beside_report(&tree.index))).collect();
+    let paths: Vec<PathBuf> = images.iter().map(|tree| image_of(tree)).collect();
+    vec![
+        step("Before many starts: compare your own tree with its index once", verify.join(" && ")),
+        step(
+            context.purpose("Then start the program without comparing the whole tree at each start"),
+            context.run(" --check sample", &paths),
+        ),
+    ]
+}
+
+/// Returns the commands to pack all small files of the tree in which the program opens the most of
+/// them, if they are a large part of the opened files: other runs open other files of it.
+fn small_files(
+    report: &Report,
+    config: &Config,
+    images: &[&TreeConfig],
+    context: &StepContext,
+) -> Vec<NextStep> {
+    let dominate = |tree: &Tree| {
+        tree.small_files_opened >= SMALL_FILES_MIN
+            && tree.small_files_opened as f64 >= tree.files_opened as f64 * SMALL_FILES_PART_MIN
+    };
+    let trees = report.trees.iter().zip(&config.trees);
+    let most = trees.filter(|(tree, _)| dominate(tree)).max_by_key(|(tree, _)| tree.small_files_opened);
+    let Some((_, tree)) = most else { return Vec::new() };
+    let name = tree.index.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let packed = PathBuf::from(format!("{name}-small.boot"));
+    let others = images.iter().filter(|other| other.index != tree.index).map(|other| image_of(other));
+    let paths: Vec<PathBuf> = std::iter::once(packed.clone()).chain(others).collect();
     vec![
         step(
-            context.purpose("Record a boot image, which also absorbs opens and reads"),
-            format!("quell record -i {index} -o {image} -- {command}"),
-        ),
-        step(
-            context.purpose("Run the program with the boot image"),
             format!(
-                "quell run --config {} -b {image} -- {command}",
-                context.beside_report(Path::new(CONFIG))
+                "Or, if each run opens other files: pack all files of up to 16 KiB of {}",
+                tree.path.display()
+            ),
+            format!(
+                "quell record --small 16K -i {} -o {}",
+                context.beside_report(&tree.index),
+                context.beside_report(&packed)
             ),
         ),
+        step(context.purpose("Run the program with the packed files"), context.run("", &paths)),
     ]
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
-use quell_profile::{Capacity, FirstReading, Links, LocationRules, Report, Tracing};
+use quell_profile::{Capacity, Directories, FirstReading, Links, LocationRules, Report, Tracing};
 
 use crate::failure::Failure;
 use crate::inputs::shown;
@@ -33,6 +33,7 @@ impl Reading<'_> {
         traced: Option<&Traced>,
         capacity: Option<&Capacity>,
         links: &mut dyn Links,
+        directories: &mut dyn Directories,
     ) -> Result<(Report, Option<Tracing>), Failure> {
         let mut bar = Bar::new(self.traces.bytes * 2, self.quiet);
         let environment = self.environment.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
@@ -47,7 +48,7 @@ impl Reading<'_> {
         stop_if(self.interrupted)?;
         let summary = first.end();
         let tracing = traced.map(|traced| traced.tracing(&summary));
-        let mut second = first.choose(tracing.as_ref().map_or(1.0, |t| t.slow_down));
+        let mut second = first.choose(tracing.as_ref().map_or(1.0, |t| t.slow_down), directories);
         self.traces.read(&mut |line| {
             second.line(line.source, line.text);
             bar.advance("replaying the trace", line.text.len(), self.interrupted)

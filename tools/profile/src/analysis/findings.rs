@@ -206,16 +206,22 @@ pub fn small_files(measured: &Measured) -> Vec<SmallFiles> {
     rows.into_iter().take(ROWS_MAX).map(row).collect()
 }
 
+/// Maximum size of a file that `quell record --small 16K` packs.
+const PACKED_FILE_BYTES_MAX: u64 = 16 << 10;
+
 pub fn trees(measured: &Measured) -> Vec<Tree> {
     let (replay, count) = (measured.replay, measured.chosen.len());
     let checks = periodic_checks(measured.duration_s()) / (count as u64).max(1);
     let mut bytes_by_tree = vec![0u64; count];
     let mut files_by_tree = vec![0u64; count];
+    let mut small_files_by_tree = vec![0u64; count];
     for (path, counts) in measured.counted_paths() {
         if let Some(tree) = replay.tree(path) {
             let bytes = measured.distinct_bytes(path, counts);
             bytes_by_tree[tree] = bytes_by_tree[tree].saturating_add(bytes);
             files_by_tree[tree] += u64::from(counts.opens > 0);
+            let is_small = counts.opens > 0 && bytes <= PACKED_FILE_BYTES_MAX;
+            small_files_by_tree[tree] += u64::from(is_small && !measured.is_directory[path.index()]);
         }
     }
     let row = |(number, chosen): (usize, &Chosen)| {
@@ -229,6 +235,8 @@ pub fn trees(measured: &Measured) -> Vec<Tree> {
             missing: chosen.missing,
             opens: replay.opens_by_tree[number],
             files_opened: files_by_tree[number],
+            small_files_opened: small_files_by_tree[number],
+            check: chosen.check,
             remaining: Scenarios {
                 direct: remaining(operations.direct),
                 index: remaining(operations.index + OPERATIONS_TO_LOAD_INDEX + checks),

@@ -10,9 +10,9 @@ use crate::analysis::measured::Measured;
 use crate::analysis::replay::{Replay, ReplayPlan};
 use crate::analysis::saturation::{LEAVES_OUT, saturating_nodes};
 use crate::analysis::searches::{Searches, Variable};
-use crate::analysis::trees::{self, Chosen, Refused};
+use crate::analysis::trees::{self, Chosen, Refused, UserDirectories};
 use crate::analysis::{findings, notes, path_tree, rates, totals, verdict};
-use crate::locations::{Links, LocationRules, PathMap};
+use crate::locations::{Directories, Links, LocationRules, PathMap};
 use crate::paths::PathId;
 use crate::report::{Nodes, Report, SCHEMA, Scenarios};
 use crate::trace::reader::{LineSource, Output, Reader};
@@ -94,12 +94,17 @@ impl<'l> FirstReading<'l> {
 
     /// Chooses the trees to cover. `slow_down` is the ratio of the durations with and without the
     /// tracer, by which all times of the report are divided.
-    pub fn choose(mut self, slow_down: f64) -> SecondReading<'l> {
+    pub fn choose(mut self, slow_down: f64, directories: &mut dyn Directories) -> SecondReading<'l> {
         let slow_down = if slow_down.is_finite() { slow_down.max(1.0) } else { 1.0 };
         self.reader.resolver.processes.clear();
-        let (chosen, refused) = trees::choose(&self.map, &self.counts.paths, self.home);
+        let (chosen, refused) = trees::choose(
+            &self.map,
+            &self.counts.paths,
+            UserDirectories { home: self.home, working: self.working },
+            directories,
+        );
         let tops: Vec<PathId> = chosen.iter().map(|c| c.path).collect();
-        let is_directory = directories(&self.map, &self.counts);
+        let is_directory = used_directories(&self.map, &self.counts);
         let plan = ReplayPlan {
             trees: &tops,
             begin_us: self.counts.begin_us.unwrap_or(0),
@@ -134,7 +139,7 @@ fn busiest_processes(counts: &Counts) -> Vec<u32> {
 
 /// Returns which paths are directories: those that were used as one, and those with an existing
 /// entry.
-fn directories(map: &PathMap, counts: &Counts) -> Vec<bool> {
+fn used_directories(map: &PathMap, counts: &Counts) -> Vec<bool> {
     let counted = |path: PathId| counts.paths.get(path.index());
     let mut is_directory: Vec<bool> =
         map.paths.all().map(|path| counted(path).is_some_and(|counts| counts.directory)).collect();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::analysis::readings::{Capacity, FirstReading};
-use crate::locations::{LocationRules, NoLinks};
+use crate::locations::{LocationRules, NoLinks, UnknownDirectories};
 use crate::report::{Report, VerdictKind};
 use crate::trace::reader::LineSource;
 
@@ -27,7 +27,7 @@ fn report(lines: &[String]) -> Report {
     let mut first = FirstReading::new(&rules(), Vec::new(), &mut links);
     lines.iter().for_each(|line| first.line(SOURCE, line.as_bytes(), String::new));
     first.end();
-    let mut second = first.choose(1.0);
+    let mut second = first.choose(1.0, &mut UnknownDirectories);
     lines.iter().for_each(|line| second.line(SOURCE, line.as_bytes()));
     let report = second.report(Some(&Capacity { operations_per_s: 32_000.0, from: "test".into() }));
     let skipped = &report.totals.skipped;

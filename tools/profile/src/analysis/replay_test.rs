@@ -2,7 +2,7 @@
 
 use crate::analysis::readings::FirstReading;
 use crate::analysis::replay::OPERATIONS_TO_LOAD_BOOT;
-use crate::locations::{LocationRules, NoLinks};
+use crate::locations::{LocationRules, NoLinks, UnknownDirectories};
 use crate::report::Scenarios;
 use crate::trace::reader::LineSource;
 
@@ -26,7 +26,7 @@ fn remaining(lines: &[&str], tree: bool) -> Scenarios<u64> {
     let source = LineSource { space: 0, pid: 0 };
     all.iter().for_each(|line| first.line(source, line.as_bytes(), String::new));
     first.end();
-    let mut second = first.choose(1.0);
+    let mut second = first.choose(1.0, &mut UnknownDirectories);
     all.iter().for_each(|line| second.line(source, line.as_bytes()));
     let report = second.report(None);
     let skipped = &report.totals.skipped;

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use crate::analysis::counts::PathCounts;
-use crate::locations::PathMap;
+use crate::analysis::replay::OPERATIONS_TO_LOAD_INDEX;
+use crate::locations::{Directories, PathMap};
 use crate::paths::PathId;
 
 /// Usual names of directories in an installation prefix; two of them identify a prefix.
@@ -52,6 +53,8 @@ const NEARLY_ALL: f64 = 0.9;
 /// Maximum number of trees; more are united, because each tree costs an index, a check at each
 /// start, and an entry in the configuration.
 const TREES_MAX: usize = 5;
+/// The operations of a comparison with the index are counted up to this number.
+pub const CHECK_OPERATIONS_MAX: u64 = 4096;
 /// Number of refused trees that are listed.
 const REFUSED_MAX: usize = 16;
 /// Limit on the recursion: no tree is proposed that is deeper below the root of a file system.
@@ -62,6 +65,9 @@ pub struct Chosen {
     pub path: PathId,
     pub metadata: u64,
     pub missing: u64,
+    /// The operations of the comparison with the index at each start, if the user may write to the
+    /// tree, counted up to `CHECK_OPERATIONS_MAX`; `None` if the user may not, or if it is unknown.
+    pub check: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +85,9 @@ pub struct Refused {
 struct Subtree {
     metadata: u64,
     missing: u64,
+    /// Number of metadata calls for files and missing names. A client answers repeated calls for
+    /// directories from its cache.
+    files_metadata: u64,
     /// Number of existing files, and of those that are headers.
     files: u64,
     headers: u64,
@@ -99,14 +108,30 @@ struct Choice<'a, 'l> {
     children: HashMap<PathId, Vec<PathId>>,
     /// The home directory, and the directories that contain it.
     above_home: Vec<PathId>,
+    /// The working directory, and the directories that contain it.
+    above_working: Vec<PathId>,
+    /// The roots of the shared file systems.
+    tops: Vec<PathId>,
     refused: Vec<Refused>,
     calls_min: u64,
 }
 
+/// Directories of the user who ran the program, if they are known.
+#[derive(Debug, Clone, Copy)]
+pub struct UserDirectories {
+    pub home: Option<PathId>,
+    pub working: Option<PathId>,
+}
+
 /// Returns the chosen trees, and those that are refused only because of changes, both by decreasing
-/// number of calls. No tree contains `home`, the home directory of the user: its index would have
-/// all files of the user, or of all users, and programs could not write there.
-pub fn choose(map: &PathMap, paths: &[PathCounts], home: Option<PathId>) -> (Vec<Chosen>, Vec<Refused>) {
+/// number of calls. No tree contains the home directory of the user: its index would have all files
+/// of the user, or of all users, and programs could not write there.
+pub fn choose(
+    map: &PathMap,
+    paths: &[PathCounts],
+    user: UserDirectories,
+    directories: &mut dyn Directories,
+) -> (Vec<Chosen>, Vec<Refused>) {
     let counts = |path: PathId| paths.get(path.index()).copied().unwrap_or_default();
     let mut subtree = vec![Subtree::default(); map.paths.len()];
     let mut children: HashMap<PathId, Vec<PathId>> = HashMap::new();
@@ -114,9 +139,11 @@ pub fn choose(map: &PathMap, paths: &[PathCounts], home: Option<PathId>) -> (Vec
     // An entry of a directory has a larger number than the directory.
     for path in map.paths.all().rev().filter(|p| map.root(*p).on_shared) {
         let own = counts(path);
+        let is_directory = own.directory || children.contains_key(&path);
         let this = &mut subtree[path.index()];
         this.metadata += u64::from(own.metadata);
         this.missing += u64::from(own.missing);
+        this.files_metadata += if is_directory { 0 } else { u64::from(own.metadata) };
         if own.exists && !own.directory {
             let name = map.paths.name(path);
             this.files += 1;
@@ -138,6 +165,7 @@ pub fn choose(map: &PathMap, paths: &[PathCounts], home: Option<PathId>) -> (Vec
         let above = &mut subtree[parent.index()];
         above.metadata += this.metadata;
         above.missing += this.missing;
+        above.files_metadata += this.files_metadata;
         above.files += this.files;
         above.headers += this.headers;
         above.changed_bytecode = this.changed_bytecode.or(above.changed_bytecode);
@@ -148,24 +176,35 @@ pub fn choose(map: &PathMap, paths: &[PathCounts], home: Option<PathId>) -> (Vec
     }
     let all: u64 = tops.iter().map(|p| subtree[p.index()].metadata).sum();
     let calls_min = CALLS_MIN.max((all as f64 * SHARE_MIN) as u64);
-    let mut above_home = Vec::new();
-    let mut at = home;
-    while let Some(directory) = at {
-        above_home.push(directory);
-        at = (directory != PathId::ROOT).then(|| map.paths.parent(directory));
-    }
-    let mut choice = Choice { map, paths, subtree, children, above_home, refused: Vec::new(), calls_min };
-    let best: Vec<PathId> = tops.iter().flat_map(|top| choice.best_trees(*top, true, 0)).collect();
-    let mut chosen = choice.united(best, &tops);
-    chosen.sort_by_key(|p| (std::cmp::Reverse(choice.subtree[p.index()].metadata), *p));
+    let line = |directory: Option<PathId>| -> Vec<PathId> {
+        let up = |at: &PathId| (*at != PathId::ROOT).then(|| map.paths.parent(*at));
+        std::iter::successors(directory, up).collect()
+    };
+    let (above_home, above_working) = (line(user.home), line(user.working));
+    let refused = Vec::new();
+    let mut choice =
+        Choice { map, paths, subtree, children, above_home, above_working, tops, refused, calls_min };
+    let best: Vec<PathId> =
+        choice.tops.clone().into_iter().flat_map(|top| choice.best_trees(top, true, 0)).collect();
+    let by_calls = |choice: &Choice, trees: &mut Vec<PathId>| {
+        trees.sort_by_key(|p| (std::cmp::Reverse(choice.subtree[p.index()].metadata), *p));
+    };
+    let mut chosen = choice.united(best);
+    by_calls(&choice, &mut chosen);
     chosen.truncate(TREES_MAX);
+    let mut chosen = choice.extended(chosen, directories);
+    by_calls(&choice, &mut chosen);
     choice.refused.sort_by_key(|r| (std::cmp::Reverse(r.metadata), r.path));
     choice.refused.truncate(REFUSED_MAX);
-    let chosen_tree = |path: &PathId| {
+    let mut chosen_tree = |path: &PathId| {
         let Subtree { metadata, missing, .. } = choice.subtree[path.index()];
-        Chosen { path: *path, metadata, missing }
+        let name = map.paths.bytes(*path);
+        let check = directories
+            .is_own(&name)
+            .then(|| directories.listing(&name, &[], CHECK_OPERATIONS_MAX).unwrap_or(CHECK_OPERATIONS_MAX));
+        Chosen { path: *path, metadata, missing, check }
     };
-    (chosen.iter().map(chosen_tree).collect(), choice.refused)
+    (chosen.iter().map(&mut chosen_tree).collect(), choice.refused)
 }
 
 impl Choice<'_, '_> {
@@ -214,35 +253,74 @@ impl Choice<'_, '_> {
     /// Unites trees while there are too many: those in the directory with the most trees, deepest
     /// first. A directory is a tree of its own only if the program changed nothing in it, and if it
     /// is no root of a file system.
-    fn united(&self, mut trees: Vec<PathId>, tops: &[PathId]) -> Vec<PathId> {
+    fn united(&self, mut trees: Vec<PathId>) -> Vec<PathId> {
         while trees.len() > TREES_MAX {
             let mut counts: HashMap<PathId, (u32, usize)> = HashMap::new();
             for tree in &trees {
-                let mut above = Vec::new();
-                let mut at = *tree;
-                while at != PathId::ROOT && !tops.contains(&at) {
-                    at = self.map.paths.parent(at);
-                    above.push(at);
-                }
+                let above = self.above(*tree);
                 let depth = above.len() as u32;
                 for (up, directory) in above.iter().enumerate() {
                     let entry = counts.entry(*directory).or_insert((depth - up as u32, 0));
                     entry.1 += 1;
                 }
             }
-            let possible = |directory: &PathId| {
-                *directory != PathId::ROOT
-                    && !tops.contains(directory)
-                    && !self.above_home.contains(directory)
-                    && self.subtree[directory.index()].changed().is_none()
-            };
             let best = counts
                 .into_iter()
-                .filter(|(directory, (_, count))| *count >= 2 && possible(directory))
+                .filter(|(directory, (_, count))| *count >= 2 && self.may_be_tree(*directory))
                 .max_by_key(|(directory, (depth, _))| (*depth, std::cmp::Reverse(*directory)));
             let Some((directory, _)) = best else { break };
             trees.retain(|tree| !self.is_below(*tree, directory));
             trees.push(directory);
+        }
+        trees
+    }
+
+    /// Returns the directories that contain a path, up to the root of its file system.
+    fn above(&self, path: PathId) -> Vec<PathId> {
+        let mut above = Vec::new();
+        let mut at = path;
+        while at != PathId::ROOT && !self.tops.contains(&at) {
+            at = self.map.paths.parent(at);
+            above.push(at);
+        }
+        above
+    }
+
+    /// Returns whether a directory can be a tree at all.
+    fn may_be_tree(&self, directory: PathId) -> bool {
+        directory != PathId::ROOT
+            && !self.tops.contains(&directory)
+            && !self.above_home.contains(&directory)
+            && self.subtree[directory.index()].changed().is_none()
+    }
+
+    /// Replaces trees with a directory above them if that absorbs more operations than the
+    /// comparison of the additional directories with the index takes. This is the case for a
+    /// directory in a search list, in which most names are missing, and for several trees beside
+    /// one another. The number of listed directories is less than that of the absorbed operations.
+    fn extended(&self, mut trees: Vec<PathId>, directories: &mut dyn Directories) -> Vec<PathId> {
+        for tree in trees.clone() {
+            let (mut best, mut saved_by_best) = (None, 0);
+            let above = self.above(tree).into_iter();
+            let possible = |at: &PathId| self.may_be_tree(*at) && !self.above_working.contains(at);
+            for at in above.take_while(possible) {
+                let covered: Vec<PathId> =
+                    trees.iter().copied().filter(|tree| self.is_below(*tree, at)).collect();
+                let calls = |path: PathId| self.subtree[path.index()].files_metadata;
+                let absorbed = calls(at).saturating_sub(covered.iter().map(|tree| calls(*tree)).sum());
+                let saved = absorbed + (covered.len() as u64).saturating_sub(1) * OPERATIONS_TO_LOAD_INDEX;
+                if saved < saved_by_best + self.calls_min {
+                    continue;
+                }
+                let except: Vec<Vec<u8>> = covered.iter().map(|tree| self.map.paths.bytes(*tree)).collect();
+                if directories.listing(&self.map.paths.bytes(at), &except, saved).is_some() {
+                    (best, saved_by_best) = (Some(at), saved);
+                }
+            }
+            if let Some(directory) = best {
+                trees.retain(|tree| !self.is_below(*tree, directory));
+                trees.push(directory);
+            }
         }
         trees
     }
@@ -306,11 +384,15 @@ fn is_bytecode(map: &PathMap, path: PathId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::locations::{LocationRules, NoLinks};
+    use crate::locations::{LocationRules, NoLinks, UnknownDirectories};
 
     /// Returns the trees that are chosen for these paths on a shared file system, each with this
     /// number of calls. A path with `!` at the end is missing; a path with `+` was changed.
     fn chosen(paths: &[(&str, u32)]) -> Vec<String> {
+        chosen_with(paths, &mut UnknownDirectories)
+    }
+
+    fn chosen_with(paths: &[(&str, u32)], directories: &mut dyn Directories) -> Vec<String> {
         let rules = LocationRules { shared: vec![b"/m".to_vec()], ..LocationRules::default() };
         let mut links = NoLinks;
         let mut map = PathMap::new(&rules, &mut links);
@@ -330,7 +412,9 @@ mod tests {
                 ..PathCounts::default()
             };
         }
-        let (chosen, _) = choose(&map, &counts, Some(home));
+        let working = map.resolve(PathId::ROOT, b"/m/work/run", true);
+        let user = UserDirectories { home: Some(home), working: Some(working) };
+        let (chosen, _) = choose(&map, &counts, user, directories);
         chosen.iter().map(|tree| map.paths.text(tree.path)).collect()
     }
 
@@ -349,6 +433,49 @@ mod tests {
         assert_eq!(chosen(&paths), ["/m/u/app"]);
         paths.push(("/m/u/app/dist/bundle.js+", 5));
         assert_eq!(chosen(&paths), ["/m/u/app/node_modules"], "the program writes beside the modules");
+    }
+
+    /// Directories of which listing takes a number of operations, without those in `except`.
+    struct Sizes(HashMap<&'static str, u64>);
+
+    impl Directories for Sizes {
+        fn listing(&mut self, directory: &[u8], _: &[Vec<u8>], operations_max: u64) -> Option<u64> {
+            let size = self.0.get(std::str::from_utf8(directory).unwrap()).copied();
+            size.filter(|size| *size <= operations_max)
+        }
+
+        fn is_own(&mut self, directory: &[u8]) -> bool {
+            directory == b"/m/u/perl"
+        }
+    }
+
+    #[test]
+    fn a_directory_above_is_chosen_if_it_absorbs_more_than_its_comparison_takes() {
+        // Names of modules in other directories are missing in the first directory of a search
+        // list.
+        let mut paths = vec![("/m/u/perl/Bio/lib/a.pm", 200), ("/m/u/perl/Bio/lib/b.pm", 100)];
+        let missing: Vec<String> = (0..50).map(|n| format!("/m/u/perl/other{n}.pm!")).collect();
+        paths.extend(missing.iter().map(|path| (path.as_str(), 1)));
+        assert_eq!(chosen(&paths), ["/m/u/perl/Bio"], "its size is unknown");
+        let sizes = |size: u64| Sizes(HashMap::from([("/m/u/perl", size), ("/m/u", 1_000_000)]));
+        assert_eq!(chosen_with(&paths, &mut sizes(50)), ["/m/u/perl"]);
+        assert_eq!(chosen_with(&paths, &mut sizes(51)), ["/m/u/perl/Bio"]);
+        let mut sizes = Sizes(HashMap::from([("/m/u/perl", 50), ("/m/u", 50)]));
+        assert_eq!(chosen_with(&paths, &mut sizes), ["/m/u/perl"], "/m/u absorbs no more");
+        // Each index takes operations to load.
+        let two = [("/m/u/a/lib/x", 100), ("/m/u/b/lib/x", 100), ("/m/u/c/lib/x", 100)];
+        let sizes = |size: u64| Sizes(HashMap::from([("/m/u", size)]));
+        assert_eq!(chosen_with(&two, &mut sizes(22)), ["/m/u"]);
+        assert_eq!(chosen_with(&two, &mut sizes(23)).len(), 3);
+    }
+
+    #[test]
+    fn a_directory_above_is_not_chosen_if_it_contains_the_working_directory() {
+        let mut paths = vec![("/m/work/env/lib/a", 200), ("/m/work/env/bin/b", 100)];
+        let missing: Vec<String> = (0..50).map(|n| format!("/m/work/other{n}!")).collect();
+        paths.extend(missing.iter().map(|path| (path.as_str(), 1)));
+        let mut sizes = Sizes(HashMap::from([("/m/work", 1)]));
+        assert_eq!(chosen_with(&paths, &mut sizes), ["/m/work/env"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The result of a profile in one sentence, in one unit: metadata operations of one cold node that
 //! reach the shared file systems.
 
+use crate::analysis::trees::CHECK_OPERATIONS_MAX;
 use crate::format::{count, percentage, plural};
 use crate::report::{Report, Verdict, VerdictKind};
 
@@ -62,5 +63,19 @@ fn proposed(report: &Report) -> String {
             number(nodes.index)
         )
     });
-    format!("{operations}.{}", nodes.unwrap_or_default())
+    format!("{operations}.{}{}", check(report), nodes.unwrap_or_default())
+}
+
+/// Returns a sentence about the comparison of trees that the user may write to.
+fn check(report: &Report) -> String {
+    let operations = report.check_operations();
+    if operations == 0 {
+        return String::new();
+    }
+    let is_counted = report.trees.iter().all(|tree| tree.check != Some(CHECK_OPERATIONS_MAX));
+    let (at_least, number) = (if is_counted { "" } else { "at least " }, count(operations));
+    format!(
+        " At each start, {at_least}{number} more compare the trees that you may write to with their \
+         indexes, unless --check sample is given."
+    )
 }

@@ -303,6 +303,8 @@ pub fn maker() -> Report {
             missing: 861_220,
             opens: 50_894,
             files_opened: 2_118,
+            small_files_opened: 1_304,
+            check: None,
             remaining,
         }],
         not_proposed: vec![

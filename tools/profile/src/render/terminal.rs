@@ -11,9 +11,9 @@ use crate::report::{Report, Scenarios};
 /// Maximum width of a line in columns.
 const COLUMNS_MAX: usize = 80;
 /// Maximum number of commands to run next.
-const COMMANDS_MAX: usize = 4;
+const COMMANDS_MAX: usize = 5;
 /// Maximum number of lines of the verdict.
-const VERDICT_LINES_MAX: usize = 5;
+const VERDICT_LINES_MAX: usize = 7;
 /// Width of the labels of findings in columns.
 const LABEL: usize = 15;
 /// The indentation of a command.

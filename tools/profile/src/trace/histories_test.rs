@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::analysis::readings::FirstReading;
-use crate::locations::{LocationRules, MountPoint, NoLinks, PathMap};
+use crate::locations::{LocationRules, MountPoint, NoLinks, PathMap, UnknownDirectories};
 use crate::report::Report;
 use crate::trace::calls::{CallKind, Class, call_kind};
 use crate::trace::event::{CallTarget, Event};
@@ -542,7 +542,7 @@ fn report(lines: &[(LineSource, String)]) -> Report {
         first.line(*source, line.as_bytes(), String::new);
     }
     let calls = first.end().calls;
-    let mut second = first.choose(1.0);
+    let mut second = first.choose(1.0, &mut UnknownDirectories);
     for (source, line) in lines {
         second.line(*source, line.as_bytes());
     }
@@ -703,7 +703,7 @@ fn truncated_lines_and_garbage_count_once() {
             first.line(SOURCE, line, || "a:1".into());
         }
         let calls = first.end().calls;
-        let mut second = first.choose(2.0);
+        let mut second = first.choose(2.0, &mut UnknownDirectories);
         for line in &lines {
             second.line(SOURCE, line);
         }

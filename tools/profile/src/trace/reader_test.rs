@@ -2,7 +2,7 @@
 //! call, and that each line counts once.
 
 use crate::analysis::readings::FirstReading;
-use crate::locations::{Links, LocationRules, MountPoint, NoLinks, PathMap};
+use crate::locations::{Links, LocationRules, MountPoint, NoLinks, PathMap, UnknownDirectories};
 use crate::paths::PathId;
 use crate::report::Report;
 use crate::trace::event::{CallResult, CallTarget, Event};
@@ -74,7 +74,7 @@ fn report(lines: &[&[u8]]) -> Report {
     let mut first = FirstReading::new(&location_rules(), Vec::new(), &mut links);
     lines.iter().for_each(|line| first.line(SOURCE, line, String::new));
     first.end();
-    let mut second = first.choose(1.0);
+    let mut second = first.choose(1.0, &mut UnknownDirectories);
     lines.iter().for_each(|line| second.line(SOURCE, line));
     second.report(Some(&crate::analysis::readings::Capacity { operations_per_s: 1e4, from: "test".into() }))
 }
