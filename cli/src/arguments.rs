@@ -17,9 +17,9 @@ mod pool;
 mod top;
 
 pub use batch::{
-    BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs, BatchFsckArgs,
-    BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchSnapshotsArgs, BatchStatusArgs,
-    BatchWatchArgs, ConflictSide,
+    BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs,
+    BatchFsckArgs, BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchSnapshotsArgs,
+    BatchStatusArgs, BatchWatchArgs, ConflictSide,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,
@@ -773,7 +773,7 @@ pub struct MountArgs {
     pub batch_mode: BatchModeArgs,
     /// Show the files of the running batch with this number, as they were a few seconds ago. The
     /// mount is read-only. The batch does not wait for it.
-    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic"])]
+    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic", "join"])]
     pub watch: Option<u64>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
@@ -807,8 +807,8 @@ pub struct BatchModeArgs {
     /// published at the end [default: sync for `quell mount`, batch for `quell run`].
     #[arg(long, value_name = "MODE", value_enum, requires = "batch")]
     pub mode: Option<BatchModeArg>,
-    /// The name of the batch in `quell batch status` [default: the name of the host and the number
-    /// of the process].
+    /// The name of the batch, or of the part, in `quell batch status` [default: the name of the
+    /// host and the number of the process].
     #[arg(long, value_name = "NAME", requires = "batch")]
     pub batch_name: Option<String>,
     /// Publish the batch only if no change of others is in conflict with it.
@@ -818,6 +818,11 @@ pub struct BatchModeArgs {
     /// next time, before its changes are shown.
     #[arg(long, requires = "batch")]
     pub lazy: bool,
+    /// Be a part of the batch with this number, which `quell batch begin` has printed: the end
+    /// closes the part, and `quell batch commit` publishes all parts at once. Implies `--mode
+    /// batch`.
+    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["atomic", "lazy"])]
+    pub join: Option<u64>,
 }
 
 /// The effect of changes in a mount of a store for batches.

@@ -187,14 +187,24 @@ impl From<IndexMethod> for IndexMode {
     }
 }
 
+/// Returns the name of a batch of this process, if the user gives none.
+pub fn own_batch_name() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}-{}", std::process::id())
+}
+
 /// Returns the effect of changes in a store for batches. `default`: without --mode.
 pub fn batch_mode(args: &BatchModeArgs, default: BatchModeArg) -> Result<BatchMode, Failure> {
+    let name = || args.batch_name.clone().unwrap_or_else(own_batch_name);
+    if let Some(batch) = args.join {
+        return match args.mode {
+            Some(BatchModeArg::Sync) => Err(Failure::wrong_input("--join cannot be used with --mode sync")),
+            _ => Ok(BatchMode::Part { batch, name: name() }),
+        };
+    }
     match args.mode.unwrap_or(default) {
         BatchModeArg::Batch => {
-            let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-            let own_name = || format!("{}-{}", host(), std::process::id());
-            let name = args.batch_name.clone().unwrap_or_else(own_name);
-            Ok(BatchMode::Batch { name, is_atomic: args.atomic, is_lazy: args.lazy })
+            Ok(BatchMode::Batch { name: name(), is_atomic: args.atomic, is_lazy: args.lazy })
         }
         BatchModeArg::Sync if args.atomic || args.lazy || args.batch_name.is_some() => {
             Err(Failure::wrong_input("--atomic, --lazy and --batch-name can be used only with --mode batch"))

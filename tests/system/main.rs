@@ -16,6 +16,7 @@ mod applications;
 mod batch;
 mod batch_adopt;
 mod batch_copy;
+mod batch_parts;
 mod batch_run;
 mod batch_serve;
 mod blob;

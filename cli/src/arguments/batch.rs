@@ -25,6 +25,7 @@ Example:
 pub enum BatchCommand {
     Init(BatchInitArgs),
     Serve(BatchServeArgs),
+    Begin(BatchBeginArgs),
     Status(BatchStatusArgs),
     Snapshots(BatchSnapshotsArgs),
     Watch(BatchWatchArgs),
@@ -102,7 +103,36 @@ pub struct BatchServeArgs {
     pub json: bool,
 }
 
-/// List the batches of a store: number, state, new entries, conflicts, name.
+/// Begin a batch of several parts, and print its number. Each mount and each `quell run` with
+/// `--join NUMBER`, on this node and on others, has a part of the batch. All parts are published at
+/// once by `quell batch commit`.
+///
+/// Each part sees the files of the store as they were at the begin, and its own changes. A
+/// directory that several parts create becomes one directory. A file that several parts create is a
+/// conflict: that of the part that has joined first keeps the name.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  batch=$(quell batch begin /shared/results)
+  mpirun quell run --batch /shared/results=$HOME/out --join $batch -- ./program
+  quell batch commit /shared/results $batch")]
+pub struct BatchBeginArgs {
+    /// The store, and a directory in it, to which the changes are limited.
+    #[arg(value_name = "STORE[/PATH]")]
+    pub store: PathBuf,
+    /// The name of the batch in `quell batch status` [default: the name of the host and the number
+    /// of the process].
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Publish the batch only if no change of others, and of no other part, is in conflict with it.
+    #[arg(long)]
+    pub atomic: bool,
+}
+
+/// List the batches of a store, and their parts: number, state, new entries, conflicts, name.
+///
+/// A part is open while a process changes it, closed when its changes are complete, and lost if its
+/// process ended before.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -149,7 +179,7 @@ Example:
 pub struct BatchWatchArgs {
     /// The store.
     pub store: PathBuf,
-    /// The number of the batch.
+    /// The number of the batch, or of a part.
     pub batch: u64,
     /// List the names with their sizes once, and exit.
     #[arg(long)]
@@ -207,12 +237,14 @@ pub enum ConflictSide {
     Theirs,
 }
 
-/// Publish a batch whose process ended after it had written its changes, but before it had
-/// committed them. `quell umount` commits a batch otherwise.
+/// Publish a batch of several parts. Or publish one whose process ended after it had written its
+/// changes, but before it had committed them; `quell umount` commits such a batch otherwise.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  quell batch commit /shared/results 7")]
+  quell batch commit /shared/results 7
+  # after the failure of a node
+  quell batch commit --without-lost-parts /shared/results 7")]
 pub struct BatchCommitArgs {
     /// The store.
     pub store: PathBuf,
@@ -222,9 +254,13 @@ pub struct BatchCommitArgs {
     /// time, before its changes are shown.
     #[arg(long)]
     pub lazy: bool,
+    /// Discard the parts whose processes ended before they had closed them, for example with their
+    /// nodes, and publish the others. Without this option, such a batch is not committed.
+    #[arg(long)]
+    pub without_lost_parts: bool,
 }
 
-/// Discard the changes of a batch that no process uses any more.
+/// Discard the changes of a batch that no process uses any more, or of one part of it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -232,7 +268,7 @@ Example:
 pub struct BatchAbortArgs {
     /// The store.
     pub store: PathBuf,
-    /// The number of the batch.
+    /// The number of the batch or of the part.
     pub batch: u64,
 }
 

@@ -1,24 +1,27 @@
 //! `quell batch`: creates stores for batches, lists batches and their conflicts, and ends them.
 
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanCount};
-use quell_batch::{Adoption, AdoptionProgress, BatchStore, StoreAccess};
-use quell_batch_service::{BatchSummary, SnapshotSummary, SummaryState};
+use quell_batch::{Adoption, AdoptionProgress, BatchStore, PartProgress, StoreAccess, split_path};
+use quell_batch_service::{BatchSummary, PartState, SnapshotSummary, SummaryState};
 use quell_vfs::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use super::batch_store::{WAIT, report_conflicts};
 use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_watch};
 use crate::arguments::{
-    BatchAbortArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs, BatchStatusArgs,
+    BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs,
+    BatchStatusArgs,
 };
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::local_time::local_time;
 use crate::output::{self, counted, errln, outln};
+use crate::plans::own_batch_name;
 use crate::progress::{interruption, watch_line};
 use crate::traces::raise_descriptor_limit;
 
@@ -28,6 +31,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
         BatchCommand::Init(args) => init(&args, quiet),
         BatchCommand::Serve(args) => batch_serve::run(&args, quiet),
+        BatchCommand::Begin(args) => begin(&args),
         BatchCommand::Status(args) => status(&args),
         BatchCommand::Snapshots(args) => snapshots(&args),
         BatchCommand::Watch(args) => batch_watch::run(&args),
@@ -101,11 +105,20 @@ fn init(args: &BatchInitArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if left_out > 0 { NO } else { YES }))
 }
 
+fn begin(args: &BatchBeginArgs) -> Result<ExitCode, Failure> {
+    let (path, subtree) = split_path(&args.store);
+    let store = StoreAccess::open(path, WAIT)?;
+    let name = args.name.clone().unwrap_or_else(own_batch_name);
+    let batch = store.begin_for_parts(subtree.as_os_str().as_bytes(), &name, args.atomic)?;
+    outln!("{}", batch.number);
+    Ok(ExitCode::SUCCESS)
+}
+
 fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
     let store = StoreAccess::open_for_batches(&args.store, WAIT)?;
     let batches = store.batches()?;
     if args.output.json {
-        let lines: Vec<Value> = batches.iter().map(json_of).collect();
+        let lines = batches.iter().map(|batch| json_of(batch, &store)).collect::<Result<Vec<_>, _>>()?;
         outln!("{:#}", json!({ "batches": lines }));
         return Ok(ExitCode::SUCCESS);
     }
@@ -120,6 +133,13 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
             ),
             SummaryState::Submitted => "submitted, not verified yet".to_owned(),
             SummaryState::Refused { reason } => format!("refused: {}", shown(reason)),
+            SummaryState::OpenForParts => "open for parts".to_owned(),
+            SummaryState::Part { of, state: PartState::Committed { entries } } => {
+                format!("part of {of}, committed, {}", counted(*entries, "new entry", "new entries"))
+            }
+            SummaryState::Part { of, state } => {
+                format!("part of {of}, {}", state_of_part(*state, batch.number, &store)?)
+            }
         };
         outln!("{:>6}  {state}  {}", batch.number, shown(&batch.name));
     }
@@ -150,11 +170,18 @@ fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
 }
 
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let store = StoreAccess::open_for_batches(&args.store, WAIT)?;
+    if args.without_lost_parts {
+        for part in store.abort_lost_parts(args.batch)? {
+            if !quiet {
+                errln!("quell: part {part} is lost, and was discarded");
+            }
+        }
+    }
     if args.lazy {
-        StoreAccess::open_for_batches(&args.store, WAIT)?.submit(args.batch)?;
+        store.submit(args.batch)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let store = StoreAccess::open_for_batches(&args.store, WAIT)?;
     let batch = store.commit(args.batch)?;
     report_conflicts(&args.store, &batch, quiet);
     Ok(ExitCode::SUCCESS)
@@ -179,15 +206,34 @@ fn json_of_snapshot(snapshot: &SnapshotSummary) -> Value {
     })
 }
 
-fn json_of(batch: &BatchSummary) -> Value {
+/// Returns the state of a part, as users see it.
+fn state_of_part(state: PartState, number: u64, store: &StoreAccess) -> Result<&'static str, Failure> {
+    Ok(match state {
+        PartState::Committed { .. } => "committed",
+        PartState::Aborted => "aborted",
+        PartState::Open => match store.progress_of_part(number)? {
+            PartProgress::Open => "open",
+            PartProgress::Closed => "closed",
+            PartProgress::Lost => "lost",
+        },
+    })
+}
+
+fn json_of(batch: &BatchSummary, store: &StoreAccess) -> Result<Value, Failure> {
     let (state, entries, conflicts, reason) = match &batch.state {
         SummaryState::Open => ("open", None, None, None),
         SummaryState::Aborted => ("aborted", None, None, None),
         SummaryState::Committed { entries, conflicts } => ("committed", Some(entries), Some(conflicts), None),
         SummaryState::Submitted => ("submitted", None, None, None),
         SummaryState::Refused { reason } => ("refused", None, None, Some(reason)),
+        SummaryState::OpenForParts => ("open", None, None, None),
+        SummaryState::Part { state, .. } => {
+            let entries = if let PartState::Committed { entries } = state { Some(entries) } else { None };
+            (state_of_part(*state, batch.number, store)?, entries, None, None)
+        }
     };
-    json!({
+    let part_of = if let SummaryState::Part { of, .. } = batch.state { Some(of) } else { None };
+    Ok(json!({
         "number": batch.number,
         "name": batch.name,
         "user": batch.uid,
@@ -195,5 +241,6 @@ fn json_of(batch: &BatchSummary) -> Value {
         "entries": entries,
         "conflicts": conflicts,
         "reason": reason,
-    })
+        "part_of": part_of,
+    }))
 }

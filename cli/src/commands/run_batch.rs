@@ -79,7 +79,7 @@ fn run_at(
     quiet: bool,
 ) -> Result<ExitCode, Failure> {
     let target = mount_target(point, false)?;
-    let is_batch = matches!(mode, BatchMode::Batch { .. });
+    let is_batch = matches!(mode, BatchMode::Batch { .. } | BatchMode::Part { .. });
     let plan = batch_plan(store, mode, directory)?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
     if let Some(signal) = signals.pending().next() {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quell_batch::StoreAccess;
-use quell_batch_service::{BatchSummary, SummaryState};
+use quell_batch::{PartProgress, StoreAccess, part_progress};
+use quell_batch_service::{BatchSummary, PartState, SummaryState};
 use quell_supervisor::{
     BatchReport, END_TIMEOUT, end_record_of, forget_end_record, is_quell_mount, mount_point_path, reports_of,
     unmount_and_wait,
@@ -109,6 +109,19 @@ fn check_committed(
     quiet: bool,
 ) -> Result<u64, Failure> {
     const WAIT: Duration = Duration::from_secs(60);
+    // This needs no access to the key-value store, which the ends of other parts may need, too.
+    match part_progress(store, number) {
+        Ok(Some(PartProgress::Closed)) => return Ok(0),
+        Ok(Some(PartProgress::Open | PartProgress::Lost)) => {
+            return Err(Failure::cannot(format!(
+                "part {number} was not closed{}; its changes are lost; to discard it: quell batch abort {} {number}",
+                reason_of(failure, None, messages),
+                shown(store)
+            )));
+        }
+        // It is no part, or the batch has ended. An error of the store is reported below.
+        Ok(None) | Err(_) => {}
+    }
     let batches = match StoreAccess::open_for_batches(store, WAIT).and_then(|store| store.batches()) {
         // The cause of both is probably the same.
         Err(_) if failure.is_some() => Vec::new(),
@@ -119,17 +132,19 @@ fn check_committed(
     if let Some(BatchSummary { state: SummaryState::Submitted, .. }) = batch {
         return Ok(0);
     }
+    // The conflicts of a part are those of its batch.
+    if let Some(BatchSummary {
+        state: SummaryState::Part { state: PartState::Committed { .. }, .. }, ..
+    }) = batch
+    {
+        return Ok(0);
+    }
     let Some(batch @ BatchSummary { state: SummaryState::Committed { conflicts, .. }, .. }) = batch else {
         let refusal = match &batch {
             Some(BatchSummary { state: SummaryState::Refused { reason }, .. }) => Some(reason),
             _ => None,
         };
-        let reason = match (failure, messages) {
-            (Some(failure), _) => format!(": {failure}"),
-            _ if refusal.is_some() => format!(": {}", refusal.map_or("", String::as_str)),
-            (None, Some(log)) if log.exists() => format!("; see {} for the reason", shown(log)),
-            _ => ": the process that served the mount was killed".to_owned(),
-        };
+        let reason = reason_of(failure, refusal.map(String::as_str), messages);
         let store = shown(store);
         return Err(Failure::cannot(format!(
             "batch {number} was not committed{reason}; to commit it: quell batch commit {store} {number}; to discard \
@@ -138,6 +153,15 @@ fn check_committed(
     };
     report_conflicts(store, &batch, quiet);
     Ok(conflicts)
+}
+
+/// Returns the reason for which a batch was not committed, as the end of a sentence.
+fn reason_of(failure: Option<&str>, refusal: Option<&str>, messages: Option<&Path>) -> String {
+    match (failure.or(refusal), messages) {
+        (Some(reason), _) => format!(": {reason}"),
+        (None, Some(log)) if log.exists() => format!("; see {} for the reason", shown(log)),
+        (None, _) => ": the process that served the mount was killed".to_owned(),
+    }
 }
 
 /// Unmounts, and waits for the end of the process that served the mount.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch, SnapshotSummary,
+    BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch, NewPart, SnapshotSummary,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -136,6 +136,33 @@ impl StoreAccess {
         Ok((record, store_number, self.dir.duplicate()?))
     }
 
+    /// Begins a batch for parts.
+    pub(crate) fn begin_batch_for_parts(&self, new: NewBatch) -> Result<BatchRecord> {
+        match &self.kind {
+            Kind::Own(store) => store.primary().begin_for_parts(new),
+            Kind::Served(remote) => remote.begin_for_parts(new),
+        }
+    }
+
+    /// Adds a part to a batch, and returns as [`begin`](Self::begin) does.
+    pub(crate) fn join(&self, new: NewPart) -> Result<(BatchRecord, u128, StoreDir)> {
+        let (record, store_number) = match &self.kind {
+            Kind::Own(store) => (store.join(new)?, store.primary().store_number()),
+            Kind::Served(remote) => (remote.join(new)?, remote.store_number()),
+        };
+        Ok((record, store_number, self.dir.duplicate()?))
+    }
+
+    /// Returns the inode number of the directory at a path of the master image.
+    pub(crate) fn dir_at(&self, path: &[u8]) -> Result<u64> {
+        dir_at(&*self.name_space(), path)
+    }
+
+    /// Returns the directory of the store.
+    pub(crate) fn directory(&self) -> &StoreDir {
+        &self.dir
+    }
+
     /// Returns the length of the part of a path that names an existing directory of the master
     /// image.
     ///
@@ -145,13 +172,15 @@ impl StoreAccess {
         existing_part(&*self.name_space(), path)
     }
 
-    /// Publishes a batch whose process has ended after it had written the certificate. A batch that
-    /// is committed already is returned as it is.
+    /// Publishes a batch whose process has ended after it had written the certificate, or a batch
+    /// of which all parts are closed. A batch that is committed already is returned as it is.
     ///
     /// # Errors
-    /// As for [`BatchStore::commit`].
+    /// As for [`BatchStore::commit`]; `Busy` if a process uses one of the parts; `NotFound` if one
+    /// of them is lost.
     pub fn commit(&self, number: u64) -> Result<BatchSummary> {
-        let _lock = self.dir.lock_batch(number)?;
+        let _locks = self.lock_with_parts(number)?;
+        self.check_parts_closed(number)?;
         self.commit_locked(number)
     }
 
@@ -166,13 +195,15 @@ impl StoreAccess {
         }
     }
 
-    /// Marks a batch whose process has ended after it had written the certificate as submitted: it
-    /// is verified and committed when the master image is used the next time.
+    /// Marks a batch whose process has ended after it had written the certificate, or of which all
+    /// parts are closed, as submitted: it is verified and committed when the master image is used
+    /// the next time.
     ///
     /// # Errors
-    /// As for [`BatchStore::commit`], except for those of the verification.
+    /// As for [`commit`](Self::commit), except for those of the verification.
     pub fn submit(&self, number: u64) -> Result<BatchSummary> {
-        let _lock = self.dir.lock_batch(number)?;
+        let _locks = self.lock_with_parts(number)?;
+        self.check_parts_closed(number)?;
         self.submit_locked(number)
     }
 
@@ -184,12 +215,12 @@ impl StoreAccess {
         }
     }
 
-    /// Discards a batch that no process uses any more.
+    /// Discards a batch that no process uses any more, or one part of it.
     ///
     /// # Errors
     /// As for [`BatchStore::abort`].
     pub fn abort(&self, number: u64) -> Result<BatchSummary> {
-        let _lock = self.dir.lock_batch(number)?;
+        let _locks = self.lock_with_parts(number)?;
         self.abort_locked(number)
     }
 
@@ -238,7 +269,7 @@ impl StoreAccess {
 }
 
 /// Returns the user of this process.
-fn caller() -> Result<BatchCaller> {
+pub(crate) fn caller() -> Result<BatchCaller> {
     let failed =
         |error: rustix::io::Errno| Error::from_io(error.into(), "find the groups of", "this process");
     let groups = rustix::process::getgroups().map_err(failed)?.iter().map(|gid| gid.as_raw()).collect();

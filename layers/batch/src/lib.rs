@@ -27,6 +27,7 @@
 //! | `access` | the access to a store, in one of these two ways |
 //! | `open_batch` | a batch of this process |
 //! | `views` | the states of a running batch that other processes see |
+//! | `parts`, `part_records` | batches of several parts |
 //! | `conflicts` | the conflicts of committed batches, and their resolution |
 //! | `data_files` | the files below the data directory of a store |
 //! | `fsck` | the check of a store |
@@ -49,6 +50,8 @@ mod fsck;
 mod garbage;
 mod nodes;
 mod open_batch;
+mod part_records;
+mod parts;
 mod remote;
 mod server_files;
 mod serving;
@@ -67,6 +70,7 @@ pub use file_system::BatchFs;
 pub use fsck::{StoreProblem, fsck, problem_kinds};
 pub use garbage::Unused;
 pub use open_batch::OpenBatch;
+pub use parts::{PartProgress, part_progress};
 pub use server_files::ServerFiles;
 pub use serving::ServedStore;
 pub use store::{BatchStore, split_path};

@@ -11,7 +11,7 @@ use quell_vfs::{Rename, Result};
 
 use crate::access::StoreAccess;
 use crate::file_system::BatchFs;
-use crate::store_dir::{BATCHES, CERTIFICATE, NEW_CERTIFICATE, StoreDir, remove_if_present};
+use crate::store_dir::{BATCHES, CERTIFICATE, NEW_CERTIFICATE, StoreDir, VIEW, remove_if_present};
 use crate::store_lock::StoreLock;
 use crate::subtree::tree_below;
 use crate::views::PublishedViews;
@@ -57,7 +57,7 @@ impl OpenBatch {
     }
 
     /// Opens the private name space of a batch that has begun.
-    fn open(record: BatchRecord, store_number: u128, dir: StoreDir) -> Result<OpenBatch> {
+    pub(crate) fn open(record: BatchRecord, store_number: u128, dir: StoreDir) -> Result<OpenBatch> {
         let lock = dir.lock_batch(record.number)?;
         let tables = Arc::new(TableDir::new(dir.open_dir(&format!("{BATCHES}/{}", record.number))?));
         let image = TableDir::new(dir.tables()?);
@@ -122,6 +122,21 @@ impl OpenBatch {
         ended.map(|()| summary)
     }
 
+    /// Closes a part of a batch: its changes and their certificate are durable when this returns.
+    /// It does not need the key-value store. After an error it can be repeated. The file system is
+    /// not used afterwards.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub fn close(&self) -> Result<()> {
+        let ended = self.fs.end();
+        self.submit()?;
+        lock(&self.views).end();
+        // Processes that watch the part end.
+        remove_if_present(&self.dir.batch(self.record.number)?.files, VIEW)?;
+        ended
+    }
+
     /// Writes the changes and their certificate, so that [`StoreAccess::commit`] can publish them
     /// also after the end of this process. The file system is not used afterwards.
     ///
@@ -143,7 +158,7 @@ impl OpenBatch {
         write_certificate(&files, &certificate.encode())
     }
 
-    /// Discards the changes of the batch.
+    /// Discards the changes of the batch, or of this part.
     ///
     /// # Errors
     /// As for [`StoreAccess::open`].

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use quell_batch_service::{
     BatchRecord, BatchSummary, Bytes, Conflict, Found, Inode, InodeChange, NameSpace, NewBatch, NewNode,
-    PROTOCOL, Place, Removed, RenameRequest, Renamed, Reply, Request, SnapshotSummary,
+    NewPart, PROTOCOL, Place, Removed, RenameRequest, Renamed, Reply, Request, SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
@@ -79,6 +79,24 @@ impl Remote {
     pub(crate) fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
         let NewBatch { name, caller, subtree, is_atomic } = new;
         match self.call(&Request::Begin { name, caller, subtree, is_atomic })? {
+            Reply::Begun(record) => Ok(record),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// See [`Primary::begin_for_parts`](quell_batch_service::Primary::begin_for_parts).
+    pub(crate) fn begin_for_parts(&self, new: NewBatch) -> Result<BatchRecord> {
+        let NewBatch { name, caller, subtree, is_atomic } = new;
+        match self.call(&Request::BeginForParts { name, caller, subtree, is_atomic })? {
+            Reply::Begun(record) => Ok(record),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// See [`Primary::join`](quell_batch_service::Primary::join).
+    pub(crate) fn join(&self, new: NewPart) -> Result<BatchRecord> {
+        let NewPart { batch, name, caller } = new;
+        match self.call(&Request::Join { batch, name, caller })? {
             Reply::Begun(record) => Ok(record),
             _ => Err(self.unexpected()),
         }

@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_batch_service::{Bytes, ListedName, NewBatch, PROTOCOL, Reply, Request};
+use quell_batch_service::{Bytes, ListedName, NewBatch, NewPart, PROTOCOL, Reply, Request};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{Failure, decode, encode};
@@ -18,7 +18,7 @@ const NAMES_MAX: usize = 1024;
 /// bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 20] = [
+const KINDS: [&str; 22] = [
     "hello",
     "lookup",
     "find",
@@ -39,6 +39,8 @@ const KINDS: [&str; 20] = [
     "counters",
     "snapshots",
     "submit",
+    "begin_for_parts",
+    "join",
 ];
 
 /// A store whose requests this process executes.
@@ -208,6 +210,13 @@ impl ServedStore {
             Request::Begin { name, caller, subtree, is_atomic } => {
                 Reply::Begun(self.store.begin(NewBatch { name, caller, subtree, is_atomic })?)
             }
+            Request::BeginForParts { name, caller, subtree, is_atomic } => {
+                let new = NewBatch { name, caller, subtree, is_atomic };
+                Reply::Begun(self.store.primary().begin_for_parts(new)?)
+            }
+            Request::Join { batch, name, caller } => {
+                Reply::Begun(self.store.join(NewPart { batch, name, caller })?)
+            }
             Request::Commit { batch } => Reply::Batch(self.store.commit_locked(batch)?.summary()),
             Request::Abort { batch } => Reply::Batch(self.store.abort_locked(batch)?.summary()),
             Request::Submit { batch } => {
@@ -265,6 +274,7 @@ fn uses_image(request: &Request) -> bool {
         | Request::Rename(_)
         | Request::Change { .. }
         | Request::Begin { .. }
+        | Request::BeginForParts { .. }
         | Request::Commit { .. }
         | Request::Conflicts { .. } => true,
         Request::Hello { .. }
@@ -273,7 +283,8 @@ fn uses_image(request: &Request) -> bool {
         | Request::Batches { .. }
         | Request::Counters
         | Request::Snapshots { .. }
-        | Request::Submit { .. } => false,
+        | Request::Submit { .. }
+        | Request::Join { .. } => false,
     }
 }
 
@@ -300,5 +311,7 @@ fn kind_of(request: &Request) -> usize {
         Request::Counters => 17,
         Request::Snapshots { .. } => 18,
         Request::Submit { .. } => 19,
+        Request::BeginForParts { .. } => 20,
+        Request::Join { .. } => 21,
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchRecord, BatchState, BlockCache, Certificate, CommitGuard, Conflict, Image, NewBatch, Primary, Table,
-    TableDir, TableFiles,
+    BatchRecord, BatchState, BlockCache, Certificate, CommitGuard, Conflict, Image, NewBatch, NewPart,
+    Primary, Table, TableDir, TableFiles,
 };
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
@@ -15,6 +15,7 @@ use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
 use crate::adoption::{Adoption, tree_for};
 use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
+use crate::part_records::{submitted_by, with_parts};
 use crate::server_files::ServerFiles;
 use crate::shared::now;
 use crate::store_dir::{BATCHES, BatchDir, DATA, FORMAT, OpenKeys, StoreDir, TABLES};
@@ -166,6 +167,11 @@ impl BatchStore {
     /// Reads all files that a batch has submitted, to find out whether the error of a commit is one
     /// of them.
     fn read_files_of_batch(&self, number: u64) -> Result<()> {
+        let submitted = submitted_by(&self.primary.batches()?, &self.record(number)?);
+        submitted.into_iter().try_for_each(|number| self.read_submitted_files(number))
+    }
+
+    fn read_submitted_files(&self, number: u64) -> Result<()> {
         let (certificate, batch) = read_certificate(&self.dir, number)?;
         for stated in &certificate.tables {
             let cache = Arc::new(BlockCache::default());
@@ -184,7 +190,9 @@ impl BatchStore {
         if let BatchState::Committed { .. } = record.state {
             return Ok(record);
         }
-        read_certificate(&self.dir, number)?;
+        for submitted in submitted_by(&self.primary.batches()?, &record) {
+            read_certificate(&self.dir, submitted)?;
+        }
         self.primary.submit(number)
     }
 
@@ -270,6 +278,22 @@ impl BatchStore {
         Ok(record)
     }
 
+    /// Adds a part to a batch, and creates its directory.
+    ///
+    /// # Errors
+    /// As for [`Primary::join`]; those of files.
+    pub(crate) fn join(&self, new: NewPart) -> Result<BatchRecord> {
+        let record = self.primary.join(new)?;
+        self.batches_dir()?.make_dir(record.number.to_string().as_bytes(), 0o700)?;
+        Ok(record)
+    }
+
+    /// Removes the files of a batch that has ended, and of its parts.
+    fn remove_ended(&self, number: u64) -> Result<()> {
+        let numbers = with_parts(&self.primary.batches()?, number);
+        numbers.into_iter().try_for_each(|number| self.dir.remove_batch(number))
+    }
+
     /// Publishes a batch whose process has ended after it had written the certificate. A batch that
     /// is committed already is returned as it is.
     ///
@@ -291,13 +315,15 @@ impl BatchStore {
         let number = guard.batch();
         let record = self.record(number)?;
         if let BatchState::Committed { .. } = record.state {
-            self.dir.remove_batch(number)?;
+            self.remove_ended(number)?;
             return Ok(record);
         }
-        let (certificate, batch) = read_certificate(&self.dir, number)?;
-        let record = self.primary.commit_with(guard, &certificate, &batch.tables)?;
+        let record = self.primary.commit_with(guard, &|number, visit| {
+            let (certificate, batch) = read_certificate(&self.dir, number)?;
+            visit(&certificate, &batch.tables)
+        })?;
         // The batch is committed, also if files of it remain: a later `commit` removes them.
-        let _ = self.dir.remove_batch(number);
+        let _ = self.remove_ended(number);
         Ok(record)
     }
 
@@ -316,7 +342,7 @@ impl BatchStore {
     pub(crate) fn abort_locked(&self, number: u64) -> Result<BatchRecord> {
         let _guard = self.primary.lock_commit(number);
         let record = self.primary.abort(number)?;
-        self.dir.remove_batch(number)?;
+        self.remove_ended(number)?;
         Ok(record)
     }
 

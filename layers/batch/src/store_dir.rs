@@ -16,7 +16,7 @@ use rustix::fs::{Mode, OFlags, openat, syncfs};
 use crate::adopted::AdoptedTree;
 use crate::data::Data;
 use crate::file_system::BatchFs;
-use crate::store_lock::{LockKind, StoreLock, try_lock};
+use crate::store_lock::{LockKind, StoreLock, is_excluded, try_lock};
 
 /// The content of the file `format`.
 pub(crate) const FORMAT: &[u8] = b"QUELLBATCH1\n";
@@ -198,6 +198,11 @@ impl StoreDir {
         })
     }
 
+    /// Returns whether a process uses a batch.
+    pub(crate) fn is_batch_used(&self, number: u64) -> Result<bool> {
+        is_excluded(&self.files()?, LockKind::Batch(number)).map_err(|error| lock_error(&self.path, error))
+    }
+
     /// Keeps data files that no inode refers to yet, until the value is dropped: a client of a
     /// server writes such files while no process has the store open.
     pub(crate) fn keep_data(&self) -> Result<StoreLock> {
@@ -272,6 +277,14 @@ pub(crate) struct BatchDir {
 }
 
 impl BatchDir {
+    /// Returns whether there is a certificate.
+    pub(crate) fn has_certificate(&self) -> Result<bool> {
+        match self.files.stat(CERTIFICATE) {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
+            found => found.map(|_| true),
+        }
+    }
+
     /// Reads the certificate. Errors: `NotFound` if there is none.
     pub(crate) fn certificate(&self) -> Result<Certificate> {
         let file = self.files.open_file(CERTIFICATE)?;

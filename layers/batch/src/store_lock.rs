@@ -58,6 +58,16 @@ pub(crate) fn try_lock(dir: &PosixDir, kind: LockKind) -> Result<Option<StoreLoc
     Ok(is_locked.then_some(StoreLock { _file: file }))
 }
 
+/// Returns whether another holder excludes a lock of the store in `dir`.
+///
+/// # Errors
+/// As for [`try_lock`].
+pub(crate) fn is_excluded(dir: &PosixDir, kind: LockKind) -> Result<bool> {
+    let file = open(dir)?;
+    let locks = file.locks().ok_or_else(|| Error::new(ErrorKind::Unsupported, "lock", LOCK))?;
+    locks.conflicting(kind.range()).map(|found| found.is_some())
+}
+
 /// Opens the file for reading and writing, and creates it if it does not exist.
 fn open(dir: &PosixDir) -> Result<Box<dyn WritableFile>> {
     loop {
@@ -87,6 +97,9 @@ mod tests {
         for kind in [ExcludeClients, Keys, Batch(1), Batch(2), Batch(u64::MAX >> 2)] {
             assert!(take(kind).is_none(), "{kind:?}");
         }
+        let is_excluded = |kind| is_excluded(&dir, kind).unwrap();
+        assert!(is_excluded(Batch(1)) && is_excluded(ExcludeClients));
+        assert!(!is_excluded(Batch(3)) && !is_excluded(KeepData));
         drop((kept, others));
         let excluding = take(ExcludeClients).unwrap();
         assert!(take(KeepData).is_none() && take(Keys).is_some() && take(Batch(1)).is_some());

@@ -148,7 +148,13 @@ impl WatchedBatch {
         dir.check_format()?;
         let image = TableDir::new(dir.tables()?);
         let record = open_batch_of_copy(&image, number)?;
-        let tables: Arc<dyn TableFiles> = Arc::new(dir.batch(number)?.tables);
+        let batch = dir.batch(number)?;
+        if record.part_of().is_some() && batch.has_certificate()? {
+            let source = Some("this part of a batch is closed".into());
+            let error = Error::new(ErrorKind::NotFound, "watch batch", number.to_string());
+            return Err(Error { source, ..error });
+        }
+        let tables: Arc<dyn TableFiles> = Arc::new(batch.tables);
         let names = Arc::new(RwLock::new(PrivateEntries::open_for_views(&record, &image, tables)?));
         Ok(WatchedBatch { dir, record, names, shown: Mutex::default() })
     }

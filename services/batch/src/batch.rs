@@ -26,7 +26,7 @@ pub struct BatchRecord {
     pub name: String,
     /// The user whose permissions its operations have.
     pub caller: BatchCaller,
-    /// The inode numbers of its new entries.
+    /// The inode numbers of its new entries. A batch of several parts has none.
     pub inodes: Range<u64>,
     /// The snapshot of the image that it began with: its tables, the newest first.
     pub snapshot: Vec<TableRef>,
@@ -39,6 +39,24 @@ pub struct BatchRecord {
 }
 
 impl BatchRecord {
+    /// Returns whether the changes of the batch are those of its parts.
+    pub fn has_parts(&self) -> bool {
+        self.inodes.is_empty()
+    }
+
+    /// Returns the batch of which this is a part.
+    pub fn part_of(&self) -> Option<u64> {
+        match self.state {
+            BatchState::Part { of, .. } => Some(of),
+            _ => None,
+        }
+    }
+
+    /// Returns whether this is a part that is neither committed nor discarded.
+    pub(crate) fn is_open_part(&self) -> bool {
+        matches!(self.state, BatchState::Part { state: PartState::Open, .. })
+    }
+
     /// Returns the tables with the conflicts.
     pub(crate) fn conflict_tables(&self) -> &[TableRef] {
         match &self.state {
@@ -73,6 +91,27 @@ pub enum BatchState {
         /// The error of the commit.
         reason: String,
     },
+    /// It is a part of another batch, with which it ends. Its conflicts are those of that batch.
+    Part {
+        /// The number of the batch.
+        of: u64,
+        /// The state of the part.
+        state: PartState,
+    },
+}
+
+/// The state of a part of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PartState {
+    /// A process changes it, has closed it, or was killed.
+    Open,
+    /// Its changes were committed with those of the other parts.
+    Committed {
+        /// The number of new files, directories and links that were committed.
+        entries: u64,
+    },
+    /// Its changes were discarded.
+    Aborted,
 }
 
 impl BatchState {
@@ -81,6 +120,7 @@ impl BatchState {
         match self {
             BatchState::Committed { .. } | BatchState::Aborted => true,
             BatchState::Open | BatchState::Submitted { .. } | BatchState::Refused { .. } => false,
+            BatchState::Part { state, .. } => *state != PartState::Open,
         }
     }
 }
@@ -130,12 +170,22 @@ pub enum SummaryState {
         /// The error of the commit.
         reason: String,
     },
+    /// It is open, and its changes are those of its parts.
+    OpenForParts,
+    /// It is a part of another batch.
+    Part {
+        /// The number of the batch.
+        of: u64,
+        /// The state of the part.
+        state: PartState,
+    },
 }
 
 impl BatchRecord {
     /// Returns the description for users.
     pub fn summary(&self) -> BatchSummary {
         let state = match &self.state {
+            BatchState::Open if self.has_parts() => SummaryState::OpenForParts,
             BatchState::Open => SummaryState::Open,
             BatchState::Committed { entries, conflicts } => {
                 SummaryState::Committed { entries: *entries, conflicts: conflicts.count }
@@ -143,6 +193,7 @@ impl BatchRecord {
             BatchState::Aborted => SummaryState::Aborted,
             BatchState::Submitted { .. } => SummaryState::Submitted,
             BatchState::Refused { reason } => SummaryState::Refused { reason: reason.clone() },
+            BatchState::Part { of, state } => SummaryState::Part { of: *of, state: *state },
         };
         let (number, name, uid) = (self.number, self.name.clone(), self.caller.uid);
         BatchSummary { number, name, uid, subtree: self.subtree, state }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason};
+use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason, PartState};
 use crate::certificate::{Certificate, CertifiedDir, CertifiedTable};
 use crate::entry::{AdoptedFile, Content, Entry, Inode, ROOT, Xattr};
 use crate::image::Image;
@@ -154,6 +154,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         is_atomic: false,
         state: BatchState::Open,
     };
+    let state = BatchState::Part { of: 2, state: PartState::Committed { entries: 300 } };
+    let part = BatchRecord { state, ..record.clone() };
     let description = Description { tables: record.snapshot.clone(), ..Description::new(1 << 100) };
     let certificate = Certificate {
         store: 1 << 100,
@@ -186,6 +188,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("batch_records", "link", link),
         ("batch_records", "description", encode(&description)),
         ("batch_records", "batch", encode(&record)),
+        ("batch_records", "part", encode(&part)),
         ("batch_records", "conflict", encode(&conflict)),
         ("batch_certificates", "one", with(1, &certificate.encode())),
     ]
@@ -240,6 +243,17 @@ mod tests {
                 check(target, &bytes);
             }
         }
+    }
+
+    #[test]
+    fn records_of_stores_without_parts_are_read_as_before() {
+        // These files were written before a record could have the state of a part.
+        let record = include_bytes!("../../../fuzz/seeds/batch_records/batch");
+        let decoded: BatchRecord = decode(record).unwrap();
+        assert_eq!((decoded.number, &decoded.state, decoded.has_parts()), (3, &BatchState::Open, false));
+        assert_eq!(encode(&decoded), record);
+        let copy = include_bytes!("../../../fuzz/seeds/batch_images/copy");
+        assert_eq!(ImageCopy::decode(&copy[1..]).unwrap().batches, [decoded]);
     }
 
     #[test]

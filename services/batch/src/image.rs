@@ -264,7 +264,7 @@ impl Image {
         Ok(self.description.next_table - count)
     }
 
-    /// Reserves `count` inode numbers and the number of a batch, and stores its record.
+    /// Reserves `inodes` inode numbers and the number of a batch, and stores its record.
     pub(crate) fn add_batch(
         &mut self,
         inodes: u64,
@@ -280,10 +280,8 @@ impl Image {
         let number = description.next_batch;
         description.next_batch += 1;
         let record = record(number, range);
-        self.write_copy(&description, Some(&record))?;
-        let mut commit = Commit::new();
-        commit.put(&batch_key(number), &encode(&record));
-        self.store_description(description, commit)?;
+        self.write_copy(&description, std::slice::from_ref(&record))?;
+        self.store_description(description, with_records(std::slice::from_ref(&record)))?;
         self.store.sync()?;
         Ok(record)
     }
@@ -300,19 +298,22 @@ impl Image {
 
     /// Replaces the record of a batch.
     pub(crate) fn put_batch(&mut self, record: &BatchRecord) -> Result<()> {
-        self.write_copy(&self.description, Some(record))?;
-        let mut commit = Commit::new();
-        commit.put(&batch_key(record.number), &encode(record));
-        self.store.commit(commit)?;
+        self.put_batches(std::slice::from_ref(record))
+    }
+
+    /// Replaces the records of batches, atomically.
+    pub(crate) fn put_batches(&mut self, records: &[BatchRecord]) -> Result<()> {
+        self.write_copy(&self.description, records)?;
+        self.store.commit(with_records(records))?;
         self.store.sync()
     }
 
-    /// Adds the changes of a batch, and replaces its record, atomically. The work depends on the
-    /// number of tables and of changes, not on the entries of the tables.
+    /// Adds the changes of a batch, and replaces its record and those of its parts, atomically. The
+    /// work depends on the number of tables and of changes, not on the entries of the tables.
     ///
     /// # Errors
     /// Those of files and commits. Then the image is as before.
-    pub(crate) fn add(&mut self, addition: Addition, record: &BatchRecord) -> Result<()> {
+    pub(crate) fn add(&mut self, addition: Addition, records: &[BatchRecord]) -> Result<()> {
         self.compact()?;
         // Entries of the key-value store are newer than all tables, so they become a table first.
         self.flush()?;
@@ -323,11 +324,9 @@ impl Image {
         self.files.sync()?;
         let mut description = self.description.clone();
         description.tables.splice(0..0, addition.tables);
-        self.write_copy(&description, Some(record))?;
-        let mut commit = Commit::new();
-        commit.put(&batch_key(record.number), &encode(record));
+        self.write_copy(&description, records)?;
         let dirs = addition.changed_dirs;
-        self.store_description(description, commit)?;
+        self.store_description(description, with_records(records))?;
         self.store.sync()?;
         self.tables = tables;
         self.note_changes(dirs);
@@ -358,7 +357,7 @@ impl Image {
         let opened = open_table(&*self.files, &self.cache, &table)?;
         let mut description = self.description.clone();
         description.tables.insert(0, table);
-        self.write_copy(&description, None)?;
+        self.write_copy(&description, &[])?;
         self.store_description(description, commit)?;
         self.tables.add(opened);
         (self.entries, self.entries_bytes) = (0, 0);
@@ -389,7 +388,7 @@ impl Image {
         }
         let mut description = self.description.clone();
         description.tables.splice(..count, written);
-        self.write_copy(&description, None)?;
+        self.write_copy(&description, &[])?;
         self.store_description(description, Commit::new())?;
         // The new list must survive a power failure before the old tables are removed.
         self.store.sync()?;
@@ -432,17 +431,18 @@ impl Image {
         batches.retain(|batch| !batch.state.has_ended());
         match copy.is_some_and(|copy| copy.is_of(&self.description, &batches)) {
             true => Ok(()),
-            false => self.write_copy(&self.description, None),
+            false => self.write_copy(&self.description, &[]),
         }
     }
 
     /// Writes the copy of the description and of the records of the open batches, from which the
     /// image can be rebuilt. It is written before a change of the tables or of a batch is
     /// committed, and before a table is removed, so that all tables of the copy exist.
-    fn write_copy(&self, description: &Description, changed: Option<&BatchRecord>) -> Result<()> {
+    fn write_copy(&self, description: &Description, changed: &[BatchRecord]) -> Result<()> {
         let mut batches = self.batches()?;
-        batches.retain(|batch| changed.is_none_or(|changed| changed.number != batch.number));
-        batches.extend(changed.cloned());
+        let numbers: HashSet<u64> = changed.iter().map(|changed| changed.number).collect();
+        batches.retain(|batch| !numbers.contains(&batch.number));
+        batches.extend(changed.iter().cloned());
         batches.retain(|batch| !batch.state.has_ended());
         batches.sort_by_key(|batch| batch.number);
         self.files.put_copy(&ImageCopy { description: description.clone(), batches }.encode())
@@ -519,6 +519,15 @@ impl Entries for Image {
     fn sync(&mut self) -> Result<()> {
         self.store.sync()
     }
+}
+
+/// Returns a commit that replaces the records of batches.
+fn with_records(records: &[BatchRecord]) -> Commit {
+    let mut commit = Commit::with_capacity(records.len());
+    for record in records {
+        commit.put(&batch_key(record.number), &encode(record));
+    }
+    commit
 }
 
 fn dir_of(key: &Key) -> Option<u64> {

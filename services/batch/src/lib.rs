@@ -11,6 +11,7 @@ mod batch;
 mod certificate;
 mod change;
 mod check;
+mod commit;
 mod commit_locks;
 mod compaction;
 mod conflict_list;
@@ -28,6 +29,7 @@ mod memtable;
 mod merge;
 mod name_space;
 mod names;
+mod parts;
 mod primary;
 mod private;
 mod protocol;
@@ -42,12 +44,13 @@ mod verify;
 mod view;
 
 pub use batch::{
-    BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept,
+    BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept, PartState,
     SummaryState,
 };
 pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
 pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};
+pub use commit::{SubmittedChanges, SubmittedVisitor};
 pub use commit_locks::CommitGuard;
 pub use entries::{Entries, KeyChange};
 pub use entry::{
@@ -61,6 +64,7 @@ pub use key::{Key, split};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
 pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
+pub use parts::NewPart;
 pub use primary::{AcceptedFile, DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};
 pub use protocol::{Attributes, Bytes, ListedName, PROTOCOL, RenameRequest, Reply, Request};

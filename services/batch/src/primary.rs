@@ -10,6 +10,7 @@ use quell_vfs::{Error, ErrorKind, Kind, Result};
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
+use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
 use crate::entries::Entries;
@@ -20,23 +21,16 @@ use crate::key::{Key, split};
 use crate::merge::Merge;
 use crate::name_space::NameSpace;
 use crate::names::{Names, Place};
+use crate::parts::{NewPart, abort, abort_part, join};
 use crate::private::PrivateEntries;
 use crate::snapshots::{SnapshotSummary, summaries};
-use crate::table::{BlockCache, Table, TableWriter};
+use crate::table::TableWriter;
 use crate::table_ref::TableRef;
-use crate::verify::{Submission, Verdict, verify};
 
 /// The number of inode numbers of a batch.
 const INODES_OF_BATCH: u64 = 1 << 32;
-/// A verification is repeated this many times if its directories change meanwhile; then it holds
-/// the lock.
-const REPETITIONS: usize = 3;
-/// The largest number of tables of a batch.
-const TABLES_MAX: usize = 4096;
 /// The largest length of the reason for which a batch was refused, in bytes.
 const REASON_BYTES_MAX: usize = 1000;
-/// The largest total length of the footers of the tables of a batch, in bytes.
-const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 
 /// The primary server of a store.
 #[derive(Debug)]
@@ -95,6 +89,37 @@ impl Primary {
     /// `Busy` if another open batch changes the subtree, a part of it, or a tree that contains it;
     /// `Stale` if the subtree does not exist; those of files and commits.
     pub fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
+        self.begin_with(new, INODES_OF_BATCH)
+    }
+
+    /// Begins a batch whose changes are those of its parts, as [`begin`](Self::begin) does.
+    ///
+    /// # Errors
+    /// As for [`begin`](Self::begin).
+    pub fn begin_for_parts(&self, new: NewBatch) -> Result<BatchRecord> {
+        self.begin_with(new, 0)
+    }
+
+    /// Adds a part to an open batch that was begun for parts.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such batch; `InvalidInput` if it is not open, or has no parts;
+    /// `PermissionDenied` if it is one of another user; `NoSpace` if it has too many parts; those
+    /// of files and commits.
+    pub fn join(&self, new: NewPart) -> Result<BatchRecord> {
+        join(&mut write_lock(&self.image).0, new, INODES_OF_BATCH)
+    }
+
+    /// Returns the parts of a batch that were not discarded or committed, in the order in which
+    /// they have joined.
+    ///
+    /// # Errors
+    /// `Damaged`; the errors of reads.
+    pub fn open_parts(&self, number: u64) -> Result<Vec<BatchRecord>> {
+        open_parts(&read_lock(&self.image).0, number)
+    }
+
+    fn begin_with(&self, new: NewBatch, inodes: u64) -> Result<BatchRecord> {
         let mut names = write_lock(&self.image);
         names.inode(&Place::Dir(new.subtree))?;
         for other in names.0.batches()? {
@@ -128,7 +153,7 @@ impl Primary {
             is_atomic,
             state: BatchState::Open,
         };
-        names.0.add_batch(INODES_OF_BATCH, record)
+        names.0.add_batch(inodes, record)
     }
 
     /// Returns the private name space of a batch, whose tables are in `files`. There is one process
@@ -166,51 +191,20 @@ impl Primary {
         certificate: &Certificate,
         files: &dyn TableFiles,
     ) -> Result<BatchRecord> {
-        self.commit_with(&self.lock_commit(number), certificate, files)
+        self.commit_with(&self.lock_commit(number), &|_, visit| visit(certificate, files))
     }
 
-    /// As [`commit`](Self::commit), for a thread that has the lock of the batch.
+    /// As [`commit`](Self::commit), for a thread that has the lock of the batch. `changes` finds
+    /// the certificate and the tables of the batch, or of each of its parts.
     ///
     /// # Errors
-    /// As for [`commit`](Self::commit).
+    /// As for [`commit`](Self::commit), and those of `changes`.
     pub fn commit_with(
         &self,
         guard: &CommitGuard<'_>,
-        certificate: &Certificate,
-        files: &dyn TableFiles,
+        changes: &SubmittedChanges<'_>,
     ) -> Result<BatchRecord> {
-        let number = guard.batch();
-        let record = open_batch(&read_lock(&self.image).0, number)?;
-        let (snapshot, cache) = {
-            let names = read_lock(&self.image);
-            (names.0.open_tables(&record.snapshot)?, names.0.cache().clone())
-        };
-        let tables = open_submitted(certificate, files, &cache)?;
-        let submission_on = |image: &mut Image| {
-            Ok::<_, Error>(Submission {
-                record: &record,
-                certificate,
-                tables: tables.clone(),
-                snapshot: &snapshot,
-                current: image.snapshot()?.1,
-                change: image.last_change(),
-                store: image.store_number(),
-                files: image.files().clone(),
-            })
-        };
-        for _ in 0..REPETITIONS {
-            // The verification needs no lock: the tables of the image never change.
-            let submission = submission_on(&mut write_lock(&self.image).0)?;
-            let verdict = verify(submission)?;
-            let mut names = write_lock(&self.image);
-            if !names.0.is_changed_since(verdict.change, verdict.dirs.iter().copied()) {
-                return add(&mut names.0, number, verdict);
-            }
-        }
-        let mut names = write_lock(&self.image);
-        let submission = submission_on(&mut names.0)?;
-        let verdict = verify(submission)?;
-        add(&mut names.0, number, verdict)
+        commit(&self.image, guard.batch(), changes)
     }
 
     /// Marks a batch as submitted: it is to be committed before the image is used the next time.
@@ -312,16 +306,16 @@ impl Primary {
         Ok(())
     }
 
-    /// Discards the changes of a batch.
+    /// Discards the changes of a batch with those of its parts, or of one part.
     ///
     /// # Errors
-    /// As for [`commit`](Self::commit).
+    /// As for [`commit`](Self::commit); `InvalidInput` also for a part of a submitted batch.
     pub fn abort(&self, number: u64) -> Result<BatchRecord> {
         let mut names = write_lock(&self.image);
-        let open = open_batch(&names.0, number)?;
-        let record = BatchRecord { state: BatchState::Aborted, snapshot: Vec::new(), ..open };
-        names.0.put_batch(&record)?;
-        Ok(record)
+        match names.0.batch(number)? {
+            Some(part) if part.part_of().is_some() => abort_part(&mut names.0, part),
+            _ => abort(&mut names.0, number),
+        }
     }
 
     /// Returns the records of all batches, in the order of their beginnings.
@@ -362,7 +356,8 @@ impl Primary {
         let names = read_lock(&self.image);
         visit_data_files(names.0.entries()?, visit)?;
         for batch in names.0.batches()? {
-            if !batch.state.has_ended() {
+            // A part has the snapshot of its batch.
+            if !batch.state.has_ended() && batch.part_of().is_none() {
                 let snapshot = names.0.open_tables(&batch.snapshot)?;
                 visit_data_files(Merge::new(snapshot.sources().collect())?, visit)?;
             }
@@ -441,18 +436,6 @@ fn submitted_in_order(image: &Image) -> Result<Vec<(u64, u64)>> {
     Ok(submitted)
 }
 
-/// Returns the record of a batch that has not ended.
-fn open_batch(image: &Image, number: u64) -> Result<BatchRecord> {
-    let Some(record) = image.batch(number)? else {
-        return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
-    };
-    match record.state {
-        BatchState::Open | BatchState::Submitted { .. } | BatchState::Refused { .. } => Ok(record),
-        BatchState::Committed { .. } => Err(ended("it is committed already")),
-        BatchState::Aborted => Err(ended("it was aborted")),
-    }
-}
-
 /// Returns the record of a committed batch, and the list of its conflicts.
 fn conflicts_of(image: &Image, number: u64) -> Result<(BatchRecord, Conflicts)> {
     let Some(record) = image.batch(number)? else {
@@ -471,47 +454,6 @@ fn conflicts_of(image: &Image, number: u64) -> Result<(BatchRecord, Conflicts)> 
             })
         }
     }
-}
-
-/// Opens the tables of a batch, whose number and whose descriptions are bounded.
-fn open_submitted(
-    certificate: &Certificate,
-    files: &dyn TableFiles,
-    cache: &Arc<BlockCache>,
-) -> Result<Vec<Arc<Table>>> {
-    let ascends = certificate.tables.windows(2).all(|pair| pair[0].number < pair[1].number);
-    if certificate.tables.len() > TABLES_MAX || !ascends {
-        return Err(ended("it has too many tables, or one of them twice"));
-    }
-    let mut footer_bytes = 0;
-    let mut tables = Vec::with_capacity(certificate.tables.len());
-    for stated in &certificate.tables {
-        let table = Table::open(files.open(stated.number)?, Some(stated.checksum), cache.clone())?;
-        footer_bytes += table.footer_bytes();
-        if footer_bytes > FOOTERS_BYTES_MAX {
-            return Err(ended("the descriptions of its tables are too long"));
-        }
-        tables.push(Arc::new(table));
-    }
-    Ok(tables)
-}
-
-fn add(image: &mut Image, number: u64, verdict: Verdict) -> Result<BatchRecord> {
-    // It may have been aborted meanwhile.
-    let record = open_batch(image, number)?;
-    if record.is_atomic && verdict.conflicts.count > 0 {
-        let reason =
-            format!("the batch has {} conflicts, and is to be committed as a whole", verdict.conflicts.count);
-        return Err(Error {
-            source: Some(reason.into()),
-            ..Error::new(ErrorKind::Busy, "commit a batch", "")
-        });
-    }
-    let state = BatchState::Committed { entries: verdict.entries, conflicts: verdict.conflicts };
-    // The snapshot is not needed any more.
-    let record = BatchRecord { state, snapshot: Vec::new(), ..record };
-    image.add(verdict.addition, &record)?;
-    Ok(record)
 }
 
 fn visit_data_files(mut entries: Merge<'_>, visit: &mut DataFileVisitor<'_>) -> Result<()> {
@@ -541,8 +483,4 @@ fn is_within(names: &Names<Image>, mut dir: u64, above: u64) -> Result<bool> {
         }
     }
     Err(damaged("the path of a directory"))
-}
-
-fn ended(reason: &'static str) -> Error {
-    Error { source: Some(reason.into()), ..Error::new(ErrorKind::InvalidInput, "commit a batch", "") }
 }

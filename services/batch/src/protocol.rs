@@ -44,6 +44,8 @@ pub enum Request {
     Counters,
     Snapshots { after: u64 },
     Submit { batch: u64 },
+    BeginForParts { name: String, caller: BatchCaller, subtree: u64, is_atomic: bool },
+    Join { batch: u64, name: String, caller: BatchCaller },
 }
 
 /// Bytes of a name.
@@ -177,7 +179,9 @@ impl Request {
             },
             Request::Rename(rename) => rename.from.0.len() <= NAME_BYTES_MAX,
             Request::Change { place, change, .. } => is_place(place) && is_change(change),
-            Request::Begin { name, caller, .. } => {
+            Request::Begin { name, caller, .. }
+            | Request::BeginForParts { name, caller, .. }
+            | Request::Join { name, caller, .. } => {
                 name.len() <= BATCH_NAME_BYTES_MAX && caller.groups.len() <= GROUPS_MAX
             }
         }
@@ -206,6 +210,8 @@ impl Request {
             | Request::Rename(_)
             | Request::Change { .. }
             | Request::Begin { .. }
+            | Request::BeginForParts { .. }
+            | Request::Join { .. }
             | Request::Abort { .. } => false,
         }
     }

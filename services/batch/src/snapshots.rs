@@ -35,14 +35,14 @@ pub struct SnapshotSummary {
     pub own_bytes: u64,
 }
 
-/// Returns the snapshots of the open batches of `batches`, in their order. `image` has the tables
-/// of the image, whose files are in `files`.
+/// Returns the snapshots of the open batches of `batches`, in their order. A part has that of its
+/// batch, so it is left out. `image` has the tables of the image, whose files are in `files`.
 pub(crate) fn summaries(
     image: &[TableRef],
     batches: &[BatchRecord],
     files: &dyn TableFiles,
 ) -> Result<Vec<SnapshotSummary>> {
-    let open = || batches.iter().filter(|batch| !batch.state.has_ended());
+    let open = || batches.iter().filter(|batch| !batch.state.has_ended() && batch.part_of().is_none());
     let mut references: HashMap<u64, u64> = HashMap::new();
     for table in image.iter().chain(open().flat_map(|batch| &batch.snapshot)) {
         *references.entry(table.number).or_default() += 1;

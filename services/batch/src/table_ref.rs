@@ -34,6 +34,12 @@ pub(crate) fn first_table_of_batch(batch: u64) -> u64 {
     FIRST_OF_BATCHES + batch * TABLES_OF_BATCH
 }
 
+/// Returns the number of the first table that the verification of a part writes with the entries of
+/// directories that an earlier part has created as well.
+pub(crate) fn first_merged_of_batch(part: u64) -> u64 {
+    first_table_of_batch(part) + TABLES_OF_BATCH / 4
+}
+
 /// Returns the number of the first table with conflicts that the verification of a batch writes.
 pub(crate) fn first_conflicts_of_batch(batch: u64) -> u64 {
     first_table_of_batch(batch) + TABLES_OF_BATCH / 2

@@ -83,17 +83,26 @@ impl CopiedChanges {
     }
 }
 
-/// Returns the record of an open batch, from the copy of the image's description in the directory
-/// of its tables. The store need not be open.
+/// Returns the record of an open batch, or of an open part of one, from the copy of the image's
+/// description in the directory of its tables. The store need not be open.
 ///
 /// # Errors
-/// `NotFound` if there is no open batch of this number; `Damaged`; those of files.
+/// `NotFound` if there is no open batch of this number; `InvalidInput` if it has parts; `Damaged`;
+/// those of files.
 pub fn open_batch_of_copy(tables: &dyn TableFiles, number: u64) -> Result<BatchRecord> {
     let batches = match tables.copy()? {
         Some(bytes) => ImageCopy::decode(&bytes)?.batches,
         None => Vec::new(),
     };
-    let found = batches.into_iter().find(|batch| batch.number == number && batch.state == BatchState::Open);
+    let found = batches.into_iter().find(|batch| batch.number == number);
+    let found = found.filter(|batch| batch.state == BatchState::Open || batch.is_open_part());
+    if found.as_ref().is_some_and(BatchRecord::has_parts) {
+        let source = "it has parts; `quell batch status` lists them, and each can be watched by its number";
+        return Err(Error {
+            source: Some(source.into()),
+            ..Error::new(ErrorKind::InvalidInput, "watch batch", number.to_string())
+        });
+    }
     found.ok_or_else(|| Error {
         source: Some("it is not open".into()),
         ..Error::new(ErrorKind::NotFound, "watch batch", number.to_string())

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch_service::{
-    BatchCaller, BatchState, Certificate, Image, MemoryEntries, Names, NewBatch, Primary, ROOT, TableFiles,
-    check_tables,
+    BatchCaller, BatchRecord, BatchState, Certificate, Image, MemoryEntries, Names, NewBatch, NewNode,
+    NewPart, Primary, ROOT, TableFiles, check_tables,
 };
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
@@ -215,10 +215,23 @@ struct Pending {
     number: u64,
     /// The name space with its changes.
     model: Model,
-    certificate: Option<Certificate>,
+    /// The number, the certificate and the tables of the batch, or of each part. `None` before all
+    /// of them are complete.
+    certified: Option<Certified>,
     /// The primary server has acknowledged that it is submitted.
     is_submitted: bool,
-    files: Arc<Files>,
+    files: Vec<Arc<Files>>,
+}
+
+type Certified = Vec<(u64, Certificate, Arc<Files>)>;
+
+/// Commits a batch with its certificate or those of its parts.
+fn commit(primary: &Primary, batch: u64, certified: &Certified) -> Result<BatchRecord> {
+    primary.commit_with(&primary.lock_commit(batch), &|number, visit| {
+        let found = certified.iter().find(|(of, ..)| *of == number);
+        let (_, certificate, files) = found.expect("a certificate of this number");
+        visit(certificate, &**files)
+    })
 }
 
 /// A store in a temporary directory, which one process after the other uses.
@@ -230,6 +243,8 @@ struct Case {
     random: Random,
     /// The number of batches that were submitted before a crash and committed after it.
     submitted: u64,
+    /// The number of batches of several parts that were ended after a crash.
+    in_parts: u64,
 }
 
 /// The end of a process.
@@ -247,7 +262,7 @@ impl Case {
         let directory = tempfile::tempdir().unwrap();
         let model = MemoryEntries::new(NEW, NOW).0;
         let (name, random) = (format!("seed {seed}"), Random::new(seed));
-        Case { name, directory, state, model, random, submitted: 0 }
+        Case { name, directory, state, model, random, submitted: 0, in_parts: 0 }
     }
 
     fn files(&self, name: &str, crash: &Crash) -> Arc<Files> {
@@ -265,6 +280,7 @@ impl Case {
             let is_alive = match self.random.below(8) {
                 0..=3 => self.synchronous(&primary, &mut end),
                 4 => primary.name_space().sync().map(|()| end.permitted = vec![self.model.clone()]),
+                5 => self.parts(&primary, &crash, &mut end),
                 _ => self.batch(&primary, &crash, &mut end),
             };
             if let Err(error) = is_alive {
@@ -277,7 +293,7 @@ impl Case {
         if is_power_failure {
             image.fail_power(&mut self.random);
             if let Some(pending) = &end.pending {
-                pending.files.fail_power(&mut self.random);
+                pending.files.iter().for_each(|files| files.fail_power(&mut self.random));
             }
         }
         self.state = keys.after(is_power_failure.then_some(&mut self.random));
@@ -309,9 +325,9 @@ impl Case {
         let pending = end.pending.insert(Pending {
             number: record.number,
             model: model.clone(),
-            certificate: None,
+            certified: None,
             is_submitted: false,
-            files: files.clone(),
+            files: vec![files.clone()],
         });
         let memory_bytes = if self.random.one_in(2) { 2000 } else { 1 << 20 };
         let names = RwLock::new(primary.private(&record, files.clone(), memory_bytes)?);
@@ -322,15 +338,58 @@ impl Case {
             }
         }
         let submitted = names.read().unwrap().0.submit(primary.store_number(), &record, &*files, 0);
-        let certificate = submitted?;
-        pending.certificate = Some(certificate.clone());
+        pending.certified = Some(vec![(record.number, submitted?, files)]);
+        self.end_batch(primary, end)
+    }
+
+    /// Begins a batch of several parts, each of which has names of its own and a directory that the
+    /// others create as well.
+    fn parts(&mut self, primary: &Primary, crash: &Crash, end: &mut End) -> Result<()> {
+        let caller = BatchCaller { uid: FILE.uid, gid: FILE.gid, groups: Vec::new() };
+        let new = NewBatch { name: "job".into(), caller: caller.clone(), subtree: ROOT, is_atomic: true };
+        let batch = primary.begin_for_parts(new)?.number;
+        end.permitted = vec![self.model.clone()];
+        let model = self.model.clone();
+        let empty = Pending { number: batch, model, certified: None, is_submitted: false, files: Vec::new() };
+        let pending = end.pending.insert(empty);
+        let mut certified = Vec::new();
+        for part in 0..1 + self.random.below(3) {
+            let new = NewPart { batch, name: "part".into(), caller: caller.clone() };
+            let record = primary.join(new)?;
+            let files = self.files(&format!("batch-{}", record.number), crash);
+            pending.files.push(files.clone());
+            let mut operations = vec![
+                Operation::Create(format!("part-{part}"), NewNode::Dir),
+                Operation::Create("shared".into(), NewNode::Dir),
+                Operation::Create(format!("shared/{batch}-{part}"), NewNode::File),
+            ];
+            let count = self.random.below(20);
+            operations.extend((0..count).map(|_| operation(&mut self.random).below(&format!("part-{part}"))));
+            pending.model = after(&pending.model, &operations);
+            let names = RwLock::new(primary.private(&record, files.clone(), 2000)?);
+            for operation in &operations {
+                match operation.run(&names) {
+                    Err(error) if error.kind == ErrorKind::Os(5) => return Err(error),
+                    _ => {}
+                }
+            }
+            let submitted = names.read().unwrap().0.submit(primary.store_number(), &record, &*files, 0);
+            certified.push((record.number, submitted?, files));
+        }
+        pending.certified = Some(certified);
+        self.end_batch(primary, end)
+    }
+
+    /// Submits the pending batch in some cases, and commits it.
+    fn end_batch(&mut self, primary: &Primary, end: &mut End) -> Result<()> {
+        let pending = end.pending.as_mut().expect("a batch is pending");
+        let (number, model) = (pending.number, pending.model.clone());
         if self.random.one_in(2) {
-            let submitted =
-                primary.submit(record.number).inspect_err(|_| end.permitted.push(model.clone()))?;
+            let submitted = primary.submit(number).inspect_err(|_| end.permitted.push(model.clone()))?;
             assert!(matches!(submitted.state, BatchState::Submitted { order: 1 }));
             pending.is_submitted = true;
         }
-        let committed = primary.commit(record.number, &certificate, &*files);
+        let committed = commit(primary, number, pending.certified.as_ref().expect("it is complete"));
         if committed.is_err() {
             end.permitted.push(model);
             return committed.map(drop);
@@ -355,9 +414,10 @@ impl Case {
         let known = end.permitted.iter().rev().find(|model| tree_of(model) == found);
         self.model =
             known.unwrap_or_else(|| panic!("{name}: something is lost or in part: {found:#?}")).clone();
-        let (mut committed, mut submitted) = (None, 0);
+        let (mut committed, mut submitted, mut in_parts) = (None, 0, 0);
         for record in primary.batches().unwrap() {
             let pending = end.pending.as_ref().filter(|pending| pending.number == record.number);
+            in_parts += u64::from(record.has_parts() && pending.is_some());
             match (record.state, pending) {
                 (BatchState::Committed { .. }, Some(pending)) => {
                     assert_eq!(found, tree_of(&pending.model), "{name}");
@@ -365,14 +425,16 @@ impl Case {
                 }
                 (
                     state @ (BatchState::Open | BatchState::Submitted { .. }),
-                    Some(Pending { certificate: Some(certificate), model, files, is_submitted, .. }),
+                    Some(Pending { certified: Some(certified), model, is_submitted, .. }),
                 ) => {
                     let is_open = state == BatchState::Open;
                     assert!(!is_open || !is_submitted, "{name}: a submitted batch is open again");
                     submitted += u64::from(!is_open);
                     // Its tables were durable before the certificate was returned.
-                    let files = Files::new(&files.path, &crash);
-                    primary.commit(record.number, certificate, &*files).unwrap();
+                    let durable = |(number, certificate, files): &(u64, Certificate, Arc<Files>)| {
+                        (*number, certificate.clone(), Files::new(&files.path, &crash))
+                    };
+                    commit(&primary, record.number, &certified.iter().map(durable).collect()).unwrap();
                     assert_eq!(tree(&*master), tree_of(model), "{name}");
                     self.model = model.clone();
                     committed = Some(false);
@@ -395,6 +457,7 @@ impl Case {
         }
         self.state = keys.after(None);
         self.submitted += submitted;
+        self.in_parts += in_parts;
         committed
     }
 
@@ -410,7 +473,7 @@ impl Case {
 
 #[test]
 fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
-    let (mut before, mut resumed, mut submitted) = (0, 0, 0);
+    let (mut before, mut resumed, mut submitted, mut in_parts) = (0, 0, 0, 0);
     for seed in 0..cases() {
         let mut case = Case::new(seed);
         for _ in 0..3 {
@@ -422,8 +485,10 @@ fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
             }
         }
         submitted += case.submitted;
+        in_parts += case.in_parts;
     }
     // The crashes are in all parts of a commit.
     assert!(before > 0 && resumed > 10, "{before} committed before the crash, {resumed} resumed");
     assert!(submitted > 5, "{submitted} submitted before the crash");
+    assert!(in_parts > 20, "{in_parts} of several parts");
 }

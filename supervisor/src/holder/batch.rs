@@ -19,6 +19,8 @@ use crate::protocol::report::{BatchReport, HolderReport};
 
 /// How long a mount waits until other processes have closed the store.
 const OPEN_WAIT: Duration = Duration::from_secs(10);
+/// How long a part waits until other processes have closed the store, or have joined its batch.
+const JOIN_WAIT: Duration = Duration::from_secs(60);
 /// How long a commit waits until other processes have closed the store.
 const COMMIT_WAIT: Duration = Duration::from_secs(60);
 
@@ -47,7 +49,9 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
             watched = Some(batch);
             return Ok(Arc::new(Watched { fs, plan: plan.clone() }) as _);
         }
-        let store = StoreAccess::open(&plan.store, OPEN_WAIT)?;
+        // Many parts may join at the same time.
+        let wait = if let BatchMode::Part { .. } = plan.mode { JOIN_WAIT } else { OPEN_WAIT };
+        let store = StoreAccess::open(&plan.store, wait)?;
         let subtree = plan.subtree.as_os_str().as_bytes();
         let content: Arc<dyn Content> = match &plan.mode {
             BatchMode::Synchronous => {
@@ -57,7 +61,13 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
             BatchMode::Batch { name, is_atomic, is_lazy } => {
                 let batch = Arc::new(OpenBatch::begin(store, subtree, name, *is_atomic)?);
                 publish_views(&batch, context);
-                Arc::new(Batch { batch, plan: plan.clone(), is_lazy: *is_lazy })
+                let end = if *is_lazy { BatchEnd::CommitLater } else { BatchEnd::Commit };
+                Arc::new(Batch { batch, plan: plan.clone(), end })
+            }
+            BatchMode::Part { batch, name } => {
+                let part = Arc::new(OpenBatch::join(store, subtree, *batch, name, JOIN_WAIT)?);
+                publish_views(&part, context);
+                Arc::new(Batch { batch: part, plan: plan.clone(), end: BatchEnd::Close })
             }
             BatchMode::Watch { .. } => unreachable!("it was opened above"),
         };
@@ -188,7 +198,18 @@ impl Content for Synchronous {
 struct Batch {
     batch: Arc<OpenBatch>,
     plan: BatchPlan,
-    is_lazy: bool,
+    end: BatchEnd,
+}
+
+/// The end of a batch with its mount.
+#[derive(Clone, Copy)]
+enum BatchEnd {
+    /// It is verified and committed.
+    Commit,
+    /// It is submitted, and verified later.
+    CommitLater,
+    /// It is a part of a batch, and is closed.
+    Close,
 }
 
 impl Content for Batch {
@@ -206,9 +227,10 @@ impl Content for Batch {
     }
 
     fn end(&self) -> Result<()> {
-        match self.is_lazy {
-            true => self.batch.commit_later(COMMIT_WAIT).map(drop),
-            false => self.batch.commit(COMMIT_WAIT).map(drop),
+        match self.end {
+            BatchEnd::Commit => self.batch.commit(COMMIT_WAIT).map(drop),
+            BatchEnd::CommitLater => self.batch.commit_later(COMMIT_WAIT).map(drop),
+            BatchEnd::Close => self.batch.close(),
         }
     }
 

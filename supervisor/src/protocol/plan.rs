@@ -222,6 +222,14 @@ pub enum BatchMode {
         #[serde(default)]
         is_lazy: bool,
     },
+    /// The changes are those of a part of a batch. The part is closed when the mount ends, and
+    /// committed with the other parts.
+    Part {
+        /// The number of the batch.
+        batch: u64,
+        /// The name of the part.
+        name: String,
+    },
     /// There are none: the files are those of a running batch of another process.
     Watch {
         /// The number of the batch.

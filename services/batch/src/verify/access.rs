@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use quell_vfs::Result;
 
@@ -29,15 +30,22 @@ pub(super) struct Accesses<'a> {
     record: &'a BatchRecord,
     snapshot: &'a TableSet,
     current: TableSet,
+    /// The inode numbers of earlier parts of the batch.
+    earlier: &'a [Range<u64>],
     known: RefCell<HashMap<u64, DirAccess>>,
     /// Whether a directory was in the subtree of the batch when it began.
     inside: RefCell<HashMap<u64, bool>>,
 }
 
 impl<'a> Accesses<'a> {
-    pub(super) fn new(record: &'a BatchRecord, snapshot: &'a TableSet, current: TableSet) -> Accesses<'a> {
+    pub(super) fn new(
+        record: &'a BatchRecord,
+        snapshot: &'a TableSet,
+        current: TableSet,
+        earlier: &'a [Range<u64>],
+    ) -> Accesses<'a> {
         let (known, inside) = (RefCell::default(), RefCell::default());
-        Accesses { record, snapshot, current, known, inside }
+        Accesses { record, snapshot, current, earlier, known, inside }
     }
 
     /// Returns the access to a directory of the current image.
@@ -65,8 +73,10 @@ impl<'a> Accesses<'a> {
         let caller = &self.record.caller;
         for (number, inode) in chain.into_iter().rev() {
             let before = dir_in(self.snapshot, number)?;
-            let could_change_mode =
-                caller.uid == inode.uid && before.is_some_and(|before| before.mode == inode.mode);
+            // Other processes see a directory of an earlier part only after the commit.
+            let is_unchanged = self.earlier.iter().any(|numbers| numbers.contains(&number))
+                || before.is_some_and(|before| before.mode == inode.mode);
+            let could_change_mode = caller.uid == inode.uid && is_unchanged;
             let is_searchable =
                 access.exists && access.is_searchable && (caller.may_search(&inode) || could_change_mode);
             let may_change_names = is_searchable && (caller.may_change_names(&inode) || could_change_mode);

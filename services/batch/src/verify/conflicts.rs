@@ -17,11 +17,13 @@ pub(super) struct ConflictOutput {
 }
 
 impl ConflictOutput {
-    pub(super) fn new(files: Arc<dyn TableFiles>, batch: u64) -> ConflictOutput {
-        ConflictOutput { count: 0, out: Output::new(files, first_conflicts_of_batch(batch)) }
+    /// Returns an output for the conflicts of a batch, or of a part, before which there are `count`
+    /// others.
+    pub(super) fn new(files: Arc<dyn TableFiles>, batch: u64, count: u64) -> ConflictOutput {
+        ConflictOutput { count, out: Output::new(files, first_conflicts_of_batch(batch)) }
     }
 
-    /// Returns the number of conflicts.
+    /// Returns the number of conflicts, with those of earlier parts.
     pub(super) fn count(&self) -> u64 {
         self.count
     }

@@ -62,6 +62,10 @@ impl Pass<'_> {
             return self.existing_inode_named(dir, name, &after);
         }
         self.new_name(dir, name, &after)?;
+        let replaced = self.in_image.get(key)?.map(|value| Entry::decode(&value)).transpose()?;
+        if refusal.is_none() && self.merge_dirs(dir, &after, replaced.as_ref())? {
+            return Ok(());
+        }
         if let Entry::Dir { .. } = after {
             *self.subdirs.entry(dir).or_default() += 1;
         }
@@ -70,7 +74,6 @@ impl Pass<'_> {
             self.undo_subdir(dir, &after);
             return self.keep_as_other_name(dir, name, after, reason);
         }
-        let replaced = self.in_image.get(key)?.map(|value| Entry::decode(&value)).transpose()?;
         match (number(&replaced), number(&before)) {
             (None, _) => self.out.add(key, value),
             // The entry that the batch has replaced is removed with the changes of its inode.
@@ -89,7 +92,7 @@ impl Pass<'_> {
     /// Notes a new name of an inode of the snapshot.
     pub(super) fn existing_inode_named(&mut self, dir: u64, name: &[u8], entry: &Entry) -> Result<()> {
         let facts = self.facts.entry(entry.inode_number()).or_default();
-        facts.added.push((dir, name.to_vec()));
+        facts.added.push((self.merged.in_image(dir), name.to_vec()));
         if let (Entry::Dir { .. }, Some(new)) = (entry, self.new_dirs.get_mut(&dir)) {
             new.subdirs += 1;
         }

@@ -7,6 +7,8 @@
 //!   be in it.
 //! - An entry in a directory of the snapshot is compared with the snapshot and with the current
 //!   image ([`existing`]).
+//! - A directory that an earlier part of the batch has created at the same name gets the entries of
+//!   the new one ([`merge_dirs`]).
 //! - The changes of inodes of the snapshot are collected, since the names of one inode may be in
 //!   several directories, and merged at the end ([`resolve`]).
 //!
@@ -18,7 +20,9 @@ mod access;
 mod apply;
 mod conflicts;
 mod existing;
+mod merge_dirs;
 mod merge_inode;
+mod merged_dirs;
 mod new_entries;
 mod output;
 mod pass;
@@ -37,6 +41,7 @@ use crate::key::split;
 use crate::table_ref::first_table_of_batch;
 use access::Accesses;
 use conflicts::ConflictOutput;
+use merged_dirs::MergedDirs;
 use output::Output;
 use pass::Pass;
 use refusal::refused;
@@ -44,7 +49,7 @@ use state::Numbers;
 
 pub(crate) use pass::{Submission, Verdict};
 
-/// Verifies a batch, and writes its entries as tables of the image.
+/// Verifies a batch, or a part of one, and writes its entries as tables of the image.
 ///
 /// # Errors
 /// `InvalidInput` if the batch is refused; `Damaged`; the errors of files.
@@ -66,7 +71,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         return Err(refused("the tables are not those of the certificate"));
     }
     let mut pass = Pass {
-        accesses: Accesses::new(record, submission.snapshot, submission.current.clone()),
+        accesses: Accesses::new(record, submission.snapshot, submission.current.clone(), submission.earlier),
         in_snapshot: submission.snapshot.lookups(),
         in_image: submission.current.lookups(),
         numbers: Numbers::new(record.inodes.clone(), certificate.inodes_used)?,
@@ -81,7 +86,8 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         certified: 0,
         subdirs: HashMap::new(),
         patch: BTreeMap::new(),
-        conflicts: ConflictOutput::new(submission.files.clone(), record.number),
+        conflicts: ConflictOutput::new(submission.files.clone(), record.number, submission.conflicts),
+        merged: MergedDirs::new(submission.files.clone(), record.number),
         kept: 0,
         entries: 0,
         submission,
@@ -90,6 +96,7 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
     if verdict.is_err() {
         pass.out.discard()?;
         pass.conflicts.discard()?;
+        pass.merged.discard()?;
     }
     verdict
 }

@@ -24,16 +24,34 @@ impl Pass<'_> {
         let entry = Entry::decode(value)?;
         if name.is_empty() {
             self.new_dir_inode(dir, &entry)?;
-        } else {
-            if !matches!(self.new_dirs.get(&dir), Some(NewDir { stated: Some(_), .. })) {
-                return Err(refused("a new directory has no inode"));
-            }
-            self.new_name(dir, name, &entry)?;
-            if !self.numbers.contains(entry.inode_number()) {
-                // The name of an inode of the snapshot is committed with its other changes.
-                return Ok(());
-            }
-            self.entries += 1;
+            return match self.merged.target_of(dir) {
+                Some(_) => Ok(()),
+                None => self.add_dir_inode(key, value, entry),
+            };
+        }
+        if !matches!(self.new_dirs.get(&dir), Some(NewDir { stated: Some(_), .. })) {
+            return Err(refused("a new directory has no inode"));
+        }
+        self.new_name(dir, name, &entry)?;
+        if !self.numbers.contains(entry.inode_number()) {
+            // The name of an inode of the snapshot is committed with its other changes.
+            return Ok(());
+        }
+        if let Some(target) = self.merged.target_of(dir) {
+            return self.merged_entry(dir, target, name, entry);
+        }
+        self.entries += 1;
+        self.out.add(key, value)
+    }
+
+    /// Adds the inode of a new directory, which may be in a directory of an earlier part.
+    fn add_dir_inode(&mut self, key: &[u8], value: &[u8], entry: Entry) -> Result<()> {
+        if let Entry::Inode(inode) = entry
+            && let Content::Parent { dir, name } = &inode.content
+            && let Some(target) = self.merged.target_of(*dir)
+        {
+            let content = Content::Parent { dir: target, name: name.clone() };
+            return self.out.add(key, &Entry::Inode(Inode { content, ..inode }).encode());
         }
         self.out.add(key, value)
     }

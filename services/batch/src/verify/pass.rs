@@ -1,12 +1,14 @@
 //! The state of a verification, and the operations that several of its parts need.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use quell_vfs::{Kind, NAME_BYTES_MAX, Result};
 
 use super::access::Accesses;
 use super::conflicts::ConflictOutput;
+use super::merged_dirs::MergedDirs;
 use super::output::Output;
 use super::refusal::refused;
 use super::state::{ExistingDir, Facts, Name, NewDir, NewLinked, Numbers};
@@ -19,18 +21,22 @@ use crate::key::Key;
 use crate::table::Table;
 use crate::table_set::{SetLookups, TableSet};
 
-/// A batch that is to be verified.
+/// A batch, or a part of one, that is to be verified.
 pub(crate) struct Submission<'a> {
     pub(crate) record: &'a BatchRecord,
+    /// The number in the names of entries in conflict: that of the batch, also for a part.
+    pub(crate) batch: u64,
+    /// The inode numbers of the parts of the batch that `current` has.
+    pub(crate) earlier: &'a [Range<u64>],
+    /// The number of conflicts of these parts.
+    pub(crate) conflicts: u64,
     pub(crate) certificate: &'a Certificate,
     /// The tables that the certificate names, in its order.
     pub(crate) tables: Vec<Arc<Table>>,
     /// The snapshot that the record names.
     pub(crate) snapshot: &'a TableSet,
-    /// The current image.
+    /// The current image, with the changes of earlier parts of the batch.
     pub(crate) current: TableSet,
-    /// The last change of the image that `current` has.
-    pub(crate) change: u64,
     /// The random number of the store.
     pub(crate) store: u128,
     /// The directory of the image's tables.
@@ -47,8 +53,6 @@ pub(crate) struct Verdict {
     pub(crate) conflicts: Conflicts,
     /// The directories that the verification has read from the current image.
     pub(crate) dirs: Vec<u64>,
-    /// The last change of the image that the verification has seen.
-    pub(crate) change: u64,
 }
 
 /// The state of a verification.
@@ -81,6 +85,7 @@ pub(super) struct Pass<'a> {
     /// Changes that are newer than the tables.
     pub(super) patch: BTreeMap<Key, Option<Entry>>,
     pub(super) conflicts: ConflictOutput,
+    pub(super) merged: MergedDirs,
     /// The number of inodes for contents that are in conflict.
     pub(super) kept: u64,
     pub(super) entries: u64,
@@ -170,13 +175,15 @@ impl Pass<'_> {
         const ATTEMPTS: u64 = 1000;
         let first = self.conflicts.count() + 1;
         for number in first..first + ATTEMPTS {
-            let suffix = format!(".quell-conflict-{}-{number}", self.submission.record.number);
+            let suffix = format!(".quell-conflict-{}-{number}", self.submission.batch);
             let length = name.len().min(NAME_BYTES_MAX - suffix.len());
             let kept_name = [&name[..length], suffix.as_bytes()].concat();
             let key = Key::of_name(dir, &kept_name);
+            let source = self.merged.source_of(dir).map(|dir| Key::of_name(dir, &kept_name));
             let is_taken = self.submission.current.entry(&key)?.is_some()
                 || self.patch.contains_key(&key)
-                || self.submitted(&key)?.is_some();
+                || self.submitted(&key)?.is_some()
+                || source.map(|key| self.submitted(&key)).transpose()?.flatten().is_some();
             if !is_taken {
                 return Ok((kept_name, key));
             }
@@ -185,7 +192,7 @@ impl Pass<'_> {
     }
 
     /// Returns the entry that the batch has submitted for a key.
-    fn submitted(&self, key: &Key) -> Result<Option<Entry>> {
+    pub(super) fn submitted(&self, key: &Key) -> Result<Option<Entry>> {
         for table in &self.submission.tables {
             if let Some(value) = table.get(key.as_bytes())? {
                 return if value.is_empty() { Ok(None) } else { Entry::decode(&value).map(Some) };
@@ -228,10 +235,16 @@ impl Pass<'_> {
         if self.patch.contains_key(&key) {
             return Ok(number);
         }
-        let usual = format!("quell-conflicts-{}", record.number).into_bytes();
+        let usual = format!("quell-conflicts-{}", self.submission.batch).into_bytes();
         let usual_key = Key::of_name(ROOT, &usual);
-        let is_taken =
-            self.submission.current.entry(&usual_key)?.is_some() || self.submitted(&usual_key)?.is_some();
+        let found = self.submission.current.entry(&usual_key)?;
+        if let Some(Entry::Dir { inode }) = found
+            && self.submission.earlier.iter().any(|numbers| numbers.end - 1 == inode)
+        {
+            // An earlier part has it.
+            return Ok(inode);
+        }
+        let is_taken = found.is_some() || self.submitted(&usual_key)?.is_some();
         let (name, in_root) = match is_taken {
             true => self.free_name(ROOT, &usual)?,
             false => (usual, usual_key),

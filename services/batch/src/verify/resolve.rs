@@ -93,13 +93,14 @@ impl Pass<'_> {
             let value = entry.map_or(Vec::new(), |entry| entry.encode());
             self.out.add(key.as_bytes(), &value)?;
         }
-        let tables = self.out.finish()?;
+        let mut tables = self.out.finish()?;
+        // No other table of this verification has their keys, except for the newest one.
+        tables.extend(self.merged.finish()?);
         Ok(Verdict {
             addition: Addition { tables, changed_dirs },
             entries: self.entries,
             conflicts: self.conflicts.finish()?,
             dirs: std::mem::take(&mut self.dirs).into_iter().chain(self.accesses.read_dirs()).collect(),
-            change: self.submission.change,
         })
     }
 
@@ -332,7 +333,7 @@ impl Pass<'_> {
         let mut after = after.clone();
         if let (Content::Parent { dir, name }, Content::Parent { .. }) = (&after.content, &before.content) {
             // The place of a directory changes with its name.
-            let place = (*dir, name.clone());
+            let place = (self.merged.in_image(*dir), name.clone());
             if after.content != before.content && facts.added != [place] {
                 return Err(refused("a directory does not state its place"));
             }

@@ -13,7 +13,7 @@ use std::sync::{Arc, RwLock};
 use quell_batch_service::{
     BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Entry, FIRST_INODE,
     Found, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode,
-    Place, Primary, PrivateEntries, ROOT, TableDir, TableFiles,
+    NewPart, Place, Primary, PrivateEntries, ROOT, TableDir, TableFiles,
 };
 use quell_kv::MemoryStore;
 use quell_vfs::{Kind, NewEntry, Result, Time};
@@ -80,6 +80,59 @@ impl Fixture {
         let files = Arc::new(tables(&self.directory.path().join(format!("batch-{}", record.number))));
         let names = self.primary.private(&record, files.clone(), self.memory_bytes)?;
         Ok(Open { record, names: RwLock::new(names), files })
+    }
+
+    /// Begins a batch whose changes are those of its parts.
+    pub fn begin_for_parts(&self, is_atomic: bool) -> BatchRecord {
+        let caller = BatchCaller { uid: USER, gid: USER, groups: Vec::new() };
+        let new = NewBatch { name: "job".into(), caller, subtree: ROOT, is_atomic };
+        self.primary.begin_for_parts(new).unwrap()
+    }
+
+    pub fn join(&self, batch: u64) -> Result<Open> {
+        let caller = BatchCaller { uid: USER, gid: USER, groups: Vec::new() };
+        let record = self.primary.join(NewPart { batch, name: "part".into(), caller })?;
+        let files = Arc::new(tables(&self.directory.path().join(format!("batch-{}", record.number))));
+        let names = self.primary.private(&record, files.clone(), self.memory_bytes)?;
+        Ok(Open { record, names: RwLock::new(names), files })
+    }
+
+    /// Commits a batch with the present changes of its parts.
+    pub fn commit_parts(&self, batch: u64, parts: &[&Open]) -> Result<BatchRecord> {
+        let certificates: Vec<_> = parts.iter().map(|part| self.certificate(part)).collect();
+        self.commit_certified(batch, parts, &certificates)
+    }
+
+    /// Commits a batch with these certificates of its parts.
+    pub fn commit_certified(
+        &self,
+        batch: u64,
+        parts: &[&Open],
+        certificates: &[Certificate],
+    ) -> Result<BatchRecord> {
+        self.primary.commit_with(&self.primary.lock_commit(batch), &|number, visit| {
+            let at = parts.iter().position(|part| part.record.number == number).expect("a part");
+            visit(&certificates[at], &*parts[at].files)
+        })
+    }
+
+    /// Returns the conflicts of a batch that is committed.
+    pub fn conflicts_of(&self, batch: u64) -> Vec<Conflict> {
+        let mut found = Vec::new();
+        self.primary
+            .conflicts(batch, &mut |conflict| {
+                found.push(conflict);
+                Ok(())
+            })
+            .unwrap();
+        found
+    }
+
+    /// Checks that the image is whole.
+    pub fn check(&self, text: &str) {
+        let mut problems = Vec::new();
+        self.primary.check(false, &mut |problem| problems.push(problem.clone())).unwrap();
+        assert_eq!(problems, [], "{text}");
     }
 
     pub fn commit(&self, batch: &Open) -> Result<BatchRecord> {

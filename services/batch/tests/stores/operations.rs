@@ -32,6 +32,19 @@ fn at<'a>(names: &dyn NameSpace, path: &'a str) -> Result<(u64, &'a [u8])> {
 }
 
 impl Operation {
+    /// Returns the operation with all paths below a directory.
+    pub fn below(self, dir: &str) -> Operation {
+        let below = |path: String| format!("{dir}/{path}");
+        match self {
+            Operation::Create(path, new) => Operation::Create(below(path), new),
+            Operation::Link(from, to) => Operation::Link(below(from), below(to)),
+            Operation::Remove(path) => Operation::Remove(below(path)),
+            Operation::RemoveDir(path) => Operation::RemoveDir(below(path)),
+            Operation::Rename(from, to, mode) => Operation::Rename(below(from), below(to), mode),
+            Operation::Change(path, change) => Operation::Change(below(path), change),
+        }
+    }
+
     /// Runs the operation in a name space.
     pub fn run(&self, names: &dyn NameSpace) -> Result<()> {
         let node = |path: &str| {
