@@ -767,7 +767,7 @@ pub struct MountArgs {
     pub blob_prefix: Option<String>,
     /// Mount the files of STORE, which `quell batch init` has created, or of a directory in it:
     /// STORE/PATH.
-    #[arg(long, value_name = "STORE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "config", "init", "pool", "blob"])]
+    #[arg(long, value_name = "STORE", conflicts_with_all = FOR_VIEWS_ONLY, conflicts_with_all = ["log", "config", "init", "pool", "blob"])]
     pub batch: Option<PathBuf>,
     #[command(flatten)]
     pub batch_mode: BatchModeArgs,
@@ -834,9 +834,20 @@ pub enum BatchModeArg {
     Batch,
 }
 
+/// Names of the options that apply to views of trees and disks, and to no store but one for
+/// batches.
+const FOR_VIEWS: [&str; 1 + FOR_VIEWS_ONLY.len()] = {
+    let mut names = ["trust_owner"; 1 + FOR_VIEWS_ONLY.len()];
+    let mut at = 0;
+    while at < FOR_VIEWS_ONLY.len() {
+        names[at + 1] = FOR_VIEWS_ONLY[at];
+        at += 1;
+    }
+    names
+};
+
 /// Names of the options that apply to views of trees and disks, and not to stores.
-const FOR_VIEWS: [&str; 17] = [
-    "trust_owner",
+const FOR_VIEWS_ONLY: [&str; 16] = [
     "image",
     "image_format",
     "boot",

@@ -9,8 +9,13 @@ use crate::failure::Failure;
 use crate::protocol::plan::{BatchMode, BatchPlan};
 
 /// Resolves the path of a store, which a path of a directory in it may follow, and returns the
-/// plan. `mountpoint` has no symbolic links.
-pub fn batch_plan(store: &Path, mode: BatchMode, mountpoint: &Path) -> Result<BatchPlan, Failure> {
+/// plan. `mountpoint` has no symbolic links. `trust_owners`: further users who may own the store.
+pub fn batch_plan(
+    store: &Path,
+    mode: BatchMode,
+    mountpoint: &Path,
+    trust_owners: &[u32],
+) -> Result<BatchPlan, Failure> {
     let (store, subtree) = split_path(store);
     let found = store.canonicalize().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(store))))?;
     // The mount would hide the files of the store.
@@ -20,5 +25,6 @@ pub fn batch_plan(store: &Path, mode: BatchMode, mountpoint: &Path) -> Result<Ba
             shown(store)
         )));
     }
-    Ok(BatchPlan { store: found, subtree: subtree.to_owned(), mode })
+    let (subtree, trust_owners) = (subtree.to_owned(), trust_owners.to_vec());
+    Ok(BatchPlan { store: found, subtree, mode, trust_owners })
 }

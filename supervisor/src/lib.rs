@@ -84,6 +84,6 @@ pub use runtime::fifo::{Fifo, open_fifo};
 pub use runtime::job::current_job;
 pub use runtime::notices::is_first_notice;
 pub use start::{LOG_FILE_VARIABLE, detach_holder};
-pub use trust::{check_trust, user_id};
+pub use trust::{check_trust, group_id, user_id};
 pub use view::selection::{View, refuses_overlay};
 pub use waiting::Waiting;

@@ -88,6 +88,16 @@ pub fn user_id(name: &str) -> Option<u32> {
     id(&["-u", "--", name])?.parse().ok()
 }
 
+/// Returns the group id of a name in the system's group databases.
+pub fn group_id(name: &str) -> Option<u32> {
+    let arguments = ["group", "--", name];
+    let output =
+        Command::new("getent").args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    let mut fields = text.lines().next()?.split(':');
+    (fields.next() == Some(name)).then(|| fields.nth(1))?.and_then(|gid| gid.parse().ok())
+}
+
 /// Returns the output of id(1), which uses all databases that the system is configured with,
 /// including LDAP.
 fn id(arguments: &[&str]) -> Option<String> {

@@ -19,6 +19,7 @@ mod batch_copy;
 mod batch_parts;
 mod batch_run;
 mod batch_serve;
+mod batch_users;
 mod blob;
 mod blob_files;
 mod blob_histories;

@@ -82,6 +82,11 @@ impl PosixDir {
         PosixDir::new(fd, false)
     }
 
+    /// Returns a regular file that is open for reading. The caller has checked it.
+    pub fn file_of_descriptor(fd: OwnedFd) -> Box<dyn OpenFile> {
+        Box::new(PosixFile { fd, may_change: true })
+    }
+
     fn named(path: &Path, access: OFlags, is_shared: bool) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())

@@ -6,12 +6,13 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::log::JsonArg;
 use super::pool::StagingArgs;
+use crate::users;
 
 /// Run the operations of a job in a private name space, then verify and publish all of them at
 /// once.
 ///
 /// STORE is a directory on the shared file system, with the names and the data. Only its owner can
-/// use it.
+/// use it, unless it was created with --group.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example:
@@ -38,6 +39,15 @@ pub enum BatchCommand {
     Import(BatchImportArgs),
 }
 
+/// The owners of stores that are used.
+#[derive(Debug, Clone, Args)]
+pub struct TrustArgs {
+    /// Also use a store for a group that belongs to this user (a name or a number; can be
+    /// repeated). Its owner decides which files your programs see.
+    #[arg(long, value_name = "USER", value_parser = users::parse)]
+    pub trust_owner: Vec<u32>,
+}
+
 /// Create a store in a directory that does not exist or is empty. Its name space is empty, or has
 /// the entries of an existing directory.
 ///
@@ -52,11 +62,18 @@ pub enum BatchCommand {
 #[command(after_help = "\
 Example:
   quell batch init /shared/results
+  # a store for the members of a group
+  quell batch init /shared/project/results --group project
   # a store that begins with the files of an existing directory
   quell batch init /shared/work --adopt /shared/project")]
 pub struct BatchInitArgs {
     /// The directory.
     pub store: PathBuf,
+    /// Let the members of this group (a name or a number) use the store through its server, `quell
+    /// batch serve`. All of them can read all names and contents; the permissions of the entries
+    /// decide who can change them.
+    #[arg(long, value_name = "GROUP", value_parser = users::parse_group, conflicts_with = "adopt")]
+    pub group: Option<u32>,
     /// Begin with the entries of this directory, which keeps the bytes of its files.
     #[arg(long, value_name = "TREE")]
     pub adopt: Option<PathBuf>,
@@ -73,7 +90,8 @@ pub struct BatchInitArgs {
 /// Ctrl-C or SIGTERM; then it answers the requests that it has begun, and ends.
 ///
 /// Mounts and commands find the server in the directory of the store, so they need no other options
-/// than without a server. They read and write the data of files larger than 64 KiB themselves.
+/// than without a server. Of a store for a group, other users need the option --trust-owner. They
+/// read and write the data of files larger than 64 KiB themselves.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -143,6 +161,8 @@ pub struct BatchStatusArgs {
     pub store: PathBuf,
     #[command(flatten)]
     pub output: JsonArg,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// List the snapshots of a store: each open batch has one.
@@ -161,6 +181,8 @@ pub struct BatchSnapshotsArgs {
     pub store: PathBuf,
     #[command(flatten)]
     pub output: JsonArg,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// Print how many names a running batch has created, changed and removed, and the total size of its
@@ -226,6 +248,8 @@ pub struct BatchConflictsArgs {
     pub all: bool,
     #[command(flatten)]
     pub output: JsonArg,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// The entry that is kept after a conflict.
@@ -258,6 +282,8 @@ pub struct BatchCommitArgs {
     /// nodes, and publish the others. Without this option, such a batch is not committed.
     #[arg(long)]
     pub without_lost_parts: bool,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// Discard the changes of a batch that no process uses any more, or of one part of it.
@@ -270,6 +296,8 @@ pub struct BatchAbortArgs {
     pub store: PathBuf,
     /// The number of the batch or of the part.
     pub batch: u64,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// Copy a file or directory out of a store, as plain files. PATH is copied into DIR under its last
@@ -293,6 +321,8 @@ pub struct BatchExportArgs {
     pub destination: PathBuf,
     #[command(flatten)]
     pub staging: StagingArgs,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// Copy files and directories into a store, as a batch: they are published together at the end.
@@ -315,6 +345,8 @@ pub struct BatchImportArgs {
     pub destination: PathBuf,
     #[command(flatten)]
     pub staging: StagingArgs,
+    #[command(flatten)]
+    pub trust: TrustArgs,
 }
 
 /// Check a store: its tables, the tree of its names, its data files, and the changes of batches

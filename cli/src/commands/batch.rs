@@ -47,7 +47,10 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
 
 fn init(args: &BatchInitArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let Some(tree) = &args.adopt else {
-        BatchStore::create(&args.store)?;
+        match args.group {
+            Some(group) => BatchStore::create_for_group(&args.store, group)?,
+            None => BatchStore::create(&args.store)?,
+        }
         return Ok(ExitCode::SUCCESS);
     };
     let progress = AdoptionProgress::default();
@@ -115,7 +118,7 @@ fn begin(args: &BatchBeginArgs) -> Result<ExitCode, Failure> {
 }
 
 fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
-    let store = StoreAccess::open_for_batches(&args.store, WAIT)?;
+    let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
     let batches = store.batches()?;
     if args.output.json {
         let lines = batches.iter().map(|batch| json_of(batch, &store)).collect::<Result<Vec<_>, _>>()?;
@@ -147,7 +150,7 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
 }
 
 fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
-    let snapshots = StoreAccess::open(&args.store, WAIT)?.snapshots()?;
+    let snapshots = StoreAccess::open_of(&args.store, &args.trust.trust_owner, WAIT)?.snapshots()?;
     if args.output.json {
         let lines: Vec<Value> = snapshots.iter().map(json_of_snapshot).collect();
         outln!("{:#}", json!({ "snapshots": lines }));
@@ -170,7 +173,7 @@ fn snapshots(args: &BatchSnapshotsArgs) -> Result<ExitCode, Failure> {
 }
 
 fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let store = StoreAccess::open_for_batches(&args.store, WAIT)?;
+    let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
     if args.without_lost_parts {
         for part in store.abort_lost_parts(args.batch)? {
             if !quiet {
@@ -188,7 +191,7 @@ fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
 }
 
 fn abort(args: &BatchAbortArgs) -> Result<ExitCode, Failure> {
-    StoreAccess::open_for_batches(&args.store, WAIT)?.abort(args.batch)?;
+    StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?.abort(args.batch)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -47,7 +47,7 @@ pub fn run(args: &BatchConflictsArgs, quiet: bool) -> Result<ExitCode, Failure> 
 }
 
 fn list(args: &BatchConflictsArgs) -> Result<ExitCode, Failure> {
-    let store = StoreAccess::open(&args.store, WAIT)?;
+    let store = StoreAccess::open_of(&args.store, &args.trust.trust_owner, WAIT)?;
     let conflicts = store.conflicts(args.batch)?;
     let mut count = 0_u64;
     if args.output.json {

@@ -27,7 +27,7 @@ const COMMIT_WAIT: Duration = Duration::from_secs(600);
 
 pub fn export(args: &BatchExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (store, path) = store_and_path(&args.source);
-    let store = StoreAccess::open(&store, WAIT)?;
+    let store = StoreAccess::open_of(&store, &args.trust.trust_owner, WAIT)?;
     let is_complete = {
         let fs: Arc<dyn FileSystem> = Arc::new(store.file_system(b"")?);
         let source = source_in(&fs, &path, &shown(&args.source).to_string())?;
@@ -44,7 +44,7 @@ pub fn export(args: &BatchExportArgs, quiet: bool) -> Result<ExitCode, Failure> 
 pub fn import(args: &BatchImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (store_path, path) = store_and_path(&args.destination);
     let sources = open_sources(&args.sources)?;
-    let store = StoreAccess::open(&store_path, WAIT)?;
+    let store = StoreAccess::open_of(&store_path, &args.trust.trust_owner, WAIT)?;
     let existing = store.existing_part(&path)?;
     let name = format!("import {}", std::process::id());
     let batch = OpenBatch::begin(store, &path[..existing], &name, false)?;

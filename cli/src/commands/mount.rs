@@ -131,7 +131,7 @@ fn mount_batch(store: &Path, args: &MountArgs, quiet: bool) -> Result<ExitCode, 
         return Err(Failure::wrong_input("a batch has the permissions of one user: omit --allow-other"));
     }
     let target = mount_target(mountpoint, args.allow_other)?;
-    let plan = batch_plan(store, mode, target.mountpoint().unwrap_or(mountpoint))?;
+    let plan = batch_plan(store, mode, target.mountpoint().unwrap_or(mountpoint), &args.cover.trust_owner)?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
     Ok(ExitCode::SUCCESS)
 }

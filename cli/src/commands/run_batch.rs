@@ -80,7 +80,7 @@ fn run_at(
 ) -> Result<ExitCode, Failure> {
     let target = mount_target(point, false)?;
     let is_batch = matches!(mode, BatchMode::Batch { .. } | BatchMode::Part { .. });
-    let plan = batch_plan(store, mode, directory)?;
+    let plan = batch_plan(store, mode, directory, &args.cover.trust_owner)?;
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
     if let Some(signal) = signals.pending().next() {
         discard_and_unmount(point)?;

@@ -37,6 +37,8 @@ pub fn run(args: UmountArgs, quiet: bool) -> Result<ExitCode, Failure> {
 pub struct MountedBatch {
     store: PathBuf,
     number: u64,
+    /// The users who may own the store, besides the caller.
+    trust_owners: Vec<u32>,
     /// The file with the messages of the process that serves the mount.
     messages: Option<PathBuf>,
 }
@@ -47,16 +49,17 @@ pub fn batch_of(path: &Path) -> Option<MountedBatch> {
     let reports = reports_of(path).map(|found| found.reports).unwrap_or_default();
     let has_answer = !reports.is_empty();
     let of_report = reports.into_iter().find_map(|report| match report.batch {
-        Some(BatchReport { store, batch: Some(number), path: point, .. }) if point == path => {
-            Some(MountedBatch { store, number, messages: report.messages })
+        Some(BatchReport { store, batch: Some(number), path: point, trust_owners, .. }) if point == path => {
+            Some(MountedBatch { store, number, trust_owners, messages: report.messages })
         }
         _ => None,
     });
     // A process that was killed does not answer. The record may be that of an earlier mount.
     let of_record = || {
-        end_record_of(path).filter(|_| !has_answer)?.batch.map(|(store, number)| MountedBatch {
-            store,
-            number,
+        end_record_of(path).filter(|_| !has_answer)?.batch.map(|batch| MountedBatch {
+            store: batch.store,
+            number: batch.number,
+            trust_owners: batch.trust_owners,
             messages: None,
         })
     };
@@ -88,8 +91,7 @@ pub fn unmount_and_commit(
         wait_for_end(process);
     }
     let failure = end_failure(path);
-    let conflicts =
-        check_committed(&batch.store, batch.number, (failure.as_deref(), batch.messages.as_deref()), quiet)?;
+    let conflicts = check_committed(batch, (failure.as_deref(), batch.messages.as_deref()), quiet)?;
     failure.map_or(Ok(conflicts), |failure| Err(Failure::cannot(failure)))
 }
 
@@ -103,12 +105,12 @@ fn wait_for_end(process: i32) {
 
 /// Checks that a batch was committed, reports its conflicts, and returns their number.
 fn check_committed(
-    store: &Path,
-    number: u64,
+    mounted: &MountedBatch,
     (failure, messages): (Option<&str>, Option<&Path>),
     quiet: bool,
 ) -> Result<u64, Failure> {
     const WAIT: Duration = Duration::from_secs(60);
+    let (store, number) = (&mounted.store, mounted.number);
     // This needs no access to the key-value store, which the ends of other parts may need, too.
     match part_progress(store, number) {
         Ok(Some(PartProgress::Closed)) => return Ok(0),
@@ -122,7 +124,8 @@ fn check_committed(
         // It is no part, or the batch has ended. An error of the store is reported below.
         Ok(None) | Err(_) => {}
     }
-    let batches = match StoreAccess::open_for_batches(store, WAIT).and_then(|store| store.batches()) {
+    let opened = StoreAccess::open_for_batches_of(store, &mounted.trust_owners, WAIT);
+    let batches = match opened.and_then(|store| store.batches()) {
         // The cause of both is probably the same.
         Err(_) if failure.is_some() => Vec::new(),
         batches => batches?,

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use quell_batch::ServedStore;
+use quell_batch::{Requester, ServedStore};
 use quell_threads::lock;
 use quell_transport::peer::Taken;
 
@@ -20,7 +20,7 @@ const SERVER_ENDS: &str = "the server ends; repeat the command when the next ser
 
 /// A commit that no thread will execute.
 pub(crate) struct Refused {
-    pub(crate) commit: Taken<()>,
+    pub(crate) commit: Taken<Requester>,
     pub(crate) reason: &'static str,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct CommitQueue {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Taken<()>>,
+    waiting: VecDeque<Taken<Requester>>,
     /// Batches were submitted, which no thread has begun to commit.
     has_submitted: bool,
     is_ending: bool,
@@ -41,7 +41,7 @@ struct State {
 
 /// The work of a thread.
 enum Work {
-    Commit(Taken<()>),
+    Commit(Taken<Requester>),
     /// The commit of all batches that were submitted.
     Submitted,
 }
@@ -51,7 +51,7 @@ impl CommitQueue {
     ///
     /// # Errors
     /// The commit is returned if too many wait already, or the threads end.
-    pub(crate) fn add(&self, commit: Taken<()>) -> Result<(), Refused> {
+    pub(crate) fn add(&self, commit: Taken<Requester>) -> Result<(), Refused> {
         let mut state = lock(&self.state);
         let reason = match state.is_ending {
             true => SERVER_ENDS,
@@ -159,8 +159,8 @@ impl Refused {
 fn run(store: &ServedStore, queue: &CommitQueue) {
     while let Some(work) = queue.next() {
         match work {
-            Work::Commit(Taken { request, reply, .. }) => {
-                reply.send(store.execute(&request.bytes, request.reply_bytes_max));
+            Work::Commit(Taken { request, rights, reply }) => {
+                reply.send(store.execute(&rights, &request.bytes, request.reply_bytes_max));
             }
             // The next request that needs the image tries again, and gets the error.
             Work::Submitted => _ = store.commit_submitted(),

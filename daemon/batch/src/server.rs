@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quell_batch::{BatchStore, ServedStore, ServerFiles};
+use quell_batch::{BatchStore, Requester, ServedStore, ServerFiles};
 use quell_threads::lock;
 use quell_transport::peer::{
-    self, MemberId, PoolKey, Protection, Role, ServerSettings, Service, Taken, Workers,
+    self, ClientIdentity, MemberId, PeerUser, PoolKey, Protection, Role, ServerSettings, Service, Taken,
+    Workers,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -51,14 +52,17 @@ struct Requests {
 }
 
 impl Service for Requests {
-    type Rights = ();
+    type Rights = Requester;
 
-    fn rights(&self, _description: &[u8]) -> Option<()> {
-        // A client has the key of the store, and all rights.
-        Some(())
+    fn rights(&self, client: ClientIdentity<'_>) -> Option<Requester> {
+        Some(match client.user {
+            Some(PeerUser { uid, gid, groups }) => Requester::of_user(*uid, *gid, groups),
+            // A client of the owner, or one that knows the key of the store.
+            None => Requester::Owner,
+        })
     }
 
-    fn execute(&self, taken: Vec<Taken<()>>) {
+    fn execute(&self, taken: Vec<Taken<Requester>>) {
         for taken in taken {
             if ServedStore::ends_batch(&taken.request.bytes) {
                 if let Err(refused) = self.commits.add(taken) {
@@ -66,8 +70,8 @@ impl Service for Requests {
                 }
                 continue;
             }
-            let Taken { request, reply, .. } = taken;
-            reply.send(self.store.execute(&request.bytes, request.reply_bytes_max));
+            let Taken { request, rights, reply } = taken;
+            reply.send(self.store.execute(&rights, &request.bytes, request.reply_bytes_max));
             if self.store.has_submitted() {
                 self.commits.commit_submitted();
             }
@@ -136,12 +140,13 @@ impl Server {
         }
     }
 
-    /// Accepts clients of this user and of root at the Unix socket of the store.
+    /// Accepts clients of this user and of root at the Unix socket of the store, and those of the
+    /// members of its group if it is a store for a group.
     ///
     /// # Errors
     /// The error of the system if the socket cannot be created.
     pub fn listen_unix(&self) -> Result<()> {
-        self.connections.listen_unix(&self.files.socket())
+        self.connections.listen_unix_for(&self.files.socket(), self.files.clients())
     }
 
     /// Accepts clients with the key at a TCP address. Port 0 lets the kernel choose one. Returns

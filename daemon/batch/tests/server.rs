@@ -310,7 +310,10 @@ fn a_repeated_commit_gets_the_result_of_the_first_one() {
     batch.prepare().unwrap();
     let store = served.server().store();
     let request = quell_wire::encode(&Request::Commit { batch: batch.record().number });
-    let commit = || quell_wire::decode::<Reply>(&store.execute(&request, 1 << 20)).unwrap();
+    let commit = || {
+        quell_wire::decode::<Reply>(&store.execute(&quell_batch::Requester::Owner, &request, 1 << 20))
+            .unwrap()
+    };
     // Both requests have begun before one of them can go on.
     let guard = store.store().primary().lock_commit(batch.record().number);
     std::thread::scope(|scope| {
@@ -355,7 +358,7 @@ fn requests_out_of_their_limits_and_keys_of_others_are_refused() {
     let store = served.server().store();
     let failed = |request: &[u8]| {
         let quell_batch_service::Reply::Failed(failure) =
-            quell_wire::decode(&store.execute(request, 1 << 20)).unwrap()
+            quell_wire::decode(&store.execute(&quell_batch::Requester::Owner, request, 1 << 20)).unwrap()
         else {
             panic!("it is not refused")
         };

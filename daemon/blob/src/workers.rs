@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quell_blob_service::{ClientId, Permissions, Sessions};
-use quell_transport::peer::{MemberId, Request, Service, Taken};
+use quell_transport::peer::{ClientIdentity, MemberId, Request, Service, Taken};
 
 use crate::committer::Waker;
 use crate::permit::ReplyPermit;
@@ -19,8 +19,8 @@ pub(crate) struct Requests {
 impl Service for Requests {
     type Rights = Permissions;
 
-    fn rights(&self, description: &[u8]) -> Option<Permissions> {
-        Permissions::of_key(description).ok()
+    fn rights(&self, client: ClientIdentity<'_>) -> Option<Permissions> {
+        Permissions::of_key(client.description).ok()
     }
 
     fn execute(&self, taken: Vec<Taken<Permissions>>) {

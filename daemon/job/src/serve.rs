@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use quell_threads::lock;
-use quell_transport::peer::{self, ClientHandler, Handler, MemberId};
+use quell_transport::peer::{self, ClientHandler, ClientIdentity, Handler, MemberId};
 use quell_wire::job::{PROTOCOL, REQUEST_BYTES_MAX, Reply, Request, TEXT_BYTES_MAX};
 use quell_wire::{decode, encode};
 
@@ -21,7 +21,7 @@ pub struct Serving {
 pub struct ServeNodes(pub Arc<Serving>);
 
 impl ClientHandler for ServeNodes {
-    fn handler(&self, _description: &[u8]) -> Option<Arc<dyn Handler>> {
+    fn handler(&self, _client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
         Some(self.0.clone())
     }
 

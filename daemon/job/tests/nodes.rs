@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use quell_job::{Advertisement, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile, OwnLink};
 use quell_transport::peer::{
-    Client, ClientHandler, ClientSettings, Endpoint, Handler, MemberId, PoolKey, Reply as Answer,
-    Request as Asked, Role, Server, ServerSettings,
+    Client, ClientHandler, ClientIdentity, ClientSettings, Endpoint, Handler, MemberId, PoolKey,
+    Reply as Answer, Request as Asked, Role, Server, ServerSettings,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::job::{
@@ -208,7 +208,7 @@ impl<F: Fn(Request<'_>) -> Option<Vec<u8>> + Send + Sync> Handler for Fake<F> {
 struct OneHandler(Arc<dyn Handler>);
 
 impl ClientHandler for OneHandler {
-    fn handler(&self, _: &[u8]) -> Option<Arc<dyn Handler>> {
+    fn handler(&self, _: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
         Some(self.0.clone())
     }
 

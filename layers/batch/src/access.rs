@@ -15,6 +15,7 @@ use crate::file_system::BatchFs;
 use crate::remote::Remote;
 use crate::store::BatchStore;
 use crate::store_dir::{RETRY, StoreDir};
+use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, existing_part, path_of, tree_below};
 
 /// The access to a store.
@@ -41,7 +42,16 @@ impl StoreAccess {
     /// As for [`BatchStore::open`]; for a server over TCP, those of the file with the key of the
     /// store.
     pub fn open(path: &Path, wait: Duration) -> Result<StoreAccess> {
-        let access = StoreAccess::open_for_batches(path, wait)?;
+        StoreAccess::open_of(path, &[], wait)
+    }
+
+    /// Opens a store as [`open`](Self::open) does, which may also belong to one of the users
+    /// `trusted`. Such a store is used only by its server.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_of(path: &Path, trusted: &[u32], wait: Duration) -> Result<StoreAccess> {
+        let access = StoreAccess::open_for_batches_of(path, trusted, wait)?;
         if let Kind::Own(store) = &access.kind {
             store.commit_submitted()?;
         }
@@ -54,13 +64,31 @@ impl StoreAccess {
     /// # Errors
     /// As for [`open`](Self::open).
     pub fn open_for_batches(path: &Path, wait: Duration) -> Result<StoreAccess> {
-        StoreAccess::open_dir(StoreDir::open(path)?, wait)
+        StoreAccess::open_for_batches_of(path, &[], wait)
+    }
+
+    /// As [`open_for_batches`](Self::open_for_batches), for a store that may also belong to one of
+    /// the users `trusted`.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_for_batches_of(path: &Path, trusted: &[u32], wait: Duration) -> Result<StoreAccess> {
+        StoreAccess::open_dir(StoreDir::open_of(path, trusted)?, wait)
     }
 
     pub(crate) fn open_dir(dir: StoreDir, wait: Duration) -> Result<StoreAccess> {
         dir.check_format()?;
         let end = Instant::now() + wait;
         loop {
+            if dir.owner().is_some() {
+                match Remote::connect(dir.duplicate()?) {
+                    Err(error) if error.kind == ErrorKind::Unavailable && Instant::now() < end => {
+                        std::thread::sleep(RETRY);
+                        continue;
+                    }
+                    connected => return Ok(StoreAccess { kind: Kind::Served(Arc::new(connected?)), dir }),
+                }
+            }
             let busy = match dir.open_keys() {
                 Err(error) if error.kind == ErrorKind::Busy => error,
                 keys => {
@@ -138,6 +166,7 @@ impl StoreAccess {
 
     /// Begins a batch for parts.
     pub(crate) fn begin_batch_for_parts(&self, new: NewBatch) -> Result<BatchRecord> {
+        self.refuse_parts_of_others()?;
         match &self.kind {
             Kind::Own(store) => store.primary().begin_for_parts(new),
             Kind::Served(remote) => remote.begin_for_parts(new),
@@ -146,11 +175,25 @@ impl StoreAccess {
 
     /// Adds a part to a batch, and returns as [`begin`](Self::begin) does.
     pub(crate) fn join(&self, new: NewPart) -> Result<(BatchRecord, u128, StoreDir)> {
+        self.refuse_parts_of_others()?;
         let (record, store_number) = match &self.kind {
             Kind::Own(store) => (store.join(new)?, store.primary().store_number()),
             Kind::Served(remote) => (remote.join(new)?, remote.store_number()),
         };
         Ok((record, store_number, self.dir.duplicate()?))
+    }
+
+    /// Refuses a batch with parts of another user than the owner of the store, also of root: the
+    /// server does not copy the files of parts from the directories of other users.
+    fn refuse_parts_of_others(&self) -> Result<()> {
+        match self.dir.owner() {
+            None => Ok(()),
+            Some(_) => {
+                let source = Some("only the owner of the store can use batches with parts".into());
+                let subject = self.dir.subject();
+                Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "use parts in", subject) })
+            }
+        }
     }
 
     /// Returns the inode number of the directory at a path of the master image.
@@ -191,7 +234,7 @@ impl StoreAccess {
                 store.commit_submitted()?;
                 Ok(store.commit_locked(number)?.summary())
             }
-            Kind::Served(remote) => remote.commit(number),
+            Kind::Served(remote) => self.without_files(number, remote.commit(number)),
         }
     }
 
@@ -211,7 +254,7 @@ impl StoreAccess {
     pub(crate) fn submit_locked(&self, number: u64) -> Result<BatchSummary> {
         match &self.kind {
             Kind::Own(store) => Ok(store.submit_locked(number)?.summary()),
-            Kind::Served(remote) => remote.submit(number),
+            Kind::Served(remote) => self.without_files(number, remote.submit(number)),
         }
     }
 
@@ -228,8 +271,27 @@ impl StoreAccess {
     pub(crate) fn abort_locked(&self, number: u64) -> Result<BatchSummary> {
         match &self.kind {
             Kind::Own(store) => Ok(store.abort_locked(number)?.summary()),
-            Kind::Served(remote) => remote.abort(number),
+            Kind::Served(remote) => self.without_files(number, remote.abort(number)),
         }
+    }
+
+    /// Locks a batch. `None` for one of this user in the store of another one if it has no files
+    /// any more: no process uses it then.
+    pub(crate) fn lock_batch(&self, number: u64) -> Result<Option<StoreLock>> {
+        match self.dir.lock_batch(number) {
+            Err(error) if error.kind == ErrorKind::NotFound && self.dir.owner().is_some() => Ok(None),
+            locked => locked.map(Some),
+        }
+    }
+
+    /// Removes the files of a batch of this user from the store of another one, after the server
+    /// has accepted or discarded them.
+    fn without_files(&self, number: u64, ended: Result<BatchSummary>) -> Result<BatchSummary> {
+        if ended.is_ok() && self.dir.owner().is_some() {
+            // Files that remain are removed by the same command, if it is repeated.
+            let _ = self.dir.remove_batch(number);
+        }
+        ended
     }
 
     /// Returns all batches, in the order of their beginnings.

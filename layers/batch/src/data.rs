@@ -5,23 +5,35 @@
 //! If a process ends between the creation of a data file and the change of its inode, or between
 //! the removal of a file and that of its data file, the data file remains without an inode.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use quell_batch_service::{Content, DataFile};
-use quell_posix::{OpenFile, WritableDir, WritableFile};
+use quell_posix::{OpenFile, PosixDir, WritableDir, WritableFile};
 use quell_vfs::{Error, ErrorKind, Result, Space};
 
 use crate::adopted::{AdoptedHandle, AdoptedTree};
+use crate::data_names::{DIRS, batch_name, dir_name, file_name, incoming_name};
+use crate::incoming::open_data_file;
 
 const FILE_PERMISSIONS: u32 = 0o600;
 const DIR_PERMISSIONS: u32 = 0o700;
+/// The same in a store for a group. New entries of a directory with the set-group-ID bit get its
+/// group.
+const FILE_PERMISSIONS_OF_GROUP: u32 = 0o640;
+const DIR_PERMISSIONS_OF_GROUP: u32 = 0o2750;
 /// The number of data files of one inode that a creation passes over.
 const VERSIONS_MAX: u32 = 1000;
-const DIRS: usize = 256;
 
 /// The data directory of a store, and the batch whose files this mount writes.
 pub(crate) struct Data {
     dir: Arc<dyn WritableDir>,
+    /// The directory with the data files of other users, in a store for a group.
+    incoming: Option<OwnedFd>,
+    /// The directory with the data files of this mount, and their directory there.
+    own: (Arc<dyn WritableDir>, String),
+    /// The modes of new files and directories.
+    permissions: (u32, u32),
     batch: u64,
     /// The adopted tree of the store, if it has one.
     adopted: Option<Arc<AdoptedTree>>,
@@ -77,7 +89,28 @@ impl Handle {
 
 impl Data {
     pub(crate) fn new(dir: Arc<dyn WritableDir>, batch: u64, adopted: Option<Arc<AdoptedTree>>) -> Data {
-        Data { dir, batch, adopted, dirs: [const { OnceLock::new() }; DIRS] }
+        let own = (dir.clone(), batch_name(batch));
+        let (incoming, permissions) = (None, (FILE_PERMISSIONS, DIR_PERMISSIONS));
+        Data { dir, incoming, own, permissions, batch, adopted, dirs: [const { OnceLock::new() }; DIRS] }
+    }
+
+    /// Returns the data files of a store for a group. `is_foreign`: this user is not the owner of
+    /// the store, so the files of this mount are in `incoming`.
+    pub(crate) fn of_group(
+        dir: Arc<dyn WritableDir>,
+        incoming: OwnedFd,
+        batch: u64,
+        is_foreign: bool,
+    ) -> Result<Data> {
+        let mut data = Data::new(dir, batch, None);
+        if is_foreign {
+            let cloned = incoming.try_clone();
+            let cloned = cloned.map_err(|cause| Error::from_io(cause, "open", "the data files"))?;
+            data.own = (Arc::new(PosixDir::of_descriptor(cloned)), incoming_name(batch));
+        }
+        data.incoming = Some(incoming);
+        data.permissions = (FILE_PERMISSIONS_OF_GROUP, DIR_PERMISSIONS_OF_GROUP);
+        Ok(data)
     }
 
     /// Opens the file with the bytes of a content. `None` if they are in the inode. Errors: `Stale`
@@ -110,8 +143,9 @@ impl Data {
         if let Some(dir) = cell.get() {
             return Ok(dir);
         }
-        let batch = made(&*self.dir, batch_name(self.batch).as_bytes())?;
-        let dir = made(&*batch, dir_name(inode).as_bytes())?;
+        let (top, name) = &self.own;
+        let batch = made(&**top, name.as_bytes(), self.permissions.1)?;
+        let dir = made(&*batch, dir_name(inode).as_bytes(), self.permissions.1)?;
         Ok(cell.get_or_init(|| dir))
     }
 
@@ -120,7 +154,7 @@ impl Data {
         let dir = self.own_dir(inode)?;
         for version in 0..VERSIONS_MAX {
             let file = DataFile { batch: self.batch, inode, version };
-            match dir.create_file(file_name(file).as_bytes(), FILE_PERMISSIONS) {
+            match dir.create_file(file_name(file).as_bytes(), self.permissions.0) {
                 Err(error) if error.kind == ErrorKind::Exists => {}
                 created => return Ok((file, created?)),
             }
@@ -144,6 +178,17 @@ impl Data {
     }
 
     fn open_foreign(&self, file: DataFile) -> Result<Box<dyn OpenFile>> {
+        let opened = self.open_of_owner(file);
+        match (&self.incoming, opened) {
+            (Some(incoming), Err(error)) if error.kind == ErrorKind::NotFound => {
+                open_data_file(incoming, file)
+            }
+            (_, opened) => opened,
+        }
+    }
+
+    /// Opens a data file that the owner of the store has written.
+    fn open_of_owner(&self, file: DataFile) -> Result<Box<dyn OpenFile>> {
         let batch = self.dir.enter(batch_name(file.batch).as_bytes())?;
         let dir = batch.enter(dir_name(file.inode).as_bytes())?;
         dir.open_file(file_name(file).as_bytes())
@@ -161,8 +206,9 @@ impl Data {
     /// Makes the name of a new data file of an inode survive a power failure.
     pub(crate) fn sync_name(&self, inode: u64) -> Result<()> {
         self.own_dir(inode)?.sync()?;
-        self.dir.open_writable_dir(batch_name(self.batch).as_bytes())?.sync()?;
-        self.dir.sync()
+        let (top, name) = &self.own;
+        top.open_writable_dir(name.as_bytes())?.sync()?;
+        top.sync()
     }
 
     pub(crate) fn space(&self) -> Result<Space> {
@@ -170,28 +216,13 @@ impl Data {
     }
 }
 
-pub(crate) fn batch_name(batch: u64) -> String {
-    batch.to_string()
-}
-
-pub(crate) fn dir_name(inode: u64) -> String {
-    format!("{:02x}", inode as usize % DIRS)
-}
-
-pub(crate) fn file_name(DataFile { inode, version, .. }: DataFile) -> String {
-    match version {
-        0 => format!("{inode:x}"),
-        version => format!("{inode:x}.{version}"),
-    }
-}
-
 /// Opens a directory, and creates it if it does not exist.
-fn made(dir: &dyn WritableDir, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+fn made(dir: &dyn WritableDir, name: &[u8], permissions: u32) -> Result<Arc<dyn WritableDir>> {
     match dir.open_writable_dir(name) {
         Err(error) if error.kind == ErrorKind::NotFound => {}
         opened => return opened,
     }
-    match dir.make_dir(name, DIR_PERMISSIONS) {
+    match dir.make_dir(name, permissions) {
         Err(error) if error.kind != ErrorKind::Exists => Err(error),
         _ => dir.open_writable_dir(name),
     }

@@ -6,7 +6,7 @@ use quell_batch_service::DataFile;
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::Result;
 
-use crate::data::{batch_name, dir_name, file_name};
+use crate::data_names::{batch_name, dir_name, file_name};
 
 /// A file or directory below the data directory.
 pub(crate) enum Found<'a> {

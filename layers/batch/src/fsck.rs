@@ -17,8 +17,9 @@ use quell_vfs::{Error, ErrorKind, Rename, Result};
 use crate::adopted::AdoptedTree;
 use crate::data_files::{Found, numbered, visit_data};
 use crate::exclusive::open_keys_within;
+use crate::incoming::open_data_file;
 use crate::store::BatchStore;
-use crate::store_dir::{KEYS, OpenKeys, StoreDir};
+use crate::store_dir::{INCOMING, KEYS, OpenKeys, StoreDir};
 
 /// The identifiers of the kinds of problems of a store, besides those of
 /// [`ProblemKind`].
@@ -94,7 +95,7 @@ pub fn fsck(
             rebuild(&dir)?
         }
     };
-    let tables = TableDir::new(dir.tables()?);
+    let tables = dir.image_tables()?;
     let mut found = Vec::new();
     check_tables(&keys.store, &tables, &mut |problem| found.push(problem.clone()))?;
     if !found.is_empty() {
@@ -148,7 +149,7 @@ fn opened_keys(dir: &StoreDir, wait: Duration) -> Result<Option<OpenKeys>> {
 /// as `keys.lost`.
 fn rebuild(dir: &StoreDir) -> Result<OpenKeys> {
     let files = dir.files()?;
-    let tables = TableDir::new(dir.tables()?);
+    let tables = dir.image_tables()?;
     if !Image::can_be_rebuilt(&tables)? {
         let source = "the image cannot be rebuilt: the store has no tables yet, or their description is lost";
         return Err(Error {
@@ -187,6 +188,12 @@ fn check_data(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> Resu
         }
         Ok(())
     })?;
+    if store.dir.is_shared() {
+        // The files of other users belong to them, so only those that the image needs are looked
+        // at.
+        let incoming = store.dir.open_dir(INCOMING)?;
+        missing.retain(|file| open_data_file(&incoming, *file).is_err());
+    }
     if missing.is_empty() {
         return Ok(());
     }

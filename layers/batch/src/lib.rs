@@ -29,6 +29,9 @@
 //! | `views` | the states of a running batch that other processes see |
 //! | `parts`, `part_records` | batches of several parts |
 //! | `conflicts` | the conflicts of committed batches, and their resolution |
+//! | `incoming` | the batches and data files of other users than the owner |
+//! | `take_in` | the copy of a batch of another user, before it is verified |
+//! | `data_names` | the names of data files |
 //! | `data_files` | the files below the data directory of a store |
 //! | `fsck` | the check of a store |
 //! | `garbage` | the files of a store that nothing refers to |
@@ -43,11 +46,13 @@ mod conflicts;
 mod content;
 mod data;
 mod data_files;
+mod data_names;
 mod exclusive;
 mod file;
 mod file_system;
 mod fsck;
 mod garbage;
+mod incoming;
 mod nodes;
 mod open_batch;
 mod part_records;
@@ -61,6 +66,7 @@ mod store;
 mod store_dir;
 mod store_lock;
 mod subtree;
+mod take_in;
 mod views;
 
 pub use access::StoreAccess;
@@ -72,6 +78,6 @@ pub use garbage::Unused;
 pub use open_batch::OpenBatch;
 pub use parts::{PartProgress, part_progress};
 pub use server_files::ServerFiles;
-pub use serving::ServedStore;
+pub use serving::{Requester, ServedStore};
 pub use store::{BatchStore, split_path};
 pub use views::{Refreshed, ViewRequest, WatchedBatch, WatchedName};

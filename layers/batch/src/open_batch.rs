@@ -5,13 +5,12 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use quell_batch_service::{BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, TableDir};
-use quell_posix::{PosixDir, WritableDir};
 use quell_threads::{lock, read_lock};
-use quell_vfs::{Rename, Result};
+use quell_vfs::Result;
 
 use crate::access::StoreAccess;
 use crate::file_system::BatchFs;
-use crate::store_dir::{BATCHES, CERTIFICATE, NEW_CERTIFICATE, StoreDir, VIEW, remove_if_present};
+use crate::store_dir::{StoreDir, VIEW, remove_if_present, write_certificate};
 use crate::store_lock::StoreLock;
 use crate::subtree::tree_below;
 use crate::views::PublishedViews;
@@ -48,19 +47,20 @@ impl OpenBatch {
     pub fn begin(store: StoreAccess, path: &[u8], name: &str, is_atomic: bool) -> Result<OpenBatch> {
         let (record, store_number, dir) = store.begin(path, name, is_atomic)?;
         let number = record.number;
+        let made = dir.make_batch(number);
         // Others can use the store when this returns.
-        OpenBatch::open(record, store_number, dir).inspect_err(|_| {
+        made.and_then(|()| OpenBatch::open(record, store_number, dir)).inspect_err(|_| {
             // Nothing can use the batch. If this fails as well, it stays in the list of open
             // batches.
-            let _ = store.abort(number);
+            let _ = store.abort_locked(number);
         })
     }
 
     /// Opens the private name space of a batch that has begun.
     pub(crate) fn open(record: BatchRecord, store_number: u128, dir: StoreDir) -> Result<OpenBatch> {
         let lock = dir.lock_batch(record.number)?;
-        let tables = Arc::new(TableDir::new(dir.open_dir(&format!("{BATCHES}/{}", record.number))?));
-        let image = TableDir::new(dir.tables()?);
+        let tables = Arc::new(dir.batch(record.number)?.tables);
+        let image = dir.image_tables()?;
         let names = PrivateEntries::open(&record, &image, tables.clone(), MEMORY_BYTES)?;
         let names = Arc::new(RwLock::new(names));
         let tree = tree_below(names.clone(), record.subtree);
@@ -155,7 +155,7 @@ impl OpenBatch {
         self.dir.sync_data(self.record.number)?;
         // From here on another process can commit the batch if this one ends.
         let files = self.dir.batch(self.record.number)?.files;
-        write_certificate(&files, &certificate.encode())
+        write_certificate(&files, &certificate.encode(), self.dir.file_permissions())
     }
 
     /// Discards the changes of the batch, or of this part.
@@ -170,13 +170,4 @@ impl OpenBatch {
     fn open_store(&self, wait: Duration) -> Result<StoreAccess> {
         StoreAccess::open_dir(self.dir.duplicate()?, wait)
     }
-}
-
-fn write_certificate(files: &PosixDir, bytes: &[u8]) -> Result<()> {
-    remove_if_present(files, NEW_CERTIFICATE)?;
-    let file = files.create_file(NEW_CERTIFICATE, 0o600)?;
-    file.write_at(bytes, 0)?;
-    file.sync()?;
-    files.rename(NEW_CERTIFICATE, files, CERTIFICATE, Rename::Replace)?;
-    WritableDir::sync(files)
 }

@@ -122,7 +122,7 @@ impl StoreAccess {
     /// # Errors
     /// `Busy` if a process uses the batch or a part.
     pub(crate) fn lock_with_parts(&self, batch: u64) -> Result<Vec<StoreLock>> {
-        let mut locks = vec![self.directory().lock_batch(batch)?];
+        let mut locks: Vec<StoreLock> = self.lock_batch(batch)?.into_iter().collect();
         for part in open_parts(&self.batches()?, batch) {
             let locked = self.directory().lock_batch(part).map_err(|error| match error.kind {
                 ErrorKind::Busy => Error {

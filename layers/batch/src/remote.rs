@@ -36,7 +36,8 @@ pub(crate) struct Remote {
     store_number: u128,
     dir: StoreDir,
     /// Held while this client may have data files to which no inode refers yet.
-    _data: StoreLock,
+    /// Only the owner of the store can lock it, and `quell batch gc` removes no files of others.
+    _data: Option<StoreLock>,
 }
 
 /// The connection to the present server.
@@ -59,7 +60,10 @@ impl Remote {
     /// `Unavailable` if there is none; for a server over TCP, those of the file with the key.
     pub(crate) fn connect(dir: StoreDir) -> Result<Remote> {
         let settings = find_server(&dir)?;
-        let data = dir.keep_data()?;
+        let data = match dir.owner() {
+            Some(_) => None,
+            None => Some(dir.keep_data()?),
+        };
         let server = settings.server.clone();
         let link = Mutex::new(Link { client: Arc::new(Client::start(settings)?), server });
         let mut remote = Remote { link, store_number: 0, dir, _data: data };

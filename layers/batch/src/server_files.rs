@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use quell_posix::{Dir, WritableDir};
 use quell_transport::peer::{
-    ClientSettings, Endpoint, PoolKey, Protection, Role, create_key_file, read_key_file,
+    ClientSettings, Endpoint, PoolKey, Protection, Role, UnixClients, create_key_file, read_key_file,
 };
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
@@ -40,6 +40,11 @@ impl ServerFiles {
     /// Returns the path of the socket. It is valid as long as this value exists.
     pub fn socket(&self) -> PathBuf {
         self.0.file(SOCKET)
+    }
+
+    /// Returns the users whose processes the server serves at the socket.
+    pub fn clients(&self) -> UnixClients {
+        if self.0.is_shared() { UnixClients::OfAllUsers } else { UnixClients::OfThisUser }
     }
 
     /// Returns the key of the store, which is created if there is none. The caller has the store
@@ -98,11 +103,16 @@ pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
     let by_socket = match UnixStream::connect(&socket) {
         Ok(_) => {
             let key = PoolKey([0; KEY_BYTES]);
-            return Ok(ClientSettings::new(Role::Batch, Endpoint::Unix(socket), key));
+            let settings = ClientSettings::new(Role::Batch, Endpoint::Unix(socket), key);
+            return Ok(ClientSettings { server_user: dir.owner(), ..settings });
         }
         Err(cause) => cause,
     };
     // The socket of a server of another node accepts no connections.
+    if dir.owner().is_some() {
+        let reason = "; only the owner of the store can start it, and other users reach it on its node only";
+        return Err(unavailable(&format!("{by_socket}{reason}")));
+    }
     let Some((address, protection)) = read_address(dir)? else { return Err(unavailable(&by_socket)) };
     TcpStream::connect_timeout(&address, CONNECT_LIMIT).map_err(|cause| unavailable(&cause))?;
     let key = read_key(dir)?;

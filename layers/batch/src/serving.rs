@@ -4,7 +4,9 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_batch_service::{Bytes, ListedName, NewBatch, NewPart, PROTOCOL, Reply, Request};
+use quell_batch_service::{
+    BatchCaller, BatchRecord, Bytes, ListedName, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary,
+};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{Failure, decode, encode};
@@ -42,6 +44,15 @@ const KINDS: [&str; 22] = [
     "begin_for_parts",
     "join",
 ];
+
+/// The user whose request is executed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Requester {
+    /// The owner of the store, or root. The kernel of the client has checked the permissions.
+    Owner,
+    /// Another user, whose client is not trusted.
+    User(BatchCaller),
+}
 
 /// A store whose requests this process executes.
 #[derive(Debug)]
@@ -93,7 +104,7 @@ impl ServedStore {
     }
 
     /// Executes an encoded request, and returns the encoded reply.
-    pub fn execute(&self, request: &[u8], reply_bytes_max: usize) -> Vec<u8> {
+    pub fn execute(&self, requester: &Requester, request: &[u8], reply_bytes_max: usize) -> Vec<u8> {
         let failed = |error: Error| {
             self.failures.fetch_add(1, Ordering::Relaxed);
             encode(&Reply::Failed(Failure::new(&error)))
@@ -110,7 +121,7 @@ impl ServedStore {
         if !request.is_within_limits() {
             return failed(refuse("a part of the request is too long, or not valid"));
         }
-        match self.perform(request) {
+        match self.perform(requester, request) {
             Ok(reply) => {
                 let encoded = encode(&reply);
                 match encoded.len() <= reply_bytes_max {
@@ -153,11 +164,15 @@ impl ServedStore {
         Ok(())
     }
 
-    fn perform(&self, request: Request) -> Result<Reply> {
+    fn perform(&self, requester: &Requester, request: Request) -> Result<Reply> {
+        self.check_rights(requester, &request)?;
         if uses_image(&request) {
             self.commit_submitted()?;
         }
-        let names = self.store.primary().name_space();
+        let names = match requester {
+            Requester::Owner => self.store.primary().name_space(),
+            Requester::User(caller) => self.store.primary().name_space_of(caller),
+        };
         Ok(match request {
             Request::Hello { protocol: PROTOCOL } => {
                 Reply::Welcome { store: self.store.primary().store_number() }
@@ -207,9 +222,13 @@ impl ServedStore {
                 names.sync()?;
                 Reply::Done
             }
-            Request::Begin { name, caller, subtree, is_atomic } => {
-                Reply::Begun(self.store.begin(NewBatch { name, caller, subtree, is_atomic })?)
-            }
+            Request::Begin { name, caller, subtree, is_atomic } => Reply::Begun(match requester {
+                Requester::Owner => self.store.begin(NewBatch { name, caller, subtree, is_atomic })?,
+                Requester::User(known) => {
+                    let caller = known.clone();
+                    self.store.begin_of_user(NewBatch { name, caller, subtree, is_atomic })?
+                }
+            }),
             Request::BeginForParts { name, caller, subtree, is_atomic } => {
                 let new = NewBatch { name, caller, subtree, is_atomic };
                 Reply::Begun(self.store.primary().begin_for_parts(new)?)
@@ -226,7 +245,8 @@ impl ServedStore {
             }
             Request::Batches { after } => {
                 let records = self.store.primary().batches()?;
-                let later = records.iter().filter(|record| record.number > after);
+                let later =
+                    records.iter().filter(|record| record.number > after && requester.may_end(record));
                 let (batches, is_last) = page(later.map(|record| record.summary()));
                 Reply::Batches { batches, is_last }
             }
@@ -237,7 +257,9 @@ impl ServedStore {
             }
             Request::Snapshots { after } => {
                 let snapshots = self.store.primary().snapshots()?.into_iter();
-                let (snapshots, is_last) = page(snapshots.filter(|snapshot| snapshot.batch > after));
+                let is_wanted =
+                    |snapshot: &SnapshotSummary| snapshot.batch > after && requester.is(snapshot.uid);
+                let (snapshots, is_last) = page(snapshots.filter(is_wanted));
                 Reply::Snapshots { snapshots, is_last }
             }
             Request::Counters => {
@@ -245,6 +267,70 @@ impl ServedStore {
                 Reply::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect())
             }
         })
+    }
+}
+
+impl ServedStore {
+    /// Checks the rights of a user, except for the permissions of entries, which the name space
+    /// checks. A batch is ended by its user only.
+    fn check_rights(&self, requester: &Requester, request: &Request) -> Result<()> {
+        let Requester::User(caller) = requester else { return Ok(()) };
+        let refuse = |reason: &str| {
+            let source = Some(reason.to_owned().into());
+            Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "execute a request", "") })
+        };
+        match request {
+            Request::Hello { .. }
+            | Request::Lookup { .. }
+            | Request::Find { .. }
+            | Request::Parent { .. }
+            | Request::List { .. }
+            | Request::Create { .. }
+            | Request::Link { .. }
+            | Request::Remove { .. }
+            | Request::RemoveDir { .. }
+            | Request::Rename(_)
+            | Request::Change { .. }
+            | Request::Sync
+            | Request::Batches { .. }
+            | Request::Snapshots { .. } => Ok(()),
+            Request::Begin { caller: stated, .. } if stated.uid == caller.uid => Ok(()),
+            Request::Begin { .. } => refuse("the client states another user than its own"),
+            Request::Commit { batch }
+            | Request::Abort { batch }
+            | Request::Submit { batch }
+            | Request::Conflicts { batch, .. } => {
+                match requester.may_end(&self.store.primary().batch(*batch)?) {
+                    true => Ok(()),
+                    false => refuse("the batch is one of another user"),
+                }
+            }
+            Request::BeginForParts { .. } | Request::Join { .. } => {
+                refuse("only the owner of the store can begin and join a batch with parts")
+            }
+            Request::Counters => refuse("only the owner of the store can read the counters"),
+        }
+    }
+}
+
+impl Requester {
+    /// Returns the requester of a client of this user.
+    pub fn of_user(uid: u32, gid: u32, groups: &[u32]) -> Requester {
+        match uid == 0 || uid == rustix::process::geteuid().as_raw() {
+            true => Requester::Owner,
+            false => Requester::User(BatchCaller { uid, gid, groups: groups.to_vec() }),
+        }
+    }
+
+    fn may_end(&self, record: &BatchRecord) -> bool {
+        self.is(record.caller.uid)
+    }
+
+    fn is(&self, uid: u32) -> bool {
+        match self {
+            Requester::Owner => true,
+            Requester::User(caller) => caller.uid == uid,
+        }
     }
 }
 

@@ -18,9 +18,12 @@ use crate::file_system::BatchFs;
 use crate::part_records::{submitted_by, with_parts};
 use crate::server_files::ServerFiles;
 use crate::shared::now;
-use crate::store_dir::{BATCHES, BatchDir, DATA, FORMAT, OpenKeys, StoreDir, TABLES};
+use crate::store_dir::{
+    BATCHES, BatchDir, DATA, FORMAT, FORMAT_OF_GROUP, INCOMING, OpenKeys, StoreDir, TABLES,
+};
 use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
+use crate::take_in::take_in;
 
 /// An open store. One process at a time has it open.
 #[derive(Debug)]
@@ -50,6 +53,30 @@ impl BatchStore {
         })
     }
 
+    /// Creates a store as [`create`](Self::create) does, which the members of the group `gid` can
+    /// use through its server.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create); `PermissionDenied` if this user is no member of the group.
+    pub fn create_for_group(path: &Path, gid: u32) -> Result<()> {
+        let is_new = std::fs::symlink_metadata(path).is_err();
+        let mut dir = BatchStore::empty_dir(path)?;
+        let created = dir.share(gid).and_then(|()| {
+            BatchStore::fill(&dir, |dir| {
+                for (name, permissions) in [(TABLES, 0o2750), (DATA, 0o2750), (INCOMING, 0o3770)] {
+                    dir.share_dir(name, permissions)?;
+                }
+                let keys = dir.open_keys()?;
+                let owner = rustix::process::geteuid().as_raw();
+                // Each member can create entries, and remove its own ones.
+                let root = NewEntry { permissions: 0o3770, uid: owner, gid };
+                Image::create(&keys.store, random_number(), root, now())?;
+                keys.store.close()
+            })
+        });
+        created.map_err(|error| without_new(&dir, is_new, error))
+    }
+
     /// Creates a store as [`create`](Self::create) does, whose name space begins with the entries
     /// of the directory `tree`. The bytes of its files stay there, and `tree` is never changed. If
     /// this fails, everything that it has created is removed.
@@ -68,14 +95,7 @@ impl BatchStore {
             Image::create_with(&keys.store, random_number(), initial)?;
             keys.store.close()
         });
-        created.map_err(|error| match dir.remove_new(is_new) {
-            Ok(()) => error,
-            Err(left) => {
-                let left = format!("files of the incomplete store remain: {left}");
-                let cause = error.source.map(|cause| format!("{cause}; ")).unwrap_or_default();
-                Error { source: Some((cause + &left).into()), ..error }
-            }
-        })
+        created.map_err(|error| without_new(&dir, is_new, error))
     }
 
     fn create_with(path: &Path, fill: impl FnOnce(&StoreDir) -> Result<()>) -> Result<()> {
@@ -99,13 +119,15 @@ impl BatchStore {
     /// Creates the files of a store; `fill` creates the image.
     fn fill(dir: &StoreDir, fill: impl FnOnce(&StoreDir) -> Result<()>) -> Result<()> {
         let files = dir.files()?;
-        for name in [TABLES, DATA, BATCHES] {
+        // `share_dir` opens them for the group.
+        let incoming = dir.is_shared().then_some(INCOMING);
+        for name in [TABLES, DATA, BATCHES].into_iter().chain(incoming) {
             files.make_dir(name.as_bytes(), 0o700)?;
         }
         fill(dir)?;
         // The file `format` marks the store as complete.
-        let format = files.create_file(b"format.new", 0o600)?;
-        format.write_at(FORMAT, 0)?;
+        let format = files.create_file(b"format.new", dir.file_permissions())?;
+        format.write_at(if dir.is_shared() { FORMAT_OF_GROUP } else { FORMAT }, 0)?;
         format.sync()?;
         files.rename(b"format.new", &files, b"format", Rename::Replace)?;
         WritableDir::sync(&files)
@@ -190,6 +212,7 @@ impl BatchStore {
         if let BatchState::Committed { .. } = record.state {
             return Ok(record);
         }
+        self.take_in(&record, true)?;
         for submitted in submitted_by(&self.primary.batches()?, &record) {
             read_certificate(&self.dir, submitted)?;
         }
@@ -197,7 +220,7 @@ impl BatchStore {
     }
 
     pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys) -> Result<BatchStore> {
-        let tables = Arc::new(TableDir::new(dir.tables()?));
+        let tables = Arc::new(dir.image_tables()?);
         let primary = Primary::open(Arc::new(keys.store), tables)?;
         Ok(BatchStore { primary, dir, _keys: keys.lock })
     }
@@ -273,7 +296,18 @@ impl BatchStore {
     /// # Errors
     /// As for [`Primary::begin`]; those of files.
     pub(crate) fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
-        let record = self.primary.begin(new)?;
+        self.with_directory(self.primary.begin(new)?)
+    }
+
+    /// Begins a batch of a user whose client is not trusted.
+    ///
+    /// # Errors
+    /// As for [`Primary::begin_of_user`]; those of files.
+    pub(crate) fn begin_of_user(&self, new: NewBatch) -> Result<BatchRecord> {
+        self.with_directory(self.primary.begin_of_user(new)?)
+    }
+
+    fn with_directory(&self, record: BatchRecord) -> Result<BatchRecord> {
         self.batches_dir()?.make_dir(record.number.to_string().as_bytes(), 0o700)?;
         Ok(record)
     }
@@ -311,6 +345,18 @@ impl BatchStore {
         self.commit_guarded(&self.primary.lock_commit(number))
     }
 
+    /// Copies the files that a batch of another user has submitted. A batch that was submitted for
+    /// a later commit has been copied already, and its user must not change it any more.
+    fn take_in(&self, record: &BatchRecord, syncs: bool) -> Result<()> {
+        let is_foreign = record.caller.uid != rustix::process::geteuid().as_raw();
+        match &record.state {
+            BatchState::Open | BatchState::Refused { .. } if is_foreign && self.dir.is_shared() => {
+                take_in(&self.dir, record, syncs)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn commit_guarded(&self, guard: &CommitGuard<'_>) -> Result<BatchRecord> {
         let number = guard.batch();
         let record = self.record(number)?;
@@ -318,6 +364,7 @@ impl BatchStore {
             self.remove_ended(number)?;
             return Ok(record);
         }
+        self.take_in(&record, false)?;
         let record = self.primary.commit_with(guard, &|number, visit| {
             let (certificate, batch) = read_certificate(&self.dir, number)?;
             visit(&certificate, &batch.tables)
@@ -368,9 +415,21 @@ impl BatchStore {
     }
 }
 
+/// Removes the files of a store whose creation has failed with this error.
+fn without_new(dir: &StoreDir, is_new: bool, error: Error) -> Error {
+    match dir.remove_new(is_new) {
+        Ok(()) => error,
+        Err(left) => {
+            let left = format!("files of the incomplete store remain: {left}");
+            let cause = error.source.map(|cause| format!("{cause}; ")).unwrap_or_default();
+            Error { source: Some((cause + &left).into()), ..error }
+        }
+    }
+}
+
 /// Returns the certificate and the directory of a batch.
 fn read_certificate(dir: &StoreDir, number: u64) -> Result<(Certificate, BatchDir)> {
-    let batch = dir.batch(number)?;
+    let batch = dir.own_batch(number)?;
     let certificate = batch.certificate().map_err(|error| match error.kind {
         ErrorKind::NotFound => {
             let source = "its process ended before it had written its changes; abort it";

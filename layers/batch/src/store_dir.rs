@@ -1,25 +1,29 @@
 //! The directory of a store. docs/formats/batch.md draws its files.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_batch_service::{Certificate, NameSpace, TableDir, TableFiles};
+use quell_batch_service::{Certificate, FILES_OF_USERS, NameSpace, TableDir, TableFiles};
 use quell_kv::{DiskOptions, DiskStore, Durability};
 use quell_posix::{Dir, PosixDir, WritableDir, open_private_dir};
-use quell_vfs::{Error, ErrorKind, Result};
-use rustix::fs::{Mode, OFlags, openat, syncfs};
+use quell_vfs::{Error, ErrorKind, Rename, Result};
+use rustix::fs::{CWD, Gid, Mode, OFlags, fchmod, fchown, fstat, openat, syncfs};
+use rustix::process::geteuid;
 
 use crate::adopted::AdoptedTree;
 use crate::data::Data;
 use crate::file_system::BatchFs;
-use crate::store_lock::{LockKind, StoreLock, is_excluded, try_lock};
+use crate::incoming::open_batch_dir;
+use crate::store_lock::{LOCK, LockKind, StoreLock, is_excluded, try_lock};
 
-/// The content of the file `format`.
+/// The content of the file `format` of a store that only its owner can use.
 pub(crate) const FORMAT: &[u8] = b"QUELLBATCH1\n";
+/// The same of a store for a group.
+pub(crate) const FORMAT_OF_GROUP: &[u8] = b"QUELLBATCH1 group\n";
 /// The operation of errors.
 pub(crate) const OPEN: &str = "open the store";
 /// The directories of a store.
@@ -27,6 +31,8 @@ pub(crate) const KEYS: &str = "keys";
 pub(crate) const TABLES: &str = "tables";
 pub(crate) const DATA: &str = "data";
 pub(crate) const BATCHES: &str = "batches";
+/// The directory for the batches and data files of other users, in a store for a group.
+pub(crate) const INCOMING: &str = "incoming";
 /// The file with the certificate of a batch, in its directory.
 pub(crate) const CERTIFICATE: &[u8] = b"certificate";
 pub(crate) const NEW_CERTIFICATE: &[u8] = b"certificate.new";
@@ -36,7 +42,7 @@ pub(crate) const VIEW: &[u8] = b"view";
 pub(crate) const NEW_VIEW: &[u8] = b"view.new";
 pub(crate) const VIEW_REQUEST: &[u8] = b"view-request";
 /// The largest certificate that is read, in bytes.
-const CERTIFICATE_BYTES_MAX: usize = 64 << 20;
+pub(crate) const CERTIFICATE_BYTES_MAX: usize = 64 << 20;
 /// The time between two attempts to open a store that another process has open.
 pub(crate) const RETRY: Duration = Duration::from_millis(20);
 /// The memory for blocks of the key-value store, in bytes.
@@ -55,22 +61,95 @@ pub(crate) struct OpenKeys {
 pub(crate) struct StoreDir {
     pub(crate) path: PathBuf,
     fd: OwnedFd,
+    /// The owner of the store, if it is another user, whom the caller trusts.
+    owner: Option<u32>,
+    /// Whether it is a store for a group.
+    is_shared: bool,
 }
 
 impl StoreDir {
-    /// Opens a directory that belongs to the caller alone.
+    /// Opens a store that belongs to the caller.
     pub(crate) fn open(path: &Path) -> Result<StoreDir> {
-        Ok(StoreDir { path: path.to_owned(), fd: open_private_dir(path, false, OPEN)? })
+        StoreDir::open_of(path, &[])
+    }
+
+    /// Opens a store that belongs to the caller or to one of the users `trusted`. Only its owner
+    /// may be able to write to its directory. Others than the owner have access to it only if it
+    /// is a store for a group, and all users never have.
+    ///
+    /// # Errors
+    /// `PermissionDenied` otherwise; those of open(2).
+    pub(crate) fn open_of(path: &Path, trusted: &[u32]) -> Result<StoreDir> {
+        let subject = path.as_os_str().as_bytes();
+        let failed = |error: rustix::io::Errno| Error::from_io(error.into(), OPEN, subject);
+        let refuse = |reason: String| {
+            let source = Some(reason.into());
+            Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, OPEN, subject) })
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
+        let found = fstat(&fd).map_err(failed)?;
+        let user = geteuid().as_raw();
+        let owner = Some(found.st_uid).filter(|owner| *owner != user);
+        if let Some(owner) = owner
+            && !trusted.contains(&owner)
+        {
+            return refuse(format!(
+                "it belongs to user {owner}, and not to user {user}; if it is a store for a group and you trust its \
+                 owner with your programs, pass --trust-owner {owner}"
+            ));
+        }
+        let mut dir = StoreDir { path: path.to_owned(), fd, owner, is_shared: false };
+        dir.is_shared = dir.format()?.is_some_and(|format| format == FORMAT_OF_GROUP);
+        match found.st_mode & 0o077 {
+            0 => Ok(dir),
+            mode if mode & 0o027 == 0 && dir.is_shared => Ok(dir),
+            _ if dir.is_shared => refuse(
+                "members of its group can write to it, or other users have access to it: chmod g-w,o= DIR"
+                    .into(),
+            ),
+            _ => refuse(
+                "other users have access to it; a store needs a directory of its own: chmod 700 DIR".into(),
+            ),
+        }
     }
 
     /// Opens a directory that belongs to the caller alone, and creates it if it does not exist.
     pub(crate) fn create(path: &Path, operation: &'static str) -> Result<StoreDir> {
-        Ok(StoreDir { path: path.to_owned(), fd: open_private_dir(path, true, operation)? })
+        let fd = open_private_dir(path, true, operation)?;
+        Ok(StoreDir { path: path.to_owned(), fd, owner: None, is_shared: false })
+    }
+
+    /// Returns the owner of the store, if it is another user.
+    pub(crate) fn owner(&self) -> Option<u32> {
+        self.owner
+    }
+
+    /// Returns whether it is a store for a group.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// Makes this directory, which is empty, that of a store for a group.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the caller is no member of the group.
+    pub(crate) fn share(&mut self, gid: u32) -> Result<()> {
+        self.is_shared = true;
+        share_dir(self.fd.as_fd(), gid, 0o2750)
+            .map_err(|error| Error { subject: self.subject().to_vec(), ..error })
+    }
+
+    /// Makes a directory of a store for a group, which is shared, accessible to the group.
+    pub(crate) fn share_dir(&self, name: &str, permissions: u32) -> Result<()> {
+        let gid = fstat(&self.fd).map_err(|error| Error::from_io(error.into(), OPEN, self.subject()))?.st_gid;
+        share_dir(self.open_dir(name)?.as_fd(), gid, permissions)
     }
 
     /// Opens the directory again.
     pub(crate) fn duplicate(&self) -> Result<StoreDir> {
-        Ok(StoreDir { path: self.path.clone(), fd: self.open_dir(".")? })
+        let fd = self.open_dir(".")?;
+        Ok(StoreDir { path: self.path.clone(), fd, owner: self.owner, is_shared: self.is_shared })
     }
 
     /// Returns a path of a file of the store. It does not depend on the path of the store, which
@@ -93,9 +172,17 @@ impl StoreDir {
         Ok(PosixDir::of_descriptor(self.open_dir(".")?))
     }
 
-    /// Returns a tree of the store's name space as a file system. It writes data files of `batch`.
+    /// Returns a tree of the store's name space as a file system. It writes data files of `batch`,
+    /// which is 0 for the synchronous mode.
     pub(crate) fn file_system(&self, tree: Arc<dyn NameSpace>, batch: u64) -> Result<BatchFs> {
-        let data = Data::new(self.data()?, batch, AdoptedTree::of_store(&self.files()?)?);
+        let batch = match self.owner {
+            Some(_) if batch == 0 => FILES_OF_USERS + u64::from(geteuid().as_raw()),
+            _ => batch,
+        };
+        let data = match self.is_shared {
+            true => Data::of_group(self.data()?, self.open_dir(INCOMING)?, batch, self.owner.is_some())?,
+            false => Data::new(self.data()?, batch, AdoptedTree::of_store(&self.files()?)?),
+        };
         Ok(BatchFs::with_data(tree, data))
     }
 
@@ -112,6 +199,16 @@ impl StoreDir {
     /// Returns the directory of the tables.
     pub(crate) fn tables(&self) -> Result<OwnedFd> {
         self.open_dir(TABLES)
+    }
+
+    /// Returns the tables of the image.
+    pub(crate) fn image_tables(&self) -> Result<TableDir> {
+        Ok(TableDir::with_permissions(self.tables()?, self.file_permissions()))
+    }
+
+    /// Returns the mode of new files for all users of the store.
+    pub(crate) fn file_permissions(&self) -> u32 {
+        if self.is_shared { 0o640 } else { 0o600 }
     }
 
     /// Opens the key-value store. Errors: `Busy` if another process, of any node, has it open.
@@ -155,6 +252,14 @@ impl StoreDir {
         }
     }
 
+    /// Returns the content of the file `format`, if there is one.
+    fn format(&self) -> Result<Option<Vec<u8>>> {
+        match self.files()?.open_file(b"format") {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            opened => format_of(&*opened?).map(Some),
+        }
+    }
+
     pub(crate) fn check_format(&self) -> Result<()> {
         let refuse = |kind, reason: &str| {
             let source = Some(reason.to_owned().into());
@@ -170,17 +275,19 @@ impl StoreDir {
             }
             Err(error) => return Err(error),
         };
-        let mut content = [0; FORMAT.len() + 1];
-        let length = file.read_at(&mut content, 0)?;
-        match &content[..length] == FORMAT {
-            true => Ok(()),
-            false => refuse(ErrorKind::Damaged, "its file `format` is not that of a store of this version"),
+        match format_of(&*file)? {
+            format if format == FORMAT || format == FORMAT_OF_GROUP => Ok(()),
+            _ => refuse(ErrorKind::Damaged, "its file `format` is not that of a store of this version"),
         }
     }
 
     /// Makes the data files of a batch survive a power failure, if it has any.
     pub(crate) fn sync_data(&self, number: u64) -> Result<()> {
-        match self.open_dir(&format!("{DATA}/{number}")) {
+        let opened = match self.owner {
+            Some(_) => open_batch_dir(&self.open_dir(INCOMING)?, number, geteuid().as_raw()),
+            None => self.open_dir(&format!("{DATA}/{number}")),
+        };
+        match opened {
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             opened => syncfs(opened?)
                 .map_err(|error| Error::from_io(error.into(), "synchronize the data of", self.subject())),
@@ -192,7 +299,12 @@ impl StoreDir {
     /// # Errors
     /// `Busy` if a process uses the batch; as for [`try_lock`].
     pub(crate) fn lock_batch(&self, number: u64) -> Result<StoreLock> {
-        self.try_lock(LockKind::Batch(number))?.ok_or_else(|| Error {
+        let locked = match self.owner {
+            // Only the owner can lock the file `lock`; each user has one in the own directory.
+            Some(_) => try_lock(&self.batch(number)?.files, LockKind::Batch(number))?,
+            None => self.try_lock(LockKind::Batch(number))?,
+        };
+        locked.ok_or_else(|| Error {
             source: Some("a process uses it".into()),
             ..Error::new(ErrorKind::Busy, "use batch", number.to_string())
         })
@@ -229,8 +341,31 @@ impl StoreDir {
         try_lock(&self.files()?, kind).map_err(|error| lock_error(&self.path, error))
     }
 
-    /// Returns the directory of a batch.
+    /// Creates the directory of a batch that has begun, if it is one of another user than the owner
+    /// of the store, which no other process creates.
+    ///
+    /// # Errors
+    /// `Exists` if another user has created it; those of mkdir(2).
+    pub(crate) fn make_batch(&self, number: u64) -> Result<()> {
+        match self.owner {
+            Some(_) => PosixDir::of_descriptor(self.open_dir(INCOMING)?)
+                .make_dir(number.to_string().as_bytes(), 0o2750),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the directory of a batch of the caller.
     pub(crate) fn batch(&self, number: u64) -> Result<BatchDir> {
+        if self.owner.is_none() {
+            return self.own_batch(number);
+        }
+        let open = || open_batch_dir(&self.open_dir(INCOMING)?, number, geteuid().as_raw());
+        let tables = TableDir::with_permissions(open()?, self.file_permissions());
+        Ok(BatchDir { files: PosixDir::of_descriptor(open()?), tables })
+    }
+
+    /// Returns the directory of a batch to which only the owner of the store has access.
+    pub(crate) fn own_batch(&self, number: u64) -> Result<BatchDir> {
         let open = || self.open_dir(&format!("{BATCHES}/{number}"));
         Ok(BatchDir { files: PosixDir::of_descriptor(open()?), tables: TableDir::new(open()?) })
     }
@@ -245,13 +380,42 @@ impl StoreDir {
         for name in [CERTIFICATE, NEW_CERTIFICATE, VIEW, NEW_VIEW, VIEW_REQUEST] {
             remove_if_present(&batch.files, name)?;
         }
-        let batches = PosixDir::of_descriptor(self.open_dir(BATCHES)?);
+        let above = match self.owner {
+            Some(_) => {
+                remove_if_present(&batch.files, LOCK)?;
+                INCOMING
+            }
+            None => BATCHES,
+        };
+        let batches = PosixDir::of_descriptor(self.open_dir(above)?);
         match batches.remove_dir(number.to_string().as_bytes()) {
-            // NFS keeps files that are open on this node. `gc` removes the directory later.
+            // NFS keeps files that are open on this node. `gc` removes the directory later. The
+            // data files of other users than the owner are in it as well.
             Err(error) if error.kind == ErrorKind::NotEmpty => Ok(()),
             removed => removed,
         }
     }
+}
+
+/// Returns the beginning of a file `format`, one byte longer than the longest valid content.
+fn format_of(file: &dyn quell_posix::OpenFile) -> Result<Vec<u8>> {
+    let mut content = vec![0; FORMAT_OF_GROUP.len() + 1];
+    let length = file.read_at(&mut content, 0)?;
+    content.truncate(length);
+    Ok(content)
+}
+
+/// Gives a directory to a group. New files in it get the group.
+fn share_dir(dir: BorrowedFd<'_>, gid: u32, permissions: u32) -> Result<()> {
+    let failed = |error: rustix::io::Errno| match error {
+        rustix::io::Errno::PERM => {
+            let source = Some(format!("you are no member of group {gid}").into());
+            Error { source, ..Error::new(ErrorKind::PermissionDenied, "create the store", "") }
+        }
+        error => Error::from_io(error.into(), "create the store", ""),
+    };
+    fchown(dir, None, Some(Gid::from_raw(gid))).map_err(failed)?;
+    fchmod(dir, Mode::from_raw_mode(permissions)).map_err(failed)
 }
 
 /// Describes an error of the file with the locks of a store.
@@ -292,6 +456,16 @@ impl BatchDir {
         let length = file.read_at(&mut bytes, 0)?;
         Certificate::decode(&bytes[..length])
     }
+}
+
+/// Writes the certificate of a batch, in the place of an earlier one.
+pub(crate) fn write_certificate(files: &PosixDir, bytes: &[u8], permissions: u32) -> Result<()> {
+    remove_if_present(files, NEW_CERTIFICATE)?;
+    let file = files.create_file(NEW_CERTIFICATE, permissions)?;
+    file.write_at(bytes, 0)?;
+    file.sync()?;
+    files.rename(NEW_CERTIFICATE, files, CERTIFICATE, Rename::Replace)?;
+    WritableDir::sync(files)
 }
 
 pub(crate) fn remove_if_present(dir: &PosixDir, name: &[u8]) -> Result<()> {

@@ -146,7 +146,7 @@ impl WatchedBatch {
     pub fn open(store: &Path, number: u64) -> Result<WatchedBatch> {
         let dir = StoreDir::open(store)?;
         dir.check_format()?;
-        let image = TableDir::new(dir.tables()?);
+        let image = dir.image_tables()?;
         let record = open_batch_of_copy(&image, number)?;
         let batch = dir.batch(number)?;
         if record.part_of().is_some() && batch.has_certificate()? {

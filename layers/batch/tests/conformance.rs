@@ -2,21 +2,32 @@
 
 mod mounts;
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
-use quell_batch_service::NameSpace;
+use quell_batch_service::{BatchCaller, FILES_OF_USERS, MemoryEntries, NameSpace, UserNames};
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::FileSystem;
+use quell_vfs::{FileSystem, Time};
 
 use mounts::{NEW, mount, private, shared};
 
 /// Runs `check` on mounts of name spaces that `new` returns.
 fn with(new: fn() -> Arc<dyn NameSpace>, mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
+    with_data_of(0, true, new, mounts_max, check);
+}
+
+/// As [`with`], for mounts that write the data files of `batch`. `owners`: files are given away.
+fn with_data_of(
+    batch: u64,
+    owners: bool,
+    new: fn() -> Arc<dyn NameSpace>,
+    mounts_max: usize,
+    check: impl Fn(&WritableImplementation<'_>),
+) {
     let make = |count: usize| {
         let (names, store) = (new(), MemoryStore::new());
-        let mount = |_| -> Arc<dyn FileSystem> { Arc::new(mount(&names, &store, 0)) };
+        let mount = |_| -> Arc<dyn FileSystem> { Arc::new(mount(&names, &store, batch)) };
         Mounts { mounts: (0..count).map(mount).collect(), keep: None }
     };
     check(&WritableImplementation {
@@ -27,7 +38,7 @@ fn with(new: fn() -> Arc<dyn NameSpace>, mounts_max: usize, check: impl Fn(&Writ
         path_bytes_max: usize::MAX,
         uid: NEW.uid,
         gid: NEW.gid,
-        owners: true,
+        owners,
         rename_kinds: true,
         hard_links: true,
         writes_zeros: false,
@@ -44,6 +55,27 @@ fn promises_are_kept_in_a_shared_name_space() {
 #[test]
 fn promises_are_kept_in_a_private_name_space() {
     with(private, 1, writing::run);
+}
+
+/// Returns a name space as the server of a store executes the operations of another user.
+fn of_user() -> Arc<dyn NameSpace> {
+    let names = Arc::new(RwLock::new(MemoryEntries::new(NEW, Time::default())));
+    let caller = BatchCaller { uid: NEW.uid, gid: NEW.gid, groups: Vec::new() };
+    Arc::new(UserNames::new(names, caller))
+}
+
+#[test]
+fn promises_are_kept_with_checks_of_permissions() {
+    let batch = FILES_OF_USERS + u64::from(NEW.uid);
+    with_data_of(batch, false, of_user, 2, writing::run);
+}
+
+#[test]
+fn random_histories_with_checks_of_permissions_match_the_model() {
+    let batch = FILES_OF_USERS + u64::from(NEW.uid);
+    for shape in [Shape::ONE_MOUNT, Shape { mounts: 2, ..LARGE }] {
+        with_data_of(batch, false, of_user, 2, |found| histories::check(found, shape, 0..40));
+    }
 }
 
 /// Most files become larger than the content of an inode.

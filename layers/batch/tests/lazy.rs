@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use quell_batch::{BatchFs, BatchStore, OpenBatch, ServedStore, StoreAccess};
+use quell_batch::{BatchFs, BatchStore, OpenBatch, Requester, ServedStore, StoreAccess};
 use quell_batch_service::{BatchSummary, Bytes, NameSpace, Reply, Request, SummaryState};
 use quell_vfs::{Context, ErrorKind, FileSystem};
 use quell_wire::{decode, encode};
@@ -164,7 +164,9 @@ fn a_server_commits_submitted_batches_before_it_answers_requests_about_names() {
     let number = batch.record().number;
     batch.prepare().unwrap();
     let served = ServedStore::new(BatchStore::open(&store.path(), WAIT).unwrap());
-    let call = |request: &Request| -> Reply { decode(&served.execute(&encode(request), 1 << 20)).unwrap() };
+    let call = |request: &Request| -> Reply {
+        decode(&served.execute(&Requester::Owner, &encode(request), 1 << 20)).unwrap()
+    };
     let lookup = Request::Lookup { dir: quell_batch_service::ROOT, name: Bytes(b"file".to_vec()) };
     assert!(matches!(call(&lookup), Reply::Found(None)));
     let Reply::Batch(submitted) = call(&Request::Submit { batch: number }) else { panic!("not submitted") };

@@ -5,7 +5,9 @@ mod mounts;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quell_batch::{BatchFs, OpenBatch, PartProgress, ServedStore, StoreAccess, WatchedBatch, part_progress};
+use quell_batch::{
+    BatchFs, OpenBatch, PartProgress, Requester, ServedStore, StoreAccess, WatchedBatch, part_progress,
+};
 use quell_batch_service::{BatchCaller, BatchSummary, PartState, ROOT, Reply, Request, SummaryState};
 use quell_posix::{LockedRange, PosixDir, WritableDir};
 use quell_vfs::{Context, ErrorKind, FileSystem, LockMode, NodeId, Writable};
@@ -237,7 +239,9 @@ fn an_open_part_can_be_watched() {
 fn a_server_begins_joins_and_commits_batches_of_several_parts() {
     let store = Store::new();
     let served = ServedStore::new(store.open());
-    let call = |request: &Request| -> Reply { decode(&served.execute(&encode(request), 1 << 20)).unwrap() };
+    let call = |request: &Request| -> Reply {
+        decode(&served.execute(&Requester::Owner, &encode(request), 1 << 20)).unwrap()
+    };
     let uid = rustix::process::geteuid().as_raw();
     let caller = BatchCaller { uid, gid: uid, groups: Vec::new() };
     let (name, subtree, is_atomic) = ("job".to_owned(), ROOT, false);

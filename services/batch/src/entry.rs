@@ -87,6 +87,10 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
+/// Data files with batch numbers from this one on are those of the synchronous mode of other users
+/// than the owner of the store: the number minus this one is the user.
+pub const FILES_OF_USERS: u64 = 1 << 63;
+
 /// A data file of the store. Only the clients of its batch write to it. Others copy it first,
 /// so that the batch of a snapshot reads the bytes of the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -30,6 +30,7 @@ mod merge;
 mod name_space;
 mod names;
 mod parts;
+mod permissions;
 mod primary;
 mod private;
 mod protocol;
@@ -40,6 +41,7 @@ mod table;
 mod table_dir;
 mod table_ref;
 mod table_set;
+mod user_names;
 mod verify;
 mod view;
 
@@ -54,8 +56,8 @@ pub use commit::{SubmittedChanges, SubmittedVisitor};
 pub use commit_locks::CommitGuard;
 pub use entries::{Entries, KeyChange};
 pub use entry::{
-    ADOPTED_PATH_BYTES_MAX, AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, FIRST_INODE, INLINE_BYTES_MAX,
-    Inode, ROOT, Timestamp, Xattr,
+    ADOPTED_PATH_BYTES_MAX, AdoptedFile, Content, DEPTH_MAX, DataFile, Entry, FILES_OF_USERS, FIRST_INODE,
+    INLINE_BYTES_MAX, Inode, ROOT, Timestamp, Xattr,
 };
 pub use files::TableFiles;
 pub use image::Image;
@@ -72,4 +74,5 @@ pub use snapshots::SnapshotSummary;
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
 pub use table_dir::TableDir;
 pub use table_ref::TableRef;
+pub use user_names::UserNames;
 pub use view::{CopiedChanges, View, open_batch_of_copy};

@@ -26,9 +26,12 @@ use crate::private::PrivateEntries;
 use crate::snapshots::{SnapshotSummary, summaries};
 use crate::table::TableWriter;
 use crate::table_ref::TableRef;
+use crate::user_names::{UserNames, check_changes_names};
 
 /// The number of inode numbers of a batch.
 const INODES_OF_BATCH: u64 = 1 << 32;
+/// The largest number of open batches of a user who is not the owner of the store.
+const BATCHES_OF_USER_MAX: usize = 64;
 /// The largest length of the reason for which a batch was refused, in bytes.
 const REASON_BYTES_MAX: usize = 1000;
 
@@ -83,13 +86,39 @@ impl Primary {
         self.image.clone()
     }
 
+    /// Returns the master image for a user whose client is not trusted.
+    pub fn name_space_of(&self, caller: &BatchCaller) -> Arc<dyn NameSpace> {
+        Arc::new(UserNames::new(self.image.clone(), caller.clone()))
+    }
+
+    /// Begins a batch of a user whose client is not trusted, as [`begin`](Self::begin) does. The
+    /// batch keeps others from beginning one in its tree, so the user must have the permission to
+    /// change the directory.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without this permission; `Busy` also for the 65th open batch of the user;
+    /// as for [`begin`](Self::begin).
+    pub fn begin_of_user(&self, new: NewBatch) -> Result<BatchRecord> {
+        const OPERATION: &str = "begin a batch";
+        let mut names = write_lock(&self.image);
+        check_changes_names(&names, &new.caller, new.subtree, OPERATION)?;
+        let batches = names.0.batches()?;
+        let of_user =
+            |record: &&BatchRecord| record.caller.uid == new.caller.uid && !record.state.has_ended();
+        if batches.iter().filter(of_user).count() >= BATCHES_OF_USER_MAX {
+            let source = Some("the user has 64 open batches; commit or abort one of them".into());
+            return Err(Error { source, ..Error::new(ErrorKind::Busy, OPERATION, "") });
+        }
+        begin(&mut names, new, INODES_OF_BATCH)
+    }
+
     /// Begins a batch on a snapshot of the image.
     ///
     /// # Errors
     /// `Busy` if another open batch changes the subtree, a part of it, or a tree that contains it;
     /// `Stale` if the subtree does not exist; those of files and commits.
     pub fn begin(&self, new: NewBatch) -> Result<BatchRecord> {
-        self.begin_with(new, INODES_OF_BATCH)
+        begin(&mut write_lock(&self.image), new, INODES_OF_BATCH)
     }
 
     /// Begins a batch whose changes are those of its parts, as [`begin`](Self::begin) does.
@@ -97,7 +126,7 @@ impl Primary {
     /// # Errors
     /// As for [`begin`](Self::begin).
     pub fn begin_for_parts(&self, new: NewBatch) -> Result<BatchRecord> {
-        self.begin_with(new, 0)
+        begin(&mut write_lock(&self.image), new, 0)
     }
 
     /// Adds a part to an open batch that was begun for parts.
@@ -117,43 +146,6 @@ impl Primary {
     /// `Damaged`; the errors of reads.
     pub fn open_parts(&self, number: u64) -> Result<Vec<BatchRecord>> {
         open_parts(&read_lock(&self.image).0, number)
-    }
-
-    fn begin_with(&self, new: NewBatch, inodes: u64) -> Result<BatchRecord> {
-        let mut names = write_lock(&self.image);
-        names.inode(&Place::Dir(new.subtree))?;
-        for other in names.0.batches()? {
-            let overlaps = || -> Result<bool> {
-                Ok(is_within(&names, new.subtree, other.subtree)?
-                    || is_within(&names, other.subtree, new.subtree)?)
-            };
-            if !other.state.has_ended() && overlaps()? {
-                let state = match other.state {
-                    BatchState::Refused { .. } => {
-                        "was submitted and refused, and changes a part of this tree; commit or abort it"
-                    }
-                    _ => "is open and changes a part of this tree",
-                };
-                let reason = format!("batch {} ({}) {state}", other.number, other.name);
-                return Err(Error {
-                    source: Some(reason.into()),
-                    ..Error::new(ErrorKind::Busy, "begin a batch", "")
-                });
-            }
-        }
-        let (snapshot, _) = names.0.snapshot()?;
-        let NewBatch { name, caller, subtree, is_atomic } = new;
-        let record = |number, inodes: Range<u64>| BatchRecord {
-            number,
-            name,
-            caller,
-            inodes,
-            snapshot,
-            subtree,
-            is_atomic,
-            state: BatchState::Open,
-        };
-        names.0.add_batch(inodes, record)
     }
 
     /// Returns the private name space of a batch, whose tables are in `files`. There is one process
@@ -318,6 +310,15 @@ impl Primary {
         }
     }
 
+    /// Returns the record of a batch.
+    ///
+    /// # Errors
+    /// `NotFound`; `Damaged`; the errors of reads.
+    pub fn batch(&self, number: u64) -> Result<BatchRecord> {
+        let found = read_lock(&self.image).0.batch(number)?;
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find batch", number.to_string()))
+    }
+
     /// Returns the records of all batches, in the order of their beginnings.
     ///
     /// # Errors
@@ -423,6 +424,41 @@ impl Primary {
     pub fn store_number(&self) -> u128 {
         read_lock(&self.image).0.store_number()
     }
+}
+
+fn begin(names: &mut Names<Image>, new: NewBatch, inodes: u64) -> Result<BatchRecord> {
+    names.inode(&Place::Dir(new.subtree))?;
+    for other in names.0.batches()? {
+        let overlaps = || -> Result<bool> {
+            Ok(is_within(names, new.subtree, other.subtree)? || is_within(names, other.subtree, new.subtree)?)
+        };
+        if !other.state.has_ended() && overlaps()? {
+            let state = match other.state {
+                BatchState::Refused { .. } => {
+                    "was submitted and refused, and changes a part of this tree; commit or abort it"
+                }
+                _ => "is open and changes a part of this tree",
+            };
+            let reason = format!("batch {} ({}) {state}", other.number, other.name);
+            return Err(Error {
+                source: Some(reason.into()),
+                ..Error::new(ErrorKind::Busy, "begin a batch", "")
+            });
+        }
+    }
+    let (snapshot, _) = names.0.snapshot()?;
+    let NewBatch { name, caller, subtree, is_atomic } = new;
+    let record = |number, inodes: Range<u64>| BatchRecord {
+        number,
+        name,
+        caller,
+        inodes,
+        snapshot,
+        subtree,
+        is_atomic,
+        state: BatchState::Open,
+    };
+    names.0.add_batch(inodes, record)
 }
 
 /// Returns the submitted batches: their places in the order, and their numbers.

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 
 use quell_vfs::{Error, ErrorKind, Result};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, fsync, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fchmod, fstat, fsync, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use crate::files::TableFiles;
@@ -20,18 +20,30 @@ const COPY_BYTES_MAX: u64 = 256 << 20;
 
 /// The tables in a directory: files that are named by their numbers in hexadecimal.
 #[derive(Debug)]
-pub struct TableDir(OwnedFd);
+pub struct TableDir {
+    dir: OwnedFd,
+    /// The mode of new tables.
+    permissions: u32,
+}
+
+/// The mode of a file that only its owner can read.
+const PRIVATE: u32 = 0o600;
 
 impl TableDir {
-    /// Returns the tables in an open directory.
+    /// Returns the tables in an open directory. Only their owner can read them.
     pub fn new(dir: OwnedFd) -> TableDir {
-        TableDir(dir)
+        TableDir::with_permissions(dir, PRIVATE)
+    }
+
+    /// Returns the tables in an open directory, where new tables get the mode `permissions`.
+    pub fn with_permissions(dir: OwnedFd, permissions: u32) -> TableDir {
+        TableDir { dir, permissions }
     }
 
     fn open_with(&self, name: &str, flags: OFlags) -> Result<File> {
         // A pipe of this name must not block the process.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(&self.0, name, flags, Mode::RUSR | Mode::WUSR);
+        let file = openat(&self.dir, name, flags, Mode::RUSR | Mode::WUSR);
         let file = file.map_err(|error| failed(error, "open", name))?;
         let found = fstat(&file).map_err(|error| failed(error, "open", name))?;
         match FileType::from_raw_mode(found.st_mode) {
@@ -41,7 +53,7 @@ impl TableDir {
     }
 
     fn remove_name(&self, name: &str) -> Result<()> {
-        match unlinkat(&self.0, name, AtFlags::empty()) {
+        match unlinkat(&self.dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(failed(error, "remove", name)),
         }
@@ -52,7 +64,13 @@ impl TableFiles for TableDir {
     fn create(&self, number: u64) -> Result<File> {
         // A process that was killed may have left a file, which others may have open.
         self.remove(number)?;
-        self.open_with(&name_of(number), OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+        let name = name_of(number);
+        let file = self.open_with(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
+        if self.permissions != PRIVATE {
+            let permissions = Mode::from_raw_mode(self.permissions);
+            fchmod(&file, permissions).map_err(|error| failed(error, "set the permissions of", &name))?;
+        }
+        Ok(file)
     }
 
     fn sync_content(&self, number: u64, file: &File) -> Result<()> {
@@ -70,7 +88,7 @@ impl TableFiles for TableDir {
     fn list(&self) -> Result<Vec<u64>> {
         let fail = |error| failed(error, "list", "the tables");
         let mut numbers = Vec::new();
-        for entry in Dir::read_from(&self.0).map_err(fail)? {
+        for entry in Dir::read_from(&self.dir).map_err(fail)? {
             let entry = entry.map_err(fail)?;
             let number = entry.file_name().to_str().ok().and_then(|name| name.strip_suffix(SUFFIX));
             numbers.extend(number.and_then(|digits| u64::from_str_radix(digits, 16).ok()));
@@ -79,7 +97,7 @@ impl TableFiles for TableDir {
     }
 
     fn sync(&self) -> Result<()> {
-        fsync(&self.0).map_err(|error| failed(error, "synchronize", "the tables"))
+        fsync(&self.dir).map_err(|error| failed(error, "synchronize", "the tables"))
     }
 
     fn put_copy(&self, bytes: &[u8]) -> Result<()> {
@@ -87,7 +105,7 @@ impl TableFiles for TableDir {
         let mut file = self.open_with(NEW_COPY, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
         written.map_err(|cause| Error::from_io(cause, "write", NEW_COPY))?;
-        renameat(&self.0, NEW_COPY, &self.0, COPY).map_err(|error| failed(error, "rename", NEW_COPY))?;
+        renameat(&self.dir, NEW_COPY, &self.dir, COPY).map_err(|error| failed(error, "rename", NEW_COPY))?;
         self.sync()
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use crate::holder::handshake::HolderContext;
 use crate::holder::writable_mount::{Content, MountOptions, WritableMount, mountpoint};
 use crate::protocol::plan::{BatchMode, BatchPlan};
 use crate::protocol::report::{BatchReport, HolderReport};
+use crate::runtime::end_record::MountedBatch;
 
 /// How long a mount waits until other processes have closed the store.
 const OPEN_WAIT: Duration = Duration::from_secs(10);
@@ -51,7 +52,7 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
         }
         // Many parts may join at the same time.
         let wait = if let BatchMode::Part { .. } = plan.mode { JOIN_WAIT } else { OPEN_WAIT };
-        let store = StoreAccess::open(&plan.store, wait)?;
+        let store = StoreAccess::open_of(&plan.store, &plan.trust_owners, wait)?;
         let subtree = plan.subtree.as_os_str().as_bytes();
         let content: Arc<dyn Content> = match &plan.mode {
             BatchMode::Synchronous => {
@@ -158,7 +159,8 @@ impl Content for Watched {
 
     fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport) {
         let (store, path) = (self.plan.store.clone(), path.to_owned());
-        report.batch = Some(BatchReport { store, batch: None, path, counters });
+        let trust_owners = self.plan.trust_owners.clone();
+        report.batch = Some(BatchReport { store, batch: None, trust_owners, path, counters });
     }
 }
 
@@ -190,7 +192,8 @@ impl Content for Synchronous {
 
     fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport) {
         let (store, path) = (self.plan.store.clone(), path.to_owned());
-        report.batch = Some(BatchReport { store, batch: None, path, counters });
+        let trust_owners = self.plan.trust_owners.clone();
+        report.batch = Some(BatchReport { store, batch: None, trust_owners, path, counters });
     }
 }
 
@@ -234,8 +237,9 @@ impl Content for Batch {
         }
     }
 
-    fn batch(&self) -> Option<(PathBuf, u64)> {
-        Some((self.plan.store.clone(), self.batch.record().number))
+    fn batch(&self) -> Option<MountedBatch> {
+        let BatchPlan { store, trust_owners, .. } = self.plan.clone();
+        Some(MountedBatch { store, number: self.batch.record().number, trust_owners })
     }
 
     /// Discards the batch, which is empty.
@@ -246,7 +250,8 @@ impl Content for Batch {
     fn describe(&self, path: &Path, counters: BTreeMap<String, u64>, report: &mut HolderReport) {
         let (store, path) = (self.plan.store.clone(), path.to_owned());
         let batch = Some(self.batch.record().number);
-        report.batch = Some(BatchReport { store, batch, path, counters });
+        let trust_owners = self.plan.trust_owners.clone();
+        report.batch = Some(BatchReport { store, batch, trust_owners, path, counters });
     }
 }
 

@@ -22,7 +22,7 @@ use crate::mount_table::mount_source;
 use crate::protocol::plan::Target;
 use crate::protocol::report::HolderReport;
 use crate::protocol::transfer::Address;
-use crate::runtime::end_record::{self, EndRecord};
+use crate::runtime::end_record::{self, EndRecord, MountedBatch};
 use crate::socket::server::{Holder, Need, Service};
 
 /// Interval at which the process checks that its mount still exists.
@@ -62,8 +62,8 @@ pub trait Content: Send + Sync {
         self.end()
     }
 
-    /// Returns the store and the number of the batch that the end commits, if it does.
-    fn batch(&self) -> Option<(PathBuf, u64)> {
+    /// Returns the batch that the end commits, if it does.
+    fn batch(&self) -> Option<MountedBatch> {
         None
     }
 

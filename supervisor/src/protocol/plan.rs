@@ -204,6 +204,8 @@ pub struct BatchPlan {
     pub subtree: PathBuf,
     /// The effect of the changes.
     pub mode: BatchMode,
+    /// The users who may own the store, besides the caller.
+    pub trust_owners: Vec<u32>,
 }
 
 /// The effect of the changes in a mount of a store for batches.

@@ -97,6 +97,9 @@ pub struct BatchReport {
     pub store: PathBuf,
     /// The number of the batch; absent in the synchronous mode.
     pub batch: Option<u64>,
+    /// The users who may own the store, besides the caller.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trust_owners: Vec<u32>,
     /// The mount point.
     pub path: PathBuf,
     /// The counters of the mount, by name.

@@ -14,13 +14,24 @@ use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::mount_key;
 
+/// The batch of a mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountedBatch {
+    /// The path of the store.
+    pub store: PathBuf,
+    /// The number of the batch.
+    pub number: u64,
+    /// The users who may own the store, besides the caller.
+    pub trust_owners: Vec<u32>,
+}
+
 /// The end record of a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndRecord {
     /// The process that served the mount.
     pub process: u32,
-    /// The store and the number of the mount's batch.
-    pub batch: Option<(PathBuf, u64)>,
+    /// The mount's batch.
+    pub batch: Option<MountedBatch>,
     /// Why data could not be saved. `None` while the mount is served, and if its process was
     /// killed.
     pub failure: Option<String>,

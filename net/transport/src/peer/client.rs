@@ -31,6 +31,8 @@ pub struct ClientSettings {
     pub key: PoolKey,
     /// The description of a derived key: see [`PoolKey::derived`]. Empty for the key of the server.
     pub description: Vec<u8>,
+    /// The user whose server is accepted at a Unix socket, besides this user and root.
+    pub server_user: Option<u32>,
     /// The protection of frames over TCP, which is that of the server.
     pub protection: Protection,
     /// Calls that may wait for the connection or for credit. More are refused.
@@ -49,6 +51,7 @@ impl ClientSettings {
             server,
             key,
             description: Vec::new(),
+            server_user: None,
             protection: Protection::Integrity,
             calls_queued_max: 8192,
             bytes_queued_max: 64 << 20,
@@ -89,10 +92,11 @@ impl Client {
     pub fn start(settings: ClientSettings) -> Result<Client> {
         let is_unix = matches!(settings.server, Endpoint::Unix(_));
         let own = MemberId(random_number()? % SERVER.0);
-        let ClientSettings { role, server, key, description, protection, .. } = settings;
+        let ClientSettings { role, server, key, description, server_user, protection, .. } = settings;
         let unused = SocketAddr::from(([0, 0, 0, 0], 0));
         let connection = Settings {
             description,
+            server_user,
             calls_queued_max: settings.calls_queued_max,
             bytes_queued_max: settings.bytes_queued_max,
             unreachable_after: settings.unreachable_after,

@@ -87,7 +87,7 @@ fn prefix(settings: &Settings, initiator: MemberId, responder: MemberId) -> Pref
 /// Connects to a member and agrees on keys.
 pub(super) async fn initiate(settings: &Settings, peer: &Peer, connection: u64) -> Result<Proved, Failure> {
     let attempt = async {
-        let mut stream = Stream::connect(&peer.address()).await?;
+        let mut stream = Stream::connect(&peer.address(), settings.server_user).await?;
         let prefix = prefix(settings, settings.member, peer.id);
         let Settings { key, description, .. } = settings;
         let (initiator, greeting) = Initiator::new(&prefix, description, key, &peer.hello(connection));

@@ -26,6 +26,7 @@ mod network;
 mod not_executed;
 mod outgoing;
 mod peer_state;
+mod peer_user;
 mod seal;
 mod server;
 mod settings;
@@ -40,10 +41,11 @@ pub use key_file::{create_key_file, read_key_file};
 pub use network::PeerNetwork;
 pub use not_executed::{not_executed, was_not_executed};
 pub use peer_state::PeerCounters;
-pub use server::{ClientHandler, Server, ServerSettings};
+pub use peer_user::PeerUser;
+pub use server::{ClientHandler, ClientIdentity, Server, ServerSettings};
 pub use settings::{
     BYTES_HELD_MIN, Compression, DESCRIPTION_BYTES_MAX, MemberId, PoolId, PoolKey, Protection, Role, Settings,
 };
-pub use stream::Endpoint;
+pub use stream::{Endpoint, UnixClients};
 pub use transport::{CollectedSends, Done, Traffic, Transport};
 pub use workers::{Service, Taken, Workers};

@@ -21,8 +21,9 @@ use super::handler::Handler;
 use super::handshake::Refusal;
 use super::network::{DRAIN_INTERVAL, drain, random_number};
 use super::peer_state::{CollectedPeers, Peer};
+use super::peer_user::PeerUser;
 use super::settings::{MemberId, PoolId, PoolKey, Protection, Role, Settings};
-use super::stream::{Endpoint, Stream};
+use super::stream::{Endpoint, Stream, UnixClients};
 use super::transport::CollectedSends;
 
 /// The number of a server, in the place of a member's. Clients have smaller ones.
@@ -104,13 +105,21 @@ pub(super) fn settings(
     Settings { role, protection, ..Settings::new(PoolId([0; 16]), key, own, listen) }
 }
 
+/// The identity of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientIdentity<'a> {
+    /// The description of its key: see [`PoolKey::derived`]. It is empty for the key of the server
+    /// itself. A client over a Unix socket proves no key, so its description has no meaning.
+    pub description: &'a [u8],
+    /// Its user, if it is a client at a socket for [all users](UnixClients::OfAllUsers).
+    pub user: Option<&'a PeerUser>,
+}
+
 /// Executes the requests of clients.
 pub trait ClientHandler: Send + Sync {
-    /// Returns the handler of the requests of a client that has the key of this description: see
-    /// [`PoolKey::derived`]. The description is empty for the key of the server itself, and for a
-    /// client over a Unix socket. `None` if the description is not valid: the client is refused.
-    /// Called on a thread that serves connections; must not block.
-    fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>>;
+    /// Returns the handler of the requests of a client. `None` if its description is not valid: the
+    /// client is refused. Called on a thread that serves connections; must not block.
+    fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>>;
 
     /// A client has left, or was without a connection for too long. There will be no requests of
     /// it, unless it connects again as a new client. Called on a thread that serves connections;
@@ -143,6 +152,16 @@ struct ListedClient {
     peer: Arc<Peer>,
     /// The description of its key.
     description: Vec<u8>,
+    /// Its user, if it is a client at a socket for all users.
+    user: Option<PeerUser>,
+}
+
+impl ListedClient {
+    /// Returns whether the client is this one: both have proved one key, or are processes of one
+    /// user.
+    fn is(&self, client: ClientIdentity<'_>) -> bool {
+        (&*self.description, self.user.as_ref()) == (client.description, client.user)
+    }
 }
 
 impl fmt::Debug for Server {
@@ -204,6 +223,14 @@ impl Server {
     /// # Errors
     /// The error of the system if the socket cannot be created; `Unavailable` after `stop`.
     pub fn listen_unix(&self, path: &Path) -> Result<()> {
+        self.listen_unix_for(path, UnixClients::OfThisUser)
+    }
+
+    /// As [`listen_unix`](Self::listen_unix), for clients of these users.
+    ///
+    /// # Errors
+    /// As for [`listen_unix`](Self::listen_unix).
+    pub fn listen_unix_for(&self, path: &Path, clients: UnixClients) -> Result<()> {
         use std::os::unix::fs::{FileTypeExt, PermissionsExt};
         let name = path.display().to_string();
         let failed = |cause| Error::from_io(cause, "listen on", name.as_str());
@@ -214,11 +241,15 @@ impl Server {
         }
         let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
         // A client that connects before is checked by its uid as well.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let mode = match clients {
+            UnixClients::OfThisUser => 0o600,
+            UnixClients::OfAllUsers => 0o660,
+        };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let _context = runtime.enter();
         let listener = UnixListener::from_std(listener).map_err(failed)?;
-        let task = runtime.spawn(listen(self.shared.clone(), Listener::Unix(listener)));
+        let task = runtime.spawn(listen(self.shared.clone(), Listener::Unix(listener, clients)));
         lock(&self.listeners).push(task.abort_handle());
         Ok(())
     }
@@ -285,15 +316,20 @@ impl Shared {
     }
 
     /// Finds or creates the state of a client whose connection has not been proved yet.
-    fn candidate(&self, id: MemberId, description: &[u8], settings: &Settings) -> Result<Arc<Peer>, Refusal> {
+    fn candidate(
+        &self,
+        id: MemberId,
+        client: ClientIdentity<'_>,
+        settings: &Settings,
+    ) -> Result<Arc<Peer>, Refusal> {
         if self.is_stopping.load(Ordering::SeqCst) {
             return Err(Refusal::Stopping);
         }
         let clients = lock(&self.clients);
         if let Some(listed) = clients.get(&id) {
-            // Clients choose their numbers. One with another key must not take the place of
-            // this one.
-            return match listed.description == description {
+            // Clients choose their numbers. One with another key, or of another user, must not take
+            // the place of this one.
+            return match listed.is(client) {
                 true => Ok(listed.peer.clone()),
                 false => Err(Refusal::UnknownInitiator),
             };
@@ -305,12 +341,12 @@ impl Shared {
         let session = random_number().map_err(|_| Refusal::Full)?;
         // The address is that of a process to connect to, and a server connects to no client.
         let nowhere = Endpoint::Unix(std::path::PathBuf::new());
-        let handler = self.handler.handler(description).ok_or(Refusal::Description)?;
+        let handler = self.handler.handler(client).ok_or(Refusal::Description)?;
         Ok(Peer::new(settings, id, session, nowhere, handler, Some(self.gate.clone())))
     }
 
     /// Adds a client that has proved the key. Returns false if it must connect again.
-    fn add(&self, client: &Arc<Peer>, description: &[u8]) -> bool {
+    fn add(&self, client: &Arc<Peer>, identity: ClientIdentity<'_>) -> bool {
         let mut clients = lock(&self.clients);
         if self.is_stopping.load(Ordering::SeqCst) {
             return false;
@@ -321,30 +357,32 @@ impl Shared {
         if client.is_removed() || clients.len() >= self.settings.clients_max {
             return false;
         }
-        clients.insert(client.id, ListedClient { peer: client.clone(), description: description.to_vec() });
+        let (description, user) = (identity.description.to_vec(), identity.user.cloned());
+        clients.insert(client.id, ListedClient { peer: client.clone(), description, user });
         true
     }
 }
 
 enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener),
+    Unix(UnixListener, UnixClients),
 }
 
 impl Listener {
-    async fn accept(&self) -> std::io::Result<Stream> {
+    /// Returns a connection, and the user of the client at a socket for all users.
+    async fn accept(&self) -> std::io::Result<(Stream, Option<PeerUser>)> {
         match self {
-            Listener::Tcp(listener) => Stream::tcp(listener.accept().await?.0),
-            Listener::Unix(listener) => Stream::unix(listener.accept().await?.0),
+            Listener::Tcp(listener) => Ok((Stream::tcp(listener.accept().await?.0)?, None)),
+            Listener::Unix(listener, clients) => Stream::unix(listener.accept().await?.0, *clients),
         }
     }
 }
 
 /// Accepts connections.
 async fn listen(shared: Arc<Shared>, listener: Listener) {
-    let settings = Arc::new(shared.settings.connection(matches!(listener, Listener::Unix(_))));
+    let settings = Arc::new(shared.settings.connection(matches!(listener, Listener::Unix(..))));
     loop {
-        let stream = match listener.accept().await {
+        let (stream, user) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
                 shared.refused.fetch_add(1, Ordering::Relaxed);
@@ -367,18 +405,27 @@ async fn listen(shared: Arc<Shared>, listener: Listener) {
             shared.refused.fetch_add(1, Ordering::Relaxed);
         }
         // The task removes its entry, which is added before the lock is released.
-        let task = tokio::spawn(take_connection(shared.clone(), settings.clone(), stream, number));
+        let task = tokio::spawn(take_connection(shared.clone(), settings.clone(), (stream, user), number));
         unproved.push_back((number, task.abort_handle()));
     }
 }
 
 /// Serves a connection of a client.
-async fn take_connection(shared: Arc<Shared>, settings: Arc<Settings>, stream: Stream, number: u64) {
-    let responded =
-        respond(&settings, stream, |id, description| shared.candidate(id, description, &settings)).await;
+async fn take_connection(
+    shared: Arc<Shared>,
+    settings: Arc<Settings>,
+    (stream, user): (Stream, Option<PeerUser>),
+    number: u64,
+) {
+    let user = user.as_ref();
+    let candidate =
+        |id, description: &[u8]| shared.candidate(id, ClientIdentity { description, user }, &settings);
+    let responded = respond(&settings, stream, candidate).await;
     lock(&shared.unproved).retain(|(listed, _)| *listed != number);
     match responded {
-        Ok((client, proved)) if shared.add(&client, &proved.description) => {
+        Ok((client, proved))
+            if shared.add(&client, ClientIdentity { description: &proved.description, user }) =>
+        {
             serve(&settings, &client, proved, false, || ()).await;
         }
         Ok(_) => _ = shared.refused.fetch_add(1, Ordering::Relaxed),
@@ -418,28 +465,43 @@ mod tests {
     }
 
     impl ClientHandler for NoRequests {
-        fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>> {
-            (description != b"unknown").then(|| Arc::new(NoRequests) as _)
+        fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
+            (client.description != b"unknown").then(|| Arc::new(NoRequests) as _)
         }
 
         fn ended(&self, _client: MemberId) {}
     }
 
+    fn with_key(description: &[u8]) -> ClientIdentity<'_> {
+        ClientIdentity { description, user: None }
+    }
+
     #[test]
-    fn a_client_with_another_key_does_not_take_the_place_of_a_client() {
+    fn a_client_with_another_key_or_user_does_not_take_the_place_of_a_client() {
         let settings = ServerSettings::new(Role::Blob, PoolKey([3; 32]));
         let connection = settings.connection(false);
         let server = Server::start(settings, Arc::new(NoRequests)).unwrap();
-        let candidate = |description| server.shared.candidate(MemberId(5), description, &connection);
-        let first = candidate(b"a").unwrap();
+        let candidate = |client| server.shared.candidate(MemberId(5), client, &connection);
+        let first = candidate(with_key(b"a")).unwrap();
         // One that has begun its handshake at the same time is refused after it.
-        let second = candidate(b"b").unwrap();
-        assert!(server.shared.add(&first, b"a") && !server.shared.add(&second, b"b"));
-        assert_eq!(candidate(b"b").unwrap_err(), Refusal::UnknownInitiator);
-        assert_eq!(candidate(b"").unwrap_err(), Refusal::UnknownInitiator);
-        assert!(Arc::ptr_eq(&candidate(b"a").unwrap(), &first));
-        let other = server.shared.candidate(MemberId(6), b"unknown", &connection);
+        let second = candidate(with_key(b"b")).unwrap();
+        assert!(server.shared.add(&first, with_key(b"a")) && !server.shared.add(&second, with_key(b"b")));
+        assert_eq!(candidate(with_key(b"b")).unwrap_err(), Refusal::UnknownInitiator);
+        assert_eq!(candidate(with_key(b"")).unwrap_err(), Refusal::UnknownInitiator);
+        let user = PeerUser { uid: 7, gid: 8, groups: vec![9] };
+        let of_user = ClientIdentity { description: b"a", user: Some(&user) };
+        assert_eq!(candidate(of_user).unwrap_err(), Refusal::UnknownInitiator);
+        assert!(Arc::ptr_eq(&candidate(with_key(b"a")).unwrap(), &first));
+        let other = server.shared.candidate(MemberId(6), with_key(b"unknown"), &connection);
         assert_eq!(other.unwrap_err(), Refusal::Description);
+        // Two users, or one user with different groups, are different clients.
+        let third = server.shared.candidate(MemberId(7), of_user, &connection).unwrap();
+        assert!(server.shared.add(&third, of_user));
+        for user in [PeerUser { uid: 6, ..user.clone() }, PeerUser { groups: vec![], ..user.clone() }] {
+            let client = ClientIdentity { description: b"a", user: Some(&user) };
+            let refused = server.shared.candidate(MemberId(7), client, &connection);
+            assert_eq!(refused.unwrap_err(), Refusal::UnknownInitiator);
+        }
         server.stop(Duration::from_secs(9));
     }
 }

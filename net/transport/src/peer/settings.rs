@@ -94,6 +94,8 @@ pub struct Settings {
     /// The description from which the key of a client is derived: see [`PoolKey::derived`]. Empty
     /// for members of a pool, and for clients with the key of the server itself.
     pub description: Vec<u8>,
+    /// The user whose server is accepted at a Unix socket, besides this user and root.
+    pub server_user: Option<u32>,
     /// The number of this member.
     pub member: MemberId,
     /// The address to listen on; port 0 lets the kernel choose one.
@@ -142,6 +144,7 @@ impl Settings {
             pool,
             key,
             description: Vec::new(),
+            server_user: None,
             member,
             listen,
             protection: Protection::Integrity,

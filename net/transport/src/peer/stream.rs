@@ -12,6 +12,8 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
+use super::peer_user::PeerUser;
+
 /// The address of a process that accepts connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
@@ -28,6 +30,16 @@ impl fmt::Display for Endpoint {
             Endpoint::Unix(path) => path.display().fmt(f),
         }
     }
+}
+
+/// The users whose processes a server serves at a Unix socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnixClients {
+    /// The user of the server, and root. The socket has the mode 0600.
+    OfThisUser,
+    /// All users that can open the socket, which has the mode 0660 and the group of its directory
+    /// if that has the set-group-ID bit. The rights of a client depend on its user.
+    OfAllUsers,
 }
 
 /// A stream in both directions.
@@ -52,15 +64,16 @@ pub(super) enum WriteHalf {
 }
 
 impl Stream {
-    /// Connects. The other process of a Unix socket must be one of this user, or of root, unless
-    /// this process is one of root.
-    pub async fn connect(to: &Endpoint) -> io::Result<Stream> {
+    /// Connects. The other process of a Unix socket must be one of this user, of root, or of the
+    /// user `trusted`, unless this process is one of root.
+    pub async fn connect(to: &Endpoint, trusted: Option<u32>) -> io::Result<Stream> {
         match to {
             Endpoint::Tcp(address) => Stream::tcp(TcpStream::connect(address).await?),
             Endpoint::Unix(path) => {
                 let stream = UnixStream::connect(path).await?;
                 let own = rustix::process::geteuid();
-                match own.is_root() || is_trusted(stream.peer_cred()?.uid(), own.as_raw()) {
+                let uid = stream.peer_cred()?.uid();
+                match own.is_root() || is_trusted(uid, own.as_raw()) || trusted == Some(uid) {
                     true => Ok(Stream::Unix(stream)),
                     false => Err(io::Error::new(
                         io::ErrorKind::PermissionDenied,
@@ -77,13 +90,21 @@ impl Stream {
         Ok(Stream::Tcp(stream))
     }
 
-    /// Takes a connection to a Unix socket, from a process of this user or of root.
-    pub fn unix(stream: UnixStream) -> io::Result<Stream> {
-        match is_trusted(stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw()) {
-            true => Ok(Stream::Unix(stream)),
-            false => {
-                Err(io::Error::new(io::ErrorKind::PermissionDenied, "the client is one of another user"))
+    /// Takes a connection to a Unix socket, and returns the user of the client if all users are
+    /// served.
+    pub fn unix(stream: UnixStream, clients: UnixClients) -> io::Result<(Stream, Option<PeerUser>)> {
+        let refused = |reason| Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+        match clients {
+            UnixClients::OfAllUsers => {
+                let user = PeerUser::of(stream.as_fd())?;
+                Ok((Stream::Unix(stream), Some(user)))
             }
+            UnixClients::OfThisUser
+                if is_trusted(stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw()) =>
+            {
+                Ok((Stream::Unix(stream), None))
+            }
+            UnixClients::OfThisUser => refused("the client is one of another user"),
         }
     }
 

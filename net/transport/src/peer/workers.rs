@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::handler::{Handler, Reply, Request};
-use super::server::{ClientHandler, Server};
+use super::server::{ClientHandler, ClientIdentity, Server};
 use super::settings::MemberId;
 
 /// The largest number of requests that a thread takes at a time. Their replies are written
@@ -19,9 +19,8 @@ pub trait Service: Send + Sync + 'static {
     /// The rights of a client.
     type Rights: Send + Sync + 'static;
 
-    /// Returns the rights that the description of a key states: see [`ClientHandler::handler`].
-    /// Must not block.
-    fn rights(&self, description: &[u8]) -> Option<Self::Rights>;
+    /// Returns the rights of a client: see [`ClientHandler::handler`]. Must not block.
+    fn rights(&self, client: ClientIdentity<'_>) -> Option<Self::Rights>;
 
     /// Executes requests. The replies that are sent meanwhile are written together after it.
     fn execute(&self, taken: Vec<Taken<Self::Rights>>);
@@ -89,8 +88,8 @@ impl<S: Service> Handler for Requests<S> {
 }
 
 impl<S: Service> ClientHandler for Clients<S> {
-    fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>> {
-        let rights = Arc::new(self.0.service.rights(description)?);
+    fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
+        let rights = Arc::new(self.0.service.rights(client)?);
         Some(Arc::new(Requests { shared: self.0.clone(), rights }))
     }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use quell_transport::peer::{
-    Client, ClientHandler, ClientSettings, DESCRIPTION_BYTES_MAX, Endpoint, Handler, MemberId, PoolKey,
-    Protection, Reply, Request, Role, Server, ServerSettings,
+    Client, ClientHandler, ClientIdentity, ClientSettings, DESCRIPTION_BYTES_MAX, Endpoint, Handler,
+    MemberId, PoolKey, Protection, Reply, Request, Role, Server, ServerSettings,
 };
 use quell_vfs::{ErrorKind, Result};
 
@@ -40,8 +40,8 @@ impl Handler for Echo {
 struct Clients(Arc<Echo>);
 
 impl ClientHandler for Clients {
-    fn handler(&self, description: &[u8]) -> Option<Arc<dyn Handler>> {
-        (description != b"unknown").then(|| self.0.clone() as _)
+    fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
+        (client.description != b"unknown").then(|| self.0.clone() as _)
     }
 
     fn ended(&self, _client: MemberId) {

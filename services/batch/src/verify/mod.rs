@@ -26,7 +26,6 @@ mod merged_dirs;
 mod new_entries;
 mod output;
 mod pass;
-mod permissions;
 mod refusal;
 mod resolve;
 mod state;

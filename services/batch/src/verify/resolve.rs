@@ -183,6 +183,13 @@ impl Pass<'_> {
         {
             return Ok(Some(((*dir, name.clone()), ConflictReason::Denied)));
         }
+        if let Some((dir, name)) = added.first()
+            && current.inode.kind()? != Kind::Dir
+            && !(self.is_reachable(&changed.facts, current)?
+                && (added.len() <= removed.len() || caller.may_link(&current.inode)))
+        {
+            return Ok(Some(((*dir, name.clone()), ConflictReason::Denied)));
+        }
         for (dir, name) in added {
             if let Some(reason) = self.refusal_of_addition((*dir, name), names)? {
                 return Ok(Some(((*dir, name.clone()), reason)));
@@ -340,15 +347,16 @@ impl Pass<'_> {
             after.content = before.content.clone();
         }
         let after = &after;
-        let is_reachable = match &current.embedded_at {
-            Some((dir, _)) => self.accesses.of(*dir)?.is_searchable,
-            // Any of its names may be the one by which the batch has found it.
-            None => true,
-        };
-        let merged = match is_reachable && self.submission.record.caller.may_change(before, after) {
+        let caller = &self.submission.record.caller;
+        let merged = match self.is_reachable(facts, current)? && caller.may_change(before, after) {
             true => merge(before, &current.inode, after),
             false => Err(ConflictReason::Denied),
         };
+        // Others may have withdrawn the permission, or changed the owner, since the snapshot.
+        let merged = merged.and_then(|merged| match caller.may_change(&current.inode, &merged) {
+            true => Ok(merged),
+            false => Err(ConflictReason::Denied),
+        });
         match merged {
             Ok(merged) => Ok(merged),
             Err(reason) => {
@@ -360,10 +368,37 @@ impl Pass<'_> {
                 let kept = self.keep_content(before, after, place.as_ref())?;
                 let (dir, name) = place.unwrap_or((LINKED, before.number.to_string().into()));
                 self.conflict(dir, &name, reason, kept)?;
+                if reason == ConflictReason::Denied {
+                    return Ok(current.inode.clone());
+                }
                 let modified = current.inode.modified.max(after.modified);
                 Ok(Inode { modified, ..current.inode.clone() })
             }
         }
+    }
+
+    /// Returns whether the caller can reach an inode whose attributes or content the batch has
+    /// changed. The names of a file that has several, or was renamed, are not known: it is found by
+    /// a name that the batch has removed, or by its owner.
+    fn is_reachable(&self, facts: &Facts, current: &Current) -> Result<bool> {
+        let inode = &current.inode;
+        if self.submission.record.caller.owns(inode) {
+            return Ok(true);
+        }
+        if let Content::Parent { dir, .. } = &inode.content {
+            return Ok(inode.number == ROOT || self.accesses.of(*dir)?.is_searchable);
+        }
+        let removed = facts.removed.iter().map(|removed| (removed.dir, &removed.name));
+        let embedded = current.embedded_at.iter().map(|(dir, name)| (*dir, name));
+        for (dir, name) in embedded.chain(removed) {
+            let found = self.submission.current.entry(&Key::of_name(dir, name))?;
+            if found.is_some_and(|entry| entry.inode_number() == inode.number)
+                && self.accesses.of(dir)?.is_searchable
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn check_limits_of_change(&self, before: &Inode, after: &Inode) -> Result<()> {

@@ -3,23 +3,26 @@
 use crate::batch::BatchCaller;
 use crate::entry::Inode;
 
-const WRITE: u32 = 2;
+/// The rights of an access.
+const READ: u32 = 4;
+pub(crate) const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 const STICKY: u32 = 0o1000;
 const SET_USER_ID: u32 = 0o4000;
-const SET_GROUP_ID: u32 = 0o2000;
+pub(crate) const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 const TYPE_BITS: u32 = 0o170_000;
 const DIR_BITS: u32 = 0o040_000;
+const FILE_BITS: u32 = 0o100_000;
 
 impl BatchCaller {
     /// Returns whether the caller is a member of a group.
-    pub(super) fn is_in_group(&self, gid: u32) -> bool {
+    pub(crate) fn is_in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
     /// Returns whether the caller has the access `wanted`: 4 to read, 2 to write, 1 to search.
-    fn has_access(&self, inode: &Inode, wanted: u32) -> bool {
+    pub(crate) fn has_access(&self, inode: &Inode, wanted: u32) -> bool {
         let bits = match () {
             () if self.uid == 0 => return true,
             () if self.uid == inode.uid => inode.mode >> 6,
@@ -30,33 +33,43 @@ impl BatchCaller {
     }
 
     /// Returns whether the caller may look names up in a directory.
-    pub(super) fn may_search(&self, dir: &Inode) -> bool {
+    pub(crate) fn may_search(&self, dir: &Inode) -> bool {
         self.has_access(dir, SEARCH)
     }
 
     /// Returns whether the caller may create names in a directory.
-    pub(super) fn may_change_names(&self, dir: &Inode) -> bool {
+    pub(crate) fn may_change_names(&self, dir: &Inode) -> bool {
         self.has_access(dir, WRITE | SEARCH)
     }
 
     /// Returns whether the sticky bit of a directory lets the caller remove or rename an entry.
-    pub(super) fn may_remove(&self, dir: &Inode, entry: &Inode) -> bool {
+    pub(crate) fn may_remove(&self, dir: &Inode, entry: &Inode) -> bool {
         let owns = self.uid == 0 || self.uid == dir.uid || self.uid == entry.uid;
         dir.mode & STICKY == 0 || owns
     }
 
+    /// Returns whether the caller may give a file another name, as the kernel decides with
+    /// fs.protected_hardlinks: a file of another user must be a regular one that the caller may
+    /// read and write, without set-id bits.
+    pub(crate) fn may_link(&self, inode: &Inode) -> bool {
+        let has_set_id = inode.mode & SET_USER_ID != 0
+            || inode.mode & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE;
+        let is_file = inode.mode & TYPE_BITS == FILE_BITS;
+        self.owns(inode) || is_file && !has_set_id && self.has_access(inode, READ | WRITE)
+    }
+
     /// Returns whether the caller may move a directory to another one: `..` in it changes.
-    pub(super) fn may_move(&self, dir: &Inode) -> bool {
+    pub(crate) fn may_move(&self, dir: &Inode) -> bool {
         self.uid == dir.uid || self.has_access(dir, WRITE)
     }
 
     /// Returns whether the caller may change attributes of an inode that only its owner may change.
-    pub(super) fn owns(&self, inode: &Inode) -> bool {
+    pub(crate) fn owns(&self, inode: &Inode) -> bool {
         self.uid == 0 || self.uid == inode.uid
     }
 
     /// Returns whether the caller may change an inode from `before` to `after`.
-    pub(super) fn may_change(&self, before: &Inode, after: &Inode) -> bool {
+    pub(crate) fn may_change(&self, before: &Inode, after: &Inode) -> bool {
         if self.uid == 0 {
             return true;
         }

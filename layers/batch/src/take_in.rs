@@ -1,0 +1,101 @@
+//! The copy of the certificate and of the tables of a batch of another user, each of which is read
+//! once, before they are verified: their user can change them at any time.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use quell_batch_service::{BatchRecord, Certificate, TableFiles};
+use quell_vfs::{Error, ErrorKind, Result};
+use rustix::fs::{SeekFrom, seek};
+
+use crate::incoming::{open_batch_dir, open_file, refused};
+use crate::store_dir::{
+    BatchDir, CERTIFICATE, CERTIFICATE_BYTES_MAX, INCOMING, StoreDir, remove_if_present, write_certificate,
+};
+
+/// The largest number of tables of a batch.
+const TABLES_MAX: usize = 4096;
+/// The largest total size of the tables of a batch, in bytes.
+const TABLES_BYTES_MAX: u64 = 1 << 40;
+/// The size of the buffer with which a table is copied.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Copies the certificate and the tables of a batch of another user to the directory of the owner,
+/// in the place of an earlier copy. Each is read once. Without a certificate nothing is copied.
+///
+/// # Errors
+/// `InvalidInput` if a file is not a regular file of the user with one name, is too large, or has
+/// holes; `Damaged` if the certificate is not one; those of files. Then there is no copy.
+pub(crate) fn take_in(store: &StoreDir, record: &BatchRecord, syncs: bool) -> Result<()> {
+    let uid = record.caller.uid;
+    let certificate = open_batch_dir(&store.open_dir(INCOMING)?, record.number, uid)
+        .and_then(|from| Ok((open_file(&from, &String::from_utf8_lossy(CERTIFICATE), uid)?, from)));
+    let ((certificate, size), from) = match certificate {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    if size > CERTIFICATE_BYTES_MAX as u64 {
+        return Err(refused("certificate", "it is too long"));
+    }
+    let mut bytes = Vec::new();
+    let read = File::from(certificate).take(size).read_to_end(&mut bytes);
+    read.map_err(|cause| Error::from_io(cause, "read", "certificate"))?;
+    let numbers: Vec<u64> = Certificate::decode(&bytes)?.tables.iter().map(|table| table.number).collect();
+    if numbers.len() > TABLES_MAX {
+        return Err(refused("certificate", "it has too many tables"));
+    }
+    let to = store.own_batch(record.number)?;
+    remove_copy(&to)?;
+    let copied = copy_tables(&from, uid, &numbers, &to, syncs);
+    let copied = copied.and_then(|()| write_certificate(&to.files, &bytes, 0o600));
+    copied.or_else(|error| remove_copy(&to).and(Err(error)))
+}
+
+fn remove_copy(copy: &BatchDir) -> Result<()> {
+    remove_if_present(&copy.files, CERTIFICATE)?;
+    copy.tables.list()?.into_iter().try_for_each(|table| copy.tables.remove(table))
+}
+
+fn copy_tables(from: &OwnedFd, uid: u32, numbers: &[u64], to: &BatchDir, syncs: bool) -> Result<()> {
+    let mut left = TABLES_BYTES_MAX;
+    for number in numbers {
+        let name = format!("{number:016x}.table");
+        let (table, size) = open_file(from, &name, uid)?;
+        left = left.checked_sub(size).ok_or_else(|| refused(&name, "the tables are too large"))?;
+        let copy = to.tables.create(*number)?;
+        copy_table((table, size), &copy, &name)?;
+        if syncs {
+            to.tables.sync_content(*number, &copy)?;
+        }
+    }
+    if syncs { to.tables.sync() } else { Ok(()) }
+}
+
+/// Copies a table of this size. A hole would need no space on the disk of the user, but space for
+/// the copy.
+fn copy_table((table, size): (OwnedFd, u64), mut copy: &File, name: &str) -> Result<()> {
+    let failed = |cause| Error::from_io(cause, "copy", name);
+    let hole = match size {
+        0 => 0,
+        _ => seek(table.as_fd(), SeekFrom::Hole(0)).map_err(|error| failed(error.into()))?,
+    };
+    if hole < size {
+        return Err(refused(name, "it has a hole"));
+    }
+    let table = File::from(table);
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut at = 0;
+    while at < size {
+        let wanted = (size - at).min(COPY_BYTES as u64) as usize;
+        match table.read_at(&mut buffer[..wanted], at).map_err(failed)? {
+            0 => return Err(refused(name, "it became shorter")),
+            found => {
+                copy.write_all(&buffer[..found]).map_err(failed)?;
+                at += found as u64;
+            }
+        }
+    }
+    Ok(())
+}

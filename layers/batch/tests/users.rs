@@ -1,0 +1,433 @@
+//! The requests and the batches of other users than the owner of a store, whose clients and files
+//! are hostile.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use quell_batch::{BatchStore, Requester, ServedStore, fsck};
+use quell_batch_service::{
+    Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, MEMORY_BYTES, NameSpace,
+    NewNode, PrivateEntries, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
+};
+use quell_vfs::{ErrorKind, NewEntry, Time};
+use quell_wire::{decode, encode};
+
+const WAIT: Duration = Duration::from_secs(60);
+const USER: u32 = 4_300_002;
+const NOW: Time = Time { seconds: 7, nanoseconds: 8 };
+
+struct Fixture {
+    temp: tempfile::TempDir,
+    served: ServedStore,
+    user: Requester,
+    /// A directory of the user.
+    dir: u64,
+}
+
+/// The group of the store.
+fn group() -> u32 {
+    rustix::process::getegid().as_raw()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("store");
+        BatchStore::create_for_group(&path, group()).unwrap();
+        let served = ServedStore::new(BatchStore::open(&path, WAIT).unwrap());
+        let user = Requester::of_user(USER, USER, &[group()]);
+        assert!(matches!(user, Requester::User(_)));
+        let mut fixture = Fixture { temp, served, user, dir: 0 };
+        fixture.dir = fixture.make_dir("of-the-user", 0o755, USER);
+        fixture
+    }
+
+    fn store(&self) -> PathBuf {
+        self.temp.path().join("store")
+    }
+
+    fn incoming(&self, number: u64) -> PathBuf {
+        self.store().join("incoming").join(number.to_string())
+    }
+
+    fn call(&self, requester: &Requester, request: &Request) -> Result<Reply, ErrorKind> {
+        match decode(&self.served.execute(requester, &encode(request), 1 << 20)).unwrap() {
+            Reply::Failed(failure) => Err(failure.into_error("test", b"").kind),
+            reply => Ok(reply),
+        }
+    }
+
+    fn as_user(&self, request: &Request) -> Result<Reply, ErrorKind> {
+        self.call(&self.user, request)
+    }
+
+    fn make_dir(&self, name: &str, permissions: u32, uid: u32) -> u64 {
+        let new = Attributes { permissions, uid, gid: uid };
+        let (name, now) = (Bytes(name.into()), Timestamp(7, 8));
+        let create = Request::Create { dir: ROOT, name, node: NewNode::Dir, new, now };
+        match self.call(&Requester::Owner, &create) {
+            Ok(Reply::Found(Some(found))) => found.inode.number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn begin(&self) -> BatchRecord {
+        match self.as_user(&begin(USER, self.dir)) {
+            Ok(Reply::Begun(record)) => record,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Begins a batch of the user with 100 new files, and writes its files.
+    fn submitted(&self) -> (BatchRecord, Certificate) {
+        let record = self.begin();
+        let dir = self.incoming(record.number);
+        fs::create_dir(&dir).unwrap();
+        let open = |path: &Path| TableDir::new(File::open(path).unwrap().into());
+        let tables = std::sync::Arc::new(open(&dir));
+        let image = open(&self.store().join("tables"));
+        let names = PrivateEntries::open(&record, &image, tables.clone(), MEMORY_BYTES).unwrap();
+        let names = RwLock::new(names);
+        let new = NewEntry { permissions: 0o644, uid: USER, gid: USER };
+        for number in 0..100 {
+            names.create(self.dir, format!("{number}").as_bytes(), NewNode::File, new, NOW).unwrap();
+        }
+        let names = names.into_inner().unwrap();
+        let store = self.served.store().primary().store_number();
+        let certificate = names.0.submit(store, &record, &*tables, 0).unwrap();
+        fs::write(dir.join("certificate"), certificate.encode()).unwrap();
+        give(&dir, USER);
+        (record, certificate)
+    }
+
+    fn commit(&self, batch: u64) -> Result<SummaryState, ErrorKind> {
+        self.as_user(&Request::Commit { batch }).map(|reply| match reply {
+            Reply::Batch(summary) => summary.state,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    fn files(&self) -> u64 {
+        let list = Request::List { dir: self.dir, after: Bytes(Vec::new()) };
+        match self.as_user(&list) {
+            Ok(Reply::Names { names, .. }) => names.len() as u64,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Returns whether the owner has a copy of files of a batch.
+    fn has_copy(&self, batch: u64) -> bool {
+        let copies = self.store().join("batches").join(batch.to_string());
+        fs::read_dir(copies).is_ok_and(|mut entries| entries.next().is_some())
+    }
+}
+
+/// Gives a directory and its files to a user.
+fn give(dir: &Path, uid: u32) {
+    for entry in fs::read_dir(dir).unwrap() {
+        std::os::unix::fs::lchown(entry.unwrap().path(), Some(uid), None).unwrap();
+    }
+    chown(dir, Some(uid), None).unwrap();
+}
+
+/// Returns the caller that a client states.
+fn caller(uid: u32) -> BatchCaller {
+    BatchCaller { uid, gid: 0, groups: vec![0, 1] }
+}
+
+fn begin(uid: u32, subtree: u64) -> Request {
+    Request::Begin { name: "job".into(), caller: caller(uid), subtree, is_atomic: false }
+}
+
+#[test]
+fn the_user_of_a_batch_is_that_of_the_connection() {
+    let fixture = Fixture::new();
+    for uid in [0, USER + 1, rustix::process::geteuid().as_raw()] {
+        let stated = fixture.as_user(&begin(uid, fixture.dir));
+        assert_eq!(stated.unwrap_err(), ErrorKind::PermissionDenied);
+    }
+    let record = fixture.begin();
+    assert_eq!(record.caller, BatchCaller { uid: USER, gid: USER, groups: vec![group()] });
+}
+
+#[test]
+fn a_batch_begins_only_in_a_directory_that_the_user_may_write() {
+    let fixture = Fixture::new();
+    let closed = fixture.make_dir("closed", 0o755, USER + 1);
+    assert_eq!(fixture.as_user(&begin(USER, closed)).unwrap_err(), ErrorKind::PermissionDenied);
+    assert_eq!(fixture.as_user(&begin(USER, u64::MAX)).unwrap_err(), ErrorKind::NotFound);
+    for number in 0..63 {
+        let dir = fixture.make_dir(&format!("{number}"), 0o755, USER);
+        fixture.as_user(&begin(USER, dir)).unwrap();
+    }
+    fixture.begin();
+    let one_more = fixture.make_dir("one-more", 0o755, USER);
+    assert_eq!(fixture.as_user(&begin(USER, one_more)).unwrap_err(), ErrorKind::Busy);
+}
+
+#[test]
+fn batches_of_others_are_neither_listed_nor_ended() {
+    let fixture = Fixture::new();
+    let other_dir = fixture.make_dir("other", 0o777, USER + 1);
+    let own = fixture.begin().number;
+    let other = Requester::of_user(USER + 1, USER + 1, &[group()]);
+    let Ok(Reply::Begun(record)) = fixture.call(&other, &begin(USER + 1, other_dir)) else { panic!() };
+    let batch = record.number;
+    for request in [
+        Request::Commit { batch },
+        Request::Abort { batch },
+        Request::Submit { batch },
+        Request::Conflicts { batch, from: 0 },
+        Request::Join { batch, name: "part".into(), caller: caller(USER) },
+        Request::BeginForParts {
+            name: "parts".into(),
+            caller: caller(USER),
+            subtree: fixture.dir,
+            is_atomic: false,
+        },
+        Request::Counters,
+    ] {
+        assert_eq!(fixture.as_user(&request).unwrap_err(), ErrorKind::PermissionDenied, "{request:?}");
+    }
+    assert_eq!(fixture.as_user(&Request::Abort { batch: 99 }).unwrap_err(), ErrorKind::NotFound);
+    let Ok(Reply::Batches { batches, .. }) = fixture.as_user(&Request::Batches { after: 0 }) else {
+        panic!()
+    };
+    assert_eq!(batches.iter().map(|batch| batch.number).collect::<Vec<_>>(), [own]);
+    let Ok(Reply::Snapshots { snapshots, .. }) = fixture.as_user(&Request::Snapshots { after: 0 }) else {
+        panic!()
+    };
+    assert_eq!(snapshots.iter().map(|snapshot| snapshot.batch).collect::<Vec<_>>(), [own]);
+    let owner = Requester::Owner;
+    let Ok(Reply::Batches { batches, .. }) = fixture.call(&owner, &Request::Batches { after: 0 }) else {
+        panic!()
+    };
+    assert_eq!(batches.len(), 2);
+    fixture.call(&other, &Request::Abort { batch }).unwrap();
+    fixture.as_user(&Request::Abort { batch: own }).unwrap();
+}
+
+#[test]
+fn changes_of_others_entries_are_refused() {
+    let fixture = Fixture::new();
+    let closed = fixture.make_dir("closed", 0o755, USER + 1);
+    let create = |dir, uid| {
+        let (new, now) = (Attributes { permissions: 0o644, uid, gid: uid }, Timestamp(7, 8));
+        Request::Create { dir, name: Bytes(b"file".to_vec()), node: NewNode::File, new, now }
+    };
+    assert_eq!(fixture.as_user(&create(closed, USER)).unwrap_err(), ErrorKind::PermissionDenied);
+    assert!(fixture.as_user(&create(fixture.dir, 0)).is_err());
+    fixture.as_user(&create(fixture.dir, USER)).unwrap();
+}
+
+#[test]
+fn a_batch_of_another_user_is_committed_from_a_copy() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let (record, _) = fixture.submitted();
+    // A lazy commit keeps a copy, which its user cannot change or remove.
+    fixture.as_user(&Request::Submit { batch: record.number }).unwrap();
+    fs::remove_dir_all(fixture.incoming(record.number)).unwrap();
+    assert_eq!(fixture.files(), 100);
+    assert!(!fixture.has_copy(record.number));
+    drop(fixture.served);
+    let checked = fsck(&fixture.temp.path().join("store"), WAIT, false, &mut |problem| panic!("{problem:?}"));
+    checked.unwrap();
+}
+
+#[test]
+fn an_old_certificate_is_of_no_use() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let (first, _) = fixture.submitted();
+    let old = fixture.temp.path().join("old");
+    fs::create_dir(&old).unwrap();
+    for entry in fs::read_dir(fixture.incoming(first.number)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), old.join(entry.file_name())).unwrap();
+    }
+    assert_eq!(fixture.commit(first.number), Ok(SummaryState::Committed { entries: 100, conflicts: 0 }));
+    // The result of the first commit is returned, and nothing is committed again.
+    assert_eq!(fixture.commit(first.number), Ok(SummaryState::Committed { entries: 100, conflicts: 0 }));
+    let second = fixture.begin();
+    let dir = fixture.incoming(second.number);
+    fs::rename(&old, &dir).unwrap();
+    give(&dir, USER);
+    assert_eq!(fixture.commit(second.number), Err(ErrorKind::InvalidInput));
+    assert_eq!(fixture.files(), 100);
+}
+
+#[test]
+fn hostile_files_of_a_batch_are_refused_and_not_copied() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    let fixture = Fixture::new();
+    let (record, certificate) = fixture.submitted();
+    let dir = fixture.incoming(record.number);
+    let table = dir.join(format!("{:016x}.table", certificate.tables[0].number));
+    let elsewhere = fixture.temp.path().join("elsewhere");
+    let secret = fixture.temp.path().join("secret");
+    fs::write(&secret, "of the owner").unwrap();
+    let make_fifo = |path: &Path| {
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o644),
+            0,
+        )
+        .unwrap();
+    };
+    let refuse = |what: &str| {
+        let committed = fixture.commit(record.number);
+        assert!(
+            matches!(committed, Err(ErrorKind::InvalidInput | ErrorKind::Damaged)),
+            "{what}: {committed:?}"
+        );
+        assert!(!fixture.has_copy(record.number), "{what}");
+        assert_eq!(fixture.files(), 0, "{what}");
+        let submitted = fixture.as_user(&Request::Submit { batch: record.number });
+        assert!(submitted.is_err(), "{what}");
+    };
+    for file in [dir.join("certificate"), table.clone()] {
+        let with = |what: &str, replace: &dyn Fn(&Path), uid: u32| {
+            fs::rename(&file, &elsewhere).unwrap();
+            replace(&file);
+            std::os::unix::fs::lchown(&file, Some(uid), None).unwrap();
+            refuse(what);
+            fs::remove_file(&file).unwrap();
+            fs::rename(&elsewhere, &file).unwrap();
+        };
+        with("a link", &|file| symlink(&elsewhere, file).unwrap(), USER);
+        with("a link to a file of the owner", &|file| symlink(&secret, file).unwrap(), USER);
+        with("a FIFO", &make_fifo, USER);
+        with("a file of the owner", &|file| _ = fs::copy(&elsewhere, file).unwrap(), 0);
+        with("a file of a third user", &|file| _ = fs::copy(&elsewhere, file).unwrap(), USER + 1);
+        with("a second name", &|file| fs::hard_link(&elsewhere, file).unwrap(), USER);
+        with("a socket", &|file| _ = std::os::unix::net::UnixListener::bind(file).unwrap(), USER);
+        let sparse = |file: &Path| File::create(file).unwrap().set_len(1 << 42).unwrap();
+        with("a large sparse file", &sparse, USER);
+        let hole = |file: &Path| {
+            fs::copy(&elsewhere, file).unwrap();
+            File::options().write(true).open(file).unwrap().set_len(1 << 30).unwrap();
+        };
+        with("a hole at the end", &hole, USER);
+    }
+    // The certificate names many tables, or one that is not there.
+    let right = fs::read(dir.join("certificate")).unwrap();
+    let one = CertifiedTable { number: 1 << 40, entries: 1, checksum: 1 };
+    for tables in
+        [vec![one.clone()], (0..5000).map(|number| CertifiedTable { number, ..one.clone() }).collect()]
+    {
+        let forged = Certificate { tables, ..certificate.clone() };
+        fs::write(dir.join("certificate"), forged.encode()).unwrap();
+        let committed = fixture.commit(record.number);
+        assert!(matches!(committed, Err(ErrorKind::InvalidInput | ErrorKind::NotFound)), "{committed:?}");
+        assert!(!fixture.has_copy(record.number));
+    }
+    fs::write(dir.join("certificate"), right).unwrap();
+    // The directory is one of another user, or a link to one.
+    for uid in [0, USER + 1] {
+        chown(&dir, Some(uid), None).unwrap();
+        refuse("a directory of another user");
+    }
+    chown(&dir, Some(USER), None).unwrap();
+    fs::rename(&dir, &elsewhere).unwrap();
+    symlink(&elsewhere, &dir).unwrap();
+    let committed = fixture.commit(record.number);
+    assert!(committed.is_err() && !fixture.has_copy(record.number), "{committed:?}");
+    fs::remove_file(&dir).unwrap();
+    fs::rename(&elsewhere, &dir).unwrap();
+    // Nothing of this has harmed the batch.
+    assert_eq!(fixture.commit(record.number), Ok(SummaryState::Committed { entries: 100, conflicts: 0 }));
+    assert_eq!(fixture.files(), 100);
+}
+
+#[test]
+fn tables_that_change_during_the_commit_are_refused_or_committed_as_they_were() {
+    if !is_root() {
+        println!("SKIPPED: files of two users are made by root alone");
+        return;
+    }
+    for _ in 0..20 {
+        let fixture = Fixture::new();
+        let (record, certificate) = fixture.submitted();
+        let dir = fixture.incoming(record.number);
+        let table = dir.join(format!("{:016x}.table", certificate.tables[0].number));
+        let right = fs::read(&table).unwrap();
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut at = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    // In place, and by another file.
+                    let mut wrong = right.clone();
+                    wrong[at % right.len()] ^= 0x55;
+                    at += 7;
+                    let new = dir.join("new");
+                    for bytes in [&wrong, &right] {
+                        fs::write(&table, bytes).unwrap();
+                        fs::write(&new, bytes).unwrap();
+                        chown(&new, Some(USER), None).unwrap();
+                        fs::rename(&new, &table).unwrap();
+                    }
+                }
+            });
+            for _ in 0..50 {
+                if let Ok(state) = fixture.commit(record.number) {
+                    assert_eq!(state, SummaryState::Committed { entries: 100, conflicts: 0 });
+                    break;
+                }
+                assert_eq!(fixture.files(), 0);
+            }
+            ends.store(true, Ordering::Relaxed);
+        });
+        let store = fixture.store();
+        drop(fixture.served);
+        let mut problems = Vec::new();
+        fsck(&store, WAIT, false, &mut |problem| problems.push(problem.clone())).unwrap();
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_store_for_a_group_is_not_open_to_all_and_a_private_one_not_to_a_group() {
+    let temp = tempfile::tempdir().unwrap();
+    let group = temp.path().join("group");
+    let private = temp.path().join("private");
+    BatchStore::create_for_group(&group, self::group()).unwrap();
+    BatchStore::create(&private).unwrap();
+    let opens = |path: &Path, mode: u32| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        BatchStore::open(path, WAIT).map(drop).map_err(|error| error.kind)
+    };
+    assert_eq!(opens(&group, 0o2750), Ok(()));
+    assert_eq!(opens(&group, 0o2700), Ok(()));
+    for mode in [0o2770, 0o2751, 0o2755, 0o2777, 0o2752] {
+        assert_eq!(opens(&group, mode), Err(ErrorKind::PermissionDenied), "{mode:o}");
+    }
+    for mode in [0o750, 0o2750, 0o755, 0o710] {
+        assert_eq!(opens(&private, mode), Err(ErrorKind::PermissionDenied), "{mode:o}");
+    }
+    assert_eq!(opens(&private, 0o700), Ok(()));
+    for name in ["keys", "batches"] {
+        assert_eq!(fs::metadata(group.join(name)).unwrap().mode() & 0o077, 0, "{name}");
+    }
+    assert_eq!(fs::metadata(group.join("lock")).unwrap().mode() & 0o077, 0);
+}

@@ -1,0 +1,265 @@
+//! The master image for one user, whose client is not trusted: each change is executed only if the
+//! permissions of the entries allow it. They are those that the kernel checks for system calls, and
+//! every directory on the path is checked for each change.
+//!
+//! Names, attributes and contents are read without checks: all members of the group of a store can
+//! read its tables in any case.
+
+use std::sync::{Arc, RwLock, RwLockWriteGuard};
+
+use quell_threads::{read_lock, write_lock};
+use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time, errno};
+
+use crate::batch::BatchCaller;
+use crate::change::{DataChange, InodeChange};
+use crate::entries::Entries;
+use crate::entry::{Content, DEPTH_MAX, FILES_OF_USERS, Inode, ROOT, damaged};
+use crate::name_space::NameSpace;
+use crate::names::{Found, Names, NewNode, Place, Removed, Renamed};
+use crate::permissions::{SET_GROUP_ID, WRITE};
+
+/// A name space for one user: changes are executed if the permissions of the entries allow them.
+#[derive(Debug)]
+pub struct UserNames<E> {
+    names: Arc<RwLock<Names<E>>>,
+    caller: BatchCaller,
+}
+
+impl<E: Entries> UserNames<E> {
+    /// Returns the name space for a user.
+    pub fn new(names: Arc<RwLock<Names<E>>>, caller: BatchCaller) -> UserNames<E> {
+        UserNames { names, caller }
+    }
+
+    /// Locks the name space from the check of an operation to its end.
+    fn checked<'a>(&'a self, operation: &'static str) -> (RwLockWriteGuard<'a, Names<E>>, Check<'a>) {
+        (write_lock(&self.names), Check { caller: &self.caller, operation })
+    }
+}
+
+/// Checks that the user may change the names of a directory of the image, as for a creation.
+pub(crate) fn check_changes_names<E: Entries>(
+    names: &Names<E>,
+    caller: &BatchCaller,
+    dir: u64,
+    operation: &'static str,
+) -> Result<()> {
+    Check { caller, operation }.changeable_dir(names, dir).map(drop)
+}
+
+/// The checks of one operation.
+struct Check<'a> {
+    caller: &'a BatchCaller,
+    operation: &'static str,
+}
+
+impl Check<'_> {
+    /// Returns the error of a missing permission.
+    fn denied(&self) -> Error {
+        Error::new(ErrorKind::PermissionDenied, self.operation, "")
+    }
+
+    /// Returns the error of an operation for which only the owner has the permission.
+    fn not_permitted(&self) -> Error {
+        Error::new(ErrorKind::Os(errno::EPERM), self.operation, "")
+    }
+
+    fn require(&self, is_permitted: bool) -> Result<()> {
+        if is_permitted { Ok(()) } else { Err(self.denied()) }
+    }
+
+    fn require_ownership(&self, is_permitted: bool) -> Result<()> {
+        if is_permitted { Ok(()) } else { Err(self.not_permitted()) }
+    }
+
+    /// Returns a directory that the user may search, as all directories above it.
+    fn reachable_dir<E: Entries>(&self, names: &Names<E>, dir: u64) -> Result<Inode> {
+        let inode = names.inode(&Place::Dir(dir))?;
+        let mut at = inode.clone();
+        for _ in 0..=DEPTH_MAX {
+            self.require(self.caller.may_search(&at))?;
+            if at.number == ROOT {
+                return Ok(inode);
+            }
+            let Content::Parent { dir, .. } = at.content else { return Err(damaged("a directory")) };
+            at = names.inode(&Place::Dir(dir))?;
+        }
+        Err(damaged("the path of a directory"))
+    }
+
+    /// Returns a directory in which the user may create names. Errors: `NotFound` if it does not
+    /// exist.
+    fn changeable_dir<E: Entries>(&self, names: &Names<E>, dir: u64) -> Result<Inode> {
+        let inode = self.reachable_dir(names, dir).map_err(|error| match error.kind {
+            ErrorKind::Stale => Error::new(ErrorKind::NotFound, self.operation, ""),
+            _ => error,
+        })?;
+        self.require(self.caller.may_change_names(&inode))?;
+        Ok(inode)
+    }
+
+    /// Returns a node that the user can reach. `place` is where the client has found it. If it has
+    /// been renamed since, only its owner can go on using it: other names are not known.
+    fn reachable<E: Entries>(&self, names: &Names<E>, (number, place): (u64, &Place)) -> Result<Found> {
+        match place {
+            Place::Dir(_) => {
+                let found = names.find(number, place)?;
+                if let (Content::Parent { dir, .. }, false) = (&found.inode.content, number == ROOT) {
+                    self.reachable_dir(names, *dir)?;
+                }
+                return Ok(found);
+            }
+            Place::Name { dir, name } => {
+                let found = names.lookup(*dir, name)?.filter(|found| found.inode.number == number);
+                if let Some(found) = found {
+                    self.reachable_dir(names, *dir)?;
+                    return Ok(found);
+                }
+            }
+            Place::Linked(_) => {}
+        }
+        let found = names.find(number, place)?;
+        match self.caller.owns(&found.inode) {
+            true => Ok(found),
+            false => Err(Error::new(ErrorKind::Stale, self.operation, "")),
+        }
+    }
+
+    /// Checks the removal or the renaming of a name, if there is one, from a directory.
+    fn removable<E: Entries>(&self, names: &Names<E>, dir: &Inode, name: &[u8]) -> Result<Option<Inode>> {
+        let Some(found) = names.lookup(dir.number, name)? else { return Ok(None) };
+        self.require_ownership(self.caller.may_remove(dir, &found.inode))?;
+        Ok(Some(found.inode))
+    }
+
+    /// Checks that a directory may be moved to another one: its entry `..` changes.
+    fn movable(&self, inode: Option<&Inode>) -> Result<()> {
+        match inode {
+            Some(inode) if inode.kind()? == Kind::Dir => self.require(self.caller.has_access(inode, WRITE)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks a change of an inode, and returns it with the restrictions of the kernel: a write of
+    /// another user removes the set-id bits, and a file gets no set-group-ID bit for a group of
+    /// which the user is no member.
+    fn change(&self, before: &Inode, change: &InodeChange) -> Result<InodeChange> {
+        let InodeChange { permissions, uid, gid, drops_set_id, modified, data, xattr } = change;
+        let owns = self.caller.owns(before);
+        let may_write = owns || self.caller.has_access(before, WRITE);
+        self.require_ownership(owns || (permissions.is_none() && uid.is_none() && gid.is_none()))?;
+        self.require_ownership(uid.is_none_or(|uid| uid == before.uid))?;
+        self.require_ownership(gid.is_none_or(|gid| gid == before.gid || self.caller.is_in_group(gid)))?;
+        let is_write = *drops_set_id || modified.is_some() || data.is_some() || xattr.is_some();
+        self.require(may_write || !is_write)?;
+        if let Some(DataChange::Replace { new: Content::File(file), .. } | DataChange::File(file, _)) = data {
+            let is_own = file.batch == FILES_OF_USERS + u64::from(self.caller.uid);
+            self.require(is_own && file.inode == before.number)?;
+        }
+        let mut change = change.clone();
+        change.drops_set_id |= data.is_some() && !owns;
+        let gid = gid.unwrap_or(before.gid);
+        if before.kind()? != Kind::Dir && !self.caller.is_in_group(gid) {
+            change.permissions = change.permissions.map(|permissions| permissions & !SET_GROUP_ID);
+        }
+        Ok(change)
+    }
+
+    /// Checks the attributes of a new entry, and returns them as the kernel restricts them.
+    fn new_entry(&self, parent: &Inode, node: &NewNode, new: NewEntry) -> Result<NewEntry> {
+        self.require_ownership(new.uid == self.caller.uid)?;
+        let inherits = parent.mode & SET_GROUP_ID != 0;
+        self.require_ownership(inherits || self.caller.is_in_group(new.gid))?;
+        let gid = if inherits { parent.gid } else { new.gid };
+        let is_dir = matches!(node, NewNode::Dir);
+        let dropped = if is_dir || self.caller.is_in_group(gid) { 0 } else { SET_GROUP_ID };
+        Ok(NewEntry { permissions: new.permissions & !dropped, ..new })
+    }
+}
+
+impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
+    fn is_shared(&self) -> bool {
+        self.names.is_shared()
+    }
+
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+        self.names.lookup(dir, name)
+    }
+
+    fn find(&self, number: u64, place: &Place) -> Result<Found> {
+        self.names.find(number, place)
+    }
+
+    fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
+        self.names.parent(dir)
+    }
+
+    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
+        read_lock(&self.names).list(dir, after, visit)
+    }
+
+    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
+        let (mut names, check) = self.checked("create");
+        let parent = check.changeable_dir(&names, dir)?;
+        let new = check.new_entry(&parent, &node, new)?;
+        names.create(dir, name, node, new, now)
+    }
+
+    fn link(&self, node: (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
+        let (mut names, check) = self.checked("link");
+        let Found { place, inode } = check.reachable(&names, node)?;
+        check.changeable_dir(&names, dir)?;
+        check.require_ownership(check.caller.may_link(&inode))?;
+        names.link((inode.number, &place), dir, name, now)
+    }
+
+    fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        let (mut names, check) = self.checked("remove");
+        let parent = check.changeable_dir(&names, dir)?;
+        check.removable(&names, &parent, name)?;
+        names.remove(dir, name, now)
+    }
+
+    fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
+        let (mut names, check) = self.checked("remove");
+        let parent = check.changeable_dir(&names, dir)?;
+        check.removable(&names, &parent, name)?;
+        names.remove_dir(dir, name, now)
+    }
+
+    fn rename(
+        &self,
+        (from_dir, from): (u64, &[u8]),
+        (to_dir, to): (u64, &[u8]),
+        mode: Rename,
+        now: Time,
+    ) -> Result<Renamed> {
+        let (mut names, check) = self.checked("rename");
+        let old_parent = check.changeable_dir(&names, from_dir)?;
+        let new_parent = check.changeable_dir(&names, to_dir)?;
+        let moved = check.removable(&names, &old_parent, from)?;
+        let target = check.removable(&names, &new_parent, to)?;
+        if from_dir != to_dir {
+            check.movable(moved.as_ref())?;
+            if mode == Rename::Exchange {
+                check.movable(target.as_ref())?;
+            }
+        }
+        names.rename((from_dir, from), (to_dir, to), mode, now)
+    }
+
+    fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
+        let (mut names, check) = self.checked("change");
+        let Found { place, inode } = check.reachable(&names, node)?;
+        let change = check.change(&inode, change)?;
+        names.change((inode.number, &place), &change, now)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.names.sync()
+    }
+}
+
+#[cfg(test)]
+#[path = "user_names_test.rs"]
+mod tests;

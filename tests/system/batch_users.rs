@@ -1,0 +1,201 @@
+//! A store for batches that the members of a group use: the permissions in its name space, batches
+//! of other users than its owner, and access to its files past Quell.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::skip;
+use crate::stage::{Ended, Running, Stage, eventually, is_root, quell, words};
+
+/// Users with accounts, which fusermount3 needs, and a group of both.
+const OWNER: u32 = 1;
+const USER: u32 = 2;
+const GROUP: &str = "4300100";
+
+struct Fixture {
+    stage: Stage,
+    store: PathBuf,
+    server: Running,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let stage = Stage::new();
+        fs::set_permissions(stage.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        let copy = stage.path("quell-copy");
+        fs::copy(quell(), &copy).unwrap();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+        for uid in [OWNER, USER] {
+            for name in ["runtime", "home"] {
+                let dir = stage.dir(&format!("{name}-{uid}"));
+                chown(&dir, Some(uid), Some(uid)).unwrap();
+                fs::set_permissions(&dir, fs::Permissions::from_mode(0o711)).unwrap();
+            }
+            fs::set_permissions(stage.path(format!("runtime-{uid}")), fs::Permissions::from_mode(0o700))
+                .unwrap();
+        }
+        let store = stage.path(format!("home-{OWNER}/store"));
+        let mut init = as_user(&stage, OWNER, copy.as_os_str());
+        stage.run(init.args(words(&[&"batch", &"init", &store, &"--group", &GROUP]))).expect(0);
+        let mut serve = as_user(&stage, OWNER, copy.as_os_str());
+        let server = stage.start(serve.args(words(&[&"batch", &"serve", &store, &"--json"])));
+        assert!(eventually(|| server.out().ends_with('\n')), "{}", server.err());
+        Fixture { stage, store, server }
+    }
+
+    /// Runs `quell` as a user.
+    fn quell(&self, uid: u32, arguments: &[&str]) -> Ended {
+        let copy = self.stage.path("quell-copy");
+        self.stage.run(as_user(&self.stage, uid, copy.as_os_str()).args(arguments))
+    }
+
+    /// Runs a shell script as a user, in the home directory.
+    fn sh(&self, uid: u32, script: &str) -> Ended {
+        let home = self.stage.path(format!("home-{uid}"));
+        let script = format!("cd {} && {script}", home.display());
+        self.stage.run(as_user(&self.stage, uid, "sh".as_ref()).args(["-c", &script]))
+    }
+
+    /// Mounts the store, or a directory of it, at a directory in the home directory of a user.
+    fn mount(&self, uid: u32, below: &str, options: &[&str], name: &str) -> PathBuf {
+        let point = self.stage.dir(&format!("home-{uid}/{name}"));
+        chown(&point, Some(uid), Some(uid)).unwrap();
+        let store = self.store.join(below);
+        let store = store.to_str().unwrap().trim_end_matches('/').to_owned();
+        let mut arguments = vec!["mount", "--batch", &store];
+        if uid != OWNER {
+            arguments.extend(["--trust-owner", "1"]);
+        }
+        arguments.extend(options);
+        self.quell(uid, &[&arguments[..], &[point.to_str().unwrap()]].concat()).expect(0);
+        point
+    }
+
+    fn umount(&self, uid: u32, point: &Path) -> Ended {
+        self.quell(uid, &["umount", point.to_str().unwrap()])
+    }
+
+    fn end(self) {
+        self.server.signal(Signal::TERM);
+        self.server.wait().expect(0);
+        let checked = self.stage.path("quell-copy");
+        let mut fsck = as_user(&self.stage, OWNER, checked.as_os_str());
+        self.stage.run(fsck.args(words(&[&"batch", &"fsck", &self.store]))).expect(0);
+    }
+}
+
+/// Returns a command of a user who is a member of the group.
+fn as_user(stage: &Stage, uid: u32, program: &std::ffi::OsStr) -> Command {
+    let mut command = stage.command("setpriv");
+    let id = uid.to_string();
+    command.args(["--reuid", &id, "--regid", &id, "--groups", GROUP, "--"]).arg(program);
+    command.env("QUELL_RUNTIME_DIR", stage.path(format!("runtime-{uid}")));
+    command
+}
+
+#[test]
+fn members_of_the_group_use_a_store_with_their_permissions() {
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let fixture = Fixture::new();
+    let store = fixture.store.to_str().unwrap();
+    fixture.quell(USER, &["batch", "status", store]).expect(3).says("--trust-owner 1");
+    fixture.quell(USER, &["batch", "status", store, "--trust-owner", "3"]).expect(3).says("--trust-owner 1");
+    let theirs = fixture.mount(OWNER, "", &[], "mount");
+    let mine = fixture.mount(USER, "", &[], "mount");
+    let script = "set -e; cd mount; mkdir open closed; chmod 777 open; echo text > open/file; head -c 200000 /dev/zero \
+                  | tr '\\0' a > open/large; chmod 666 open/large; echo x > closed/file; chmod 700 closed";
+    fixture.sh(OWNER, script).expect(0);
+    // The permissions of the name space hold for the other user.
+    let script = "set -e; cd mount; mkdir dir; echo mine > dir/file; ln dir/file dir/second; chmod 600 dir/file; head -c \
+                  300000 /dev/zero > dir/large; mv dir/large open/moved; cat open/file; head -c 1 open/large; echo more >> \
+                  open/large; stat -c '%u %s' open/moved open/large";
+    let done = fixture.sh(USER, script).expect(0);
+    assert_eq!(done.text(), "text\na2 300000\n1 200005\n");
+    for refused in [
+        "echo x > open/file",
+        "rmdir open",
+        "mv open renamed",
+        "chmod 777 open",
+        "cat closed/file",
+        "touch closed/new",
+    ] {
+        let ended = fixture.sh(USER, &format!("cd mount && {refused}"));
+        assert_ne!(ended.code(), Some(0), "{refused}");
+    }
+    // The owner of the store reads the large files of the other user.
+    assert_eq!(
+        fixture.sh(OWNER, "tail -c 5 mount/open/large; wc -c < mount/open/moved").expect(0).text(),
+        "more\n300000\n"
+    );
+    fixture.umount(USER, &mine).expect(0);
+    fixture.umount(OWNER, &theirs).expect(0);
+    // Past Quell, the other user reads tables, and changes no file of the owner.
+    for refused in
+        ["ls keys", "ls batches", "cat lock", "touch new", "touch tables/new", "touch data/new", "rm socket"]
+    {
+        let ended = fixture.sh(USER, &format!("cd {store} && {refused} < /dev/null"));
+        assert_ne!(ended.code(), Some(0), "{refused}");
+    }
+    fixture
+        .sh(USER, &format!("cd {store} && for file in format tables/*; do ! echo x >> $file; done"))
+        .expect(0);
+    fixture.end();
+}
+
+#[test]
+fn a_batch_of_another_user_is_committed_by_the_server() {
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let fixture = Fixture::new();
+    let store = fixture.store.to_str().unwrap();
+    let mine = fixture.mount(USER, "", &[], "mount");
+    fixture.sh(USER, "mkdir mount/run").expect(0);
+    // The umask must not keep the server from reading the tables.
+    let script = "umask 077; cd job && mkdir d && for i in $(seq 300); do echo $i > d/$i; done && head -c 200000 /dev/zero > large";
+    for options in [&["--mode", "batch"][..], &["--mode", "batch", "--lazy"]] {
+        let job = fixture.mount(USER, "run", options, "job");
+        fixture.sh(USER, script).expect(0);
+        // Another process neither commits nor aborts it.
+        let batches = fixture.quell(USER, &["batch", "status", store, "--trust-owner", "1"]).expect(0).text();
+        let number = batches.lines().last().unwrap().split_whitespace().next().unwrap().to_owned();
+        fixture
+            .quell(USER, &["batch", "abort", store, &number, "--trust-owner", "1"])
+            .expect(3)
+            .says("a process uses it");
+        fixture.umount(USER, &job).expect(0);
+        let listed = fixture.sh(USER, "ls mount/run/d | wc -l; wc -c < mount/run/large").expect(0);
+        assert_eq!(listed.text(), "300\n200000\n", "{options:?}");
+        let left = fs::read_dir(fixture.store.join("incoming").join(&number)).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 1, "the data file is left only: {left:?}");
+        fixture.sh(USER, "rm -r mount/run/*").expect(0);
+    }
+    // A batch that cannot be read is not committed, and its user aborts it.
+    let job = fixture.mount(USER, "run", &["--mode", "batch"], "job");
+    fixture.sh(USER, "echo x > job/file").expect(0);
+    let last = fs::read_dir(fixture.store.join("incoming")).unwrap();
+    let last =
+        last.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<u64>().ok()).max().unwrap();
+    let dir = fixture.store.join("incoming").join(last.to_string());
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+    fixture.umount(USER, &job).expect(3).says("was not committed");
+    let last = last.to_string();
+    fixture.quell(USER, &["batch", "abort", store, &last, "--trust-owner", "1"]).expect(0);
+    assert!(!dir.exists());
+    let program = ["sh", "-c", "echo done > \"$0/ran\""];
+    let home = fixture.stage.path(format!("home-{USER}/job"));
+    let batch = format!("{store}/run={}", home.display());
+    let arguments = ["run", "--batch", &batch, "--trust-owner", "1", "--"];
+    let arguments = [&arguments[..], &program, &[home.to_str().unwrap()]].concat();
+    fixture.quell(USER, &arguments).expect(0);
+    assert_eq!(fixture.sh(USER, "cat mount/run/ran").expect(0).text(), "done\n");
+    fixture.umount(USER, &mine).expect(0);
+    fixture.end();
+}
