@@ -222,6 +222,30 @@ fn entries_whose_directory_is_removed_share_one_directory_of_the_batch() {
 }
 
 #[test]
+fn an_entry_in_conflict_gets_no_name_that_its_part_has_used() {
+    let fixture = Fixture::new();
+    let batch = fixture.begin_for_parts(false).number;
+    let (first, second) = (fixture.join(batch).unwrap(), fixture.join(batch).unwrap());
+    text_file(&first.names, make_dir(&first.names, ROOT, "out"), "file", "first");
+    let out = make_dir(&second.names, ROOT, "out");
+    text_file(&second.names, out, "file", "second");
+    let used = format!("file.quell-conflict-{batch}-1");
+    text_file(&second.names, out, &used, "used");
+    fixture.commit_parts(batch, &[&first, &second]).unwrap();
+    assert_eq!(
+        tree(&*fixture.master()),
+        sorted([
+            "/ 755 3".to_owned(),
+            "/out/ 755 2".into(),
+            "/out/file 644 1 first".into(),
+            format!("/out/{used} 644 1 used"),
+            format!("/out/file.quell-conflict-{batch}-2 644 1 second"),
+        ])
+    );
+    fixture.check("after the commit");
+}
+
+#[test]
 fn a_directory_of_others_is_not_merged_with_one_of_a_part() {
     let fixture = Fixture::new();
     let batch = fixture.begin_for_parts(false).number;
