@@ -300,6 +300,10 @@ impl Choice<'_, '_> {
     /// one another. The number of listed directories is less than that of the absorbed operations.
     fn extended(&self, mut trees: Vec<PathId>, directories: &mut dyn Directories) -> Vec<PathId> {
         for tree in trees.clone() {
+            if !trees.contains(&tree) {
+                // A directory above an earlier tree has replaced this one, too.
+                continue;
+            }
             let (mut best, mut saved_by_best) = (None, 0);
             let above = self.above(tree).into_iter();
             let possible = |at: &PathId| self.may_be_tree(*at) && !self.above_working.contains(at);
@@ -464,7 +468,8 @@ mod tests {
         assert_eq!(chosen_with(&paths, &mut sizes), ["/m/u/perl"], "/m/u absorbs no more");
         // Each index takes operations to load.
         let two = [("/m/u/a/lib/x", 100), ("/m/u/b/lib/x", 100), ("/m/u/c/lib/x", 100)];
-        let sizes = |size: u64| Sizes(HashMap::from([("/m/u", size)]));
+        let parts = ["/m/u/a", "/m/u/b", "/m/u/c"];
+        let sizes = |size: u64| Sizes(parts.iter().map(|part| (*part, 1)).chain([("/m/u", size)]).collect());
         assert_eq!(chosen_with(&two, &mut sizes(22)), ["/m/u"]);
         assert_eq!(chosen_with(&two, &mut sizes(23)).len(), 3);
     }
