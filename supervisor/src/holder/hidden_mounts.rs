@@ -51,22 +51,25 @@ impl HiddenMounts {
     pub fn report_new(&mut self, messages: &Messages) {
         let mut watched = [PollFd::new(&self.table, PollFlags::PRI)];
         let has_changed = poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
-        if !has_changed {
+        if !has_changed || self.messages == MESSAGES_MAX {
             return;
         }
         let Ok(table) = mount_table() else { return };
         // The id of a removed mount may be used again.
-        self.known.retain(|id| table.iter().any(|mount| mount.id == *id));
-        for mount in &table {
-            let is_new = self.known.insert(mount.id);
+        let present = table.iter().map(|mount| mount.id).collect();
+        let known = std::mem::replace(&mut self.known, present);
+        for mount in table.iter().filter(|mount| !known.contains(&mount.id)) {
             let tree = self.trees.iter().find(|tree| is_hidden(mount, tree, &table));
-            let Some(tree) = tree.filter(|_| is_new && self.messages < MESSAGES_MAX) else { continue };
+            let Some(tree) = tree else { continue };
+            if self.messages == MESSAGES_MAX {
+                return;
+            }
             self.messages += 1;
             messages.print(&format!(
                 "{}: a file system ({}) was mounted here after {} was covered, and programs in the view do not see it; \
                  start the program again after indexing the tree with `quell index --cross-mounts`, or without the view",
                 shown(&mount.point),
-                mount.kind,
+                shown(&mount.kind),
                 shown(&tree.source)
             ));
         }
