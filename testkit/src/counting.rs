@@ -1,7 +1,6 @@
 //! A directory that records every operation that would reach the file system.
 
 use std::any::Any;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
@@ -214,11 +213,6 @@ impl WritableDir for CountingDir<dyn WritableDir> {
         self.inner.change(name, change)
     }
 
-    fn change_open(&self, file: &dyn OpenFile, change: &Change) -> Result<()> {
-        self.record_at("change open file", b"");
-        self.inner.change_open(file, change)
-    }
-
     fn sync(&self) -> Result<()> {
         self.record_at("sync directory", b"");
         self.inner.sync()
@@ -263,10 +257,6 @@ impl OpenFile for CountingFile {
     fn sync(&self) -> Result<()> {
         self.record("sync");
         self.inner.sync()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor()
     }
 
     /// Locks are not counted.

@@ -110,7 +110,6 @@ const RECORD: Head = Head {
     container: 0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF,
     writer: 0,
     directories: 32,
-    process: None,
 };
 
 /// Encodes a flat index.

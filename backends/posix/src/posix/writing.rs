@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::{PIECES_MAX, PosixDir, PosixFile, failed, moved};
 use crate::span::{entry_span, file_span, operation_span};
-use crate::{Acting, OpenFile, WritableDir, WritableFile, assume};
+use crate::{Acting, WritableDir, WritableFile, assume};
 
 const SET_GROUP_ID: u32 = 0o2000;
 const SET_ID: u32 = 0o6000;
@@ -386,20 +386,6 @@ impl WritableDir for PosixDir {
         if self.is_guarded() {
             return self.change_guarded(fd, name, change);
         }
-        let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
-        change_descriptor(fd, kind, change).map_err(fail)
-    }
-
-    fn change_open(&self, file: &dyn OpenFile, change: &Change) -> Result<()> {
-        const NAME: &[u8] = b"an open file";
-        let _span = operation_span("fsetattr");
-        let Some(fd) = file.descriptor().filter(|_| change.size_bytes.is_none()) else {
-            return Err(Error::new(ErrorKind::InvalidInput, "change", NAME));
-        };
-        if self.is_guarded() {
-            return self.change_guarded(fd, NAME, change);
-        }
-        let fail = |e| failed(e, "change", NAME);
         let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
         change_descriptor(fd, kind, change).map_err(fail)
     }

@@ -11,7 +11,6 @@ mod heads;
 mod index_log;
 mod meta;
 mod naming;
-mod object;
 mod offsets;
 mod placement;
 mod runs;
@@ -34,19 +33,13 @@ pub use frame_head::{FrameHead, decode_frame_head, decode_frame_runs, encode_fra
 pub use frames::{
     FRAME_HEAD_BYTES, Frame, FrameKind, Frames, Order, PAYLOAD_BYTES_MAX, SUM_BYTES, widen_epochs,
 };
-pub use heads::{
-    BLOCK_BYTES, CONTAINER_VERSION, HEAD_BYTES, Head, HeadKind, OBJECT_VERSION, ObjectProcess, STORE_VERSION,
-};
+pub use heads::{BLOCK_BYTES, CONTAINER_VERSION, HEAD_BYTES, Head, HeadKind, STORE_VERSION};
 pub use index_log::{BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch, decode_batch, encode_batch};
 pub use meta::{
     COVERS_MAX, Closed, CoveredLog, Covers, Holder, MetaName, Published, Running, Summary, Truncation,
     Truncations, boot_of,
 };
 pub use naming::{OWN, Stored, container_name, file_name_bytes_max, is_own, joined, other_name, shown};
-pub use object::{
-    OBJECT_END, OBJECT_FRAME_BYTES, OBJECT_FRAME_HEAD_BYTES, ObjectRest, ObjectSize,
-    decode_object_frame_head, encode_object_frame_head, is_frame_boundary,
-};
 pub use offsets::{FileOffset, LogPosition, PayloadOffset, PayloadRange};
 pub use placement::choose_store;
 pub use runs::{FILE_END_MAX, Run, Runs, visit_payload_range};

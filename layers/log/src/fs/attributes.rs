@@ -3,7 +3,7 @@
 use quell_posix::{Stat, assume};
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result};
 
-use crate::container::{begins_as_object, only_drops_set_id};
+use crate::container::only_drops_set_id;
 use crate::format::other_name;
 use crate::fs::files::{file, with_file};
 use crate::fs::mount::Mount;
@@ -78,26 +78,5 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
             change.permissions = None; // a truncation has already removed the bits
         }
     }
-    if let Some(size) = change.size_bytes {
-        shared.file.change(&Change { size_bytes: Some(size), ..Change::default() })?;
-        change.size_bytes = None;
-    }
-    if change == Change::default() {
-        return Ok(());
-    }
-    let container = shared.file.container();
-    if let Some(object) = container.only_object()? {
-        // A container whose owner differs from that of its object is not found, so it is created
-        // before root changes the user.
-        let keeps_user = change.uid.is_none_or(|uid| object.stat().is_ok_and(|stat| stat.uid == uid));
-        if keeps_user && stays_object(&change) && shared.file.change_only_object(&change)? {
-            return Ok(());
-        }
-    }
     shared.file.change(&change)
-}
-
-/// Returns true if the object of a file can have these attributes without a container.
-fn stays_object(change: &Change) -> bool {
-    change.permissions.is_none_or(begins_as_object)
 }

@@ -29,13 +29,6 @@ pub(crate) fn lookup(mount: &Mount, at: EntryName<'_>) -> Result<Option<Attribut
     let node = mount.nodes.lock().refer(at.dir, at.name, found.kind);
     match attributes_of_found(mount, node, &found) {
         Ok(attributes) => Ok(Some(attributes)),
-        // It can be removed, for which the kernel looks it up. Opening it fails.
-        Err(error)
-            if error.kind == ErrorKind::Damaged && is_without_header(mount, &dirs, at.name, &found) =>
-        {
-            let attributes = attributes_from(node, Kind::File, &found.stat);
-            Ok(Some(Attributes { size_bytes: 0, ..attributes }))
-        }
         Err(error) => {
             mount.forget(node, 1);
             // A directory with the name of a container and without a record is not a file.
@@ -106,13 +99,6 @@ fn is_incomplete(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) ->
     }
     // A container that is being removed has already lost its name.
     Ok(open()?.is_some_and(|now| now.identity() == container.identity()))
-}
-
-/// Returns true if a file began as an object, and has no valid header.
-fn is_without_header(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) -> bool {
-    let open = |stored: Vec<u8>| Container::open(&mount.stores, found.store, &*dirs[found.store], &stored);
-    found.stat.kind() == Some(Kind::File)
-        && container_name(name).and_then(open).is_err_and(|error| error.kind == ErrorKind::Damaged)
 }
 
 /// Returns the error of `lookup` for an incomplete container (see `is_incomplete`). Other errors
