@@ -206,7 +206,7 @@ mod tests {
             }
             self.placement.set(self, std::slice::from_ref(&self.after), &[]).unwrap();
             done(Err(match self.failed {
-                Failed::NotExecuted => not_executed(ErrorKind::Unavailable, to, "the member is stopping"),
+                Failed::NotExecuted => not_executed(ErrorKind::Unavailable, &to, "the member is stopping"),
                 Failed::Unknown => Error::new(ErrorKind::Unavailable, "call", to.to_string()),
             }));
         }

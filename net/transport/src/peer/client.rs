@@ -12,8 +12,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use super::handler::{Handler, Reply, Request};
 use super::network::{connect, drain, end_calls, random_number};
 use super::peer_state::{CollectedPeers, Peer, PeerCounters};
-use super::server::{SERVER, settings};
-use super::settings::{MemberId, PoolKey, Protection, Role, Settings};
+use super::server::settings;
+use super::settings::{MemberId, PoolKey, Protection, Role, SERVER, Settings};
 use super::stream::Endpoint;
 use super::transport::{CollectedSends, Done};
 

@@ -151,7 +151,7 @@ impl Transport for PeerNetwork {
         let peer = self.shared.peers().get(&to).cloned();
         match peer {
             Some(peer) => peer.call(request, reply_bytes_max, deadline, done),
-            None => done(Err(not_executed(ErrorKind::Unavailable, to, "it is not a member of the pool"))),
+            None => done(Err(not_executed(ErrorKind::Unavailable, &to, "it is not a member of the pool"))),
         }
     }
 

@@ -4,8 +4,6 @@ use std::fmt;
 
 use quell_vfs::{Error, ErrorKind};
 
-use super::settings::MemberId;
-
 /// The reason, as a text.
 #[derive(Debug)]
 struct NotExecuted(String);
@@ -18,8 +16,8 @@ impl fmt::Display for NotExecuted {
 
 impl std::error::Error for NotExecuted {}
 
-/// Returns the error of a call whose request was certainly not executed.
-pub fn not_executed(kind: ErrorKind, to: MemberId, reason: impl Into<String>) -> Error {
+/// Returns the error of a call whose request was certainly not executed. `to`: the other side.
+pub fn not_executed(kind: ErrorKind, to: &impl fmt::Display, reason: impl Into<String>) -> Error {
     let source = Some(NotExecuted(reason.into()).into());
     Error { source, ..Error::new(kind, "call", to.to_string()) }
 }

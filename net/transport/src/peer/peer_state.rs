@@ -23,7 +23,7 @@ use super::incoming::{Incoming, Verdict};
 use super::link::{Link, Written};
 use super::not_executed::not_executed;
 use super::outgoing::{Credit, Ended, Frame, Outgoing};
-use super::settings::{Compression, MemberId, Settings};
+use super::settings::{Compression, MemberId, SERVER, Settings};
 use super::stream::Endpoint;
 use super::transport::{CollectedSends, Done};
 
@@ -148,6 +148,8 @@ pub(super) struct Peer {
     handler: Arc<dyn Handler>,
     /// Bounds the requests of all clients of a server.
     gate: Option<Arc<Gate>>,
+    /// The other side, for messages.
+    subject: String,
     limits: Limits,
     state: Mutex<State>,
     counts: Counts,
@@ -186,6 +188,8 @@ impl Peer {
         gate: Option<Arc<Gate>>,
     ) -> Arc<Peer> {
         let held = Credit { requests: settings.requests_held_max as usize, bytes: settings.bytes_held_max };
+        // All servers have the same number.
+        let subject = if id == SERVER { address.to_string() } else { id.to_string() };
         let state = State {
             outgoing: Outgoing::new(),
             incoming: Incoming::new(held),
@@ -210,6 +214,7 @@ impl Peer {
         };
         Arc::new_cyclic(|this| Peer {
             id,
+            subject,
             session,
             handler,
             gate,
@@ -338,12 +343,12 @@ impl Peer {
     }
 
     fn error(&self, kind: ErrorKind, text: impl Into<String>) -> Error {
-        Error { source: Some(text.into().into()), ..Error::new(kind, "call", self.id.to_string()) }
+        Error { source: Some(text.into().into()), ..Error::new(kind, "call", self.subject.clone()) }
     }
 
     /// Returns the error of a request that was certainly not executed.
     fn not_executed(&self, kind: ErrorKind, text: impl Into<String>) -> Error {
-        not_executed(kind, self.id, text)
+        not_executed(kind, &self.subject, text)
     }
 
     /// Returns the error of a request that has ended without a reply.

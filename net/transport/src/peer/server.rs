@@ -22,12 +22,9 @@ use super::handshake::Refusal;
 use super::network::{DRAIN_INTERVAL, drain, random_number};
 use super::peer_state::{CollectedPeers, Peer};
 use super::peer_user::PeerUser;
-use super::settings::{MemberId, PoolId, PoolKey, Protection, Role, Settings};
+use super::settings::{MemberId, PoolId, PoolKey, Protection, Role, SERVER, Settings};
 use super::stream::{Endpoint, Stream, UnixClients};
 use super::transport::CollectedSends;
-
-/// The number of a server, in the place of a member's. Clients have smaller ones.
-pub(super) const SERVER: MemberId = MemberId(u64::MAX);
 
 /// The pause after a failure to accept.
 const PAUSE: Duration = Duration::from_millis(20);

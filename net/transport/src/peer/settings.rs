@@ -18,6 +18,9 @@ impl fmt::Display for MemberId {
     }
 }
 
+/// The number of a server, in the place of a member's. Clients have smaller ones.
+pub(super) const SERVER: MemberId = MemberId(u64::MAX);
+
 /// The number of a pool: 16 random bytes, drawn at its creation. It is not secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolId(pub [u8; 16]);

@@ -154,7 +154,7 @@ impl Transport for MemoryTransport {
         }
         let other = match self.route(to) {
             Ok(other) => other,
-            Err(reason) => return done(Err(not_executed(ErrorKind::Unavailable, to, reason))),
+            Err(reason) => return done(Err(not_executed(ErrorKind::Unavailable, &to, reason))),
         };
         other.inner().traffic.received_bytes += request.len() as u64;
         let mut inner = self.state.inner();
