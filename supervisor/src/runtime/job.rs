@@ -17,11 +17,63 @@ const JOB_VARIABLES: [&[&str]; 10] = [
 
 /// Returns the job of which this process is a rank, if any.
 pub fn current_job() -> Option<String> {
-    let value = |name: &&str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    job_of(|name| std::env::var(name).ok())
+}
+
+fn job_of(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let value = |name: &str| variable(name).filter(|v| !v.is_empty());
     JOB_VARIABLES.iter().find_map(|names| {
         let first = value(names.first()?)?;
-        let rest = names.iter().skip(1).filter_map(value);
+        // Each cluster counts its jobs from 1, and several can share a file system. The number of
+        // PBS contains the server.
+        let cluster = match names[0] {
+            "SLURM_JOB_ID" => value("SLURM_CLUSTER_NAME"),
+            // The name that Slurm gives to its own steps. Other launchers do not pass the variable
+            // of the cluster to each node.
+            "PMIX_NAMESPACE" if first.starts_with("slurm.") => value("SLURM_CLUSTER_NAME"),
+            "JOB_ID" => value("SGE_CLUSTER_NAME"),
+            _ => None,
+        };
+        let rest = names.iter().skip(1).filter_map(|name| value(name));
         let parts: Vec<String> = std::iter::once(first).chain(rest).collect();
-        Some(format!("{}={}", names[0], parts.join(".")))
+        let cluster = cluster.map_or(String::new(), |name| format!("@{name}"));
+        Some(format!("{}={}{cluster}", names[0], parts.join(".")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(variables: &[(&str, &str)]) -> Option<String> {
+        let find = |name: &str| variables.iter().find(|(found, _)| *found == name);
+        job_of(|name| find(name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn jobs_with_the_same_number_on_two_clusters_differ() {
+        let slurm = |cluster| {
+            job(&[("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("SLURM_CLUSTER_NAME", cluster)]).unwrap()
+        };
+        assert_eq!(slurm("north"), "SLURM_JOB_ID=7.0@north");
+        assert_ne!(slurm("north"), slurm("south"));
+        let pmix = job(&[("PMIX_NAMESPACE", "slurm.pmix.7.0"), ("SLURM_CLUSTER_NAME", "north")]);
+        assert_eq!(pmix.unwrap(), "PMIX_NAMESPACE=slurm.pmix.7.0@north");
+        let grid = job(&[("JOB_ID", "7"), ("SGE_TASK_ID", "2"), ("SGE_CLUSTER_NAME", "p6444")]);
+        assert_eq!(grid.unwrap(), "JOB_ID=7.2@p6444");
+    }
+
+    #[test]
+    fn ranks_of_mpirun_have_the_same_job_with_and_without_the_variables_of_the_cluster() {
+        let ranks = [
+            job(&[
+                ("PMIX_NAMESPACE", "prterun-n1-5@1"),
+                ("SLURM_CLUSTER_NAME", "north"),
+                ("SLURM_JOB_ID", "7"),
+            ]),
+            job(&[("PMIX_NAMESPACE", "prterun-n1-5@1")]),
+        ];
+        assert_eq!(ranks[0], ranks[1]);
+        assert_eq!(job(&[("SLURM_JOB_ID", "")]), None);
+    }
 }
