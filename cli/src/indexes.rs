@@ -13,6 +13,11 @@ use crate::output::errln;
 #[derive(Debug)]
 pub enum RequestedIndex {
     File(InputFile),
+    /// The index beside a directory, which has no symbolic links in its path. Both are open.
+    OfTree {
+        path: PathBuf,
+        index: InputFile,
+    },
     /// A directory, without symbolic links in its path, and the path of its index.
     Tree {
         path: PathBuf,
@@ -55,13 +60,13 @@ pub fn open_indexes(
     creation: Creation,
 ) -> Result<Vec<(InputFile, Option<PathBuf>)>, Failure> {
     let is_missing = |requested: &RequestedIndex| match requested {
-        RequestedIndex::File(_) => None,
+        RequestedIndex::File(_) | RequestedIndex::OfTree { .. } => None,
         RequestedIndex::Tree { index, .. } => (!index.exists()).then(|| index.clone()),
     };
     let missing: Vec<PathBuf> = indexes.iter().filter_map(is_missing).collect();
     if !missing.is_empty() {
         let covered = indexes.iter().map(|requested| match requested {
-            RequestedIndex::Tree { path, .. } => Ok(path.clone()),
+            RequestedIndex::Tree { path, .. } | RequestedIndex::OfTree { path, .. } => Ok(path.clone()),
             RequestedIndex::File(file) => Ok(root_of(&file.index().map_err(Failure::into_final)?)),
         });
         let covered = covered.collect::<Result<Vec<_>, Failure>>()?;
@@ -71,6 +76,7 @@ pub fn open_indexes(
     }
     let open = |requested| match requested {
         RequestedIndex::File(file) => Ok((file, None)),
+        RequestedIndex::OfTree { path, index } => Ok((index, Some(path))),
         RequestedIndex::Tree { path, index } => Ok((index_at(&path, &index, creation)?, Some(path))),
     };
     indexes.into_iter().map(open).collect()

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quell_supervisor::{
-    BootPlan, JobInputs, JobPlan, Plan, PlanSource, RecordingPlan, Target, TreePlan, Waiting, current_job,
-    is_first_notice, job_inputs, runtime_directory, state_directory,
+    BootPlan, JobInput, JobInputs, JobPlan, Plan, PlanSource, RecordingPlan, Target, TreePlan, Waiting,
+    current_job, is_first_notice, job_inputs, runtime_directory, state_directory,
 };
 
 use quell_wire::job::FILES_MAX;
@@ -47,9 +47,9 @@ pub fn waiting_of(args: &RunArgs, quiet: bool) -> Waiting {
 pub struct RunFiles {
     /// For each index its file, or the reason why it cannot be opened; `None` if this process
     /// opens the indexes itself.
-    indexes: Option<Vec<Result<InputFile, Failure>>>,
+    indexes: Option<Vec<Result<JobInput, Failure>>>,
     /// The same for the boot images.
-    boot_images: Option<Vec<Result<InputFile, Failure>>>,
+    boot_images: Option<Vec<Result<JobInput, Failure>>>,
 }
 
 impl RunFiles {
@@ -133,8 +133,18 @@ pub fn tree_plans(
     }
     match received.indexes.take() {
         Some(received) => {
-            for file in received {
-                indexes.push(RequestedIndex::File(file?));
+            for (received, path) in received.into_iter().zip(&args.index) {
+                indexes.push(match received {
+                    Ok(JobInput { file, directory: None }) => RequestedIndex::File(file),
+                    Ok(JobInput { file, directory: Some(path) }) => {
+                        RequestedIndex::OfTree { path, index: file }
+                    }
+                    // The index of a directory is created if it does not exist.
+                    Err(_) if waiting.watch(path, || path.is_dir()) => {
+                        waiting.watch(path, || RequestedIndex::open(path))?
+                    }
+                    Err(failure) => return Err(failure),
+                });
             }
         }
         None => {
@@ -171,8 +181,8 @@ pub fn boot_plan(
     }
     let mut images = Vec::new();
     let open = |path: &PathBuf| waiting.watch(path, || InputFile::open(path));
-    let opened = match received.boot_images.take() {
-        Some(received) => received,
+    let opened: Vec<Result<InputFile, Failure>> = match received.boot_images.take() {
+        Some(received) => received.into_iter().map(|file| file.map(|input| input.file)).collect(),
         None => args.boot.boot.iter().map(open).collect(),
     };
     // A missing boot image does not prevent the run, unless --strict is given.

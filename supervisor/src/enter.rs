@@ -13,7 +13,7 @@ use crate::display::shown;
 use crate::failure::Failure;
 use crate::inputs::InputFile;
 use crate::protocol::answer::Refusal;
-use crate::protocol::job_files::FilesInMemory;
+use crate::protocol::job_files::{FilesInMemory, JobInput};
 use crate::protocol::plan::{Plan, PlanSource};
 use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
@@ -91,7 +91,7 @@ pub fn share_trees(
 #[derive(Debug)]
 pub struct JobInputs {
     /// The files, in the order of the plan, or the reasons why they could not be opened.
-    pub files: Vec<Result<InputFile, Failure>>,
+    pub files: Vec<Result<JobInput, Failure>>,
 }
 
 /// Joins or starts the job holder of this node. The source of the plan must

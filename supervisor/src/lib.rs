@@ -20,6 +20,7 @@ mod failure;
 mod freshness;
 mod hang_up;
 mod holder;
+mod id_map;
 mod inputs;
 mod log_plan;
 mod mount;
@@ -63,6 +64,7 @@ pub use pools::{
     stop_pool,
 };
 pub use protocol::answer::RecordingResult;
+pub use protocol::job_files::JobInput;
 pub use protocol::plan::{
     BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
     JobPlan, KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan,

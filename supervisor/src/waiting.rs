@@ -29,6 +29,8 @@ pub struct Waiting {
     print: Box<dyn Fn(&str) + Send + Sync>,
     end: Box<dyn Fn(Option<Failure>) + Send + Sync>,
     creator: Creator,
+    /// Whether this process was asked to end.
+    is_to_end: Option<Box<dyn Fn() -> bool + Send + Sync>>,
 }
 
 /// The process that started this one and waits for it; if it ends, this one ends, too.
@@ -85,18 +87,36 @@ impl Waiting {
                 print(message);
             }
         };
-        Waiting { limit, print: Box::new(print_unless_quiet), end: Box::new(end), creator: Creator::None }
+        Waiting {
+            limit,
+            print: Box::new(print_unless_quiet),
+            end: Box::new(end),
+            creator: Creator::None,
+            is_to_end: None,
+        }
     }
 
     /// Returns the watchdog of a process that serves the command `creator`. `end` must end this
-    /// process; it gets no failure if the command has ended.
+    /// process; it gets no failure if the command has ended or this process was asked to end.
     pub fn for_creator(
         limit: Option<Duration>,
         creator: i32,
         print: impl Fn(&str) + Send + Sync + 'static,
         end: impl Fn(Option<Failure>) + Send + Sync + 'static,
     ) -> Waiting {
-        Waiting { limit, print: Box::new(print), end: Box::new(end), creator: Creator::open(creator) }
+        Waiting {
+            limit,
+            print: Box::new(print),
+            end: Box::new(end),
+            creator: Creator::open(creator),
+            is_to_end: None,
+        }
+    }
+
+    /// Returns the same watchdog, which also ends this process, without a failure, if `is_to_end`
+    /// returns `true` during an operation.
+    pub fn or_if(self, is_to_end: impl Fn() -> bool + Send + Sync + 'static) -> Waiting {
+        Waiting { is_to_end: Some(Box::new(is_to_end)), ..self }
     }
 
     /// Returns whether the command that this process serves has ended.
@@ -134,7 +154,7 @@ impl Waiting {
         let begun = Instant::now();
         let mut is_reported = false;
         while is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            if self.creator.has_ended() {
+            if self.creator.has_ended() || self.is_to_end.as_ref().is_some_and(|is_to_end| is_to_end()) {
                 (self.end)(None);
             }
             let waited = begun.elapsed();
@@ -222,6 +242,13 @@ mod tests {
             command.wait().unwrap();
             until_line(&log, "end: the command has ended");
         });
+    }
+
+    #[test]
+    fn a_process_that_is_asked_to_end_does_not_wait_for_the_operation() {
+        let log = Log::default();
+        let waiting = log.waiting(None, own_pid()).or_if(|| true);
+        waiting.watch(Path::new("/shared/env"), || until_line(&log, "end: the command has ended"));
     }
 
     #[test]

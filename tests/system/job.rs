@@ -11,8 +11,9 @@ use rustix::process::Signal;
 
 use crate::boot::BLOCK;
 use crate::skip;
-use crate::stage::{Running, Stage, can_unshare, eventually, is_root, quell, send};
-use crate::trees;
+use crate::stage::{Running, Stage, can_unshare, eventually, has, is_root, quell, send};
+use crate::unresponsive::Suspendable;
+use crate::{log_fixture, trees};
 
 /// Prints the program's files, says that it runs, and waits for a file.
 const UNTIL: &str = r#"cat "$1"/* | cksum; echo started; while ! test -e "$2"; do sleep 0.05; done"#;
@@ -217,7 +218,7 @@ fn a_killed_reader_is_replaced_and_programs_that_run_do_not_notice() {
 }
 
 #[test]
-fn a_node_that_gets_no_answer_reads_the_files_itself_and_prints_one_message() {
+fn a_link_without_an_answering_reader_is_replaced_with_one_message() {
     let job = Job::new(1);
     if let Some(reason) = why_not(&job) {
         skip!("{reason}");
@@ -238,11 +239,186 @@ fn a_node_that_gets_no_answer_reads_the_files_itself_and_prints_one_message() {
     command.args(["--job-timeout", "0.3", "--", "cat"]).arg(job.tree.join("f0"));
     let ended = job.nodes[0].run(&mut command).expect(0);
     assert!(ended.out == fs::read(job.tree.join("f0")).unwrap());
-    let said = ended.err.matches("reading them from the file system").count();
+    let said = ended.err.matches("replacing the link, and reading the files").count();
     assert_eq!((said, ended.err.lines().count()), (1, 1), "{}", ended.err);
-    assert_eq!(fs::read_link(&name).unwrap(), Path::new(&text), "the link of another process stays");
-    fs::remove_file(name).unwrap();
     job.expect_nothing_left();
+}
+
+#[test]
+fn a_directory_stands_for_the_index_beside_it_and_a_missing_one_is_created() {
+    let job = Job::new(2);
+    if let Some(reason) = why_not(&job) {
+        skip!("{reason}");
+    }
+    let of_tree = |node: usize, words: &[&str]| {
+        let mut command = job.nodes[node].quell();
+        command.args(["run", "--strict", "--check", "none", "--share", "dir", "--job", "-i"]).arg(&job.tree);
+        command.arg("-b").arg(&job.boot).arg("--job-dir").arg(job.directory());
+        command.args(["--job-interface", "lo", "--job-timeout", "600", "--"]).args(words);
+        command
+    };
+    let beside = job.tree.with_extension("quell");
+    if beside != job.index {
+        fs::rename(&job.index, &beside).unwrap();
+    }
+    let go = job.go();
+    let until = ["sh", "-c", UNTIL, "sh", job.tree.to_str().unwrap(), go.to_str().unwrap()];
+    let mut first = job.nodes[0].start(&mut of_tree(0, &until));
+    first.wait_for_output("started");
+    fs::rename(&beside, beside.with_extension("away")).unwrap();
+    let other = job.nodes[1].run(&mut of_tree(1, &["echo", "runs"])).expect(0);
+    assert_eq!((other.text(), other.err.as_str()), ("runs\n".into(), ""));
+    fs::write(&go, "").unwrap();
+    first.wait().expect(0);
+    // The index is of another directory.
+    let other_tree = job.shared.dir("other-tree");
+    let other_index = job.shared.path("other-tree.quell");
+    fs::copy(beside.with_extension("away"), &other_index).unwrap();
+    let mut command = job.nodes[0].quell();
+    command.args(["run", "--share", "dir", "--job", "--job-interface", "lo", "-i"]).arg(&other_tree);
+    command.arg("--job-dir").arg(job.directory()).args(["--", "true"]);
+    job.nodes[0].run(&mut command).expect(2).says("is an index of");
+    assert!(eventually(|| job.nodes[0].processes().is_empty()));
+    // No index exists.
+    let created = job.nodes[0].run(&mut of_tree(0, &["echo", "runs"])).expect(0);
+    assert_eq!((created.text(), created.err.as_str()), ("runs\n".into(), ""));
+    assert!(beside.exists());
+    for node in &job.nodes {
+        assert!(eventually(|| node.processes().is_empty()));
+        node.sh("rm -f \"$0\"/*.refused \"$0\"/said-*", &[&node.runtime()]);
+    }
+    job.expect_nothing_left();
+}
+
+/// Returns the number of established TCP connections in the network namespace of a process.
+fn connections(pid: i32) -> usize {
+    let table = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
+    table.lines().filter(|line| line.split_whitespace().nth(3) == Some("01")).count()
+}
+
+/// Connects the network namespaces of these processes. The namespaces and their bridge end with
+/// the processes.
+fn connect(stage: &Stage, bridge: i32, nodes: &[Running]) {
+    for (number, node) in (1..).zip(nodes) {
+        let script = format!(
+            "nsenter -t {bridge} --net ip link add v{number} type veth peer name eth0 netns {pid} &&
+            nsenter -t {bridge} --net ip link set v{number} master bridge0 up &&
+            nsenter -t {pid} --net ip addr add 10.99.0.{number}/24 dev eth0 &&
+            nsenter -t {pid} --net ip link set eth0 up",
+            pid = node.pid(),
+        );
+        stage.sh(&script, &[]).expect(0);
+    }
+}
+
+#[test]
+fn nodes_go_on_if_one_in_the_middle_of_the_tree_is_killed_while_they_receive() {
+    if !is_root() {
+        skip!("only root makes nodes with a network of their own");
+    }
+    if !["ip", "nsenter", "unshare", "setpriv"].iter().all(|program| has(program)) {
+        skip!("no ip, nsenter, unshare or setpriv");
+    }
+    const NODES: usize = 8;
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let index = mounted.point.join("job.quell");
+    fs::copy(&shared.index, &index).unwrap();
+    let jobs = fixture.stage.dir("jobs");
+    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+
+    let network = Stage::new();
+    let hold = |script: &str| {
+        let mut command = network.command("setpriv");
+        command.args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", script]);
+        let mut holder = network.start(&mut command);
+        holder.wait_for_output("ready");
+        holder
+    };
+    let bridge = hold(
+        "ip link add name bridge0 type bridge && ip link set bridge0 up && echo ready && exec sleep 3600",
+    );
+    let namespaces: Vec<Running> =
+        (0..NODES).map(|_| hold("ip link set lo up && echo ready && exec sleep 3600")).collect();
+    connect(&network, bridge.pid(), &namespaces);
+
+    let stages: Vec<Stage> = (0..NODES).map(|_| Stage::new()).collect();
+    let go = fixture.stage.path("go");
+    let in_namespace = |node: usize| {
+        let mut command = stages[node].command("nsenter");
+        command.args(["-t", &namespaces[node].pid().to_string(), "--net"]).arg(quell());
+        command
+    };
+    let total = || namespaces.iter().map(|namespace| connections(namespace.pid())).sum::<usize>();
+    let suspended = shared.suspend();
+    let (mut running, mut expected) = (Vec::new(), 0);
+    for (node, stage) in stages.iter().enumerate() {
+        let mut command = in_namespace(node);
+        command.args(["run", "--strict", "--check", "none", "--share", "middle", "--job", "-i"]).arg(&index);
+        // No node stops waiting for one that is slow.
+        command.arg("--job-dir").arg(&jobs).args(["--job-timeout", "600", "--", "sh", "-c"]);
+        command.arg(r#"cat "$0/small"; echo started; while ! test -e "$1"; do sleep 0.05; done"#);
+        running.push(stage.start(command.arg(&shared.tree).arg(&go)));
+        // Each node is connected to the reader, and to its parent if that is another one. Both ends
+        // of a connection are counted.
+        expected += match node {
+            0 => 0,
+            1 | 2 => 2,
+            _ => 4,
+        };
+        match node {
+            0 => assert!(eventually(|| fs::read_dir(&jobs).unwrap().count() == 1)),
+            _ => assert!(eventually(|| total() == expected), "{} connections, not {expected}", total()),
+        }
+    }
+    // Nodes 3 and 4 are children of node 1, and node 7 is a child of node 3.
+    send(stages[1].holder(), Signal::KILL);
+    // Node 1 had connections to the reader and to its two children. The children connect again only
+    // to the reader, to which they have a connection.
+    assert!(eventually(|| total() == expected - 6), "{}", total());
+    drop(suspended);
+    for node in &mut running {
+        node.wait_for_output("started");
+    }
+    let status = |node: usize| {
+        let ended = stages[node].run(in_namespace(node).args(["job", "status", "--json"]));
+        ended.expect(0).json()[0].clone()
+    };
+    let length = fs::metadata(&index).unwrap().len();
+    let has_all = |node: &serde_json::Value| !node["milliseconds"].is_null();
+    let nodes = || status(0)["nodes"].as_array().unwrap().clone();
+    assert!(eventually(|| nodes().iter().filter(|node| has_all(node)).count() == NODES - 1), "{:?}", nodes());
+    let parents: Vec<Option<u64>> = nodes().iter().map(|node| node["parent"].as_u64()).collect();
+    assert_eq!(parents, [None, Some(0), Some(0), Some(0), Some(0), Some(2), Some(2), Some(3)]);
+    for node in 0..NODES {
+        let of_node = &nodes()[node];
+        let bytes = (of_node["received_bytes"].as_u64(), of_node["read_bytes"].as_u64());
+        match node {
+            0 => assert_eq!(bytes, (Some(0), Some(length))),
+            1 => assert!(!has_all(of_node)),
+            _ => assert_eq!(bytes, (Some(length), Some(0)), "node {node}"),
+        }
+    }
+    // Each node prints the same tree.
+    assert_eq!(status(7)["nodes"].as_array(), Some(&nodes()));
+    let text = stages[3].run(in_namespace(3).args(["job", "status"])).expect(0).text();
+    assert!(text.contains("this is node 3") && text.lines().count() == 2 + NODES, "{text}");
+    fs::write(&go, "").unwrap();
+    for (node, ended) in running.into_iter().map(Running::wait).enumerate() {
+        let ended = ended.expect(0);
+        assert_eq!(ended.text(), "small\nstarted\n");
+        // The run whose job holder was killed opens the file itself, and says so.
+        assert_eq!(ended.err.lines().count(), usize::from(node == 1), "{}", ended.err);
+    }
+    for stage in &stages {
+        assert!(eventually(|| stage.processes().is_empty()));
+        stage.sh("rm -f \"$0\"/*.refused \"$0\"/said-* \"$0\"/*.lock \"$0\"/*.sock", &[&stage.runtime()]);
+    }
+    assert_eq!(fs::read_dir(&jobs).unwrap().count(), 0);
+    drop((namespaces, bridge));
+    mounted.umount();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]

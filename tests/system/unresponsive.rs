@@ -15,17 +15,17 @@ use crate::log_fixture;
 use crate::stage::{self, Stage, eventually};
 
 /// A tree on a file system whose process can be suspended.
-struct Suspendable<'a> {
+pub struct Suspendable<'a> {
     stage: &'a Stage,
     /// The process that serves the file system.
-    server: i32,
-    tree: PathBuf,
-    index: PathBuf,
+    pub server: i32,
+    pub tree: PathBuf,
+    pub index: PathBuf,
 }
 
 impl<'a> Suspendable<'a> {
     /// Creates the tree below the mount point of a log mount. The index lies elsewhere.
-    fn new(stage: &'a Stage, point: &std::path::Path) -> Suspendable<'a> {
+    pub fn new(stage: &'a Stage, point: &std::path::Path) -> Suspendable<'a> {
         let tree = point.join("env");
         fs::create_dir(&tree).unwrap();
         fs::write(tree.join("small"), "small\n").unwrap();
@@ -45,7 +45,7 @@ impl<'a> Suspendable<'a> {
         command
     }
 
-    fn suspend(&self) -> Suspended {
+    pub fn suspend(&self) -> Suspended {
         stage::send(self.server, Signal::STOP);
         let suspended = Suspended(self.server);
         // A thread that has not stopped yet can read a request and stop before it answers. The
@@ -66,7 +66,7 @@ fn are_all_threads_stopped(pid: i32) -> bool {
 }
 
 /// Lets the process go on, also if a test fails: nothing else ends requests to its mount.
-struct Suspended(i32);
+pub struct Suspended(i32);
 
 impl Drop for Suspended {
     fn drop(&mut self) {
@@ -200,6 +200,59 @@ fn a_job_holder_that_waits_for_a_file_ends_with_its_run_and_removes_the_link() {
     running.wait();
     // The file system still does not answer.
     assert!(eventually(|| links() == 0), "the link remains");
+    assert!(eventually(|| fixture.stage.holders() == [shared.server]), "{:?}", fixture.stage.holders());
+    drop(suspended);
+    mounted.umount();
+    fixture.stage.sh("rm -f \"$0\"/*.refused \"$0\"/said-*", &[&fixture.stage.runtime()]);
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_job_holder_that_waits_for_a_file_ends_at_once_on_sigterm() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let index = mounted.point.join("job.quell");
+    fs::copy(&shared.index, &index).unwrap();
+    let jobs = fixture.stage.dir("jobs");
+    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    let suspended = shared.suspend();
+    let mut command = fixture.stage.quell();
+    command.args(["run", "--share", "test", "--job", "--job-interface", "lo", "--job-dir"]).arg(&jobs);
+    command.arg("-i").arg(&index).args(["--", "true"]);
+    let mut running = fixture.stage.start(&mut command);
+    running.wait_for_error(&format!("waiting for {}", index.display()));
+    let own: Vec<i32> = fixture.stage.holders().into_iter().filter(|pid| *pid != shared.server).collect();
+    assert_eq!(own.len(), 1);
+    stage::send(own[0], Signal::TERM);
+    // The file system still does not answer.
+    assert!(eventually(|| !fixture.stage.holders().contains(&own[0])), "the job holder remains");
+    assert_eq!(fs::read_dir(&jobs).unwrap().count(), 0, "the link remains");
+    drop(suspended);
+    // The run opens the file itself.
+    running.wait().expect(0);
+    mounted.umount();
+    fixture.stage.sh("rm -f \"$0\"/*.refused \"$0\"/said-*", &[&fixture.stage.runtime()]);
+    fixture.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_run_of_a_job_fails_after_the_time_that_the_user_has_set() {
+    let fixture = log_fixture!();
+    let mounted = fixture.mount();
+    let shared = Suspendable::new(&fixture.stage, &mounted.point);
+    let index = mounted.point.join("job.quell");
+    fs::copy(&shared.index, &index).unwrap();
+    let jobs = fixture.stage.dir("jobs");
+    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    let suspended = shared.suspend();
+    let mut command = fixture.stage.quell();
+    command.args(["run", "--share", "test", "--job", "--job-interface", "lo", "--job-dir"]).arg(&jobs);
+    command.args(["--answer-timeout", "4", "-i"]).arg(&index).args(["--", "echo", "runs"]);
+    let ended = fixture.stage.run(&mut command).expect(3);
+    assert_eq!(ended.text(), "", "the program is not run");
+    ended.says("has not answered for 4 s, the limit of --answer-timeout");
+    assert_eq!(fs::read_dir(&jobs).unwrap().count(), 0, "the link remains");
     assert!(eventually(|| fixture.stage.holders() == [shared.server]), "{:?}", fixture.stage.holders());
     drop(suspended);
     mounted.umount();

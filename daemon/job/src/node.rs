@@ -212,6 +212,9 @@ enum Attempt {
     Joined(Box<Joined>),
     /// The process that created the link has ended.
     NoReader,
+    /// A process accepts connections at an address of the link, and is no reader, or does not
+    /// answer.
+    NoAnswer(Error),
     /// The reader cannot be used, for this reason.
     Failed(Error),
 }
@@ -232,12 +235,17 @@ impl Starting<'_> {
             match self.join(text) {
                 Attempt::Joined(joined) => return self.receive(*joined),
                 Attempt::Failed(error) => return self.read_without(&point, error),
-                Attempt::NoReader => {
-                    tracing::debug!(path = ?point.path, "the reader has ended");
-                    point.remove(text)?;
-                    found = None;
+                Attempt::NoReader => tracing::debug!(path = ?point.path, "the reader has ended"),
+                Attempt::NoAnswer(error) => {
+                    let error = of_link(&point, &error);
+                    self.environment.print(&format!(
+                        "cannot receive the files of the job from another node: {error}; replacing the link, and reading \
+                         the files from the file system"
+                    ));
                 }
             }
+            point.remove(text)?;
+            found = None;
         }
         unreachable!("the second pass finds no link")
     }
@@ -248,7 +256,7 @@ impl Starting<'_> {
         let text = point.read()?;
         match text.map_or(Attempt::NoReader, |text| self.join(&text)) {
             Attempt::Joined(joined) => self.receive(*joined),
-            Attempt::Failed(error) => self.read_without(&point, error),
+            Attempt::Failed(error) | Attempt::NoAnswer(error) => self.read_without(&point, error),
             Attempt::NoReader => self.read_alone(None, None, &gone()),
         }
     }
@@ -308,17 +316,21 @@ impl Starting<'_> {
             Ok(joined) => Attempt::Joined(Box::new(joined)),
             // Another process has the port of one that has ended.
             Err(e) if e.kind == ErrorKind::PermissionDenied => Attempt::NoReader,
+            // Another service has it, or the process is suspended. A reader that answers later
+            // keeps its tree, and another node reads the files for the nodes that join from now on.
+            Err(e) if matches!(e.kind, ErrorKind::Unavailable | ErrorKind::TimedOut) => Attempt::NoAnswer(e),
             Err(e) => Attempt::Failed(e),
         }
     }
 
-    /// Returns the first address at which a process listens; `None` if every one of them refuses
-    /// connections: the process that created the link has ended.
+    /// Returns the first address at which a process listens; `None` if the process that created the
+    /// link has ended: every address refuses connections, or an address of another node does, and
+    /// there is no route to those that do not.
     ///
     /// # Errors
     /// That of the first connection that failed for another reason: the reader may exist.
     fn reachable(&self, addresses: &[SocketAddr]) -> Result<Option<SocketAddr>> {
-        let mut failed = None;
+        let (mut failed, mut refused, mut has_route) = (None, Vec::new(), false);
         let until = Instant::now() + self.settings.limit;
         for address in addresses {
             if !self.environment.is_needed() {
@@ -329,13 +341,16 @@ impl Starting<'_> {
             let part = (left / 2).max(Duration::from_millis(1));
             match OtherNode::try_address(*address, if addresses.len() == 1 { left } else { part }) {
                 Ok(()) => return Ok(Some(*address)),
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => refused.push(address.ip()),
                 Err(e) => {
+                    has_route |= !is_without_route(&e);
                     failed.get_or_insert(Error::from_io(e, "connect to", address.to_string()));
                 }
             }
         }
-        failed.map_or(Ok(None), Err)
+        let Some(error) = failed else { return Ok(None) };
+        let own = own_addresses(None).unwrap_or_default();
+        if has_route || !is_another_node(&refused, &own) { Err(error) } else { Ok(None) }
     }
 
     fn join_at(&self, address: SocketAddr, key: PoolKey) -> Result<Joined> {
@@ -393,9 +408,10 @@ impl Starting<'_> {
         let limit = self.settings.limit;
         let limits = Limits { answer: limit, progress: self.settings.progress_limit };
         let parent_left = loop {
-            let parent = match placement.address {
-                Some(address) => Some(OtherNode::connect(address, &part.key)?),
-                None => None,
+            let connected = placement.address.map(|address| OtherNode::connect(address, &part.key));
+            let parent = match connected.transpose() {
+                Ok(parent) => parent,
+                Err(error) => return self.leave(part, placement.node, &reader, error),
             };
             let from = parent.as_ref().unwrap_or(&reader);
             let count = self.settings.files.len();
@@ -423,10 +439,7 @@ impl Starting<'_> {
                     | ErrorKind::Unsupported
             );
             if is_final {
-                self.contents.refuse(&error.to_string());
-                reader.leave();
-                self.node(placement.node, None, Some(part), Vec::new()).end(Duration::ZERO, || true);
-                return Err(error);
+                return self.leave(part, placement.node, &reader, error);
             }
             let Placement { node, parent, .. } = placement;
             let replaced = match parent {
@@ -443,10 +456,22 @@ impl Starting<'_> {
                 Err(error) => return self.read_alone(Some((part, placement.node)), Some(reader), &error),
             }
         };
-        let files = self.contents.seal()?;
+        let files = match self.contents.seal() {
+            Ok(files) => files,
+            Err(error) => return self.leave(part, placement.node, &reader, error),
+        };
         let node = self.node(placement.node, Some(placement.parent), Some(part), files);
         report(reader, parent_left, node.own, limit);
         Ok(node)
+    }
+
+    /// Leaves the tree after an error that other nodes do not have. The children of this node get
+    /// the reason, and ask the reader for another parent.
+    fn leave(&self, part: Part, node: NodeNumber, reader: &OtherNode, error: Error) -> Result<JobNode> {
+        self.contents.refuse(&error.to_string());
+        reader.leave();
+        self.node(node, None, Some(part), Vec::new()).end(Duration::ZERO, || true);
+        Err(error)
     }
 
     /// Reads the files of a node that is not in a tree, unless it is no longer needed.
@@ -454,12 +479,7 @@ impl Starting<'_> {
         if error.kind == ErrorKind::Interrupted {
             return Err(error);
         }
-        let subject = point.path.as_os_str().as_encoded_bytes();
-        let error = Error {
-            source: Some(error.to_string().into()),
-            ..Error::new(error.kind, "use the reader of the link", subject)
-        };
-        self.read_alone(None, None, &error)
+        self.read_alone(None, None, &of_link(point, &error))
     }
 
     /// Reads the files that no other node provides, and prints the reason. `part`: the place in the
@@ -567,6 +587,26 @@ impl NewPart {
     }
 }
 
+/// Returns the error of the reader of a link.
+fn of_link(point: &MeetingPoint, error: &Error) -> Error {
+    let subject = point.path.as_os_str().as_encoded_bytes();
+    Error {
+        source: Some(error.to_string().into()),
+        ..Error::new(error.kind, "use the reader of the link", subject)
+    }
+}
+
+/// Returns whether an address is one of another node. Several nodes can have the same address in
+/// networks of their own, for example that of a bridge for containers: a refusal by this node says
+/// nothing about another one.
+fn is_another_node(addresses: &[IpAddr], own: &[IpAddr]) -> bool {
+    addresses.iter().any(|address| !address.is_loopback() && !own.contains(address))
+}
+
+fn is_without_route(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable)
+}
+
 /// Tells the reader that a node is complete, for its status, and leaves both nodes. The program
 /// does not wait for this.
 fn report(reader: OtherNode, parent: Option<OtherNode>, own: OwnPart, limit: Duration) {
@@ -582,5 +622,21 @@ fn report(reader: OtherNode, parent: Option<OtherNode>, own: OwnPart, limit: Dur
     };
     if let Err(error) = std::thread::Builder::new().name("report".into()).spawn(tell) {
         tracing::debug!(%error, "the reader was not told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_refusal_of_another_node_counts() {
+        let of = |last| IpAddr::from([10, 0, 0, last]);
+        let own = [of(1), of(2)];
+        assert!(is_another_node(&[of(1), of(3)], &own));
+        assert!(!is_another_node(&[of(1), of(2), [127, 0, 0, 1].into()], &own));
+        assert!(!is_another_node(&[], &own));
+        assert!(is_without_route(&rustix::io::Errno::NETUNREACH.into()));
+        assert!(!is_without_route(&rustix::io::Errno::TIMEDOUT.into()));
     }
 }

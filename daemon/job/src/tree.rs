@@ -25,14 +25,22 @@ struct Member {
     state: NodeState,
     /// `None` for the reader, which every node can reach already.
     address: Option<SocketAddr>,
-    /// A child got no more blocks from it.
+    /// The first child that has reported it as lost.
+    reporter: Option<NodeNumber>,
+    /// Two children have reported it. One report can be caused by the network of the child.
     is_lost: bool,
+}
+
+impl Member {
+    fn new(state: NodeState, address: Option<SocketAddr>) -> Member {
+        Member { state, address, reporter: None, is_lost: false }
+    }
 }
 
 impl Tree {
     /// Returns a tree of the reader alone.
     pub fn new(name: &str) -> Tree {
-        Tree { nodes: vec![Member { state: state(0, None, name), address: None, is_lost: false }] }
+        Tree { nodes: vec![Member::new(state(0, None, name), None)] }
     }
 
     /// Adds a node, and returns its place; `None` if there are too many.
@@ -43,7 +51,7 @@ impl Tree {
         }
         let parent = self.living((node - 1) / CHILDREN);
         let state = state(node as NodeNumber, Some(parent as NodeNumber), name);
-        self.nodes.push(Member { state, address: Some(address), is_lost: false });
+        self.nodes.push(Member::new(state, Some(address)));
         Some(self.placement(node, parent))
     }
 
@@ -55,8 +63,11 @@ impl Tree {
         if node >= self.nodes.len() || lost == 0 || self.nodes[node].state.parent != Some(parent) {
             return None;
         }
-        self.nodes[lost].is_lost = true;
-        let parent = self.living(lost);
+        let member = &mut self.nodes[lost];
+        let reporter = *member.reporter.get_or_insert(node as NodeNumber);
+        member.is_lost |= reporter as usize != node;
+        let above = member.state.parent.map_or(0, |parent| parent as usize);
+        let parent = self.living(above);
         self.nodes[node].state.parent = Some(parent as NodeNumber);
         Some(self.placement(node, parent))
     }
@@ -126,13 +137,38 @@ mod tests {
         let place = tree.lost(7, 3).unwrap();
         assert_eq!((place.parent, place.address), (1, Some(address(1))));
         assert_eq!(tree.lost(3, 1).unwrap(), Placement { node: 3, parent: 0, address: None });
-        // Node 1 is lost, too.
+        assert_eq!(tree.lost(4, 1).unwrap().parent, 0);
+        // Node 1 is lost, too: two children have reported it.
         assert_eq!(tree.lost(8, 3).unwrap().parent, 0);
         assert_eq!(tree.lost(7, 1).unwrap().parent, 0);
-        // A new node gets no lost parent: by its number it would be a child of node 4, whose parent
-        // is lost, and of node 3 after that.
         assert_eq!(tree.join(address(9), "n").unwrap().parent, 4);
+        assert_eq!(tree.join(address(10), "n").unwrap().parent, 4);
         assert_eq!(tree.lost(9, 4).unwrap().parent, 0);
+        assert_eq!(tree.lost(10, 4).unwrap().parent, 0);
+    }
+
+    #[test]
+    fn one_report_moves_one_child_and_two_children_make_a_parent_lost_for_all() {
+        let mut tree = tree(4);
+        assert_eq!(tree.lost(3, 1).unwrap().parent, 0);
+        // The network of node 3 may be the cause, so the next node is a child of node 1.
+        assert_eq!(tree.join(address(4), "n").unwrap().parent, 1);
+        // The same node again: its parent is another one now.
+        assert_eq!(tree.lost(3, 1), None);
+        for node in 5..9 {
+            tree.join(address(node), "n");
+        }
+        assert_eq!(tree.lost(4, 1).unwrap().parent, 0);
+        // Node 9 is a child of node 4; children of node 3 that lose it get no lost node.
+        assert_eq!(tree.join(address(9), "n").unwrap().parent, 4);
+        assert_eq!(tree.lost(7, 3).unwrap().parent, 0);
+        let mut tree = self::tree(4);
+        tree.lost(3, 1);
+        tree.join(address(4), "n");
+        tree.lost(4, 1);
+        // A new node gets no lost parent.
+        tree.nodes.truncate(3);
+        assert_eq!(tree.join(address(3), "n").unwrap().parent, 0);
     }
 
     #[test]

@@ -125,6 +125,10 @@ pub struct FileAttributes {
     /// The path without symbolic links, at most [`PATH_BYTES_MAX`] bytes.
     #[serde(with = "serde_bytes")]
     pub path: Vec<u8>,
+    /// The directory that the user named instead of the index beside it, without symbolic links, at
+    /// most [`PATH_BYTES_MAX`] bytes.
+    #[serde(with = "serde_bytes")]
+    pub directory: Option<Vec<u8>>,
     /// The size, in bytes: at most [`FILE_BYTES_MAX`].
     pub size_bytes: u64,
     /// The mode, with the type of the file.
@@ -165,15 +169,18 @@ impl FileState {
     pub fn is_bounded(&self) -> bool {
         match self {
             FileState::Open(file) => {
-                file.path.len() <= PATH_BYTES_MAX
-                    && file.path.first() == Some(&b'/')
-                    && !file.path.contains(&0)
+                is_absolute(&file.path)
+                    && file.directory.as_deref().is_none_or(is_absolute)
                     && file.size_bytes <= FILE_BYTES_MAX
                     && file.modified_nanoseconds < 1_000_000_000
             }
             FileState::Failed(text) => text.len() <= TEXT_BYTES_MAX,
         }
     }
+}
+
+fn is_absolute(path: &[u8]) -> bool {
+    path.len() <= PATH_BYTES_MAX && path.first() == Some(&b'/') && !path.contains(&0)
 }
 
 impl FileAttributes {
@@ -208,6 +215,7 @@ mod tests {
     fn file(size_bytes: u64) -> FileAttributes {
         FileAttributes {
             path: b"/shared/env.quell".to_vec(),
+            directory: None,
             size_bytes,
             mode: 0o100_644,
             uid: 1000,
@@ -235,7 +243,12 @@ mod tests {
         assert!(encode(&join).len() <= REQUEST_BYTES_MAX);
         let block = Reply::Block { checksum: u64::MAX, bytes: &vec![1; BLOCK_BYTES] };
         assert!(encode(&block).len() <= REPLY_BYTES_MAX);
-        let long = FileAttributes { path: vec![b'/'; PATH_BYTES_MAX], uid: u32::MAX, ..file(FILE_BYTES_MAX) };
+        let long = FileAttributes {
+            path: vec![b'/'; PATH_BYTES_MAX],
+            directory: Some(vec![b'/'; PATH_BYTES_MAX]),
+            uid: u32::MAX,
+            ..file(FILE_BYTES_MAX)
+        };
         assert!(encode(&Reply::Files(vec![FileState::Open(long); FILES_MAX])).len() <= REPLY_BYTES_MAX);
         let node = NodeState {
             node: u32::MAX,
@@ -258,6 +271,7 @@ mod tests {
             FileState::Open(FileAttributes { path: b"env".to_vec(), ..file(1) }),
             FileState::Open(FileAttributes { path: b"/a\0b".to_vec(), ..file(1) }),
             FileState::Open(FileAttributes { path: vec![b'/'; PATH_BYTES_MAX + 1], ..file(1) }),
+            FileState::Open(FileAttributes { directory: Some(b"env".to_vec()), ..file(1) }),
             FileState::Open(FileAttributes { modified_nanoseconds: 1_000_000_000, ..file(1) }),
             FileState::Failed("x".repeat(TEXT_BYTES_MAX + 1)),
         ];

@@ -19,6 +19,7 @@ use crate::failure::Failure;
 use crate::holder::handshake::{HolderContext, end_process};
 use crate::holder::served::Served;
 use crate::holder::signals::Signals;
+use crate::id_map::{IdMap, UNMAPPED};
 use crate::inputs::{InputFile, Origin};
 use crate::protocol::job_files::{FileInMemory, FilesInMemory};
 use crate::protocol::plan::JobPlan;
@@ -41,7 +42,7 @@ pub struct JobFiles {
     plan: JobPlan,
     node: JobNode,
     holder: Holder,
-    signals: Signals,
+    signals: Arc<Mutex<Signals>>,
 }
 
 impl JobFiles {
@@ -71,15 +72,21 @@ impl JobFiles {
             created.into_iter().for_each(remove_link);
             end_process(&address, failure.as_ref());
         };
+        let signals = Arc::new(Mutex::new(Signals::listen()?));
+        let watched = signals.clone();
+        let waiting = Waiting::for_creator(limit, context.creator, print.clone(), end);
         let environment = HolderEnvironment {
-            waiting: Waiting::for_creator(limit, context.creator, print.clone(), end),
+            waiting: waiting.or_if(move || lock(&watched).requests() > 0),
             print: Box::new(print),
             link,
-            signals: Mutex::new(Signals::listen()?),
+            signals,
+            users: IdMap::of_users(),
+            groups: IdMap::of_groups(),
         };
-        let node = JobNode::start(&settings, &environment)?;
-        let signals = environment.signals.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        match listen(context, &signals) {
+        let node = start(&settings, &environment)?;
+        let HolderEnvironment { signals, .. } = environment;
+        let holder = listen(context, &lock(&signals));
+        match holder {
             Ok(holder) => Ok(JobFiles { plan: plan.clone(), node, holder, signals }),
             Err(failure) => {
                 node.end(Duration::ZERO, || true);
@@ -87,6 +94,19 @@ impl JobFiles {
             }
         }
     }
+}
+
+/// Starts the node in a thread of its own. The kernel delivers a signal to the first thread, which
+/// could not handle it while it waits for a file server.
+fn start(settings: &JobSettings, environment: &HolderEnvironment) -> Result<JobNode, Failure> {
+    std::thread::scope(|scope| {
+        let starting = std::thread::Builder::new()
+            .name("job".into())
+            .spawn_scoped(scope, || JobNode::start(settings, environment));
+        let starting = starting.map_err(|e| Failure::cannot(format!("cannot start a thread: {e}")))?;
+        let started = starting.join().map_err(|_| Failure::cannot("the thread of the job has failed"))?;
+        Ok(started?)
+    })
 }
 
 /// Removes the link of this process, which is about to end. The file system may not answer.
@@ -119,13 +139,25 @@ struct HolderEnvironment {
     print: Box<dyn Fn(&str) + Send + Sync>,
     /// The link that this process has created.
     link: Arc<Mutex<Option<Arc<OwnLink>>>>,
-    signals: Mutex<Signals>,
+    signals: Arc<Mutex<Signals>>,
+    users: IdMap,
+    groups: IdMap,
 }
 
 impl Environment for HolderEnvironment {
     fn open(&self, path: &Path) -> Result<OpenedFile, String> {
-        let InputFile { path, file, .. } =
-            self.waiting.watch(path, || InputFile::open(path)).map_err(|failure| failure.to_string())?;
+        let open =
+            |path: &Path| self.waiting.watch(path, || InputFile::open(path)).map_err(|e| e.to_string());
+        let mut opened = open(path)?;
+        // A directory stands for the index beside it.
+        let mut directory = None;
+        if opened.is_dir()
+            && let Some(index) = quell_mount_spec::default_index_path(&opened.path)
+        {
+            directory = Some(opened.path.into_os_string().into_encoded_bytes());
+            opened = open(&index)?;
+        }
+        let InputFile { path, file, .. } = opened;
         let origin = Origin::read(&file, &path).map_err(|e| e.to_string())?;
         let shown = crate::display::shown(&path);
         // A job sends no other files to its nodes, and no device without an end.
@@ -143,10 +175,11 @@ impl Environment for HolderEnvironment {
         let Origin { uid, gid, mode, has_acl, inode, size_bytes, modified } = origin;
         let attributes = FileAttributes {
             path: path.as_os_str().as_bytes().to_vec(),
+            directory,
             size_bytes,
             mode,
-            uid,
-            gid,
+            uid: self.users.outside(uid),
+            gid: self.groups.outside(gid),
             has_acl,
             inode,
             modified_seconds: modified.0,
@@ -156,15 +189,20 @@ impl Environment for HolderEnvironment {
     }
 
     fn admit(&self, files: &[FileState]) -> quell_vfs::Result<()> {
-        let mut bytes = 0;
-        for state in files {
-            let FileState::Open(file) = state else { continue };
-            // The file together with those before it.
-            bytes += file.size_bytes;
+        let refused = |kind, operation, file: &FileAttributes, reason: String| Error {
+            source: Some(reason.into()),
+            ..Error::new(kind, operation, &file.path)
+        };
+        for (file, bytes) in memory(files) {
+            // No user has this number: the reader does not know the owner.
+            if file.uid == UNMAPPED {
+                let reason = "the user namespace of the reader does not map its owner";
+                return Err(refused(ErrorKind::Unsupported, "send to other nodes", file, reason.into()));
+            }
             let path = Path::new(std::ffi::OsStr::from_bytes(&file.path));
-            check_available(path, bytes).map_err(|failure| Error {
-                source: Some(failure.to_string().into()),
-                ..Error::new(ErrorKind::Os(errno::ENOMEM), "keep in memory", &file.path)
+            check_available(path, bytes).map_err(|failure| {
+                let no_memory = ErrorKind::Os(errno::ENOMEM);
+                refused(no_memory, "keep two copies in memory", file, failure.to_string())
             })?;
         }
         Ok(())
@@ -187,12 +225,28 @@ impl Environment for HolderEnvironment {
     }
 }
 
+/// Returns for each open file the memory for it and those before it: the copy of this process, and
+/// the one that the holder of the view makes while this one exists.
+fn memory(files: &[FileState]) -> impl Iterator<Item = (&FileAttributes, u64)> {
+    let open = files.iter().filter_map(|state| match state {
+        FileState::Open(file) => Some(file),
+        FileState::Failed(_) => None,
+    });
+    open.scan(0_u64, |bytes, file| {
+        *bytes = bytes.saturating_add(file.size_bytes.saturating_mul(2));
+        Some((file, *bytes))
+    })
+}
+
 /// The files while programs use them.
 struct ServedFiles<'a> {
     context: &'a HolderContext,
     plan: &'a JobPlan,
     node: &'a JobNode,
-    signals: &'a mut Signals,
+    signals: &'a Mutex<Signals>,
+    /// Those of this process.
+    users: IdMap,
+    groups: IdMap,
 }
 
 impl Service for ServedFiles<'_> {
@@ -220,12 +274,13 @@ impl Service for ServedFiles<'_> {
     }
 
     fn shared(&self) -> Option<String> {
-        let files = self.node.files.iter().map(FileInMemory::from).collect();
+        let (users, groups) = (&self.users, &self.groups);
+        let files = self.node.files.iter().map(|file| FileInMemory::new(file, users, groups)).collect();
         serde_json::to_string(&FilesInMemory { holder: std::process::id(), files }).ok()
     }
 
     fn need(&mut self) -> Need {
-        if self.signals.requests() == 0 { Need::Joinable } else { Need::Over }
+        if lock(self.signals).requests() == 0 { Need::Joinable } else { Need::Over }
     }
 
     fn tick(&mut self) {}
@@ -252,11 +307,38 @@ impl Served for JobFiles {
     /// Serves the processes of this node until the last of them has ended, and then the nodes that
     /// are still receiving the files.
     fn serve(self, context: &HolderContext) -> Result<(), Failure> {
-        let JobFiles { plan, node, holder, mut signals } = self;
-        let mut served = ServedFiles { context, plan: &plan, node: &node, signals: &mut signals };
+        let JobFiles { plan, node, holder, signals } = self;
+        let (users, groups) = (IdMap::of_users(), IdMap::of_groups());
+        let mut served = ServedFiles { context, plan: &plan, node: &node, signals: &signals, users, groups };
         let ended = holder.serve(None, Duration::from_secs(3600), &mut served);
-        node.end(SERVE_AFTER_END, || signals.requests() > 0);
+        node.end(SERVE_AFTER_END, || lock(&signals).requests() > 0);
         ended?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_the_views_holder_is_needed_for_each_file_too() {
+        let file = |size_bytes| {
+            FileState::Open(FileAttributes {
+                path: b"/env.quell".to_vec(),
+                directory: None,
+                size_bytes,
+                mode: 0o100_644,
+                uid: 0,
+                gid: 0,
+                has_acl: false,
+                inode: 1,
+                modified_seconds: 0,
+                modified_nanoseconds: 0,
+            })
+        };
+        let needed = |files: &[FileState]| memory(files).map(|(_, bytes)| bytes).collect::<Vec<_>>();
+        assert_eq!(needed(&[file(10), FileState::Failed("no".into()), file(7)]), [20, 34]);
+        assert_eq!(needed(&[file(u64::MAX), file(1)]), [u64::MAX; 2]);
     }
 }

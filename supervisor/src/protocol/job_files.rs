@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use quell_job::SharedBytes;
 use quell_mount_spec::SharedFile;
@@ -10,6 +11,7 @@ use quell_wire::job::{FileAttributes, FileState};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::id_map::IdMap;
 use crate::inputs::{InputFile, Origin};
 
 /// The files in the memory of a process.
@@ -21,6 +23,15 @@ pub struct FilesInMemory {
     pub files: Vec<FileInMemory>,
 }
 
+/// A file of a job that a command has opened.
+#[derive(Debug)]
+pub struct JobInput {
+    /// The copy in memory.
+    pub file: InputFile,
+    /// The directory that the user named instead of the index beside it, without symbolic links.
+    pub directory: Option<PathBuf>,
+}
+
 /// A file in the memory of a process, or the reason why it could not be opened.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FileInMemory {
@@ -28,6 +39,8 @@ pub enum FileInMemory {
     Copy {
         /// The bytes of the path, without symbolic links.
         path: Vec<u8>,
+        /// The directory that the user named instead of the index beside it.
+        directory: Option<Vec<u8>>,
         /// The attributes of the original.
         origin: Origin,
         /// The copy.
@@ -37,42 +50,46 @@ pub enum FileInMemory {
     Failed(String),
 }
 
-impl From<&SharedBytes> for FileInMemory {
-    fn from(file: &SharedBytes) -> FileInMemory {
+impl FileInMemory {
+    /// Returns the copy of a file. `users`, `groups`: those of this process.
+    pub fn new(file: &SharedBytes, users: &IdMap, groups: &IdMap) -> FileInMemory {
         match (&file.state, file.shared) {
-            (FileState::Open(attributes), Some(shared)) => {
-                FileInMemory::Copy { path: attributes.path.clone(), origin: Origin::from(attributes), shared }
-            }
+            (FileState::Open(attributes), Some(shared)) => FileInMemory::Copy {
+                path: attributes.path.clone(),
+                directory: attributes.directory.clone(),
+                origin: origin(attributes, users, groups),
+                shared,
+            },
             (FileState::Failed(reason), _) => FileInMemory::Failed(reason.clone()),
             (FileState::Open(_), None) => FileInMemory::Failed("it is not in memory".into()),
         }
     }
-}
 
-impl From<&FileAttributes> for Origin {
-    fn from(file: &FileAttributes) -> Origin {
-        Origin {
-            uid: file.uid,
-            gid: file.gid,
-            mode: file.mode,
-            has_acl: file.has_acl,
-            inode: file.inode,
-            size_bytes: file.size_bytes,
-            modified: (file.modified_seconds, file.modified_nanoseconds),
+    /// Opens the copy.
+    pub fn open(&self, holder: u32) -> Result<JobInput, Failure> {
+        match self {
+            FileInMemory::Copy { path, directory, origin, shared } => {
+                let gone = || Failure::cannot("the job holder has ended");
+                let file = shared.open(holder).ok_or_else(gone)?;
+                let path_of = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+                Ok(JobInput {
+                    file: InputFile { path: path_of(path), file, origin: Some(*origin) },
+                    directory: directory.as_deref().map(path_of),
+                })
+            }
+            FileInMemory::Failed(reason) => Err(Failure::wrong_input(reason.clone())),
         }
     }
 }
 
-impl FileInMemory {
-    /// Opens the copy.
-    pub fn open(&self, holder: u32) -> Result<InputFile, Failure> {
-        match self {
-            FileInMemory::Copy { path, origin, shared } => {
-                let gone = || Failure::cannot("the job holder has ended");
-                let file = shared.open(holder).ok_or_else(gone)?;
-                Ok(InputFile { path: OsStr::from_bytes(path).into(), file, origin: Some(*origin) })
-            }
-            FileInMemory::Failed(reason) => Err(Failure::wrong_input(reason.clone())),
-        }
+fn origin(file: &FileAttributes, users: &IdMap, groups: &IdMap) -> Origin {
+    Origin {
+        uid: users.inside(file.uid),
+        gid: groups.inside(file.gid),
+        mode: file.mode,
+        has_acl: file.has_acl,
+        inode: file.inode,
+        size_bytes: file.size_bytes,
+        modified: (file.modified_seconds, file.modified_nanoseconds),
     }
 }
