@@ -468,10 +468,16 @@ mod tests {
         assert_eq!(chosen_with(&paths, &mut sizes), ["/m/u/perl"], "/m/u absorbs no more");
         // Each index takes operations to load.
         let two = [("/m/u/a/lib/x", 100), ("/m/u/b/lib/x", 100), ("/m/u/c/lib/x", 100)];
-        let parts = ["/m/u/a", "/m/u/b", "/m/u/c"];
-        let sizes = |size: u64| Sizes(parts.iter().map(|part| (*part, 1)).chain([("/m/u", size)]).collect());
+        let sizes = |size: u64| Sizes(HashMap::from([("/m/u", size)]));
         assert_eq!(chosen_with(&two, &mut sizes(22)), ["/m/u"]);
         assert_eq!(chosen_with(&two, &mut sizes(23)).len(), 3);
+    }
+
+    #[test]
+    fn no_tree_is_chosen_inside_a_directory_that_replaced_trees() {
+        let paths = [("/m/u/p/a/lib/x", 100), ("/m/u/q/b/lib/x", 100), ("/m/u/r/c/lib/x", 100)];
+        let mut sizes = Sizes(HashMap::from([("/m/u", 20), ("/m/u/p", 1), ("/m/u/q", 1), ("/m/u/r", 1)]));
+        assert_eq!(chosen_with(&paths, &mut sizes), ["/m/u"]);
     }
 
     #[test]
