@@ -18,17 +18,15 @@ use crate::output::{counted, errln};
 pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Returns a flag that the first Ctrl-C, SIGTERM or SIGHUP sets. A second Ctrl-C or SIGTERM ends
-/// the process at once. SIGHUP does not count as the first of two, because some programs send it
-/// together with SIGTERM, and it has no effect below nohup(1).
+/// Returns a flag that the first Ctrl-C, SIGTERM or SIGHUP sets. While it is set, Ctrl-C or SIGTERM
+/// ends the process at once. SIGHUP never does, because some programs send it together with
+/// SIGTERM, and it has no effect below nohup(1).
 pub fn interruption() -> Arc<AtomicBool> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    let requested = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // The order of registration matters: the first signal sets the flag; the second one finds
         // it set and ends the process.
-        let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, requested.clone());
-        let _ = signal_hook::flag::register(signal, requested.clone());
+        let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone());
         let _ = signal_hook::flag::register(signal, interrupted.clone());
     }
     if !is_hang_up_ignored() {
