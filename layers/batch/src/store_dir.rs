@@ -20,6 +20,8 @@ use crate::file_system::BatchFs;
 use crate::incoming::open_batch_dir;
 use crate::store_lock::{LOCK, LockKind, StoreLock, is_excluded, try_lock};
 
+/// The largest number of a batch, so that its lock is within the offsets of a file.
+const BATCH_NUMBER_MAX: u64 = u64::MAX >> 2;
 /// The content of the file `format` of a store that only its owner can use.
 pub(crate) const FORMAT: &[u8] = b"QUELLBATCH1\n";
 /// The same of a store for a group.
@@ -297,8 +299,13 @@ impl StoreDir {
     /// Locks a batch, until the value is dropped.
     ///
     /// # Errors
-    /// `Busy` if a process uses the batch; as for [`try_lock`].
+    /// `Busy` if a process uses the batch; `NotFound` if no batch can have the number; as for
+    /// [`try_lock`].
     pub(crate) fn lock_batch(&self, number: u64) -> Result<StoreLock> {
+        // Others have no byte of the file, or that of another lock.
+        if !(1..=BATCH_NUMBER_MAX).contains(&number) {
+            return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
+        }
         let locked = match self.owner {
             // Only the owner can lock the file `lock`; each user has one in the own directory.
             Some(_) => try_lock(&self.batch(number)?.files, LockKind::Batch(number))?,

@@ -189,6 +189,24 @@ fn a_part_joins_with_the_directory_of_its_batch_and_not_during_a_commit() {
 }
 
 #[test]
+fn a_number_that_no_batch_can_have_is_not_found() {
+    let store = Store::new();
+    for number in [0, 1 << 62, i64::MAX as u64, u64::MAX] {
+        let access = access(&store);
+        let results = [
+            access.commit(number).map(drop),
+            access.submit(number).map(drop),
+            access.abort(number).map(drop),
+            access.abort_lost_parts(number).map(drop),
+            OpenBatch::join(access, b"", number, "part", WAIT).map(drop),
+        ];
+        for result in results {
+            assert_eq!(result.unwrap_err().kind, ErrorKind::NotFound, "{number}");
+        }
+    }
+}
+
+#[test]
 fn a_damaged_part_refuses_the_whole_batch_and_is_reported() {
     let store = Store::new();
     let batch = begin(&store);
