@@ -145,8 +145,26 @@ impl Data {
         }
         let (top, name) = &self.own;
         let batch = made(&**top, name.as_bytes(), self.permissions.1)?;
+        self.check_own(&*batch, name)?;
         let dir = made(&*batch, dir_name(inode).as_bytes(), self.permissions.1)?;
+        self.check_own(&*dir, name)?;
         Ok(cell.get_or_init(|| dir))
+    }
+
+    /// Checks that only this user can change the names of a directory: in a store for a group,
+    /// another member may have created it before, and could replace the files in it.
+    fn check_own(&self, dir: &dyn WritableDir, name: &str) -> Result<()> {
+        if self.incoming.is_none() {
+            return Ok(());
+        }
+        let found = dir.stat_self()?;
+        match found.uid == rustix::process::geteuid().as_raw() && found.mode & 0o022 == 0 {
+            true => Ok(()),
+            false => {
+                let source = Some("another user has created it, or can write to it".into());
+                Err(Error { source, ..Error::new(ErrorKind::PermissionDenied, "write data files in", name) })
+            }
+        }
     }
 
     /// Creates a data file of an inode.
@@ -227,3 +245,7 @@ fn made(dir: &dyn WritableDir, name: &[u8], permissions: u32) -> Result<Arc<dyn 
         _ => dir.open_writable_dir(name),
     }
 }
+
+#[cfg(test)]
+#[path = "data_test.rs"]
+mod tests;

@@ -81,6 +81,10 @@ impl BatchCaller {
             true if !owns => without_set_id(before.mode),
             _ => before.mode,
         };
+        // So does one of the owner with the set-group-ID bit of a group of others.
+        let keeps_set_group = is_content_changed
+            && !self.is_in_group(after.gid)
+            && without_set_id(after.mode) & SET_GROUP_ID != after.mode & SET_GROUP_ID;
         let are_attributes_changed = after.mode != mode_after_write || before.gid != after.gid;
         let is_group_permitted = before.gid == after.gid || self.is_in_group(after.gid);
         let is_set_group_permitted = after.mode & !before.mode & SET_GROUP_ID == 0
@@ -90,6 +94,7 @@ impl BatchCaller {
             && (owns || !are_attributes_changed)
             && is_group_permitted
             && is_set_group_permitted
+            && !keeps_set_group
             && (may_write || !is_content_changed)
             && (may_write || before.modified == after.modified)
             && (may_write || before.xattrs == after.xattrs)

@@ -141,8 +141,8 @@ impl Check<'_> {
     }
 
     /// Checks a change of an inode, and returns it with the restrictions of the kernel: a write of
-    /// another user removes the set-id bits, and a file gets no set-group-ID bit for a group of
-    /// which the user is no member.
+    /// another user than the owner, or of one who is no member of its group, removes the set-id
+    /// bits, and a file gets no set-group-ID bit for a group of which the user is no member.
     fn change(&self, before: &Inode, change: &InodeChange) -> Result<InodeChange> {
         let InodeChange { permissions, uid, gid, drops_set_id, modified, data, xattr } = change;
         let owns = self.caller.owns(before);
@@ -157,7 +157,7 @@ impl Check<'_> {
             self.require(is_own && file.inode == before.number)?;
         }
         let mut change = change.clone();
-        change.drops_set_id |= data.is_some() && !owns;
+        change.drops_set_id |= data.is_some() && !(owns && self.caller.is_in_group(before.gid));
         let gid = gid.unwrap_or(before.gid);
         if before.kind()? != Kind::Dir && !self.caller.is_in_group(gid) {
             change.permissions = change.permissions.map(|permissions| permissions & !SET_GROUP_ID);

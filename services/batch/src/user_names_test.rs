@@ -237,3 +237,17 @@ fn another_name_for_a_file_of_others_needs_the_right_to_read_and_write_it() {
     let linked = user.link((link.number, &place(open, b"link")), open, b"link2", NOW);
     assert_eq!(kind(linked), NOT_PERMITTED);
 }
+
+#[test]
+fn a_write_of_the_owner_removes_the_set_group_id_bit_of_a_group_without_the_owner() {
+    let names = names();
+    let user = user(&names);
+    let dir = make(&names, ROOT, b"dir", NewNode::Dir, new(0o777, 1, 1)).number;
+    for (gid, left) in [(OTHER_GROUP, 0o755), (GROUP, 0o6755)] {
+        let name = gid.to_string().into_bytes();
+        let file = make(&names, dir, &name, NewNode::File, new(0o6755, USER, gid));
+        let at = place(dir, &name);
+        assert_eq!(change(&user, (&file, &at), &append()), Ok(()));
+        assert_eq!(names.find(file.number, &at).unwrap().inode.mode & 0o7777, left, "{gid}");
+    }
+}
