@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from measure import median, run, seconds_of, text_of
@@ -22,8 +23,9 @@ PROOF_BYTES = 8
 SNAPSHOT_MS = 50
 CONFLICTS = 1.2
 MOOSEFS_CREATES, MOOSEFS_STATS = 30, 3
+PRELOAD = 3  # times the rate of ext4
 NO_BINDFS = "SKIPPED: bindfs is not installed: apt-get install bindfs"
-NO_PRELOAD = "SKIPPED: the preload library does not serve stores for batches"
+NO_LIBRARY = "SKIPPED: there is no libquell_preload.so beside the binary: make build"
 
 # Creates empty files as mdtest does, or calls stat in random order. Prints operations per second.
 PROGRAM = """
@@ -103,13 +105,14 @@ class Batch:
 
     def mounts(self):
         plain, moosefs = self.local / "batch-plain", self.testbed.path(1, "batch-plain")
-        rates = {name: [] for name in ("ext4", "bindfs", "batch", "with commit", "sync", "moosefs", "stat", "moosefs stat")}
+        rates = {name: [] for name in ("ext4", "bindfs", "batch", "with commit", "sync", "moosefs", "stat", "moosefs stat", "preload", "preload alone")}
         for number in range(self.repeats):
             rates["ext4"].append(self.work("create", plain / str(number)))
             self.bindfs(rates["bindfs"], plain, number)
             rates["moosefs"].append(self.work("create", moosefs / str(number)))
             rates["moosefs stat"].append(self.work("stat", moosefs / str(number)))
             self.batch(rates, number)
+            self.preload(rates, number)
         shutil.rmtree(plain)
         found = {name: median(values) if values else None for name, values in rates.items()}
         note = f"{self.files:,} files, create to end of `quell umount`; median of {self.repeats}, in turn"
@@ -127,7 +130,11 @@ class Batch:
         self.add("batch, FUSE: stat in random order after the commit, beside MooseFS", "ops/s", found["moosefs stat"], found["stat"],
                  f"at least {MOOSEFS_STATS} times", found["stat"] >= MOOSEFS_STATS * found["moosefs stat"],
                  note="one mount in the synchronous mode; the client of MooseFS has just created the files")
-        self.add("batch, preload: create, commit included", "ops/s", found["ext4"], None, "at least 3 times ext4", note=NO_PRELOAD)
+        rate = found["preload"]
+        self.add("batch, preload: create, commit included", "ops/s", found["ext4"], rate, f"at least {PRELOAD} times ext4",
+                 rate and rate >= PRELOAD * found["ext4"],
+                 note=f"{self.files:,} files by one process, create to end of `quell run`; create alone: {found['preload alone']:,.0f}/s"
+                 if rate else NO_LIBRARY)
 
     def bindfs(self, rates, plain, number):
         if not shutil.which("bindfs"):
@@ -157,3 +164,19 @@ class Batch:
             rates["sync"].append(self.work("create", mount / "synchronous"))
         finally:
             run([self.quell, "umount", "--quiet", mount])
+
+    def preload(self, rates, number):
+        """Create files in a batch under the preload library, and commit it. The commit is the time
+        of `quell run` without that of the program."""
+        if not Path(self.quell).resolve().with_name("libquell_preload.so").exists():
+            return
+        store, directory = self.testbed.path(1, f"batch-preload-{number}"), self.local / "batch-preload"
+        directory.mkdir(exist_ok=True)
+        run([self.quell, "batch", "init", store])
+        clock = "import time; print(time.monotonic())"
+        program = f"{PROGRAM}{clock}"
+        rate, ended = text_of([self.quell, "run", "--quiet", "--via", "preload", "--batch", f"{store}={directory}", "--",
+                               sys.executable, "-c", program, "create", directory / "dir", self.files]).split()
+        commit = time.monotonic() - float(ended)
+        rates["preload alone"].append(float(rate))
+        rates["preload"].append(self.files / (self.files / float(rate) + commit))

@@ -242,7 +242,8 @@ pub struct RunArgs {
     #[arg(long = "pool", value_name = "NAME[=DIR]")]
     pub pools: Vec<String>,
     /// Show the files of STORE, which `quell batch init` has created, or of a directory in it, at
-    /// DIR, an existing directory. Only the program and its children see them.
+    /// DIR, an existing directory. Only the program and its children see them. With --via preload,
+    /// no FUSE is needed.
     ///
     /// With --mode batch, their changes are published when the program has ended, and conflicts
     /// with changes of others are reported. With --strict, the exit code is then 1 if there are

@@ -47,6 +47,7 @@ pub mod qcow2_layer;
 pub mod record;
 pub mod run;
 pub mod run_batch;
+mod run_batch_preload;
 pub mod run_preload;
 pub mod show;
 pub mod stats;

@@ -44,4 +44,4 @@ pub use process_counters::{
 pub use shared_tree::{MemoryFile, SealedFile, SharedFile, SharedFiles, SharedTree, encode_table};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};
 pub use view_tree::{CheckedIndex, MapFile, OpenTree};
-pub use view_variable::{VIEW_VARIABLE, View, ViewLog, ViewPool, ViewTree};
+pub use view_variable::{VIEW_VARIABLE, View, ViewBatch, ViewLog, ViewPool, ViewTree};

@@ -4,7 +4,7 @@
 //! ```text
 //! +0   magic        8 bytes   "QUELLPC1"
 //! +8   process      u32       the process that `quell run` became
-//! +12  directories  u32       of the view: its logs, then its trees, then its pools
+//! +12  directories  u32       of the view: its logs, trees, pools and batches, in this order
 //! +16  counters     u64       for each directory, in the order of `PROCESS_COUNTERS`
 //! then              bytes     the view as JSON
 //! ```
@@ -54,7 +54,7 @@ pub struct ProcessCounters {
     pub process: u32,
     /// The directories.
     pub view: View,
-    /// The counters of each directory of the view: logs, then trees, then pools.
+    /// The counters of each directory of the view: logs, trees, pools, batches.
     pub values: Vec<[u64; PROCESS_COUNTERS.len()]>,
 }
 

@@ -34,6 +34,9 @@ pub struct View {
     /// The directories whose files are in a pool.
     #[serde(default, rename = "pool", skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<ViewPool>,
+    /// The directories whose files are in stores for batches.
+    #[serde(default, rename = "batch", skip_serializing_if = "Vec::is_empty")]
+    pub batches: Vec<ViewBatch>,
     /// A file with counters, which `quell run` creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<PathBuf>,
@@ -100,10 +103,27 @@ pub struct ViewPool {
     pub chunk_bytes: u32,
 }
 
+/// A directory whose files are in a store for batches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ViewBatch {
+    /// The virtual directory: absolute, without `.`, `..` and symbolic links.
+    pub path: PathBuf,
+    /// Other paths of the directory, through symbolic links, that programs use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<PathBuf>,
+    /// The store: absolute.
+    pub store: PathBuf,
+    /// The number of the batch; 0 in the synchronous mode.
+    pub batch: u64,
+    /// The socket of the process of `quell run` that has the name space: absolute.
+    pub socket: PathBuf,
+}
+
 impl View {
     /// Returns the number of virtual directories.
     pub fn directories(&self) -> usize {
-        self.logs.len() + self.trees.len() + self.pools.len()
+        self.logs.len() + self.trees.len() + self.pools.len() + self.batches.len()
     }
 
     /// Returns the view of this process: `None` if the variable is not set or empty.
@@ -135,7 +155,9 @@ impl View {
         let of_logs = view.logs.iter().flat_map(|log| log.paths());
         let of_pools = view.pools.iter().flat_map(|pool| pool.paths());
         let of_trees = view.trees.iter().flat_map(|tree| tree.paths());
-        let virtual_paths: Vec<&PathBuf> = of_logs.chain(of_trees).chain(of_pools).collect();
+        let of_batches = view.batches.iter().flat_map(|batch| batch.paths());
+        let virtual_paths: Vec<&PathBuf> =
+            of_logs.chain(of_trees).chain(of_pools).chain(of_batches).collect();
         if let Some(path) = virtual_paths.into_iter().find(|path| !is_plain(path)) {
             return Err(refused(format!(
                 "the directory {} must be absolute, without '.' and '..', and not the root",
@@ -145,8 +167,9 @@ impl View {
         let stores = view.logs.iter().flat_map(|log| &log.stores);
         let indexes = view.trees.iter().map(|tree| &tree.index);
         let sockets = view.pools.iter().map(|pool| &pool.socket);
-        if let Some(path) = stores.chain(indexes).chain(sockets).into_iter().find(|path| !path.is_absolute())
-        {
+        let of_batches = view.batches.iter().flat_map(|batch| [&batch.store, &batch.socket]);
+        let named = stores.chain(indexes).chain(sockets).chain(of_batches);
+        if let Some(path) = named.into_iter().find(|path| !path.is_absolute()) {
             return Err(refused(format!("{} is not absolute: begin it with /", shown(path))));
         }
         if let Some(pool) = view.pools.iter().find(|pool| pool.chunk_bytes == 0) {
@@ -186,6 +209,13 @@ impl ViewTree {
 }
 
 impl ViewPool {
+    /// Returns the path of the directory, and the others that programs use.
+    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
+        std::iter::once(&self.path).chain(&self.aliases)
+    }
+}
+
+impl ViewBatch {
     /// Returns the path of the directory, and the others that programs use.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> + Clone {
         std::iter::once(&self.path).chain(&self.aliases)
@@ -259,6 +289,13 @@ mod tests {
                 socket: "/run/pool/socket".into(),
                 chunk_bytes: 1 << 19,
             }],
+            batches: vec![ViewBatch {
+                path: "/results".into(),
+                aliases: Vec::new(),
+                store: "/shared/results".into(),
+                batch: 7,
+                socket: "/run/batch/socket".into(),
+            }],
             counters: None,
             dispatch: true,
         };
@@ -289,6 +326,12 @@ mod tests {
         };
         assert!(refusal(&pool("s", 1)).contains("not absolute"));
         assert!(refusal(&pool("/s", 0)).contains("no size"));
+        let batch = |path, store, socket| {
+            format!(r#"{{"batch":[{{"path":"{path}","store":"{store}","batch":0,"socket":"{socket}"}}]}}"#)
+        };
+        assert!(refusal(&batch("b", "/s", "/socket")).contains("must be absolute"));
+        assert!(refusal(&batch("/b", "s", "/socket")).contains("not absolute"));
+        assert!(refusal(&batch("/b", "/s", "socket")).contains("not absolute"));
         assert!(refusal(&" ".repeat(VALUE_BYTES_MAX + 1)).contains("longer"));
     }
 

@@ -50,6 +50,7 @@ pub use failure::Failure;
 pub use freshness::results::state_directory;
 pub use freshness::stale::{difference_line, with_consequence};
 pub use hang_up::is_hang_up_ignored;
+pub use holder::batch::publish_views;
 pub use holder::privileges::needs_user_namespace;
 pub use holder::process::run_holder;
 pub use inputs::{InputFile, Origin, real_path, root_of};

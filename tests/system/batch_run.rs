@@ -117,7 +117,7 @@ fn a_program_is_not_executed_without_its_store() {
     run(&batch(&store, &stage.path("missing")), &[]).expect(2).says("missing");
     run(&batch(&stage.path("missing"), &dir), &[]).expect(2).says("missing");
     run(&batch(&store, &dir), &["--mode", "sync", "--atomic"]).expect(2).says("--mode batch");
-    run(&batch(&store, &dir), &["--via", "preload"]).expect(2).says("--via");
+    run(&batch(&store, &dir), &["--via", "trap"]).expect(2).says("--via");
     run(&batch(&store, &dir), &["-i", "index"]).expect(2);
     if can_mount() {
         run(&batch(&store.join("no/such"), &dir), &[]).expect(2).says("no/such");

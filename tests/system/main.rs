@@ -17,6 +17,7 @@ mod batch;
 mod batch_adopt;
 mod batch_copy;
 mod batch_parts;
+mod batch_preload;
 mod batch_run;
 mod batch_serve;
 mod batch_users;

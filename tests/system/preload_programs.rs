@@ -17,13 +17,36 @@ pub struct Fixture {
     pub real: PathBuf,
     pub view: PathBuf,
     store: PathBuf,
+    /// The store is one for batches, and each command is a batch.
+    is_batch: bool,
 }
 
 impl Fixture {
     pub fn new() -> Fixture {
         let stage = Stage::new();
         let (real, view, store) = (stage.dir("real"), stage.dir("view"), stage.dir("store"));
-        Fixture { stage, real, view, store }
+        Fixture { stage, real, view, store, is_batch: false }
+    }
+
+    /// Returns a virtual directory whose commands are batches. A later command sees what an earlier
+    /// one has published.
+    pub fn of_batches() -> Fixture {
+        let stage = Stage::new();
+        let (real, view, store) = (stage.dir("real"), stage.dir("view"), stage.batch_store());
+        Fixture { stage, real, view, store, is_batch: true }
+    }
+
+    /// Returns a command that runs a program in the virtual directory.
+    fn command(&self, program: &Path) -> Command {
+        if !self.is_batch {
+            let mut command = self.stage.command(program);
+            self.preloaded(&mut command);
+            return command;
+        }
+        let mut command = self.stage.quell();
+        let batch = format!("{}={}", self.store.display(), self.view.display());
+        command.args(["run", "--via", "preload", "--batch", &batch, "--"]).arg(program);
+        command
     }
 
     /// Adds the library and the view to the environment of a command.
@@ -37,12 +60,15 @@ impl Fixture {
     /// directory is a new native one.
     fn shell(&self, script: &str, dir: &Path, is_virtual: bool) -> Command {
         let outside = self.stage.dir(if is_virtual { "outside-view" } else { "outside-real" });
-        let mut command = self.stage.command("bash");
-        command.args(["-c", script, "script"]).env("D", dir).env("LC_ALL", "C.UTF-8");
-        command.env("HOME", &outside).env("TMPDIR", &outside).current_dir(&outside);
-        if is_virtual {
-            self.preloaded(&mut command);
-        }
+        // A batch finds the runtime directory of the stage by these variables, so only the program
+        // gets other ones.
+        let mut command = match is_virtual {
+            true => self.command(Path::new("env")),
+            false => self.stage.command("env"),
+        };
+        command.args([format!("HOME={}", outside.display()), format!("TMPDIR={}", outside.display())]);
+        command.args(["bash", "-c", script, "script"]).env("D", dir).env("LC_ALL", "C.UTF-8");
+        command.current_dir(&outside);
         command
     }
 
@@ -98,9 +124,19 @@ fn missing(script: &str) -> Option<&str> {
 }
 
 macro_rules! programs {
-    ($($name:ident)*) => {
-        const SCRIPTS: &[&str] = &[$(stringify!($name)),*];
+    ($($name:ident)* | with locks: $($locking:ident)*) => {
+        const SCRIPTS: &[&str] = &[$(stringify!($name),)* $(stringify!($locking)),*];
 
+        programs!(tests Fixture::new: $($name)* $($locking)*);
+
+        /// The same in batches, whose files have no locks.
+        mod batches {
+            use super::*;
+
+            programs!(tests Fixture::of_batches: $($name)*);
+        }
+    };
+    (tests $fixture:path: $($name:ident)*) => {
         $(
             #[test]
             fn $name() {
@@ -108,7 +144,7 @@ macro_rules! programs {
                 if let Some(program) = missing(script) {
                     skip!("{program} is not installed");
                 }
-                Fixture::new().agrees(script);
+                $fixture().agrees(script);
             }
         )*
     };
@@ -119,16 +155,17 @@ programs! {
     archives
     coreutils
     dash
-    databases
     descriptors
     editors
-    java
     node
-    perl
     python
     shell
     sources
     static_programs
+    | with locks:
+    databases
+    java
+    perl
 }
 
 #[test]
@@ -138,7 +175,9 @@ fn every_script_is_run() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap().trim_end_matches(".sh").to_owned())
         .collect();
     found.sort();
-    assert_eq!(found, SCRIPTS);
+    let mut scripts = SCRIPTS.to_vec();
+    scripts.sort_unstable();
+    assert_eq!(found, scripts);
 }
 
 /// The number of seeds of random calls in one run of the tests.
@@ -158,18 +197,25 @@ macro_rules! compiled {
     }};
 }
 
-#[test]
-fn random_calls_have_the_results_of_a_real_directory() {
-    let fixture = Fixture::new();
+#[track_caller]
+fn check_random_calls(fixture: &Fixture) {
     let program = compiled!(fixture, "random.c");
-    let command = |dir: &Path| {
-        let mut command = fixture.stage.command(&program);
-        command.arg(dir).arg("0").arg(SEEDS.to_string());
-        command
+    let run = |mut command: Command, dir: &Path| {
+        fixture.stage.run(command.arg(dir).arg("0").arg(SEEDS.to_string())).expect(0)
     };
-    let real = fixture.stage.run(&mut command(&fixture.real)).expect(0);
-    let found = fixture.stage.run(fixture.preloaded(&mut command(&fixture.view))).expect(0);
+    let real = run(fixture.stage.command(&program), &fixture.real);
+    let found = run(fixture.command(&program), &fixture.view);
     let different = differences("random calls", &real.text(), &found.text());
     assert!(different.is_empty(), "{}\n{}", different.join("\n"), found.err);
     assert_eq!(found.err, "");
+}
+
+#[test]
+fn random_calls_have_the_results_of_a_real_directory() {
+    check_random_calls(&Fixture::new());
+}
+
+#[test]
+fn random_calls_in_a_batch_have_the_results_of_a_real_directory() {
+    check_random_calls(&Fixture::of_batches());
 }

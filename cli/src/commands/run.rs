@@ -8,7 +8,7 @@ use quell_supervisor::{
 };
 
 use crate::arguments::{RunArgs, Via};
-use crate::commands::{run_batch, run_preload};
+use crate::commands::{run_batch, run_batch_preload, run_preload};
 use crate::failure::Failure;
 use crate::inputs::{InputFile, shown};
 use crate::output::errln;
@@ -19,7 +19,11 @@ use crate::run_inputs::{RunFiles, boot_plan, job_of, print_once, tree_plans, wai
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(batch) = &args.batch {
-        return run_batch::run(&args, batch, quiet);
+        return match args.via {
+            Via::View => run_batch::run(&args, batch, quiet),
+            Via::Preload | Via::PreloadSud => run_batch_preload::run(&args, batch, quiet),
+            Via::Trap => Err(Failure::wrong_input("--batch cannot be used with --via trap")),
+        };
     }
     match args.via {
         Via::View if !args.pools.is_empty() => return run_preload::run(&args, quiet),

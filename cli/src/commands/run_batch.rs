@@ -20,7 +20,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::arguments::{BatchModeArg, EnterMountArgs, RunArgs, Via};
+use crate::arguments::{BatchModeArg, EnterMountArgs, RunArgs};
 use crate::commands::umount::{batch_of, unmount, unmount_and_commit};
 use crate::failure::{Failure, NO};
 use crate::inputs::{real_path, shown};
@@ -30,31 +30,70 @@ use crate::program::become_program;
 
 /// Runs the program of `quell run --batch`, and returns its exit code.
 pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure> {
-    if args.via != Via::View {
-        return Err(Failure::wrong_input("--batch cannot be used with --via"));
-    }
-    let refused =
-        || Failure::wrong_input(format!("--batch {}: it has the form STORE[/PATH]=DIR", shown(batch)));
-    let (store, directory) = batch.rsplit_once('=').ok_or_else(refused)?;
-    if store.is_empty() || directory.is_empty() {
-        return Err(refused());
-    }
-    let directory = real_path(Path::new(directory))?;
-    if !directory.is_dir() {
-        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&directory))));
-    }
+    let BatchArgument { store, directory, .. } = batch_argument(batch)?;
     let mode = plans::batch_mode(&args.batch_mode, BatchModeArg::Batch)?;
-    // Signals must not end this process before it has removed the mount. SIGTERM and SIGHUP are
-    // passed to the program; SIGINT and SIGQUIT of a terminal reach it without this process.
-    let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])
-        .map_err(|error| Failure::cannot(format!("cannot wait for signals: {error}")))?;
+    let signals = watched_signals()?;
     let point = new_mount_point()?;
-    let ended = run_at(args, Path::new(store), mode, (&point, &directory), signals, quiet);
+    let ended = run_at(args, store, mode, (&point, &directory), signals, quiet);
     // If it is still mounted, the error of `run_at` is more useful.
     let removed = std::fs::remove_dir(&point);
     let code = ended?;
     removed.map_err(|error| Failure::cannot(format!("{}: {error}", shown(&point))))?;
     Ok(code)
+}
+
+/// The parts of STORE[/PATH]=DIR.
+pub struct BatchArgument<'a> {
+    pub store: &'a Path,
+    /// The directory as the user named it.
+    pub named: &'a Path,
+    /// The directory without symbolic links.
+    pub directory: PathBuf,
+}
+
+/// Parses STORE[/PATH]=DIR.
+pub fn batch_argument(text: &str) -> Result<BatchArgument<'_>, Failure> {
+    let refused =
+        || Failure::wrong_input(format!("--batch {}: it has the form STORE[/PATH]=DIR", shown(text)));
+    let (store, named) = text.rsplit_once('=').ok_or_else(refused)?;
+    if store.is_empty() || named.is_empty() {
+        return Err(refused());
+    }
+    let (store, named) = (Path::new(store), Path::new(named));
+    let directory = real_path(named)?;
+    if !directory.is_dir() {
+        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&directory))));
+    }
+    Ok(BatchArgument { store, named, directory })
+}
+
+/// Returns the signals that must not end this process before it has ended the batch. SIGTERM and
+/// SIGHUP are passed to the program; SIGINT and SIGQUIT of a terminal reach it without this
+/// process.
+pub fn watched_signals() -> Result<Signals, Failure> {
+    Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])
+        .map_err(|error| Failure::cannot(format!("cannot wait for signals: {error}")))
+}
+
+/// Returns the failure for a signal that arrived before the program was started.
+pub fn interrupted(signal: i32) -> Failure {
+    let message = "interrupted before the program was started".to_owned();
+    Failure::with_code(u8::try_from(128 + signal).unwrap_or(u8::MAX), message)
+}
+
+/// Returns the exit code for the end of the program and that of its batch.
+pub fn code_of(status: ExitStatus, ended: Result<u64, Failure>, strict: bool) -> Result<ExitCode, Failure> {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    let code = u8::try_from(code).unwrap_or(u8::MAX);
+    match ended {
+        Ok(conflicts) if conflicts > 0 && strict && code == 0 => Ok(ExitCode::from(NO)),
+        Ok(_) => Ok(ExitCode::from(code)),
+        Err(failure) if code == 0 => Err(failure),
+        Err(failure) => {
+            errln!("quell: {failure}");
+            Ok(ExitCode::from(code))
+        }
+    }
 }
 
 /// Creates a directory for a mount.
@@ -84,8 +123,7 @@ fn run_at(
     mount(&plans::plan(target, PlanSource::Batch(plan), &args.cover, quiet))?;
     if let Some(signal) = signals.pending().next() {
         discard_and_unmount(point)?;
-        let message = "interrupted before the program was started".to_owned();
-        return Err(Failure::with_code(u8::try_from(128 + signal).unwrap_or(u8::MAX), message));
+        return Err(interrupted(signal));
     }
     // Known before the program runs, because the process that serves the mount may be killed.
     let batch = batch_of(point);
@@ -103,17 +141,7 @@ fn run_at(
             return Err(failure);
         }
     };
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
-    let code = u8::try_from(code).unwrap_or(u8::MAX);
-    match unmount_and_commit(point, batch.as_ref(), false, quiet) {
-        Ok(conflicts) if conflicts > 0 && args.cover.strict && code == 0 => Ok(ExitCode::from(NO)),
-        Ok(_) => Ok(ExitCode::from(code)),
-        Err(failure) if code == 0 => Err(failure),
-        Err(failure) => {
-            errln!("quell: {failure}");
-            Ok(ExitCode::from(code))
-        }
-    }
+    code_of(status, unmount_and_commit(point, batch.as_ref(), false, quiet), args.cover.strict)
 }
 
 /// Removes a mount that no program has used, and aborts its batch if it has one.
@@ -129,19 +157,24 @@ fn execute(
     args: &RunArgs,
     point: &Path,
     directory: &Path,
-    mut signals: Signals,
+    signals: Signals,
     quiet: bool,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error: std::io::Error| Failure::cannot(format!("start the program: {error}"));
     let words = [OsStr::new("enter-mount"), point.as_os_str(), directory.as_os_str(), OsStr::new("--")];
     let mut command = Command::new("/proc/self/exe");
     command.args(quiet.then_some("--quiet")).args(words).args(&args.command);
-    let mut child = command.spawn().map_err(failed)?;
+    wait_for_program(command.spawn().map_err(failed)?, signals)
+}
+
+/// Waits for the end of the program, and passes signals to it.
+pub fn wait_for_program(mut child: Child, mut signals: Signals) -> Result<ExitStatus, Failure> {
+    let failed = |error: std::io::Error| Failure::cannot(format!("wait for the program: {error}"));
     let handle = signals.handle();
     let program = match pidfd_open(pid_of(&child), PidfdFlags::empty()) {
         Ok(program) => program,
         Err(error) => {
-            // The caller removes the mount, which the program must not use any more.
+            // The caller ends the batch, which the program must not use any more.
             child.kill().map_err(failed)?;
             child.wait().map_err(failed)?;
             return Err(failed(error.into()));

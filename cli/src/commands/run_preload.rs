@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use quell_mount_spec::{VIEW_VARIABLE, View, ViewTree, create_process_counters};
@@ -30,7 +30,15 @@ const INHERITED_DESCRIPTOR_MINIMUM: i32 = 500;
 /// The variable by which the dynamic linker loads libraries before all others.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
-pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
+/// The library for a program that can be started with it.
+pub struct Preload {
+    pub library: PathBuf,
+    /// Whether system calls without libc are served as well.
+    pub dispatch: bool,
+}
+
+/// Checks the options and the program, and finds the library.
+pub fn preload(args: &RunArgs) -> Result<Preload, Failure> {
     refuse_other_options(args)?;
     let dispatch = args.via == Via::PreloadSud;
     if dispatch && let Some(reason) = why_no_dispatch() {
@@ -44,6 +52,11 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let reason = refusal.reason();
         return Err(Failure::cannot(format!("{} {reason}; {ALTERNATIVE}", shown(&kind.file))));
     }
+    Ok(Preload { library, dispatch })
+}
+
+pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let Preload { library, dispatch } = preload(args)?;
     let logs = match &args.config {
         Some(file) => match Config::read_both(file, &args.cover.trust_owner)? {
             (trees, logs) if trees.is_empty() && logs.is_empty() && args.index.is_empty() => {
@@ -78,13 +91,12 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     View::parse(view.to_json()?.as_bytes())?;
     count(&mut view, args.cover.verbose);
     lifeline.map(inherit).transpose()?;
-    let value = view.to_json()?;
     if args.cover.verbose {
         for log in &view.logs {
             errln!("quell: {} served by {}", shown(&log.path), shown(&library));
         }
     }
-    let mut variables = vec![(VIEW_VARIABLE, value.into()), (PRELOAD_VARIABLE, preloaded(&library))];
+    let mut variables = variables(&view, &library)?;
     if let Some(pool) = view.pools.first() {
         variables.push((POOL_DIRECTORY_VARIABLE, pool.path.clone().into()));
     }
@@ -94,7 +106,7 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
 /// Creates the file with counters for `quell stats`. Without it the program runs all the same. The
 /// descriptor with the lock remains open in the program and its children, with a number that
 /// programs do not use.
-fn count(view: &mut View, verbose: bool) {
+pub fn count(view: &mut View, verbose: bool) {
     let created = runtime_directory().and_then(|runtime| Ok(create_process_counters(&runtime, view)?));
     if let Err(failure) = created.and_then(|file| inherit(file.into())) {
         if verbose {
@@ -102,6 +114,11 @@ fn count(view: &mut View, verbose: bool) {
         }
         view.counters = None;
     }
+}
+
+/// Returns the variables with which a program loads the library, and by which it finds the view.
+pub fn variables(view: &View, library: &Path) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    Ok(vec![(VIEW_VARIABLE, view.to_json()?.into()), (PRELOAD_VARIABLE, preloaded(library))])
 }
 
 /// Returns the value of LD_PRELOAD with the library before the user's own.

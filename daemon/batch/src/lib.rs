@@ -6,7 +6,9 @@
 #![warn(missing_docs)]
 
 mod commit_threads;
+mod local;
 mod server;
 
+pub use local::LocalNames;
 pub use quell_transport::peer::Protection;
 pub use server::{Server, ServerOptions};

@@ -21,7 +21,8 @@ const PATH_BYTES_MAX: usize = libc::PATH_MAX as usize;
 pub enum LastLink {
     Follow,
     Keep,
-    /// As `Follow`, but in a pool the last name is not looked up, unless it must be a directory.
+    /// As `Follow`, but in a pool or batch the last name is not looked up, unless it must be a
+    /// directory.
     FollowUnread,
     /// As `Keep`, with the same exception.
     KeepUnread,
@@ -197,7 +198,7 @@ fn walk(dir: &'static VirtualDir, path: &[u8], last_link: LastLink) -> Outcome<W
                 let parent = &dir.path[..dir.path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
                 return Ok(Walked::Absolute(joined(parent, crate::paths::strip_slashes(rest))));
             }
-            name if is_last && !must_be_dir && last_link.is_unread() && dir.is_pool() => {
+            name if is_last && !must_be_dir && last_link.is_unread() && dir.has_remote_names() => {
                 at.push(name);
                 let Position { current: parent, path, .. } = at;
                 let entry = Entry { dir, fs, parent, found: None, path, must_be_dir, ends_with_dot };

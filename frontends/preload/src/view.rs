@@ -6,8 +6,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use quell_batch::open_shared_names;
 use quell_log::LogFs;
-use quell_mount_spec::{CheckedIndex, OpenTree, View, ViewLog, ViewPool, ViewTree, open_pool, shown};
+use quell_mount_spec::{
+    CheckedIndex, OpenTree, View, ViewBatch, ViewLog, ViewPool, ViewTree, open_pool, shown,
+};
 use quell_threads::lock;
 use quell_vfs::{Context, FileIdentity, FileSystem, NodeId};
 
@@ -40,7 +43,7 @@ pub struct VirtualDir {
     pub device: u64,
     /// The position in the list of virtual directories.
     pub number: usize,
-    /// The position in the view: its logs, then its trees, then its pools.
+    /// The position in the view: its logs, trees, pools and batches, in this order.
     position: usize,
     source: Source,
     /// The index of a tree was refused, or the tree could not be opened: the original is used.
@@ -56,6 +59,7 @@ enum Source {
     /// The index is read once, also for forked children.
     Tree(ViewTree, OnceLock<CheckedIndex>),
     Pool(ViewPool),
+    Batch(ViewBatch),
 }
 
 #[derive(Clone, Copy)]
@@ -93,6 +97,10 @@ impl VirtualDir {
             }
             Source::Pool(pool) => {
                 let fs = Box::leak(Box::new(open_pool(&pool.socket, pool.chunk_bytes)?));
+                Opened { generation, fs, log: None, tree: None }
+            }
+            Source::Batch(ViewBatch { socket, store, batch, .. }) => {
+                let fs = Box::leak(Box::new(open_shared_names(socket, store, *batch)?));
                 Opened { generation, fs, log: None, tree: None }
             }
             Source::Tree(tree, index) => {
@@ -133,9 +141,9 @@ impl VirtualDir {
         matches!(self.source, Source::Tree(..))
     }
 
-    /// Returns whether the files are in a pool, where each look-up is a request to its daemon.
-    pub fn is_pool(&self) -> bool {
-        matches!(self.source, Source::Pool(_))
+    /// Returns whether another process has the names, so that each look-up is a request to it.
+    pub fn has_remote_names(&self) -> bool {
+        matches!(self.source, Source::Pool(_) | Source::Batch(_))
     }
 
     /// Returns whether paths into the directory are served. A tree that cannot be served is shown
@@ -261,7 +269,10 @@ fn virtual_dirs(view: View) -> Vec<VirtualDir> {
     let trees = view.trees.into_iter();
     let trees = trees.map(|tree| (tree.paths().map(bytes).collect(), Source::Tree(tree, OnceLock::new())));
     let pools = view.pools.into_iter().map(|pool| (pool.paths().map(bytes).collect(), Source::Pool(pool)));
-    let mut sources: Vec<(usize, (Paths, Source))> = logs.chain(trees).chain(pools).enumerate().collect();
+    let batches = view.batches.into_iter();
+    let batches = batches.map(|batch| (batch.paths().map(bytes).collect(), Source::Batch(batch)));
+    let mut sources: Vec<(usize, (Paths, Source))> =
+        logs.chain(trees).chain(pools).chain(batches).enumerate().collect();
     // A directory inside another is found first.
     sources.sort_by_key(|(_, (paths, _))| std::cmp::Reverse(paths[0].split(|byte| *byte == b'/').count()));
     let numbered = sources.into_iter().enumerate();

@@ -13,6 +13,8 @@ use quell_vfs::{Error, ErrorKind, Result};
 use crate::conflicts::path_of_name;
 use crate::file_system::BatchFs;
 use crate::remote::Remote;
+use crate::served_names::ServedNames;
+use crate::shared_names::SharedNames;
 use crate::store::BatchStore;
 use crate::store_dir::{RETRY, StoreDir};
 use crate::store_lock::StoreLock;
@@ -117,7 +119,7 @@ impl StoreAccess {
     pub fn name_space(&self) -> Arc<dyn NameSpace> {
         match &self.kind {
             Kind::Own(store) => store.primary().name_space(),
-            Kind::Served(remote) => remote.clone(),
+            Kind::Served(remote) => Arc::new(ServedNames::new(remote.clone())),
         }
     }
 
@@ -139,6 +141,21 @@ impl StoreAccess {
         let names = self.name_space();
         let top = dir_at(&*names, path)?;
         self.dir.file_system(tree_below(names, top), 0)
+    }
+
+    /// Returns the tree below the directory at `path` of the master image, to be served to
+    /// processes of this node. It must not be used after this value is dropped.
+    ///
+    /// # Errors
+    /// As for [`file_system`](Self::file_system).
+    pub fn shared_names(&self, path: &[u8]) -> Result<SharedNames> {
+        let names = self.name_space();
+        let top = dir_at(&*names, path)?;
+        let number = match &self.kind {
+            Kind::Own(store) => store.primary().store_number(),
+            Kind::Served(remote) => remote.store_number(),
+        };
+        Ok(SharedNames::new(tree_below(names, top), number, self.is_exclusive(), self.dir.open_dir(".")?))
     }
 
     /// Returns the path of a name in a directory, as

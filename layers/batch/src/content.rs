@@ -86,6 +86,7 @@ impl Shared {
             {
                 let (state, data) = self.read_locked(node)?;
                 if let Some(file) = data.as_ref().and_then(|data| data.own()) {
+                    self.name_space.check_open()?;
                     file.write_at(from, offset)?;
                     state.wrote(end, now());
                     return Ok(());
@@ -356,9 +357,18 @@ impl Shared {
         Err(busy())
     }
 
-    /// Makes the data and the attributes of a file survive a power failure.
+    /// Makes the data and the attributes of a file survive a power failure. What other clients have
+    /// changed since the file was opened is visible afterwards.
     pub(crate) fn sync(&self, node: &Node, state: &mut FileState) -> Result<()> {
         self.send(node, state)?;
+        if self.name_space.is_shared() {
+            match self.inode(node) {
+                Ok(inode) => self.note_and_keep_writes(node, state, inode)?,
+                // Another client has removed the file: nothing has to survive.
+                Err(error) if error.kind == ErrorKind::Stale => {}
+                Err(error) => return Err(error),
+            }
+        }
         let data = self.opened_data(state)?;
         if let Some(file) = data.as_ref().and_then(|data| data.own()) {
             if let Err(error) = file.sync() {

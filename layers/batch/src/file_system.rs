@@ -128,6 +128,35 @@ impl BatchFs {
         Ok(())
     }
 
+    /// Returns the entry that `look_up` finds at a name, with a reference to it.
+    fn looked_up(
+        &self,
+        dir: NodeId,
+        name: &[u8],
+        look_up: impl FnOnce(&dyn NameSpace, u64) -> Result<Option<Found>>,
+    ) -> Result<Option<NodeRef<'_>>> {
+        let dir = self.dir(dir)?;
+        let (found, node) = {
+            let _names = read_lock(&self.shared.names);
+            let Some(found) = look_up(&*self.shared.name_space, dir)? else { return Ok(None) };
+            let node = self.hold((dir, name), &found)?;
+            (found, node)
+        };
+        // The inode may lack writes that were sent since.
+        let is_open = node.kind == Kind::File && read_lock(&node.file).open > 0;
+        let attributes = match is_open {
+            true => self.shared.attributes(&node),
+            false => found.inode.attributes(),
+        };
+        match attributes {
+            Ok(attributes) => Ok(Some(NodeRef::counted(self, attributes))),
+            Err(error) => {
+                self.shared.release(node.number, 1)?;
+                Err(error)
+            }
+        }
+    }
+
     fn opened(&self, context: &Context<'_>, id: NodeId, mode: OpenMode) -> Result<BatchFile> {
         let node = self.node(id)?;
         match node.kind {
@@ -205,26 +234,11 @@ impl FileSystem for BatchFs {
     }
 
     fn lookup(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
-        let dir = self.dir(dir)?;
-        let (found, node) = {
-            let _names = read_lock(&self.shared.names);
-            let Some(found) = self.shared.name_space.lookup(dir, name)? else { return Ok(None) };
-            let node = self.hold((dir, name), &found)?;
-            (found, node)
-        };
-        // The inode may lack writes that were sent since.
-        let is_open = node.kind == Kind::File && read_lock(&node.file).open > 0;
-        let attributes = match is_open {
-            true => self.shared.attributes(&node),
-            false => found.inode.attributes(),
-        };
-        match attributes {
-            Ok(attributes) => Ok(Some(NodeRef::counted(self, attributes))),
-            Err(error) => {
-                self.shared.release(node.number, 1)?;
-                Err(error)
-            }
-        }
+        self.looked_up(dir, name, |names, dir| names.lookup(dir, name))
+    }
+
+    fn lookup_on_path(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        self.looked_up(dir, name, |names, dir| names.lookup_on_path(dir, name))
     }
 
     fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {

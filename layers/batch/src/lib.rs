@@ -23,7 +23,11 @@
 //! | `serving` | the execution of the requests of clients on such a store |
 //! | `exclusive` | the opening of a store without its server |
 //! | `server_files` | the files by which clients find a server |
+//! | `served_names` | a name space that another process has, by requests to it |
+//! | `name_requests` | the execution of requests on names |
 //! | `remote` | a store that a server has open |
+//! | `shared_names` | a name space that this process serves to others on its node |
+//! | `local` | the client of such a process |
 //! | `access` | the access to a store, in one of these two ways |
 //! | `open_batch` | a batch of this process |
 //! | `views` | the states of a running batch that other processes see |
@@ -53,14 +57,18 @@ mod file_system;
 mod fsck;
 mod garbage;
 mod incoming;
+mod local;
+mod name_requests;
 mod nodes;
 mod open_batch;
 mod part_records;
 mod parts;
 mod remote;
+mod served_names;
 mod server_files;
 mod serving;
 mod shared;
+mod shared_names;
 mod state;
 mod store;
 mod store_dir;
@@ -75,9 +83,11 @@ pub use conflicts::{Resolution, Resolved};
 pub use file_system::BatchFs;
 pub use fsck::{StoreProblem, fsck, problem_kinds};
 pub use garbage::Unused;
+pub use local::open_shared_names;
 pub use open_batch::OpenBatch;
 pub use parts::{PartProgress, part_progress};
 pub use server_files::ServerFiles;
 pub use serving::{Requester, ServedStore};
+pub use shared_names::{Executed, SharedNames};
 pub use store::{BatchStore, split_path};
 pub use views::{Refreshed, ViewRequest, WatchedBatch, WatchedName};

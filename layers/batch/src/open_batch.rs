@@ -10,6 +10,7 @@ use quell_vfs::Result;
 
 use crate::access::StoreAccess;
 use crate::file_system::BatchFs;
+use crate::shared_names::SharedNames;
 use crate::store_dir::{StoreDir, VIEW, remove_if_present, write_certificate};
 use crate::store_lock::StoreLock;
 use crate::subtree::tree_below;
@@ -73,6 +74,15 @@ impl OpenBatch {
     /// Returns the private name space as a file system.
     pub fn file_system(&self) -> Arc<BatchFs> {
         self.fs.clone()
+    }
+
+    /// Returns the private name space, to be served to processes of this node.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn shared_names(&self) -> Result<SharedNames> {
+        let tree = tree_below(self.names.clone(), self.record.subtree);
+        Ok(SharedNames::new(tree, self.store_number, true, self.dir.open_dir(".")?))
     }
 
     /// Returns the record of the batch as it was at its beginning.

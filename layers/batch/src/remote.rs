@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    BatchRecord, BatchSummary, Bytes, Conflict, Found, Inode, InodeChange, NameSpace, NewBatch, NewNode,
-    NewPart, PROTOCOL, Place, Removed, RenameRequest, Renamed, Reply, Request, SnapshotSummary,
+    BatchRecord, BatchSummary, Conflict, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
-use quell_vfs::{Error, ErrorKind, Kind, NewEntry, Rename, Result, Time};
+use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{decode, encode};
 
+use crate::served_names::Server;
 use crate::server_files::find_server;
 use crate::store_dir::StoreDir;
 use crate::store_lock::StoreLock;
 
 /// The largest reply to a request, in bytes: an inode with its content and extended attributes.
-const REPLY_BYTES_MAX: u32 = 512 << 10;
+pub(crate) const REPLY_BYTES_MAX: u32 = 512 << 10;
 /// The time for which a request is repeated if no server answers.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// The same for the verification and the commit of a batch.
@@ -69,7 +69,7 @@ impl Remote {
         let mut remote = Remote { link, store_number: 0, dir, _data: data };
         match remote.call(&Request::Hello { protocol: PROTOCOL })? {
             Reply::Welcome { store } => remote.store_number = store,
-            _ => return Err(remote.unexpected()),
+            _ => return Err(remote.unexpected_reply()),
         }
         Ok(remote)
     }
@@ -84,7 +84,7 @@ impl Remote {
         let NewBatch { name, caller, subtree, is_atomic } = new;
         match self.call(&Request::Begin { name, caller, subtree, is_atomic })? {
             Reply::Begun(record) => Ok(record),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected_reply()),
         }
     }
 
@@ -93,7 +93,7 @@ impl Remote {
         let NewBatch { name, caller, subtree, is_atomic } = new;
         match self.call(&Request::BeginForParts { name, caller, subtree, is_atomic })? {
             Reply::Begun(record) => Ok(record),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected_reply()),
         }
     }
 
@@ -102,7 +102,7 @@ impl Remote {
         let NewPart { batch, name, caller } = new;
         match self.call(&Request::Join { batch, name, caller })? {
             Reply::Begun(record) => Ok(record),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected_reply()),
         }
     }
 
@@ -124,7 +124,7 @@ impl Remote {
     fn call_for_batch(&self, request: &Request) -> Result<BatchSummary> {
         match self.call(request)? {
             Reply::Batch(summary) => Ok(summary),
-            _ => Err(self.unexpected()),
+            _ => Err(self.unexpected_reply()),
         }
     }
 
@@ -134,7 +134,7 @@ impl Remote {
             |batch: &BatchSummary| batch.number,
             |after| match self.call(&Request::Batches { after })? {
                 Reply::Batches { batches, is_last } => Ok((batches, is_last)),
-                _ => Err(self.unexpected()),
+                _ => Err(self.unexpected_reply()),
             },
         )
     }
@@ -145,7 +145,7 @@ impl Remote {
             |snapshot: &SnapshotSummary| snapshot.batch,
             |after| match self.call(&Request::Snapshots { after })? {
                 Reply::Snapshots { snapshots, is_last } => Ok((snapshots, is_last)),
-                _ => Err(self.unexpected()),
+                _ => Err(self.unexpected_reply()),
             },
         )
     }
@@ -163,7 +163,7 @@ impl Remote {
             let (items, is_last) = part(after)?;
             let is_ascending = items.first().is_none_or(|first| number_of(first) > after);
             if !is_last && (items.is_empty() || !is_ascending) {
-                return Err(self.unexpected());
+                return Err(self.unexpected_reply());
             }
             found.extend(items);
             if is_last {
@@ -178,9 +178,9 @@ impl Remote {
         loop {
             let from = found.len() as u64;
             let reply = self.call(&Request::Conflicts { batch, from })?;
-            let Reply::Conflicts { conflicts, is_last } = reply else { return Err(self.unexpected()) };
+            let Reply::Conflicts { conflicts, is_last } = reply else { return Err(self.unexpected_reply()) };
             if conflicts.is_empty() && !is_last {
-                return Err(self.unexpected());
+                return Err(self.unexpected_reply());
             }
             found.extend(conflicts);
             if is_last {
@@ -242,7 +242,7 @@ impl Remote {
         }
     }
 
-    fn unexpected(&self) -> Error {
+    fn unexpected_reply(&self) -> Error {
         let source = Some("the reply does not belong to the request".into());
         Error { source, ..Error::new(ErrorKind::Damaged, "call the server of", self.dir.subject()) }
     }
@@ -255,113 +255,12 @@ impl Drop for Remote {
     }
 }
 
-fn bytes(name: &[u8]) -> Bytes {
-    Bytes(name.to_vec())
-}
-
-impl Remote {
-    fn call_for_found(&self, request: &Request) -> Result<Found> {
-        match self.call(request)? {
-            Reply::Found(Some(found)) => Ok(found),
-            _ => Err(self.unexpected()),
-        }
+impl Server for Arc<Remote> {
+    fn call(&self, request: &Request) -> Result<Reply> {
+        Remote::call(self, request)
     }
 
-    fn call_for_removed(&self, request: &Request) -> Result<Removed> {
-        match self.call(request)? {
-            Reply::Removed(removed) => Ok(removed),
-            _ => Err(self.unexpected()),
-        }
-    }
-}
-
-impl NameSpace for Remote {
-    fn is_shared(&self) -> bool {
-        true
-    }
-
-    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
-        match self.call(&Request::Lookup { dir, name: bytes(name) })? {
-            Reply::Found(found) => Ok(found),
-            _ => Err(self.unexpected()),
-        }
-    }
-
-    fn find(&self, number: u64, place: &Place) -> Result<Found> {
-        self.call_for_found(&Request::Find { number, place: place.clone() })
-    }
-
-    fn parent(&self, dir: u64) -> Result<(u64, Vec<u8>)> {
-        match self.call(&Request::Parent { dir })? {
-            Reply::Parent { dir, name } => Ok((dir, name.0)),
-            _ => Err(self.unexpected()),
-        }
-    }
-
-    fn list(&self, dir: u64, after: &[u8], visit: &mut dyn FnMut(&[u8], u64, Kind) -> bool) -> Result<()> {
-        let mut after = bytes(after);
-        loop {
-            let reply = self.call(&Request::List { dir, after: after.clone() })?;
-            let Reply::Names { names, is_last } = reply else { return Err(self.unexpected()) };
-            for listed in &names {
-                let kind = listed.kind().ok_or_else(|| self.unexpected())?;
-                if !visit(&listed.name.0, listed.number, kind) {
-                    return Ok(());
-                }
-            }
-            match names.into_iter().next_back() {
-                // Names ascend, so the list ends.
-                Some(last) if !is_last && last.name.0 > after.0 => after = last.name,
-                _ if is_last => return Ok(()),
-                _ => return Err(self.unexpected()),
-            }
-        }
-    }
-
-    fn create(&self, dir: u64, name: &[u8], node: NewNode, new: NewEntry, now: Time) -> Result<Found> {
-        let (name, new, now) = (bytes(name), new.into(), now.into());
-        self.call_for_found(&Request::Create { dir, name, node, new, now })
-    }
-
-    fn link(&self, (number, place): (u64, &Place), dir: u64, name: &[u8], now: Time) -> Result<Found> {
-        let (place, name, now) = (place.clone(), bytes(name), now.into());
-        self.call_for_found(&Request::Link { number, place, dir, name, now })
-    }
-
-    fn remove(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
-        self.call_for_removed(&Request::Remove { dir, name: bytes(name), now: now.into() })
-    }
-
-    fn remove_dir(&self, dir: u64, name: &[u8], now: Time) -> Result<Removed> {
-        self.call_for_removed(&Request::RemoveDir { dir, name: bytes(name), now: now.into() })
-    }
-
-    fn rename(
-        &self,
-        (from_dir, from): (u64, &[u8]),
-        (to_dir, to): (u64, &[u8]),
-        mode: Rename,
-        now: Time,
-    ) -> Result<Renamed> {
-        let (from, to, now) = (bytes(from), bytes(to), now.into());
-        match self.call(&Request::Rename(RenameRequest { from_dir, from, to_dir, to, mode, now }))? {
-            Reply::Renamed(renamed) => Ok(renamed),
-            _ => Err(self.unexpected()),
-        }
-    }
-
-    fn change(&self, (number, place): (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
-        let (place, change, now) = (place.clone(), change.clone(), now.into());
-        match self.call(&Request::Change { number, place, change, now })? {
-            Reply::Changed(inode) => Ok(inode),
-            _ => Err(self.unexpected()),
-        }
-    }
-
-    fn sync(&self) -> Result<()> {
-        match self.call(&Request::Sync)? {
-            Reply::Done => Ok(()),
-            _ => Err(self.unexpected()),
-        }
+    fn unexpected(&self) -> Error {
+        self.unexpected_reply()
     }
 }

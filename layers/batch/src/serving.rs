@@ -5,17 +5,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, Bytes, ListedName, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary,
+    BatchCaller, BatchRecord, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{Failure, decode, encode};
 use serde::Serialize;
 
+use crate::name_requests::{BEYOND_LIMITS, LONG_REPLY, perform, refuse};
 use crate::store::BatchStore;
 
-/// The largest number of names in a reply.
-const NAMES_MAX: usize = 1024;
 /// The size of the batches, or of the conflicts, of a reply, above which no more are added, in
 /// bytes.
 const LISTED_BYTES: usize = 128 << 10;
@@ -109,24 +108,20 @@ impl ServedStore {
             self.failures.fetch_add(1, Ordering::Relaxed);
             encode(&Reply::Failed(Failure::new(&error)))
         };
-        let refuse = |reason: &str| {
-            let source = Some(reason.to_owned().into());
-            Error { source, ..Error::new(ErrorKind::InvalidInput, "execute a request", "") }
-        };
         let request: Request = match decode(request) {
             Ok(request) => request,
             Err(error) => return failed(error),
         };
         self.requests[kind_of(&request)].fetch_add(1, Ordering::Relaxed);
         if !request.is_within_limits() {
-            return failed(refuse("a part of the request is too long, or not valid"));
+            return failed(refuse(BEYOND_LIMITS));
         }
         match self.perform(requester, request) {
             Ok(reply) => {
                 let encoded = encode(&reply);
                 match encoded.len() <= reply_bytes_max {
                     true => encoded,
-                    false => failed(refuse("the reply is longer than the client accepts")),
+                    false => failed(refuse(LONG_REPLY)),
                 }
             }
             Err(error) => failed(error),
@@ -182,46 +177,6 @@ impl ServedStore {
                 let error = Error::new(ErrorKind::Unsupported, "greet", "");
                 return Err(Error { source: Some(reason.into()), ..error });
             }
-            Request::Lookup { dir, name } => Reply::Found(names.lookup(dir, &name.0)?),
-            Request::Find { number, place } => Reply::Found(Some(names.find(number, &place)?)),
-            Request::Parent { dir } => {
-                let (dir, name) = names.parent(dir)?;
-                Reply::Parent { dir, name: Bytes(name) }
-            }
-            Request::List { dir, after } => {
-                let mut listed = Vec::new();
-                let mut is_last = true;
-                names.list(dir, &after.0, &mut |name, number, kind| {
-                    is_last = listed.len() < NAMES_MAX;
-                    if is_last {
-                        let name = Bytes(name.to_vec());
-                        listed.push(ListedName { name, number, type_bits: kind.mode_bits() });
-                    }
-                    is_last
-                })?;
-                Reply::Names { names: listed, is_last }
-            }
-            Request::Create { dir, name, node, new, now } => {
-                Reply::Found(Some(names.create(dir, &name.0, node, new.into(), now.into())?))
-            }
-            Request::Link { number, place, dir, name, now } => {
-                Reply::Found(Some(names.link((number, &place), dir, &name.0, now.into())?))
-            }
-            Request::Remove { dir, name, now } => Reply::Removed(names.remove(dir, &name.0, now.into())?),
-            Request::RemoveDir { dir, name, now } => {
-                Reply::Removed(names.remove_dir(dir, &name.0, now.into())?)
-            }
-            Request::Rename(rename) => {
-                let (from, to) = ((rename.from_dir, &rename.from.0[..]), (rename.to_dir, &rename.to.0[..]));
-                Reply::Renamed(names.rename(from, to, rename.mode, rename.now.into())?)
-            }
-            Request::Change { number, place, change, now } => {
-                Reply::Changed(names.change((number, &place), &change, now.into())?)
-            }
-            Request::Sync => {
-                names.sync()?;
-                Reply::Done
-            }
             Request::Begin { name, caller, subtree, is_atomic } => Reply::Begun(match requester {
                 Requester::Owner => self.store.begin(NewBatch { name, caller, subtree, is_atomic })?,
                 Requester::User(known) => {
@@ -266,6 +221,7 @@ impl ServedStore {
                 let counters = self.counters().into_iter();
                 Reply::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect())
             }
+            request => return perform(&*names, request),
         })
     }
 }

@@ -148,6 +148,20 @@ impl StoreDir {
         share_dir(self.open_dir(name)?.as_fd(), gid, permissions)
     }
 
+    /// Returns the directory that a process of the same user has opened at `path` with
+    /// [`open_of`](Self::open_of), which has checked it.
+    ///
+    /// # Errors
+    /// Those of files.
+    pub(crate) fn of_descriptor(path: &Path, fd: OwnedFd) -> Result<StoreDir> {
+        let found =
+            fstat(&fd).map_err(|error| Error::from_io(error.into(), OPEN, path.as_os_str().as_bytes()))?;
+        let owner = Some(found.st_uid).filter(|owner| *owner != geteuid().as_raw());
+        let mut dir = StoreDir { path: path.to_owned(), fd, owner, is_shared: false };
+        dir.is_shared = dir.format()?.is_some_and(|format| format == FORMAT_OF_GROUP);
+        Ok(dir)
+    }
+
     /// Opens the directory again.
     pub(crate) fn duplicate(&self) -> Result<StoreDir> {
         let fd = self.open_dir(".")?;

@@ -138,6 +138,14 @@ impl NameSpace for Subtree {
         Ok(self.whole.lookup(self.outer(dir), name)?.map(|found| self.inner_found(found)))
     }
 
+    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+        Ok(self.whole.lookup_on_path(self.outer(dir), name)?.map(|found| self.inner_found(found)))
+    }
+
+    fn check_open(&self) -> Result<()> {
+        self.whole.check_open()
+    }
+
     fn find(&self, number: u64, place: &Place) -> Result<Found> {
         let found = self.whole.find(self.outer(number), &self.outer_place(place))?;
         Ok(self.inner_found(found))

@@ -18,6 +18,11 @@ pub trait NameSpace: Send + Sync {
     fn is_shared(&self) -> bool;
     /// See [`Names::lookup`].
     fn lookup(&self, dir: u64, name: &[u8]) -> Result<Option<Found>>;
+    /// Returns the same as `lookup`, for a name in a path after which other names follow. The size
+    /// and the times of a directory may be those of an earlier state.
+    fn lookup_on_path(&self, dir: u64, name: &[u8]) -> Result<Option<Found>> {
+        self.lookup(dir, name)
+    }
     /// See [`Names::find`].
     fn find(&self, number: u64, place: &Place) -> Result<Found>;
     /// See [`Names::parent`].
@@ -36,6 +41,14 @@ pub trait NameSpace: Send + Sync {
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), mode: Rename, now: Time) -> Result<Renamed>;
     /// See [`Names::change`].
     fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode>;
+    /// Checks that data files may be written for this name space: the process that has it has not
+    /// ended it.
+    ///
+    /// # Errors
+    /// `Unavailable` after its end.
+    fn check_open(&self) -> Result<()> {
+        Ok(())
+    }
     /// Waits until all changes that have returned survive a power failure.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! A mount of a store for batches.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -61,13 +62,13 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
             }
             BatchMode::Batch { name, is_atomic, is_lazy } => {
                 let batch = Arc::new(OpenBatch::begin(store, subtree, name, *is_atomic)?);
-                publish_views(&batch, context);
+                check_started(context, "publish views", publish_views(&batch));
                 let end = if *is_lazy { BatchEnd::CommitLater } else { BatchEnd::Commit };
                 Arc::new(Batch { batch, plan: plan.clone(), end })
             }
             BatchMode::Part { batch, name } => {
                 let part = Arc::new(OpenBatch::join(store, subtree, *batch, name, JOIN_WAIT)?);
-                publish_views(&part, context);
+                check_started(context, "publish views", publish_views(&part));
                 Arc::new(Batch { batch: part, plan: plan.clone(), end: BatchEnd::Close })
             }
             BatchMode::Watch { .. } => unreachable!("it was opened above"),
@@ -80,18 +81,27 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
     Ok(mount)
 }
 
-/// Starts the thread that publishes or shows views of a batch. `purpose` is the end of the error
-/// message.
-fn start_views(context: &HolderContext, purpose: &str, work: impl FnOnce() + Send + 'static) {
-    if let Err(e) = thread::Builder::new().name("quell-views".into()).spawn(work) {
+/// Prints that a thread for views cannot be started. `purpose` is its purpose.
+fn check_started(context: &HolderContext, purpose: &str, started: io::Result<()>) {
+    if let Err(e) = started {
         context.print(&format!("cannot {purpose} of the batch: cannot start a thread: {e}"));
     }
 }
 
-/// Starts the thread that publishes views of a batch. It ends with the process.
-fn publish_views(batch: &Arc<OpenBatch>, context: &HolderContext) {
+/// Starts a thread that publishes or shows views of a batch.
+fn start_views(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name("quell-views".into()).spawn(work).map(drop)
+}
+
+/// Starts the thread that publishes views of a batch of this process for `quell batch watch`. It
+/// ends with the batch or the process.
+///
+/// # Errors
+///
+/// The error of the system if the thread cannot be created.
+pub fn publish_views(batch: &Arc<OpenBatch>) -> io::Result<()> {
     let batch = Arc::downgrade(batch);
-    start_views(context, "publish views", move || {
+    start_views(move || {
         loop {
             thread::sleep(VIEW_INTERVAL);
             let Some(batch) = batch.upgrade() else { return };
@@ -104,7 +114,7 @@ fn publish_views(batch: &Arc<OpenBatch>, context: &HolderContext) {
             drop(batch);
             thread::sleep(pause_after(began.elapsed()));
         }
-    });
+    })
 }
 
 /// Returns the pause after a publication that took this long.
@@ -115,7 +125,7 @@ fn pause_after(publication: Duration) -> Duration {
 /// Starts the thread that shows newer views of a batch, as long as programs use the mount. It ends
 /// with the batch or the process.
 fn show_views(batch: Arc<WatchedBatch>, cache: KernelCache, context: &HolderContext) {
-    start_views(context, "show newer views", move || {
+    let started = start_views(move || {
         let (mut replies, mut is_requested) = (None, false);
         loop {
             let used = Some(cache.replies());
@@ -131,6 +141,7 @@ fn show_views(batch: Arc<WatchedBatch>, cache: KernelCache, context: &HolderCont
             thread::sleep(VIEW_INTERVAL);
         }
     });
+    check_started(context, "show newer views", started);
 }
 
 /// The files of a running batch of another process.

@@ -1,6 +1,6 @@
 //! The holder: the process that creates a view or a mount, serves it, and ends with its last user.
 
-mod batch;
+pub mod batch;
 mod blob;
 mod boot_images;
 mod checked_tree;

@@ -105,8 +105,9 @@ fn remove_dir(entry: &Entry) -> Outcome<c_int> {
 
 /// Removes an entry that was found with [`LastLink::KeepUnread`].
 fn remove_file(entry: &Entry) -> Outcome<c_int> {
-    // A pool itself refuses to remove a directory in this way, so the name was not looked up.
-    let is_unread = entry.dir.is_pool() && entry.found.is_none() && !entry.must_be_dir;
+    // A pool or batch itself refuses to remove a directory in this way, so the name was not looked
+    // up.
+    let is_unread = entry.dir.has_remote_names() && entry.found.is_none() && !entry.must_be_dir;
     if !is_unread && entry.node()?.kind == Kind::Dir {
         return Err(Errno(libc::EISDIR));
     }

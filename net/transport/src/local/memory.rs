@@ -229,6 +229,10 @@ impl StatusPage {
         self.0.long(VERSION).fetch_add(1, Ordering::SeqCst);
     }
 
+    pub(super) fn set_version(&self, version: u64) {
+        self.0.long(VERSION).store(version, Ordering::SeqCst);
+    }
+
     pub(super) fn is_sleeping(&self) -> bool {
         Daemon::decode(self.0.word(AWAKE).load(Ordering::SeqCst)) == Daemon::Sleeping
     }

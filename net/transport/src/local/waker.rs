@@ -60,6 +60,11 @@ impl Waker {
         self.0.status.increase_version();
     }
 
+    /// Sets the number that [`increase_version`](Self::increase_version) increases.
+    pub fn set_version(&self, version: u64) {
+        self.0.status.set_version(version);
+    }
+
     /// Makes the current or the next [`wait`](super::LocalServer::wait) return. Several calls
     /// before it returns count once. What the caller wrote before this call is visible to the
     /// service thread after `wait`.

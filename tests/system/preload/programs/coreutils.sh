@@ -16,7 +16,7 @@ tee t1 t2 < s | wc -l; paste t1 t2 | head -2; join t1 t2 2>/dev/null | head -1; 
 od -An -tx1 -N8 s; md5sum s; sha256sum s | cut -c1-10; base64 s | md5sum; md5sum s > sums; md5sum -c sums; csplit -s s 500; wc -l xx00
 mv s moved; mv -n t1 t2; mv moved id/; ls -1 id; mv id renamed; ls renamed
 find . -name 't*' | sort; find . -type f -size +1k | sort; find . -newer t -name u; find . -empty | sort; find . -type f -print0 | xargs -0 ls | wc -l
-ls -1; ls -lR | awk '/^[-dl]/ {print $1, $5, $9}' ; ls -A | wc -l; du -s --apparent-size renamed >/dev/null; mktemp -p . XXXX | wc -c; rm -f ./????
+ls -1; ls -lR | awk '/^[-l]/ {print $1, $5, $9} /^d/ {print $1, $9}' ; ls -A | wc -l; du -s --apparent-size renamed >/dev/null; mktemp -p . XXXX | wc -c; rm -f ./????
 diff -r renamed id2; cp -r renamed rr; diff -r renamed rr; echo $?; env -i /bin/sh -c 'cat renamed/moved | wc -l; echo envi > envi'; cat envi
 nohup sh -c 'echo nohup' > nh 2>/dev/null; cat nh; nice cat nh; timeout 5 cat nh; setsid -w cat nh; stdbuf -oL cat nh; xargs echo < nh; yes | head -1000 > y; wc y
 realpath renamed | sed 's/.*\///'; basename "$(pwd)" >/dev/null; test t1 -nt t; echo $?; test renamed -ef ./renamed; echo $?; rm -rf renamed rr; ls | wc -l

@@ -1,0 +1,67 @@
+//! A name space of another process of this node as a file system: the client of the local channel.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_batch_service::{PROTOCOL, Reply, Request};
+use quell_transport::local::LocalChannel;
+use quell_vfs::{Error, ErrorKind, Result};
+use quell_wire::{decode, encode_into};
+
+use crate::file_system::BatchFs;
+use crate::served_names::{ServedNames, Server};
+use crate::store_dir::StoreDir;
+
+/// The operation of errors.
+const CALL: &str = "call the process of the store";
+
+/// The connection to the process that has the name space.
+struct LocalProcess {
+    channel: LocalChannel,
+    /// The path of the store.
+    subject: Vec<u8>,
+}
+
+impl Server for LocalProcess {
+    fn call(&self, request: &Request) -> Result<Reply> {
+        let reply =
+            self.channel.call(None, |into| encode_into(request, into), |reply| decode::<Reply>(reply))??;
+        match reply {
+            Reply::Failed(failure) => Err(failure.into_error(CALL, &self.subject)),
+            reply => Ok(reply),
+        }
+    }
+
+    fn unexpected(&self) -> Error {
+        let source = Some("the reply does not belong to the request".into());
+        Error { source, ..Error::new(ErrorKind::Damaged, CALL, self.subject.clone()) }
+    }
+
+    fn version(&self) -> u64 {
+        self.channel.version()
+    }
+}
+
+/// Connects to the process that serves a name space at `socket` (a
+/// [`SharedNames`](crate::SharedNames)), and returns its file system. `store` is the path of the
+/// store, for messages; `batch` is the number of the batch, or 0 in the synchronous mode. Each
+/// process needs a connection of its own, also after fork(2).
+///
+/// # Errors
+/// `NotFound` and `Unavailable` if no process serves there; `PermissionDenied` if it belongs to
+/// another user; those of files of the store.
+pub fn open_shared_names(socket: &Path, store: &Path, batch: u64) -> Result<BatchFs> {
+    let channel = LocalChannel::connect_with(socket, quell_posix::moved)?;
+    let subject = store.as_os_str().as_encoded_bytes().to_vec();
+    let dir = match channel.descriptors().next() {
+        Some(dir) => dir.try_clone_to_owned().map_err(|cause| Error::from_io(cause, CALL, &subject[..]))?,
+        None => return Err(Error::new(ErrorKind::Damaged, CALL, subject)),
+    };
+    let dir = StoreDir::of_descriptor(store, dir)?;
+    let process = LocalProcess { channel, subject };
+    match process.call(&Request::Hello { protocol: PROTOCOL })? {
+        Reply::Welcome { .. } => {}
+        _ => return Err(process.unexpected()),
+    }
+    dir.file_system(Arc::new(ServedNames::new(process)), batch)
+}

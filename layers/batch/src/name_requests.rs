@@ -1,0 +1,77 @@
+//! The execution of a client's requests on a name space. docs/formats/batch-protocol.md describes
+//! the messages.
+
+use quell_batch_service::{Bytes, ListedName, NameSpace, Reply, Request};
+use quell_vfs::{Error, ErrorKind, Result};
+
+/// The largest number of names in a reply.
+const NAMES_MAX: usize = 1024;
+/// The reasons for which a request is refused.
+pub(crate) const BEYOND_LIMITS: &str = "a part of the request is too long, or not valid";
+pub(crate) const LONG_REPLY: &str = "the reply is longer than the client accepts";
+
+/// Returns the error for a request that is refused.
+pub(crate) fn refuse(reason: &str) -> Error {
+    let source = Some(reason.to_owned().into());
+    Error { source, ..Error::new(ErrorKind::InvalidInput, "execute a request", "") }
+}
+
+/// Executes a request on names. Errors: `Unsupported` for a request of another kind.
+pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> {
+    Ok(match request {
+        Request::Lookup { dir, name } => Reply::Found(names.lookup(dir, &name.0)?),
+        Request::Find { number, place } => Reply::Found(Some(names.find(number, &place)?)),
+        Request::Parent { dir } => {
+            let (dir, name) = names.parent(dir)?;
+            Reply::Parent { dir, name: Bytes(name) }
+        }
+        Request::List { dir, after } => {
+            let mut listed = Vec::new();
+            let mut is_last = true;
+            names.list(dir, &after.0, &mut |name, number, kind| {
+                is_last = listed.len() < NAMES_MAX;
+                if is_last {
+                    let name = Bytes(name.to_vec());
+                    listed.push(ListedName { name, number, type_bits: kind.mode_bits() });
+                }
+                is_last
+            })?;
+            Reply::Names { names: listed, is_last }
+        }
+        Request::Create { dir, name, node, new, now } => {
+            Reply::Found(Some(names.create(dir, &name.0, node, new.into(), now.into())?))
+        }
+        Request::Link { number, place, dir, name, now } => {
+            Reply::Found(Some(names.link((number, &place), dir, &name.0, now.into())?))
+        }
+        Request::Remove { dir, name, now } => Reply::Removed(names.remove(dir, &name.0, now.into())?),
+        Request::RemoveDir { dir, name, now } => {
+            Reply::Removed(names.remove_dir(dir, &name.0, now.into())?)
+        }
+        Request::Rename(rename) => {
+            let (from, to) = ((rename.from_dir, &rename.from.0[..]), (rename.to_dir, &rename.to.0[..]));
+            Reply::Renamed(names.rename(from, to, rename.mode, rename.now.into())?)
+        }
+        Request::Change { number, place, change, now } => {
+            Reply::Changed(names.change((number, &place), &change, now.into())?)
+        }
+        Request::Sync => {
+            names.sync()?;
+            Reply::Done
+        }
+        Request::Hello { .. }
+        | Request::Begin { .. }
+        | Request::BeginForParts { .. }
+        | Request::Join { .. }
+        | Request::Commit { .. }
+        | Request::Abort { .. }
+        | Request::Submit { .. }
+        | Request::Batches { .. }
+        | Request::Conflicts { .. }
+        | Request::Snapshots { .. }
+        | Request::Counters => {
+            let source = Some("it is not a request on names".into());
+            return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });
+        }
+    })
+}
