@@ -1,3 +1,5 @@
+//! Tests of the directories of data files in a store for a group.
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
