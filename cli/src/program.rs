@@ -29,9 +29,12 @@ pub fn become_program(
     let variables = variables.iter().map(|(name, value)| (name, value));
     let command = command.args(arguments).envs(variables);
     let error = waiting.watch(Path::new(program), || command.exec());
-    // The codes of shells and env(1): 127 if the program was not found, 126 if it could not be
-    // started.
     errln!("quell: {}: {error}", shown(Path::new(program)));
-    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    Ok(ExitCode::from(code))
+    Ok(ExitCode::from(start_code(&error)))
+}
+
+/// Returns the exit code for a program that could not be started, as shells and env(1) do: 127 if
+/// it was not found, else 126.
+pub fn start_code(error: &std::io::Error) -> u8 {
+    if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }
 }

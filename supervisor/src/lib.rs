@@ -10,6 +10,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod batch_plan;
+mod batch_session;
 mod blob_plan;
 mod bound_mount;
 mod console;
@@ -40,6 +41,7 @@ mod waiting;
 mod working_directory;
 
 pub use batch_plan::batch_plan;
+pub use batch_session::{BatchEnd, BatchSession, COMMIT_WAIT, open_batch_session};
 pub use blob_plan::blob_plan;
 pub use bound_mount::enter_mount;
 pub use console::{Console, ProgressTask};

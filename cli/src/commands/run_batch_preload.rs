@@ -4,14 +4,14 @@
 
 use std::path::Path;
 use std::process::{Child, Command, ExitCode};
-use std::sync::Arc;
-use std::time::Duration;
 
-use quell_batch::{OpenBatch, StoreAccess};
 use quell_batch_server::LocalNames;
 use quell_batch_service::SummaryState;
 use quell_mount_spec::{View, ViewBatch};
-use quell_supervisor::{BatchMode, BatchPlan, batch_plan, publish_views, runtime_directory};
+use quell_supervisor::{
+    BatchEnd, BatchPlan, BatchSession, COMMIT_WAIT, batch_plan, open_batch_session, publish_views,
+    runtime_directory,
+};
 
 use crate::arguments::{BatchModeArg, RunArgs};
 use crate::commands::batch_store::report_conflicts;
@@ -23,38 +23,16 @@ use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::output::errln;
 use crate::plans;
+use crate::program::start_code;
 use crate::views::aliases;
-
-/// How long this process waits until other processes have closed the store.
-const OPEN_WAIT: Duration = Duration::from_secs(10);
-/// The same for a part, which joins its batch.
-const JOIN_WAIT: Duration = Duration::from_secs(60);
-/// The same for a commit.
-const COMMIT_WAIT: Duration = Duration::from_secs(60);
 
 /// The end of the name of a socket in the runtime directory.
 const SOCKET_SUFFIX: &str = ".socket";
 
-/// The end of a batch.
-#[derive(Clone, Copy)]
-enum BatchEnd {
-    Commit,
-    CommitLater,
-    /// It is a part of a batch, and is committed with the other parts.
-    Close,
-}
-
 /// The name space that the program uses.
-enum NameSpace {
-    Batch {
-        batch: Arc<OpenBatch>,
-        end: BatchEnd,
-    },
-    /// The directory of the store at this path.
-    Synchronous {
-        store: StoreAccess,
-        subtree: Vec<u8>,
-    },
+struct NameSpace {
+    plan: BatchPlan,
+    session: BatchSession,
 }
 
 /// Runs the program, and returns its exit code.
@@ -67,10 +45,10 @@ pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure
     let runtime = runtime_directory()?;
     remove_ended_sockets(&runtime);
     let socket = runtime.join(format!("batch-{}{SOCKET_SUFFIX}", std::process::id()));
-    let names = NameSpace::open(&plan)?;
+    let names = NameSpace::open(plan)?;
     let started = names.serve(&socket).and_then(|mut served| {
         let mut view = View {
-            batches: vec![names.view(&plan, &argument, &socket)],
+            batches: vec![names.view(&argument, &socket)],
             dispatch: preload.dispatch,
             ..View::default()
         };
@@ -103,56 +81,42 @@ pub fn run(args: &RunArgs, batch: &str, quiet: bool) -> Result<ExitCode, Failure
             return Err(failure);
         }
     };
-    let ended = names.end(&plan, quiet);
+    let ended = names.end(quiet);
     code_of(status, stopped.map_err(Failure::from).and(ended), args.cover.strict)
 }
 
 impl NameSpace {
     /// Opens the store, and begins the batch.
-    fn open(plan: &BatchPlan) -> Result<NameSpace, Failure> {
-        // Many parts may join at the same time.
-        let wait = if let BatchMode::Part { .. } = plan.mode { JOIN_WAIT } else { OPEN_WAIT };
-        let store = StoreAccess::open_of(&plan.store, &plan.trust_owners, wait)?;
-        match &plan.mode {
-            BatchMode::Batch { name, is_atomic, is_lazy } => {
-                let batch = OpenBatch::begin(store, subtree(plan), name, *is_atomic)?;
-                Ok(NameSpace::of(batch, if *is_lazy { BatchEnd::CommitLater } else { BatchEnd::Commit }))
-            }
-            BatchMode::Part { batch, name } => {
-                let part = OpenBatch::join(store, subtree(plan), *batch, name, JOIN_WAIT)?;
-                Ok(NameSpace::of(part, BatchEnd::Close))
-            }
-            BatchMode::Synchronous => Ok(NameSpace::Synchronous { store, subtree: subtree(plan).to_vec() }),
-            BatchMode::Watch { .. } => Err(Failure::wrong_input("a batch can be watched only in a mount")),
-        }
-    }
-
-    fn of(batch: OpenBatch, end: BatchEnd) -> NameSpace {
-        let batch = Arc::new(batch);
-        if let Err(error) = publish_views(&batch) {
+    fn open(plan: BatchPlan) -> Result<NameSpace, Failure> {
+        let session = open_batch_session(&plan)?;
+        if let BatchSession::Batch(batch, _) = &session
+            && let Err(error) = publish_views(batch)
+        {
             errln!("quell: cannot publish views of the batch: cannot start a thread: {error}");
         }
-        NameSpace::Batch { batch, end }
+        Ok(NameSpace { plan, session })
     }
 
     /// Starts the thread that serves the processes of the program.
     fn serve(&self, socket: &Path) -> Result<LocalNames, Failure> {
-        let names = match self {
-            NameSpace::Batch { batch, .. } => batch.shared_names()?,
-            NameSpace::Synchronous { store, subtree } => store.shared_names(subtree)?,
+        let names = match &self.session {
+            BatchSession::Batch(batch, _) => batch.shared_names()?,
+            BatchSession::Synchronous(store) => {
+                store.shared_names(self.plan.subtree.as_os_str().as_encoded_bytes())?
+            }
         };
         Ok(LocalNames::start(names, socket)?)
     }
 
     /// Returns the view of the program.
-    fn view(&self, plan: &BatchPlan, argument: &BatchArgument<'_>, socket: &Path) -> ViewBatch {
+    fn view(&self, argument: &BatchArgument<'_>, socket: &Path) -> ViewBatch {
         ViewBatch {
             path: argument.directory.clone(),
             aliases: aliases(argument.named, &argument.directory),
-            store: plan.store.clone(),
-            batch: match self {
-                NameSpace::Batch { batch, .. } => batch.record().number,
-                NameSpace::Synchronous { .. } => 0,
+            store: self.plan.store.clone(),
+            batch: match &self.session {
+                BatchSession::Batch(batch, _) => batch.record().number,
+                BatchSession::Synchronous(_) => 0,
             },
             socket: socket.to_owned(),
         }
@@ -160,22 +124,22 @@ impl NameSpace {
 
     /// Ends a name space that no program has used.
     fn discard(&self) -> Result<(), Failure> {
-        match self {
-            NameSpace::Batch { batch, .. } => Ok(batch.abort(COMMIT_WAIT).map(drop)?),
-            NameSpace::Synchronous { .. } => Ok(()),
+        match &self.session {
+            BatchSession::Batch(batch, _) => Ok(batch.abort(COMMIT_WAIT).map(drop)?),
+            BatchSession::Synchronous(_) => Ok(()),
         }
     }
 
     /// Publishes the changes, reports conflicts, and returns their number.
-    fn end(&self, plan: &BatchPlan, quiet: bool) -> Result<u64, Failure> {
-        let (batch, end) = match self {
-            NameSpace::Batch { batch, end } => (batch, *end),
-            NameSpace::Synchronous { store, .. } => {
+    fn end(&self, quiet: bool) -> Result<u64, Failure> {
+        let (batch, end) = match &self.session {
+            BatchSession::Batch(batch, end) => (batch, *end),
+            BatchSession::Synchronous(store) => {
                 store.name_space().sync()?;
                 return Ok(0);
             }
         };
-        let (number, store) = (batch.record().number, shown(&plan.store));
+        let (number, store) = (batch.record().number, shown(&self.plan.store));
         let ended = match end {
             BatchEnd::Commit => batch.commit(COMMIT_WAIT),
             BatchEnd::CommitLater => batch.commit_later(COMMIT_WAIT),
@@ -195,7 +159,7 @@ impl NameSpace {
                  discard it: quell batch abort {store} {number}"
             ))
         })?;
-        report_conflicts(&plan.store, &summary, quiet);
+        report_conflicts(&self.plan.store, &summary, quiet);
         match summary.state {
             SummaryState::Committed { conflicts, .. } => Ok(conflicts),
             // The number of conflicts of a batch that is verified later is not known yet.
@@ -227,10 +191,6 @@ fn remove_counters(view: &View) {
     let _ = view.counters.as_deref().map(std::fs::remove_file);
 }
 
-fn subtree(plan: &BatchPlan) -> &[u8] {
-    plan.subtree.as_os_str().as_encoded_bytes()
-}
-
 /// Starts the program.
 fn start(args: &RunArgs, preload: &Preload, view: &mut View) -> Result<Child, Failure> {
     View::parse(view.to_json()?.as_bytes())?;
@@ -241,10 +201,7 @@ fn start(args: &RunArgs, preload: &Preload, view: &mut View) -> Result<Child, Fa
     let (program, arguments) = args.command.split_first().expect("clap asks for one");
     let mut command = Command::new(program);
     command.args(arguments).envs(variables(view, &preload.library)?);
-    // The codes of shells and env(1): 127 if the program was not found, 126 if it could not be
-    // started.
     command.spawn().map_err(|error| {
-        let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-        Failure::with_code(code, format!("{}: {error}", shown(Path::new(program))))
+        Failure::with_code(start_code(&error), format!("{}: {error}", shown(Path::new(program))))
     })
 }

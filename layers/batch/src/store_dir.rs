@@ -320,12 +320,8 @@ impl StoreDir {
         if !(1..=BATCH_NUMBER_MAX).contains(&number) {
             return Err(Error::new(ErrorKind::NotFound, "find batch", number.to_string()));
         }
-        let locked = match self.owner {
-            // Only the owner can lock the file `lock`; each user has one in the own directory.
-            Some(_) => try_lock(&self.batch(number)?.files, LockKind::Batch(number))?,
-            None => self.try_lock(LockKind::Batch(number))?,
-        };
-        locked.ok_or_else(|| Error {
+        let locked = try_lock(&self.lock_files(number)?, LockKind::Batch(number));
+        locked.map_err(|error| self.batch_lock_error(error))?.ok_or_else(|| Error {
             source: Some("a process uses it".into()),
             ..Error::new(ErrorKind::Busy, "use batch", number.to_string())
         })
@@ -333,7 +329,24 @@ impl StoreDir {
 
     /// Returns whether a process uses a batch.
     pub(crate) fn is_batch_used(&self, number: u64) -> Result<bool> {
-        is_excluded(&self.files()?, LockKind::Batch(number)).map_err(|error| lock_error(&self.path, error))
+        let files = self.lock_files(number)?;
+        is_excluded(&files, LockKind::Batch(number)).map_err(|error| self.batch_lock_error(error))
+    }
+
+    /// Returns the directory that has the lock of a batch: only the owner of the store can lock the
+    /// file `lock` of the store, and each other user has one in the directory of the batch.
+    fn lock_files(&self, number: u64) -> Result<PosixDir> {
+        match self.owner {
+            Some(_) => Ok(self.batch(number)?.files),
+            None => self.files(),
+        }
+    }
+
+    fn batch_lock_error(&self, error: Error) -> Error {
+        match self.owner {
+            Some(_) => error,
+            None => lock_error(&self.path, error),
+        }
     }
 
     /// Keeps data files that no inode refers to yet, until the value is dropped: a client of a

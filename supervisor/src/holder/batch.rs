@@ -12,19 +12,13 @@ use quell_batch::{BatchFs, OpenBatch, Refreshed, StoreAccess, WatchedBatch};
 use quell_fuse::{KernelCache, LockKeeper};
 use quell_vfs::{FileSystem, Result};
 
+use crate::batch_session::{BatchEnd, BatchSession, COMMIT_WAIT, open_batch_session};
 use crate::failure::Failure;
 use crate::holder::handshake::HolderContext;
 use crate::holder::writable_mount::{Content, MountOptions, WritableMount, mountpoint};
 use crate::protocol::plan::{BatchMode, BatchPlan};
 use crate::protocol::report::{BatchReport, HolderReport};
 use crate::runtime::end_record::MountedBatch;
-
-/// How long a mount waits until other processes have closed the store.
-const OPEN_WAIT: Duration = Duration::from_secs(10);
-/// How long a part waits until other processes have closed the store, or have joined its batch.
-const JOIN_WAIT: Duration = Duration::from_secs(60);
-/// How long a commit waits until other processes have closed the store.
-const COMMIT_WAIT: Duration = Duration::from_secs(60);
 
 /// Interval at which the process of a batch looks for requests for a view, and that of a mount of
 /// another batch for a newer view.
@@ -51,27 +45,16 @@ pub fn create(context: &HolderContext, plan: &BatchPlan) -> Result<WritableMount
             watched = Some(batch);
             return Ok(Arc::new(Watched { fs, plan: plan.clone() }) as _);
         }
-        // Many parts may join at the same time.
-        let wait = if let BatchMode::Part { .. } = plan.mode { JOIN_WAIT } else { OPEN_WAIT };
-        let store = StoreAccess::open_of(&plan.store, &plan.trust_owners, wait)?;
         let subtree = plan.subtree.as_os_str().as_bytes();
-        let content: Arc<dyn Content> = match &plan.mode {
-            BatchMode::Synchronous => {
+        let content: Arc<dyn Content> = match open_batch_session(plan)? {
+            BatchSession::Synchronous(store) => {
                 let fs = Arc::new(store.file_system(subtree)?);
                 Arc::new(Synchronous { fs, store, plan: plan.clone() })
             }
-            BatchMode::Batch { name, is_atomic, is_lazy } => {
-                let batch = Arc::new(OpenBatch::begin(store, subtree, name, *is_atomic)?);
+            BatchSession::Batch(batch, end) => {
                 check_started(context, "publish views", publish_views(&batch));
-                let end = if *is_lazy { BatchEnd::CommitLater } else { BatchEnd::Commit };
                 Arc::new(Batch { batch, plan: plan.clone(), end })
             }
-            BatchMode::Part { batch, name } => {
-                let part = Arc::new(OpenBatch::join(store, subtree, *batch, name, JOIN_WAIT)?);
-                check_started(context, "publish views", publish_views(&part));
-                Arc::new(Batch { batch: part, plan: plan.clone(), end: BatchEnd::Close })
-            }
-            BatchMode::Watch { .. } => unreachable!("it was opened above"),
         };
         Ok(content)
     })?;
@@ -213,17 +196,6 @@ struct Batch {
     batch: Arc<OpenBatch>,
     plan: BatchPlan,
     end: BatchEnd,
-}
-
-/// The end of a batch with its mount.
-#[derive(Clone, Copy)]
-enum BatchEnd {
-    /// It is verified and committed.
-    Commit,
-    /// It is submitted, and verified later.
-    CommitLater,
-    /// It is a part of a batch, and is closed.
-    Close,
 }
 
 impl Content for Batch {
