@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use crate::boot::BLOCK;
 use crate::skip;
 use crate::stage::{Running, Stage, can_unshare, eventually, has, is_root, quell, send};
-use crate::unresponsive::Suspendable;
+use crate::unresponsive::{JobFiles, Suspendable};
 use crate::{log_fixture, trees};
 
 /// Prints the program's files, says that it runs, and waits for a file.
@@ -323,10 +323,7 @@ fn nodes_go_on_if_one_in_the_middle_of_the_tree_is_killed_while_they_receive() {
     let fixture = log_fixture!();
     let mounted = fixture.mount();
     let shared = Suspendable::new(&fixture.stage, &mounted.point);
-    let index = mounted.point.join("job.quell");
-    fs::copy(&shared.index, &index).unwrap();
-    let jobs = fixture.stage.dir("jobs");
-    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    let JobFiles { index, jobs } = shared.job_files();
 
     let network = Stage::new();
     let hold = |script: &str| {

@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -25,7 +25,7 @@ pub struct Suspendable<'a> {
 
 impl<'a> Suspendable<'a> {
     /// Creates the tree below the mount point of a log mount. The index lies elsewhere.
-    pub fn new(stage: &'a Stage, point: &std::path::Path) -> Suspendable<'a> {
+    pub fn new(stage: &'a Stage, point: &Path) -> Suspendable<'a> {
         let tree = point.join("env");
         fs::create_dir(&tree).unwrap();
         fs::write(tree.join("small"), "small\n").unwrap();
@@ -45,6 +45,21 @@ impl<'a> Suspendable<'a> {
         command
     }
 
+    /// Copies the index to the file system, and creates a directory for jobs elsewhere.
+    pub fn job_files(&self) -> JobFiles {
+        let index = self.tree.with_file_name("job.quell");
+        fs::copy(&self.index, &index).unwrap();
+        let jobs = self.stage.dir("jobs");
+        fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+        JobFiles { index, jobs }
+    }
+
+    fn job_run(&self, jobs: &Path) -> Command {
+        let mut command = self.stage.quell();
+        command.args(["run", "--share", "test", "--job", "--job-interface", "lo", "--job-dir"]).arg(jobs);
+        command
+    }
+
     pub fn suspend(&self) -> Suspended {
         stage::send(self.server, Signal::STOP);
         let suspended = Suspended(self.server);
@@ -53,6 +68,14 @@ impl<'a> Suspendable<'a> {
         assert!(eventually(|| are_all_threads_stopped(self.server)), "the server has not stopped");
         suspended
     }
+}
+
+/// The files of a job.
+pub struct JobFiles {
+    /// An index on the file system.
+    pub index: PathBuf,
+    /// The directory for the links of jobs.
+    pub jobs: PathBuf,
 }
 
 /// Returns whether the kernel has stopped each thread of a process.
@@ -184,14 +207,10 @@ fn a_job_holder_that_waits_for_a_file_ends_with_its_run_and_removes_the_link() {
     let fixture = log_fixture!();
     let mounted = fixture.mount();
     let shared = Suspendable::new(&fixture.stage, &mounted.point);
-    let index = mounted.point.join("job.quell");
-    fs::copy(&shared.index, &index).unwrap();
-    let jobs = fixture.stage.dir("jobs");
-    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    let JobFiles { index, jobs } = shared.job_files();
     let links = || fs::read_dir(&jobs).unwrap().count();
     let suspended = shared.suspend();
-    let mut command = fixture.stage.quell();
-    command.args(["run", "--share", "test", "--job", "--job-interface", "lo", "--job-dir"]).arg(&jobs);
+    let mut command = shared.job_run(&jobs);
     command.arg("-i").arg(&index).args(["--", "true"]);
     let mut running = fixture.stage.start(&mut command);
     running.wait_for_error(&format!("waiting for {}", index.display()));
@@ -212,13 +231,9 @@ fn a_job_holder_that_waits_for_a_file_ends_at_once_on_sigterm() {
     let fixture = log_fixture!();
     let mounted = fixture.mount();
     let shared = Suspendable::new(&fixture.stage, &mounted.point);
-    let index = mounted.point.join("job.quell");
-    fs::copy(&shared.index, &index).unwrap();
-    let jobs = fixture.stage.dir("jobs");
-    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    let JobFiles { index, jobs } = shared.job_files();
     let suspended = shared.suspend();
-    let mut command = fixture.stage.quell();
-    command.args(["run", "--share", "test", "--job", "--job-interface", "lo", "--job-dir"]).arg(&jobs);
+    let mut command = shared.job_run(&jobs);
     command.arg("-i").arg(&index).args(["--", "true"]);
     let mut running = fixture.stage.start(&mut command);
     running.wait_for_error(&format!("waiting for {}", index.display()));
@@ -241,13 +256,9 @@ fn a_run_of_a_job_fails_after_the_time_that_the_user_has_set() {
     let fixture = log_fixture!();
     let mounted = fixture.mount();
     let shared = Suspendable::new(&fixture.stage, &mounted.point);
-    let index = mounted.point.join("job.quell");
-    fs::copy(&shared.index, &index).unwrap();
-    let jobs = fixture.stage.dir("jobs");
-    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    let JobFiles { index, jobs } = shared.job_files();
     let suspended = shared.suspend();
-    let mut command = fixture.stage.quell();
-    command.args(["run", "--share", "test", "--job", "--job-interface", "lo", "--job-dir"]).arg(&jobs);
+    let mut command = shared.job_run(&jobs);
     command.args(["--answer-timeout", "4", "-i"]).arg(&index).args(["--", "echo", "runs"]);
     let ended = fixture.stage.run(&mut command).expect(3);
     assert_eq!(ended.text(), "", "the program is not run");
