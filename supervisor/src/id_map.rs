@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_owner_in_a_container_is_not_root_outside_of_it() {
-        // A user who is root in the container, with subordinate users for the others.
+        // User 1000 is root in the container, and has subordinate users for the others.
         let map = IdMap::parse("0 1000 1\n1 100000 65536\n", 65534);
         assert_eq!((map.outside(0), map.inside(1000)), (1000, 0));
         assert_eq!((map.outside(7), map.inside(100_006)), (7 + 99_999, 7));

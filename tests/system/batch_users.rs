@@ -88,7 +88,7 @@ impl Fixture {
     }
 }
 
-/// Returns a command of a user who is a member of the group.
+/// Returns a command of a member of the group.
 fn as_user(stage: &Stage, uid: u32, program: &std::ffi::OsStr) -> Command {
     let mut command = stage.command("setpriv");
     let id = uid.to_string();

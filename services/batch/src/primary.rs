@@ -30,7 +30,7 @@ use crate::user_names::{UserNames, check_changes_names};
 
 /// The number of inode numbers of a batch.
 const INODES_OF_BATCH: u64 = 1 << 32;
-/// The largest number of open batches of a user who is not the owner of the store.
+/// The largest number of open batches of each user other than the owner of the store.
 const BATCHES_OF_USER_MAX: usize = 64;
 /// The largest length of the reason for which a batch was refused, in bytes.
 const REASON_BYTES_MAX: usize = 1000;

@@ -140,8 +140,8 @@ impl Check<'_> {
         }
     }
 
-    /// Checks a change of an inode, and returns it with the restrictions of the kernel: a write of
-    /// another user than the owner, or of one who is no member of its group, removes the set-id
+    /// Checks a change of an inode, and returns it with the restrictions of the kernel: a write by
+    /// a user other than the owner, or by an owner outside of the file's group, removes the set-id
     /// bits, and a file gets no set-group-ID bit for a group of which the user is no member.
     fn change(&self, before: &Inode, change: &InodeChange) -> Result<InodeChange> {
         let InodeChange { permissions, uid, gid, drops_set_id, modified, data, xattr } = change;

@@ -34,7 +34,7 @@ impl ConflictOutput {
         Ok(())
     }
 
-    /// Removes what was written.
+    /// Removes the tables.
     pub(super) fn discard(self) -> Result<()> {
         self.out.discard()
     }

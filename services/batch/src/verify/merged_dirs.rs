@@ -83,7 +83,7 @@ impl MergedDirs {
         self.out.end_table()
     }
 
-    /// Removes what was written.
+    /// Removes the tables.
     pub(super) fn discard(self) -> Result<()> {
         self.out.discard()
     }

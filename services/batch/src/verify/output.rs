@@ -50,7 +50,7 @@ impl Output {
         Ok(())
     }
 
-    /// Removes what was written.
+    /// Removes the tables.
     pub(super) fn discard(self) -> Result<()> {
         (self.first..self.next).try_for_each(|number| self.files.remove(number))
     }

@@ -416,7 +416,7 @@ mod tests {
                 ..PathCounts::default()
             };
         }
-        let working = map.resolve(PathId::ROOT, b"/m/work/run", true);
+        let working = map.resolve(PathId::ROOT, b"/m/site/run", true);
         let user = UserDirectories { home: Some(home), working: Some(working) };
         let (chosen, _) = choose(&map, &counts, user, directories);
         chosen.iter().map(|tree| map.paths.text(tree.path)).collect()
@@ -482,11 +482,11 @@ mod tests {
 
     #[test]
     fn a_directory_above_is_not_chosen_if_it_contains_the_working_directory() {
-        let mut paths = vec![("/m/work/env/lib/a", 200), ("/m/work/env/bin/b", 100)];
-        let missing: Vec<String> = (0..50).map(|n| format!("/m/work/other{n}!")).collect();
+        let mut paths = vec![("/m/site/env/lib/a", 200), ("/m/site/env/bin/b", 100)];
+        let missing: Vec<String> = (0..50).map(|n| format!("/m/site/other{n}!")).collect();
         paths.extend(missing.iter().map(|path| (path.as_str(), 1)));
-        let mut sizes = Sizes(HashMap::from([("/m/work", 1)]));
-        assert_eq!(chosen_with(&paths, &mut sizes), ["/m/work/env"]);
+        let mut sizes = Sizes(HashMap::from([("/m/site", 1)]));
+        assert_eq!(chosen_with(&paths, &mut sizes), ["/m/site/env"]);
     }
 
     #[test]
