@@ -8,11 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-from measure import median, run, seconds_of, text_of
+import batch_requests
+from batch_programs import BatchPrograms
+from measure import Failed, Testbed, median, run, seconds_of, text_of
 
 TOP = Path(__file__).resolve().parent.parent.parent
 REPEATS = 3
 CREATES = 1_000_000
+MANY = 10_000_000
 FILES = 20_000
 # Rates of the library with the commit, in creates per second: those of IndexFS 0.4 for bulk
 # insertion, without a verification.
@@ -20,9 +23,11 @@ LIBRARY = {1: 204_000, 2: 371_000}
 SYNCHRONOUS = 18  # times the rate of the synchronous mode
 VERIFICATION = 0.2  # of the processor time of the synchronous mode
 PROOF_BYTES = 8
-SNAPSHOT_MS = 50
+SNAPSHOT_MS, SNAPSHOT_MB = 50, 1
+MEMORY_MB = 200
 CONFLICTS = 1.2
 MOOSEFS_CREATES, MOOSEFS_STATS = 30, 3
+CEPHFS_CREATES, CEPHFS_FILES = 100, 5_000
 PRELOAD = 3  # times the rate of ext4
 NO_BINDFS = "SKIPPED: bindfs is not installed: apt-get install bindfs"
 NO_LIBRARY = "SKIPPED: there is no libquell_preload.so beside the binary: make build"
@@ -55,19 +60,24 @@ def of_library(text):
 class Batch:
     def __init__(self, bench, local):
         self.quell, self.add, self.testbed, self.local = bench.quell, bench.add, bench.testbed, Path(local)
-        self.creates, self.files, self.repeats = (20_000, 500, 1) if bench.options.quick else (CREATES, FILES, REPEATS)
+        self.scratch, self.quick = bench.scratch, bench.options.quick
+        self.creates, self.many, self.files, self.repeats = (20_000, 40_000, 500, 1) if self.quick else (CREATES, MANY, FILES, REPEATS)
 
     def rows(self):
-        self.library()
+        library = self.library()
+        self.large()
         self.mounts()
+        self.on_cephfs(library)
+        BatchPrograms(self, self.scratch, self.quick).rows()
 
-    def library_output(self):
+    def library_output(self, creates, rounds):
         command = [os.environ["QUELL_CREATES"]] if "QUELL_CREATES" in os.environ else \
             ["cargo", "bench", "--quiet", "-p", "quell-batch-service", "--bench", "creates", "--"]
-        return text_of([*command, self.creates, self.local, self.repeats], cwd=TOP)
+        return text_of([*command, creates, self.local, rounds], cwd=TOP)
 
     def library(self):
-        texts = [self.library_output() for _ in range(self.repeats)]
+        """Add the rows of the library. Return the creates per second of one client, with the commit."""
+        texts = [self.library_output(self.creates, self.repeats) for _ in range(self.repeats)]
         runs = [of_library(text) for text in texts]
 
         def middle(title, column):
@@ -91,28 +101,38 @@ class Batch:
         each = certificate / self.creates
         self.add("batch, library: bytes of the certificate, for each create", "B", None, each, f"at most {PROOF_BYTES} B",
                  each <= PROOF_BYTES, note=f"{certificate:.0f} bytes in total; the tables that it certifies have {tables:.1f} bytes a create")
-        snapshot = middle("begin with a snapshot of these files", 0) * 1000
-        self.add(f"batch, library: snapshot of {self.creates:,} entries", "ms", None, snapshot, f"at most {SNAPSHOT_MS} ms",
-                 snapshot <= SNAPSHOT_MS, note="the bar is for 10,000,000 entries")
         medians = [[float(found) for found in re.findall(r"(\d+) conflicts, median of \d+: ([\d.]+) s", text)[index][1:]][0]
                    for text in texts for index in (0, 1)]
         without, conflicts = median(medians[::2]), median(medians[1::2])
         self.add("batch, library: commit with 1 % conflicts, beside none", "s", without, conflicts, f"at most {CONFLICTS} times",
                  conflicts <= CONFLICTS * without, note=f"{self.repeats} series of {self.repeats} rounds, in turn")
+        return rate
 
-    def work(self, step, directory):
-        return float(text_of([sys.executable, "-c", PROGRAM, step, directory, self.files]))
+    def large(self):
+        """Measure one batch with many files: the memory of its process, and the next snapshot."""
+        text = self.library_output(self.many, 0)
+        snapshot = of_library(text)["begin with a snapshot of these files"][0] * 1000
+        memory, description = (int(re.search(rf"^{title}: (\d+) ", text, re.MULTILINE).group(1)) for title in ("peak memory", "copy of the description"))
+        self.add(f"batch, library: memory at {self.many:,} creates", "MB", None, memory, f"at most {MEMORY_MB} MB", memory <= MEMORY_MB,
+                 note="the private name space and the primary server in one process")
+        self.add(f"batch, library: snapshot of {self.many:,} entries", "ms", None, snapshot, f"at most {SNAPSHOT_MS} ms", snapshot <= SNAPSHOT_MS)
+        self.add("  size of the description with this snapshot", "MB", None, description / 1e6, f"at most {SNAPSHOT_MB} MB",
+                 description <= SNAPSHOT_MB * 1e6)
+
+    def work(self, step, directory, files=None):
+        return float(text_of([sys.executable, "-c", PROGRAM, step, directory, files or self.files]))
 
     def mounts(self):
         plain, moosefs = self.local / "batch-plain", self.testbed.path(1, "batch-plain")
-        rates = {name: [] for name in ("ext4", "bindfs", "batch", "with commit", "sync", "moosefs", "stat", "moosefs stat", "preload", "preload alone")}
+        rates = {name: [] for name in ("ext4", "bindfs", "batch", "with commit", "sync", "moosefs", "stat", "moosefs stat", "preload", "preload alone",
+                                        "preload stat", "served")}
         for number in range(self.repeats):
             rates["ext4"].append(self.work("create", plain / str(number)))
             self.bindfs(rates["bindfs"], plain, number)
             rates["moosefs"].append(self.work("create", moosefs / str(number)))
             rates["moosefs stat"].append(self.work("stat", moosefs / str(number)))
             self.batch(rates, number)
-            self.preload(rates, number)
+            self.preload(rates, self.testbed.path(1, f"batch-preload-{number}"), number)
         shutil.rmtree(plain)
         found = {name: median(values) if values else None for name, values in rates.items()}
         note = f"{self.files:,} files, create to end of `quell umount`; median of {self.repeats}, in turn"
@@ -130,11 +150,42 @@ class Batch:
         self.add("batch, FUSE: stat in random order after the commit, beside MooseFS", "ops/s", found["moosefs stat"], found["stat"],
                  f"at least {MOOSEFS_STATS} times", found["stat"] >= MOOSEFS_STATS * found["moosefs stat"],
                  note="one mount in the synchronous mode; the client of MooseFS has just created the files")
-        rate = found["preload"]
-        self.add("batch, preload: create, commit included", "ops/s", found["ext4"], rate, f"at least {PRELOAD} times ext4",
-                 rate and rate >= PRELOAD * found["ext4"],
-                 note=f"{self.files:,} files by one process, create to end of `quell run`; create alone: {found['preload alone']:,.0f}/s"
-                 if rate else NO_LIBRARY)
+        self.preload_rows(found)
+
+    def preload_rows(self, found):
+        """Add the rows of programs under the preload library."""
+        rate, served = found["preload"], found["served"]
+        if not rate:
+            self.add("batch, preload: create, commit included", "ops/s", found["ext4"], None, note=NO_LIBRARY)
+            return
+        note = f"{self.files:,} files by one process, create to end of `quell run`"
+        self.add("batch, preload: create, commit included, beside ext4", "ops/s", found["ext4"], rate, f"at least {PRELOAD} times",
+                 rate >= PRELOAD * found["ext4"], note=f"{note}; create alone: {found['preload alone']:,.0f}/s")
+        self.add("batch, preload: create, commit included, beside MooseFS", "ops/s", found["moosefs"], rate,
+                 f"at least {MOOSEFS_CREATES} times", rate >= MOOSEFS_CREATES * found["moosefs"], note="the store is on the same MooseFS")
+        self.add("batch, preload: create, commit included, beside the synchronous mode of a server", "ops/s", served, rate,
+                 f"at least {SYNCHRONOUS} times", rate >= SYNCHRONOUS * served,
+                 note="direct: the same program with `--mode sync`, and `quell batch serve` on the same node")
+        self.add("batch, preload: stat in random order after the commit, beside MooseFS", "ops/s", found["moosefs stat"],
+                 found["preload stat"], f"at least {MOOSEFS_STATS} times", found["preload stat"] >= MOOSEFS_STATS * found["moosefs stat"],
+                 note="`--mode sync`; the client of MooseFS has just created the files")
+
+    def on_cephfs(self, library):
+        """Compare creates with those in a directory of a CephFS, by one node."""
+        if self.quick:
+            return
+        note = f"{CEPHFS_FILES:,} files in a directory"
+        try:
+            with Testbed(self.scratch / "cephfs", 1, "cephfs").up() as cephfs:
+                plain = self.work("create", cephfs.path(1, "batch-plain"), CEPHFS_FILES)
+                rates = {"preload": [], "preload alone": []}
+                self.preload(rates, cephfs.path(1, "batch-store"), "cephfs")
+        except Failed as error:
+            self.add("batch: create beside CephFS", "ops/s", None, None, note=f"SKIPPED: {error}")
+            return
+        for way, rate in (("library", library), ("preload", median(rates["preload"]) if rates["preload"] else None)):
+            self.add(f"batch, {way}: create, commit included, beside CephFS", "ops/s", plain, rate, f"at least {CEPHFS_CREATES} times",
+                     rate and rate >= CEPHFS_CREATES * plain, note=note if rate else NO_LIBRARY)
 
     def bindfs(self, rates, plain, number):
         if not shutil.which("bindfs"):
@@ -165,18 +216,25 @@ class Batch:
         finally:
             run([self.quell, "umount", "--quiet", mount])
 
-    def preload(self, rates, number):
+    def preload(self, rates, store, name):
         """Create files in a batch under the preload library, and commit it. The commit is the time
-        of `quell run` without that of the program."""
+        of `quell run` without that of the program. If `rates` has their names, also call stat for
+        each file, and create others in the synchronous mode of a server."""
         if not Path(self.quell).resolve().with_name("libquell_preload.so").exists():
             return
-        store, directory = self.testbed.path(1, f"batch-preload-{number}"), self.local / "batch-preload"
-        directory.mkdir(exist_ok=True)
+        directory = self.local / f"batch-preload-{name}"
+        directory.mkdir()
         run([self.quell, "batch", "init", store])
+        command = [self.quell, "run", "--quiet", "--via", "preload", "--batch", f"{store}={directory}"]
         clock = "import time; print(time.monotonic())"
         program = f"{PROGRAM}{clock}"
-        rate, ended = text_of([self.quell, "run", "--quiet", "--via", "preload", "--batch", f"{store}={directory}", "--",
-                               sys.executable, "-c", program, "create", directory / "dir", self.files]).split()
+        rate, ended = text_of([*command, "--", sys.executable, "-c", program, "create", directory / "dir", self.files]).split()
         commit = time.monotonic() - float(ended)
         rates["preload alone"].append(float(rate))
         rates["preload"].append(self.files / (self.files / float(rate) + commit))
+        if "served" not in rates:
+            return
+        synchronous = [*command, "--mode", "sync", "--", sys.executable, "-c", PROGRAM]
+        rates["preload stat"].append(float(text_of([*synchronous, "stat", directory / "dir", self.files])))
+        with batch_requests.server(self.quell, store):
+            rates["served"].append(float(text_of([*synchronous, "create", directory / "served", self.files])))

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import small_files
 from measure import median, run, text_of
+from sources import sources
 
-TOP = Path(__file__).resolve().parents[2]
 MEMORY = "/dev/shm"
 ROUNDS = 3
 FILES = 20_000
@@ -84,18 +84,6 @@ class OneWriter:
                 result = self.logs.run_records(work, pattern, count, paths, RECORD)
                 yield (name, step), result["bytes"] / result["seconds"] / 1e6
 
-    def sources(self):
-        """Return a tar file, a directory and a git repository with the files of this project."""
-        tree, tar, repository = (self.scratch / name for name in ("tree", "tree.tar", "repository"))
-        left_out = shutil.ignore_patterns(".git", "target", "__pycache__", "*.so")
-        shutil.copytree(TOP, tree, symlinks=True, ignore=left_out)
-        run(["tar", "-C", tree, "-cf", tar, "."])
-        shutil.copytree(tree, repository, symlinks=True)
-        git = ["git", "-C", repository, "-c", "user.name=bench", "-c", "user.email=bench@localhost"]
-        for words in (["init", "-q"], ["add", "-A", "-f"], ["commit", "-q", "-m", "files"]):
-            run([*git, *words])
-        return tar, tree, repository
-
     def programs(self, tar, tree, repository):
         """Return a function that runs programs in a directory and yields their times and rates."""
 
@@ -152,7 +140,7 @@ class OneWriter:
             self.rate_row(f"ext4, {RANKS} processes, {name}, records of 8 KiB: {step}", values, RATE_BARS["MB/s"])
 
     def programs_rows(self):
-        for step, values in self.in_turns(self.new_ext4, self.programs(*self.sources())).items():
+        for step, values in self.in_turns(self.new_ext4, self.programs(*sources(self.scratch))).items():
             if step == "dbench":
                 self.rate_row(f"ext4, dbench, {DBENCH_CLIENTS} clients", values, RATE_BARS["dbench MB/s"])
             else:

@@ -3,7 +3,7 @@
 //! `cargo bench -p quell-batch-service --bench creates [-- FILES DIR ROUNDS]` prints the time and
 //! the processor time of each step for a number of files (1,000,000), with the tables in a
 //! directory (the one for temporary files). The commits with conflicts and without are repeated
-//! ROUNDS times.
+//! ROUNDS times. With 0 rounds, only the steps of one batch are measured.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -38,6 +38,7 @@ fn main() {
         names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate")
     });
     println!("certificate: {} bytes", certificate.encode().len());
+    println!("peak memory: {:.0} MB", peak_memory_mb());
     let committed = step("verify and commit", files, || {
         primary.commit(record.number, &certificate, &*own).expect("a commit")
     });
@@ -45,6 +46,7 @@ fn main() {
     let other =
         step("begin with a snapshot of these files", 1, || primary.begin(new.clone()).expect("a batch"));
     primary.abort(other.number).expect("an end of the batch");
+    println!("copy of the description: {} bytes", file_bytes(&directory.path().join("image/image")));
     let image = primary.name_space();
     step("look up in random order", files / 10, || {
         for number in 0..files / 10 {
@@ -58,6 +60,10 @@ fn main() {
             image.create(dir, name.as_bytes(), NewNode::File, NEW, now()).expect("a file");
         }
     });
+    drop((image, names, primary, directory));
+    if rounds == 0 {
+        return;
+    }
     for clients in [1, 2] {
         measure_clients(&base, files, clients);
     }
@@ -193,6 +199,18 @@ fn step<T>(name: &str, operations: u64, run: impl FnOnce() -> T) -> T {
 fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Returns the most memory that this process has had so far, in megabytes.
+fn peak_memory_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("the status of the process");
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the peak of the memory");
+    let kilobytes: f64 = line.split_whitespace().nth(1).expect("a number").parse().expect("a number");
+    kilobytes * 1024.0 / 1e6
+}
+
+fn file_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).expect("a file").len()
 }
 
 fn now() -> Time {
