@@ -265,6 +265,9 @@ pub struct RunArgs {
     pub boot: BootArgs,
     #[command(flatten)]
     pub cover: CoverArgs,
+    /// The directories above the trees, up to the mount point of their file system.
+    #[arg(long, value_enum, default_value = "live", conflicts_with_all = ["image", "batch"])]
+    pub above: AboveArg,
     /// The recording options that `quell record` passes to the holder.
     #[arg(long, hide = true)]
     pub recording: Option<String>,
@@ -320,6 +323,16 @@ pub enum Via {
     /// By trapped system calls of programs that load no library. It does not exist.
     #[value(hide = true)]
     Trap,
+}
+
+/// The directories above covered trees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AboveArg {
+    /// Those of the file system. Its client looks up their names again and again.
+    Live,
+    /// Read-only copies in memory, with the names that they have at the start. Entries beside the
+    /// trees are the originals, but no file can be renamed or linked from one to another.
+    Copy,
 }
 
 /// Options for boot images, common to `run` and `mount`.

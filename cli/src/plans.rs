@@ -7,8 +7,8 @@ use quell_supervisor::{
 };
 
 use crate::arguments::{
-    BatchModeArg, BatchModeArgs, BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg, LogArgs,
-    OnChangeArg, ViewArg,
+    AboveArg, BatchModeArg, BatchModeArgs, BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg,
+    LogArgs, OnChangeArg, ViewArg,
 };
 use crate::failure::Failure;
 use crate::trace;
@@ -29,7 +29,12 @@ pub fn plan(target: Target, source: PlanSource, cover: &CoverArgs, quiet: bool) 
 }
 
 /// Returns the part of a plan that concerns trees.
-pub fn trees(trees: Vec<TreePlan>, boot: BootPlan, cover: &CoverArgs) -> Result<PlanSource, Failure> {
+pub fn trees(
+    trees: Vec<TreePlan>,
+    boot: BootPlan,
+    cover: &CoverArgs,
+    above: AboveArg,
+) -> Result<PlanSource, Failure> {
     let writes = match (&cover.writable, cover.scratch) {
         (Some(directory), _) => Writes::Kept(directory.clone()),
         (None, true) => Writes::Scratch,
@@ -46,6 +51,7 @@ pub fn trees(trees: Vec<TreePlan>, boot: BootPlan, cover: &CoverArgs) -> Result<
         suid: cover.suid,
         dev: cover.dev,
         memory_mib: cover.memory,
+        copies_above: above == AboveArg::Copy,
     }))
 }
 

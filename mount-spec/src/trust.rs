@@ -6,11 +6,11 @@
 use std::fmt;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use quell_posix::Stat;
 use quell_vfs::{Error, Result};
+use rustix::fs::{AtFlags, StatxFlags, statx};
 
 /// The user or group id that the kernel shows for an id that the user namespace does not map,
 /// unless the administrator configured another.
@@ -35,14 +35,20 @@ pub struct Ownership {
 impl Ownership {
     /// Returns the ownership of the file behind a descriptor.
     pub fn read(file: &File, path: &Path) -> Result<Ownership> {
-        let failed = |e| Error::from_io(e, "read the owner of", path.as_os_str().as_encoded_bytes());
-        let found = file.metadata().map_err(failed)?;
+        let failed = |e: rustix::io::Errno| {
+            Error::from_io(e.into(), "read the owner of", path.as_os_str().as_encoded_bytes())
+        };
+        // Without the access time, which a client of a shared file system must request again after
+        // a read.
+        let needed = StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID;
+        let found = statx(file, "", AtFlags::EMPTY_PATH, needed).map_err(failed)?;
+        let mode = u32::from(found.stx_mode);
         // Without the bit no access control list allows writing, and the request is not needed. An
         // error means that the file system has no such lists.
-        let has_acl = found.mode() & GROUP_WRITE != 0
+        let has_acl = mode & GROUP_WRITE != 0
             && rustix::fs::fgetxattr(file.as_fd(), c"system.posix_acl_access", &mut [0_u8; 0][..])
                 .is_ok_and(|bytes| bytes > 0);
-        Ok(Ownership { uid: found.uid(), gid: found.gid(), mode: found.mode(), has_acl })
+        Ok(Ownership { uid: found.stx_uid, gid: found.stx_gid, mode, has_acl })
     }
 
     pub(crate) fn is_regular(&self) -> bool {

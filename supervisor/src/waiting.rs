@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -132,7 +133,10 @@ impl Waiting {
     /// Does the same as `watch`, for an operation that reads a whole file: a large file may take
     /// longer.
     pub fn watch_read<T>(&self, file: &File, path: &Path, operation: impl FnOnce() -> T) -> T {
-        let bytes = self.watch(path, || file.metadata().map_or(0, |found| found.len()));
+        // The size alone: a client of a shared file system requests the access time again after a
+        // read.
+        let size = || statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::SIZE);
+        let bytes = self.watch(path, || size().map_or(0, |found| found.stx_size));
         self.watch_for(path, Duration::from_secs(bytes / READ_BYTES_PER_SECOND), operation)
     }
 

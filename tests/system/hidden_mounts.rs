@@ -14,7 +14,7 @@ const SCRIPT: &str = r#"
     "$1" run -q --strict --check none --recheck 0 -i "$3/index.quell" -- sh -ec '
         touch "$2/started"; until [ -e "$2/mounted" ]; do sleep 0.1; done
         ls "$1/data" "$1/before"' sh "$2" "$3" 2>"$3/messages" &
-    until [ -e "$3/started" ]; do sleep 0.1; done
+    until [ -e "$3/started" ] || ! kill -0 $!; do sleep 0.1; done
     mount -t tmpfs none "$2/data"; mount -t tmpfs none "$2.beside"
     touch "$2/data/file"
     for attempt in $(seq 600); do

@@ -37,6 +37,7 @@ mod boot_moosefs;
 mod boot_until;
 mod boot_upgrades;
 mod command_line;
+mod copies_above;
 mod counters;
 mod disks;
 mod documents;

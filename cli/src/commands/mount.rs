@@ -9,7 +9,7 @@ use quell_supervisor::{
     log_plan, mount, mount_target,
 };
 
-use crate::arguments::{BatchModeArg, MountArgs};
+use crate::arguments::{AboveArg, BatchModeArg, MountArgs};
 use crate::commands::umount::unmount;
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
@@ -86,7 +86,7 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         let source = args.cover.source.as_deref().map(real_path).transpose()?;
         let named = directory.filter(|_| source.is_none());
         let tree = TreePlan { index: index.path, source, at: None, named };
-        let trees = plans::trees(vec![tree], boot()?, &args.cover)?;
+        let trees = plans::trees(vec![tree], boot()?, &args.cover, AboveArg::Live)?;
         Plan { strict: true, ..plans::plan(target, trees, &args.cover, quiet) }
     };
     mount(&plan)?;

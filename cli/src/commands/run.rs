@@ -93,7 +93,7 @@ fn plan(args: &RunArgs, quiet: bool, waiting: &Waiting) -> Result<(Plan, Vec<Inp
         }
         None => {
             let trees = tree_plans(args, quiet, &mut received, &mut files, waiting)?;
-            plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, cover)?
+            plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, cover, args.above)?
         }
     };
     Ok((plans::plan(Target::Namespace, source, cover, quiet), files))

@@ -11,7 +11,7 @@ use quell_supervisor::{
     LogOptions, Target, Waiting, is_first_notice, runtime_directory, share_trees, with_consequence,
 };
 
-use crate::arguments::{RunArgs, Via, ViewArg};
+use crate::arguments::{AboveArg, RunArgs, Via, ViewArg};
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
@@ -144,6 +144,7 @@ fn refuse_other_options(args: &RunArgs) -> Result<(), Failure> {
         ("--view", !matches!(cover.view, ViewArg::Auto)),
         ("--suid", cover.suid),
         ("--dev", cover.dev),
+        ("--above copy", args.above == AboveArg::Copy),
     ];
     match options.iter().find(|(_, given)| *given) {
         None => Ok(()),
@@ -171,7 +172,8 @@ fn view_trees(
             false => Err(Failure::wrong_input("-b needs the index of its tree: name it with -i")),
         };
     }
-    let source = plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, &args.cover)?;
+    let source =
+        plans::trees(trees, boot_plan(args, &mut received, &mut files, waiting)?, &args.cover, args.above)?;
     let plan = plans::plan(Target::Processes, source, &args.cover, quiet);
     let job = job_of(args);
     let shared = match share_trees(&plan, &files, job.as_deref(), waiting) {

@@ -8,6 +8,7 @@
 
 #![warn(missing_docs)]
 
+mod copied_directories;
 mod descriptors;
 mod files;
 mod members;
@@ -17,6 +18,7 @@ mod mounted_metadata;
 mod namespace;
 mod redirected;
 
+pub use copied_directories::{CopiedDirectories, UnattachedCopies};
 pub use descriptors::close_inherited_on_exec;
 pub use files::{FilePart, attach_files};
 pub use members::{end_other_members, other_members};

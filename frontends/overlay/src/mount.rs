@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use quell_vfs::{Error, ErrorKind, FileIdentity, Result, printable};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, makedev, openat2, statx};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
@@ -224,15 +224,23 @@ pub fn attach_below(mount: &OwnedFd, around: &OwnedFd, path: &Path) -> Result<()
 fn check_original(target: &OwnedFd, path: &Path, original: Option<FileIdentity>) -> Result<()> {
     let Some(original) = original else { return Ok(()) };
     let subject = path.as_os_str().as_bytes();
-    let found = rustix::fs::fstat(target).map_err(|e| Error::from_io(e.into(), "cover", subject))?;
-    if (FileIdentity { device: found.st_dev, inode: found.st_ino }) == original {
+    if identity_of(target).map_err(|e| Error::from_io(e.into(), "cover", subject))? == original {
         return Ok(());
     }
     let cause = std::io::Error::other("another file or directory has this path than when it was opened");
     Err(Error { source: Some(Box::new(cause)), ..Error::new(ErrorKind::PermissionDenied, "cover", subject) })
 }
 
-fn move_over(mount: &OwnedFd, target: &OwnedFd, path: &Path) -> Result<()> {
+/// Returns the identity of an open file or directory, which does not change, without a request to
+/// its file system.
+pub(crate) fn identity_of(opened: &OwnedFd) -> rustix::io::Result<FileIdentity> {
+    let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = statx(opened, "", local, StatxFlags::INO)?;
+    let device = makedev(found.stx_dev_major, found.stx_dev_minor);
+    Ok(FileIdentity { device, inode: found.stx_ino })
+}
+
+pub(crate) fn move_over(mount: &OwnedFd, target: &OwnedFd, path: &Path) -> Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(mount.as_fd(), OsStr::new(""), target.as_fd(), OsStr::new(""), flags)
         .map_err(|e| Error::from_io(e.into(), "attach the view to", path.as_os_str().as_bytes()))

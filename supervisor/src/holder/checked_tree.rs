@@ -14,6 +14,7 @@ use crate::freshness::full_check::full_check;
 use crate::freshness::sample::sample;
 use crate::freshness::stale::StaleReport;
 use crate::freshness::whole_check::{CheckPlan, RunningCheck, TreeCheck};
+use crate::holder::copies_above::CopiesAbove;
 use crate::holder::handshake::HolderContext;
 use crate::holder::privileges;
 use crate::inputs::{InputFile, root_of};
@@ -46,15 +47,17 @@ pub struct StaleTree {
 }
 
 /// Opens the trees of a plan and compares them with their indexes, as far as this is done before
-/// the namespace exists. Trees with differences are left out and reported.
+/// the namespace exists. Trees with differences are left out and reported. The directories above
+/// each tree are added to `copies`, if the plan says so.
 pub fn open_trees(
     context: &HolderContext,
     plan: &TreesPlan,
     files: &mut OpenFiles,
+    copies: &mut CopiesAbove,
 ) -> Result<Vec<CheckedTree>, Failure> {
     let (mut trees, mut stale) = (Vec::new(), Vec::new());
     for tree in &plan.trees {
-        match open_tree(context, plan, tree, files)? {
+        match open_tree(context, plan, tree, files, copies)? {
             (tree, None) => trees.push(tree),
             (tree, Some(report)) => stale.push(StaleTree { index: tree.index, path: tree.path, report }),
         }
@@ -68,6 +71,7 @@ fn open_tree(
     trees: &TreesPlan,
     tree: &TreePlan,
     files: &mut OpenFiles,
+    copies: &mut CopiesAbove,
 ) -> Result<(CheckedTree, Option<StaleReport>), Failure> {
     let plan = &context.plan;
     let file = match files.remove(&tree.index) {
@@ -92,6 +96,7 @@ fn open_tree(
         )));
     }
     let source = tree.source.clone().unwrap_or(root);
+    copies.list(context, trees, tree.at.as_ref().unwrap_or(&source))?;
     let index_belongs_to_root = quell_mount_spec::belongs_to_root(&file.ownership()?);
     let rules = privileges::rules(plan, trees, index_belongs_to_root)?;
     let covered = waiting

@@ -75,7 +75,8 @@ impl CoveredView {
         // another directory that was moved to the path meanwhile.
         let original = match path == covered.source_path {
             true => {
-                let source = || covered.source().stat_self();
+                // The identity of an open directory does not change.
+                let source = || covered.source().stat_self_cached();
                 Some(context.waiting.watch(&covered.source_path, source)?.identity())
             }
             false => None,

@@ -4,6 +4,7 @@ pub mod batch;
 mod blob;
 mod boot_images;
 mod checked_tree;
+mod copies_above;
 mod covered_view;
 mod disk;
 mod disk_boot;

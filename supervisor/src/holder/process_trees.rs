@@ -18,6 +18,7 @@ use crate::freshness::consequence::ViewAtChange;
 use crate::freshness::whole_check::RunningCheck;
 use crate::holder::boot_images::add_boot_images;
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
+use crate::holder::copies_above::CopiesAbove;
 use crate::holder::handshake::HolderContext;
 use crate::holder::served::Served;
 use crate::holder::signals::Signals;
@@ -68,7 +69,7 @@ impl ProcessTrees {
         plan: &TreesPlan,
         mut files: OpenFiles,
     ) -> Result<ProcessTrees, Failure> {
-        let mut trees = checked_tree::open_trees(context, plan, &mut files)?;
+        let mut trees = checked_tree::open_trees(context, plan, &mut files, &mut CopiesAbove::default())?;
         add_boot_images(context, &plan.boot, &mut trees, &mut files)?;
         // Until here a signal ends this process.
         let signals = Signals::listen()?;

@@ -11,6 +11,7 @@ use quell_overlay::{Ids, Isolation, Namespaces};
 use crate::failure::Failure;
 use crate::holder::boot_images::add_boot_images;
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
+use crate::holder::copies_above::{AttachedCopies, CopiesAbove};
 use crate::holder::covered_view::{CoveredView, Unattached};
 use crate::holder::handshake::HolderContext;
 use crate::holder::hidden_mounts::HiddenMounts;
@@ -55,7 +56,8 @@ impl TreeView {
         mut files: OpenFiles,
     ) -> Result<TreeView, Failure> {
         let target = &context.plan.target;
-        let mut trees = checked_tree::open_trees(context, plan, &mut files)?;
+        let mut copies = CopiesAbove::default();
+        let mut trees = checked_tree::open_trees(context, plan, &mut files, &mut copies)?;
         let paths = trees.iter().map(|tree| (&*tree.covered.source_path, &*tree.path));
         let lock = lock_writable_layer(&plan.writes, paths)?;
         add_boot_images(context, &plan.boot, &mut trees, &mut files)?;
@@ -82,7 +84,7 @@ impl TreeView {
         // A tree inside another is covered after it. All sources were opened before anything is
         // covered.
         trees.sort_by_key(|tree| tree.path.components().count());
-        let views = mount_views(context, plan, trees, squash)?;
+        let (views, copies) = mount_views(context, plan, trees, squash, copies)?;
         if context.plan.verbose {
             views.iter().for_each(|view| context.print(&view.description()));
         }
@@ -96,6 +98,7 @@ impl TreeView {
         for view in &views {
             holder.covers(view.covered_tree()?);
         }
+        copies.paths().for_each(|path| holder.copies(path));
         let hidden_mounts =
             HiddenMounts::watch(views.iter().map(CoveredView::covering).collect(), &mut holder)?;
         let namespaces = match target {
@@ -122,7 +125,8 @@ fn mount_views(
     plan: &TreesPlan,
     mut trees: Vec<CheckedTree>,
     squash: Option<Ids>,
-) -> Result<Vec<CoveredView>, Failure> {
+    copies: CopiesAbove,
+) -> Result<(Vec<CoveredView>, AttachedCopies), Failure> {
     let checks_end = start_checks(context, &mut trees, plan.view != ViewChoice::Fuse);
     if context.plan.target.mountpoint().is_some() {
         // Every process sees a view at a mount point as soon as it is mounted, so the checks must
@@ -136,9 +140,11 @@ fn mount_views(
     let mounted = trees.into_iter().map(|tree| CoveredView::mount(context, plan, tree, squash.clone()));
     let mounted = mounted.collect::<Result<Vec<_>, Failure>>()?;
     let (mut views, mounts) = leave_out_stale(context, mounted, checks_end)?;
-    attach(context, &mounts)?;
+    let paths: Vec<&Path> = mounts.iter().map(|mount| &*mount.path).collect();
+    let copies = copies.attach(context, &paths, squash.is_none())?;
+    attach(context, &mounts, &copies)?;
     views.iter_mut().for_each(|view| view.follow_changes(context.plan.verbose));
-    Ok(views)
+    Ok((views, copies))
 }
 
 /// Leaves out the views of trees in which a check has found differences before the deadline.
@@ -162,7 +168,7 @@ fn leave_out_stale(
 }
 
 /// Attaches the mounts. Those of inner trees come after those of the trees around them.
-fn attach(context: &HolderContext, mounts: &[Unattached]) -> Result<(), Failure> {
+fn attach(context: &HolderContext, mounts: &[Unattached], copies: &AttachedCopies) -> Result<(), Failure> {
     for (position, Unattached { mount, path, original }) in mounts.iter().enumerate() {
         let Some(mount) = mount else { continue };
         let outer = mounts[..position].iter().rev().find_map(|outer| {
@@ -172,6 +178,7 @@ fn attach(context: &HolderContext, mounts: &[Unattached]) -> Result<(), Failure>
         });
         match outer {
             Some((outer, below)) => quell_overlay::attach_below(mount, outer, below)?,
+            None if copies.attach_view(mount, path)? => {}
             None => context.waiting.watch(path, || quell_overlay::attach(mount, path, *original))?,
         }
     }

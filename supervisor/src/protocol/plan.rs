@@ -109,6 +109,10 @@ pub struct TreesPlan {
     pub dev: bool,
     /// The kernel memory limit for the metadata of one tree, in MiB.
     pub memory_mib: u64,
+    /// Whether the directories above the trees are copied, so that a path of a tree is looked up
+    /// without a request; in a namespace only.
+    #[serde(default)]
+    pub copies_above: bool,
 }
 
 /// One tree.

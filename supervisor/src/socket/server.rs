@@ -75,6 +75,8 @@ pub struct Holder {
     members: HashMap<i32, OwnedFd>,
     callers: Vec<Caller>,
     trees: Vec<CoveredTree>,
+    /// Directories outside of the trees of which the view has copies.
+    copies: Vec<PathBuf>,
     creator: Option<OwnedFd>,
     /// Descriptors whose events make `serve` call `Service::need`.
     wakers: Vec<(OwnedFd, PollFlags)>,
@@ -100,6 +102,7 @@ impl Holder {
             members: HashMap::new(),
             callers: Vec::new(),
             trees: Vec::new(),
+            copies: Vec::new(),
             creator: None,
             wakers: Vec::new(),
             lifeline: None,
@@ -123,6 +126,11 @@ impl Holder {
     /// Adds a tree that the view covers, for the answers to processes that join.
     pub fn covers(&mut self, tree: CoveredTree) {
         self.trees.push(tree);
+    }
+
+    /// Adds a directory outside of the trees of which the view has a copy.
+    pub fn copies(&mut self, directory: &Path) {
+        self.copies.push(directory.to_owned());
     }
 
     /// Makes `serve` call `Service::need` when the descriptor has one of the events.
@@ -280,7 +288,11 @@ impl Holder {
         let opened = open_directory(path);
         let number = opened.as_ref().err().map_or(0, |e| e.raw_os_error()) as u32;
         let above = self.trees.iter().filter(|tree| path.starts_with(&tree.path));
-        let tree = CoveredTree::encode(above.max_by_key(|tree| tree.path.components().count()));
+        let tree = match self.copies.contains(path) {
+            // As in a tree, another directory has the path.
+            true => CoveredTree::encode(Some(&CoveredTree { path: path.clone(), crosses_mounts: true })),
+            false => CoveredTree::encode(above.max_by_key(|tree| tree.path.components().count())),
+        };
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![namespaces.mount()];
         descriptors.extend(opened.as_ref().ok().map(AsFd::as_fd));
         descriptors.extend(namespaces.user());

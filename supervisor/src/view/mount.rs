@@ -85,7 +85,8 @@ pub fn mount_first(
 }
 
 /// Returns the tree as a layer. The directory is opened again, because the kernel accepts only
-/// layers of mounts in the caller's own namespace.
+/// layers of mounts in the caller's own namespace. Call it first: soon after the tree was opened,
+/// the client of the file system answers the lookups of the path from its cache.
 fn data_layer(covered: &Covered) -> Result<OwnedFd> {
     use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
     let subject = covered.source_path.as_os_str().as_encoded_bytes();
@@ -107,6 +108,7 @@ fn data_layer(covered: &Covered) -> Result<OwnedFd> {
 
 fn overlay(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView> {
     let credentials = credentials(covered, view_options)?;
+    let tree = data_layer(covered)?;
     probe(credentials)?;
     let tmpfs = quell_overlay::mount_tmpfs()?;
     let threads = processors().min(FILL_THREADS);
@@ -131,7 +133,7 @@ fn overlay(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedV
         _ => upper(covered, view_options)?,
     };
     let mut mounted =
-        join_layers(covered, layer.as_fd(), hot_layer, upper.as_ref(), None, credentials, view_options)?;
+        join_layers(tree, layer.as_fd(), hot_layer, upper.as_ref(), None, credentials, view_options)?;
     if let Some(mount) = &mounted.mount {
         let (layers, squash) = ((layer, metadata.outside), view_options.squash.clone());
         let metadata =
@@ -143,6 +145,7 @@ fn overlay(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedV
 
 fn overlay_over_fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView> {
     let credentials = credentials(covered, view_options)?;
+    let tree = data_layer(covered)?;
     probe(credentials)?;
     let metadata = Arc::new(Redirected::new(covered.fs.clone()));
     // The kernel accesses the layer with the mounter's credentials, and other users' accesses must
@@ -158,7 +161,7 @@ fn overlay_over_fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Resul
         None => None,
     };
     let upper = upper(covered, view_options)?;
-    join_layers(covered, layer.as_fd(), hot, upper.as_ref(), Some(session), credentials, view_options)
+    join_layers(tree, layer.as_fd(), hot, upper.as_ref(), Some(session), credentials, view_options)
 }
 
 fn fuse(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<MountedView> {
@@ -207,9 +210,10 @@ pub fn fuse_at(covered: &Covered, path: &Path, view_options: &ViewOptions<'_>) -
     Ok(SelectedView { view: View::Fuse, reason: "an ordinary user's mount".into(), mounted })
 }
 
-/// Mounts the layers as an overlay. `session` serves the metadata layer, unless that is a tmpfs.
+/// Mounts the layers as an overlay. `tree` has the data; `session` serves the metadata layer,
+/// unless that is a tmpfs.
 fn join_layers(
-    covered: &Covered,
+    tree: OwnedFd,
     metadata: BorrowedFd<'_>,
     hot: Option<HotLayer>,
     upper: Option<&Upper>,
@@ -219,7 +223,7 @@ fn join_layers(
 ) -> Result<MountedView> {
     let (boot_blocks, hot) = hot.map_or((None, None), |hot| (Some(hot.boot_blocks), hot.mount));
     let (hot, hot_session) = hot.unzip();
-    let data: Vec<OwnedFd> = hot.into_iter().chain([data_layer(covered)?]).collect();
+    let data: Vec<OwnedFd> = hot.into_iter().chain([tree]).collect();
     let (data, powers, source) = (&data[..], view_options.powers(), &*view_options.source_name);
     let mount = quell_overlay::mount_overlay(&Layers { metadata, data, upper, credentials, powers, source })?;
     Ok(MountedView {
