@@ -64,7 +64,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let was_interrupted = interrupted.swap(false, Ordering::Relaxed);
     let mut links = LinksOfThisMachine { are_resolved: args.mounts.is_none() };
     let reading = Reading { traces: &traces, rules: &rules, environment, interrupted: &interrupted, quiet };
-    let mut directories = DirectoriesOfThisMachine { are_listed: args.mounts.is_none() };
+    let mut directories = DirectoriesOfThisMachine::new(args.mounts.is_none(), &interrupted);
     let (mut report, tracing) =
         reading.read(traced.as_ref(), capacity.as_ref(), &mut links, &mut directories)?;
     report.made_by = format!("quell {}", env!("CARGO_PKG_VERSION"));

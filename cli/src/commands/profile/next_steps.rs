@@ -68,9 +68,10 @@ struct StepContext<'a> {
 }
 
 impl StepContext<'_> {
-    /// Returns a path for a command line, relative to the current directory if it is below it.
+    /// Returns a path for a command line, relative to the current directory if it is below it. No
+    /// command takes it for an option.
     fn relative(&self, path: &Path) -> String {
-        quoted(path.strip_prefix(&self.here).unwrap_or(path).as_os_str())
+        argument(path.strip_prefix(&self.here).unwrap_or(path))
     }
 
     /// Returns the path of a file beside the report.
@@ -111,6 +112,14 @@ fn step(purpose: impl Into<String>, command: String) -> NextStep {
 fn quoted(text: &OsStr) -> String {
     let quoted = shlex::bytes::try_quote(text.as_bytes());
     quoted.map_or_else(|_| shown(Path::new(text)), |text| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Returns a path as an argument that no command takes for an option.
+fn argument(path: &Path) -> String {
+    match path.as_os_str().as_bytes().starts_with(b"-") {
+        true => quoted(Path::new(".").join(path).as_os_str()),
+        false => quoted(path.as_os_str()),
+    }
 }
 
 /// Returns a command to profile the program again, if Python wrote bytecode into a tree: the second
@@ -173,6 +182,16 @@ fn images<'a>(report: &Report, config: &'a Config) -> Vec<&'a TreeConfig> {
 /// Returns the name of the boot image of a tree.
 fn image_of(tree: &TreeConfig) -> PathBuf {
     tree.index.with_extension("boot")
+}
+
+/// Returns the name of the image of the small files of a tree, which is not that of the image of
+/// another tree.
+fn packed_image_of(tree: &TreeConfig, config: &Config) -> PathBuf {
+    let name = tree.index.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let names =
+        (1..).map(|n| if n == 1 { format!("{name}-small.boot") } else { format!("{name}-small.{n}.boot") });
+    let is_free = |image: &PathBuf| config.trees.iter().all(|other| image_of(other) != *image);
+    names.map(PathBuf::from).find(is_free).expect("there is a next number")
 }
 
 /// Returns the commands to record the boot images, each in a run of the program.
@@ -242,8 +261,7 @@ fn small_files(
     let trees = report.trees.iter().zip(&config.trees);
     let most = trees.filter(|(tree, _)| dominate(tree)).max_by_key(|(tree, _)| tree.small_files_opened);
     let Some((_, tree)) = most else { return Vec::new() };
-    let name = tree.index.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let packed = PathBuf::from(format!("{name}-small.boot"));
+    let packed = packed_image_of(tree, config);
     let others = images.iter().filter(|other| other.index != tree.index).map(|other| image_of(other));
     let paths: Vec<PathBuf> = std::iter::once(packed.clone()).chain(others).collect();
     vec![
@@ -293,4 +311,25 @@ fn probe(report: &Report, context: &StepContext) -> Option<NextStep> {
             context.beside_report(Path::new("probe.json"))
         ),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_of_small_files_has_a_name_of_its_own() {
+        let tree = |index: &str| TreeConfig { path: "/m/tree".into(), index: index.into() };
+        let indexes = ["app.quell", "app-small.quell", "lib.quell"];
+        let config = Config { trees: indexes.map(tree).to_vec(), logs: Vec::new() };
+        let packed = |n: usize| packed_image_of(&config.trees[n], &config);
+        assert_eq!(packed(0), Path::new("app-small.2.boot"));
+        assert_eq!(packed(2), Path::new("lib-small.boot"));
+    }
+
+    #[test]
+    fn a_path_is_never_an_option() {
+        assert_eq!(argument(Path::new("-x.quell")), "./-x.quell");
+        assert_eq!(argument(Path::new("a/-x.quell")), "a/-x.quell");
+    }
 }
