@@ -36,11 +36,12 @@ from mpi import Mpi
 from one_writer import OneWriter
 from pool import Pool
 from preload import Preload
+from programs import Programs
 
 NODES = 4
 LOG_MOUNTS = "none, log mounts"
 # The parts that need no view, with the titles of their tables.
-WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "one-writer": LOG_MOUNTS, "pool": "none, pools", "preload": "none, preload"}
+WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "one-writer": LOG_MOUNTS, "pool": "none, pools", "preload": "none, preload", "programs": "automatic, programs"}
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
 
@@ -531,7 +532,7 @@ def set_up(testbed, options):
                 [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
-        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "log": 0, "mpi": 0, "one-writer": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
+        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "log": 0, "mpi": 0, "one-writer": 0, "pool": 0, "preload": 0, "programs": 0, "start": 1}[options.only]
         commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
@@ -556,7 +557,7 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "log", "mpi", "one-writer", "pool", "preload", "start"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "log", "mpi", "one-writer", "pool", "preload", "programs", "start"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
@@ -623,6 +624,8 @@ def main():
                 Preload(bench).rows(local)
             if options.only == "preload":
                 bench.logs_locally(local)
+            if options.only in (None, "programs"):
+                Programs(bench).rows()
             if options.only in (None, "mpi"):
                 Mpi(bench).rows(local)
             if options.only in (None, "pool"):
