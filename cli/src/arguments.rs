@@ -19,7 +19,7 @@ mod top;
 pub use batch::{
     BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchConflictsArgs, BatchExportArgs,
     BatchFsckArgs, BatchGcArgs, BatchImportArgs, BatchInitArgs, BatchServeArgs, BatchSnapshotsArgs,
-    BatchStatusArgs, BatchWatchArgs, ConflictSide,
+    BatchStatusArgs, BatchVerifyArgs, BatchWatchArgs, ConflictSide,
 };
 pub use blob::{
     BlobAddArgs, BlobBackupArgs, BlobBenchArgs, BlobCatArgs, BlobCommand, BlobFsckArgs, BlobGcArgs,

@@ -6,6 +6,7 @@ mod batch_copy;
 mod batch_fsck;
 mod batch_serve;
 mod batch_store;
+mod batch_verify;
 mod batch_watch;
 pub mod blob;
 mod blob_backup;

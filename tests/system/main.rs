@@ -21,6 +21,7 @@ mod batch_preload;
 mod batch_run;
 mod batch_serve;
 mod batch_users;
+mod batch_verify;
 mod blob;
 mod blob_files;
 mod blob_histories;

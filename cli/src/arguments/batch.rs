@@ -26,6 +26,7 @@ Example:
 pub enum BatchCommand {
     Init(BatchInitArgs),
     Serve(BatchServeArgs),
+    Verify(BatchVerifyArgs),
     Begin(BatchBeginArgs),
     Status(BatchStatusArgs),
     Snapshots(BatchSnapshotsArgs),
@@ -121,6 +122,30 @@ pub struct BatchServeArgs {
     pub json: bool,
 }
 
+/// Verify batches for the server of a store, so that the server does not need processor time for
+/// each file of a batch: run this command on a node of a job, or as a service of each node. Runs
+/// until Ctrl-C or SIGTERM; then it completes the verification that it has begun, and ends.
+///
+/// Only the owner of the store can run it. It finds the server in the directory of the store, waits
+/// for it if there is none, and proves that it can read the file `commit-key`, which `quell batch
+/// init` and `quell batch serve` create. It verifies one batch at a time; several processes verify
+/// several batches. If it is killed, the server has the batch verified by another one, or verifies
+/// it itself. `quell batch status` lists the connected processes.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell batch serve /shared/results --listen node1:7430 &
+  # on another node
+  quell batch verify /shared/results")]
+pub struct BatchVerifyArgs {
+    /// The store.
+    pub store: PathBuf,
+    /// Print each event as a line of JSON: `connected`, `waiting` for a server, `begun`, and
+    /// `verified` or `failed` with the number of the batch or of the part.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Begin a batch of several parts, and print its number. Each mount and each `quell run` with
 /// `--join NUMBER`, on this node and on others, has a part of the batch. All parts are published at
 /// once by `quell batch commit`.
@@ -147,7 +172,8 @@ pub struct BatchBeginArgs {
     pub atomic: bool,
 }
 
-/// List the batches of a store, and their parts: number, state, new entries, conflicts, name.
+/// List the batches of a store, and their parts: number, state, new entries, conflicts, name. The
+/// auxiliary servers that are connected to the server of the store follow.
 ///
 /// A part is open while a process changes it, closed when its changes are complete, and lost if its
 /// process ended before.

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanCount};
 use quell_batch::{Adoption, AdoptionProgress, BatchStore, PartProgress, StoreAccess, split_path};
-use quell_batch_service::{BatchSummary, PartState, SnapshotSummary, SummaryState};
+use quell_batch_service::{AuxiliarySummary, BatchSummary, PartState, SnapshotSummary, SummaryState};
 use quell_vfs::{Error, ErrorKind};
 use serde_json::{Value, json};
 
 use super::batch_store::{WAIT, report_conflicts};
-use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_watch};
+use super::{batch_conflicts, batch_copy, batch_fsck, batch_serve, batch_verify, batch_watch};
 use crate::arguments::{
     BatchAbortArgs, BatchBeginArgs, BatchCommand, BatchCommitArgs, BatchInitArgs, BatchSnapshotsArgs,
     BatchStatusArgs,
@@ -31,6 +31,7 @@ pub fn run(command: BatchCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
         BatchCommand::Init(args) => init(&args, quiet),
         BatchCommand::Serve(args) => batch_serve::run(&args, quiet),
+        BatchCommand::Verify(args) => batch_verify::run(&args, quiet),
         BatchCommand::Begin(args) => begin(&args),
         BatchCommand::Status(args) => status(&args),
         BatchCommand::Snapshots(args) => snapshots(&args),
@@ -120,9 +121,11 @@ fn begin(args: &BatchBeginArgs) -> Result<ExitCode, Failure> {
 fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
     let store = StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?;
     let batches = store.batches()?;
+    let auxiliary = if store.is_own() { store.auxiliary_servers()? } else { Vec::new() };
     if args.output.json {
         let lines = batches.iter().map(|batch| json_of(batch, &store)).collect::<Result<Vec<_>, _>>()?;
-        outln!("{:#}", json!({ "batches": lines }));
+        let auxiliary: Vec<Value> = auxiliary.iter().map(json_of_auxiliary).collect();
+        outln!("{:#}", json!({ "batches": lines, "auxiliary_servers": auxiliary }));
         return Ok(ExitCode::SUCCESS);
     }
     for batch in &batches {
@@ -145,6 +148,15 @@ fn status(args: &BatchStatusArgs) -> Result<ExitCode, Failure> {
             }
         };
         outln!("{:>6}  {state}  {}", batch.number, shown(&batch.name));
+    }
+    for server in &auxiliary {
+        let state = server.batch.map_or_else(|| "idle".to_owned(), |batch| format!("verifies {batch}"));
+        let verified = counted(server.verified, "batch verified", "batches verified");
+        let failed = match server.failed {
+            0 => String::new(),
+            failed => format!(", {failed} not completed"),
+        };
+        outln!("auxiliary server {}: {state}, {verified}{failed}", shown(&server.name));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -193,6 +205,15 @@ fn commit(args: &BatchCommitArgs, quiet: bool) -> Result<ExitCode, Failure> {
 fn abort(args: &BatchAbortArgs) -> Result<ExitCode, Failure> {
     StoreAccess::open_for_batches_of(&args.store, &args.trust.trust_owner, WAIT)?.abort(args.batch)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn json_of_auxiliary(server: &AuxiliarySummary) -> Value {
+    json!({
+        "name": server.name,
+        "batch": server.batch,
+        "verified": server.verified,
+        "failed": server.failed,
+    })
 }
 
 fn json_of_snapshot(snapshot: &SnapshotSummary) -> Value {

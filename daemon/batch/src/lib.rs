@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod clients;
 mod commit_threads;
 mod local;
 mod server;

@@ -13,6 +13,7 @@ use quell_transport::peer::{
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
+use crate::clients::Clients;
 use crate::commit_threads::{CommitQueue, CommitThreads};
 
 /// The options of a server. `ServerOptions::default` has the defaults.
@@ -55,6 +56,9 @@ impl Service for Requests {
     type Rights = Requester;
 
     fn rights(&self, client: ClientIdentity<'_>) -> Option<Requester> {
+        if !client.description.is_empty() {
+            return None;
+        }
         Some(match client.user {
             Some(PeerUser { uid, gid, groups }) => Requester::of_user(*uid, *gid, groups),
             // A client of the owner, or one that knows the key of the store.
@@ -110,6 +114,7 @@ impl Server {
         let files = store.server_files()?;
         // Without TCP no client needs to prove a key.
         let key = if options.has_key { files.key()? } else { PoolKey([0; 32]) };
+        let named_keys = vec![files.commit_key()?];
         let store = Arc::new(ServedStore::new(store));
         let failed = |cause| Error::from_io(cause, "start threads for", "requests");
         let mut commits = CommitThreads::start(&store, options.commits_max).map_err(failed)?;
@@ -124,9 +129,11 @@ impl Server {
         let settings = ServerSettings {
             protection: options.protection,
             clients_max: options.clients_max,
+            named_keys,
             ..ServerSettings::new(Role::Batch, key)
         };
-        match peer::Server::start(settings, workers.handler()) {
+        let clients = Clients { store: store.clone(), workers: workers.handler() };
+        match peer::Server::start(settings, Arc::new(clients)) {
             Ok(connections) => {
                 let ServerOptions { protection, has_key, .. } = *options;
                 let threads = Mutex::new((workers, commits));
@@ -197,6 +204,8 @@ impl Server {
         let (workers, commits) = &mut *lock(&self.threads);
         // Before the connections end, so that the clients get these replies.
         commits.refuse_waiting();
+        // This process completes the commits whose verifications are given up.
+        self.store.store().auxiliaries().close();
         self.connections.stop(limit);
         // Workers pass requests to the threads of commits.
         workers.end();

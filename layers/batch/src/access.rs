@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch, NewPart, SnapshotSummary,
+    AuxiliarySummary, BatchCaller, BatchRecord, BatchSummary, Conflict, NameSpace, NewBatch, NewPart,
+    SnapshotSummary,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 
@@ -333,6 +334,23 @@ impl StoreAccess {
             Kind::Own(store) => store.primary().snapshots(),
             Kind::Served(remote) => remote.snapshots(),
         }
+    }
+
+    /// Returns the auxiliary servers that are connected to the server of the store. There are none
+    /// without a server.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for other users than the owner of the store.
+    pub fn auxiliary_servers(&self) -> Result<Vec<AuxiliarySummary>> {
+        match &self.kind {
+            Kind::Own(store) => Ok(store.auxiliaries().summaries()),
+            Kind::Served(remote) => remote.auxiliary_servers(),
+        }
+    }
+
+    /// Returns whether the store belongs to the user of this process.
+    pub fn is_own(&self) -> bool {
+        self.dir.owner().is_none()
     }
 
     /// Returns the conflicts of a committed batch.

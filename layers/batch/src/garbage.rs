@@ -4,7 +4,8 @@
 //! - tables that neither the image nor an open batch uses,
 //! - data files of the synchronous mode and of batches that have ended, to which neither the image
 //!   nor the snapshot of an open batch refers,
-//! - the directories of batches that have ended.
+//! - the directories of batches that have ended,
+//! - the directories of verifications by auxiliary servers.
 //!
 //! The store is open meanwhile, so there is no mount in the synchronous mode, and no batch begins
 //! or is committed. A running batch writes only to files of its own, which are not touched.
@@ -17,6 +18,7 @@ use quell_vfs::Result;
 
 use crate::data_files::{Found, numbered, remove_empty_dirs, size_of, visit_data};
 use crate::store::BatchStore;
+use crate::verification_dir::visit_verifications;
 
 /// A file or directory that nothing refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +53,9 @@ impl BatchStore {
             }
             visit(&Unused { path: [b"tables/", &name[..]].concat(), size_bytes });
         }
+        visit_verifications(&self.dir, removes, &mut |name| {
+            visit(&Unused { path: [b"tables/", name].concat(), size_bytes: 0 });
+        })?;
         let data = self.data_dir()?;
         let mut changed = BTreeSet::new();
         visit_data(&data, &mut |path, found| {

@@ -23,8 +23,12 @@
 //! | `serving` | the execution of the requests of clients on such a store |
 //! | `exclusive` | the opening of a store without its server |
 //! | `server_files` | the files by which clients find a server |
+//! | `auxiliary_servers` | the auxiliary servers that are connected, and their verifications |
+//! | `auxiliary_server` | an auxiliary server |
+//! | `verification_dir` | the directories in which auxiliary servers write tables |
 //! | `served_names` | a name space that another process has, by requests to it |
 //! | `name_requests` | the execution of requests on names |
+//! | `random` | random numbers |
 //! | `remote` | a store that a server has open |
 //! | `shared_names` | a name space that this process serves to others on its node |
 //! | `local` | the client of such a process |
@@ -46,6 +50,8 @@
 mod access;
 mod adopted;
 mod adoption;
+mod auxiliary_server;
+mod auxiliary_servers;
 mod conflicts;
 mod content;
 mod data;
@@ -63,6 +69,7 @@ mod nodes;
 mod open_batch;
 mod part_records;
 mod parts;
+mod random;
 mod remote;
 mod served_names;
 mod server_files;
@@ -75,10 +82,13 @@ mod store_dir;
 mod store_lock;
 mod subtree;
 mod take_in;
+mod verification_dir;
 mod views;
 
 pub use access::StoreAccess;
 pub use adoption::{Adoption, AdoptionProgress};
+pub use auxiliary_server::{AuxiliaryEvent, AuxiliaryServer};
+pub use auxiliary_servers::{AuxiliaryServers, SendReply};
 pub use conflicts::{Resolution, Resolved};
 pub use file_system::BatchFs;
 pub use fsck::{StoreProblem, fsck, problem_kinds};

@@ -1,7 +1,7 @@
 //! The execution of a client's requests on a name space. docs/formats/batch-protocol.md describes
 //! the messages.
 
-use quell_batch_service::{Bytes, ListedName, NameSpace, Reply, Request};
+use quell_batch_service::{Bytes, ListedName, NameSpace, PROTOCOL, Reply, Request};
 use quell_vfs::{Error, ErrorKind, Result};
 
 /// The largest number of names in a reply.
@@ -14,6 +14,12 @@ pub(crate) const LONG_REPLY: &str = "the reply is longer than the client accepts
 pub(crate) fn refuse(reason: &str) -> Error {
     let source = Some(reason.to_owned().into());
     Error { source, ..Error::new(ErrorKind::InvalidInput, "execute a request", "") }
+}
+
+/// Returns the error for a client of another version.
+pub(crate) fn other_version() -> Error {
+    let reason = format!("the server has version {PROTOCOL} of the protocol");
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::Unsupported, "greet", "") }
 }
 
 /// Executes a request on names. Errors: `Unsupported` for a request of another kind.
@@ -69,6 +75,9 @@ pub(crate) fn perform(names: &dyn NameSpace, request: Request) -> Result<Reply> 
         | Request::Batches { .. }
         | Request::Conflicts { .. }
         | Request::Snapshots { .. }
+        | Request::NextVerification { .. }
+        | Request::Verdict { .. }
+        | Request::AuxiliaryServers
         | Request::Counters => {
             let source = Some("it is not a request on names".into());
             return Err(Error { source, ..Error::new(ErrorKind::Unsupported, "execute a request", "") });

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quell_batch_service::{
-    BatchRecord, BatchSummary, Conflict, NewBatch, NewPart, PROTOCOL, Reply, Request, SnapshotSummary,
+    AuxiliarySummary, BatchRecord, BatchSummary, Conflict, NewBatch, NewPart, PROTOCOL, Reply, Request,
+    SnapshotSummary,
 };
 use quell_threads::lock;
 use quell_transport::peer::{Client, Endpoint, was_not_executed};
@@ -148,6 +149,14 @@ impl Remote {
                 _ => Err(self.unexpected_reply()),
             },
         )
+    }
+
+    /// Returns the auxiliary servers that are connected to the server.
+    pub(crate) fn auxiliary_servers(&self) -> Result<Vec<AuxiliarySummary>> {
+        match self.call(&Request::AuxiliaryServers)? {
+            Reply::AuxiliaryServers(servers) => Ok(servers),
+            _ => Err(self.unexpected_reply()),
+        }
     }
 
     /// Returns the items of all parts of a list, which ascend by their numbers. `part` requests the

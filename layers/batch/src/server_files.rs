@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use quell_posix::{Dir, WritableDir};
 use quell_transport::peer::{
-    ClientSettings, Endpoint, PoolKey, Protection, Role, UnixClients, create_key_file, read_key_file,
+    ClientSettings, Endpoint, NamedKey, PoolKey, Protection, Role, UnixClients, create_key_file,
+    read_key_file,
 };
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
@@ -17,6 +18,7 @@ use crate::store_dir::{StoreDir, remove_if_present};
 /// The names of the files.
 const SOCKET: &str = "socket";
 const KEY: &str = "key";
+const COMMIT_KEY: &str = "commit-key";
 const ADDRESS: &[u8] = b"address";
 const NEW_ADDRESS: &[u8] = b"address.new";
 /// The largest length of the file with the address, in bytes.
@@ -27,6 +29,9 @@ const ENCRYPTION: &str = "encryption";
 const KEY_BYTES: usize = 32;
 /// The time for which a client waits until a server accepts the connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// The name of the commit key, which an auxiliary server proves.
+const AUXILIARY: &[u8] = b"auxiliary server";
 
 /// The files by which clients find the server of a store.
 #[derive(Debug)]
@@ -54,12 +59,27 @@ impl ServerFiles {
     /// `PermissionDenied` or `Damaged` if the file is not as a server has created it; those of
     /// files.
     pub fn key(&self) -> Result<PoolKey> {
-        match read_key(&self.0) {
+        match read_key(&self.0, KEY) {
             Err(error) if error.kind == ErrorKind::NotFound => {
                 create_key_file(&self.0.file(KEY)).map(PoolKey)
             }
             found => found,
         }
+    }
+
+    /// Returns the key of auxiliary servers, which is created if there is none: stores of earlier
+    /// versions have none. The caller has the store open.
+    ///
+    /// # Errors
+    /// As for [`key`](Self::key).
+    pub fn commit_key(&self) -> Result<NamedKey> {
+        let key = match read_key(&self.0, COMMIT_KEY) {
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                create_key_file(&self.0.file(COMMIT_KEY)).map(PoolKey)
+            }
+            found => found,
+        };
+        Ok(NamedKey { name: AUXILIARY, key: key? })
     }
 
     /// Lets clients of other nodes find the server at an address, which is `HOST:PORT`.
@@ -92,6 +112,26 @@ impl ServerFiles {
 /// Finds the server of a store. Errors: `Unavailable` if no server accepts connections; for a
 /// server over TCP, those of the file with the key.
 pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
+    find_server_with(dir, &|| read_key(dir, KEY))
+}
+
+/// Finds the server of a store for an auxiliary server. Errors: as for [`find_server`]; those of
+/// the file with the commit key.
+pub(crate) fn find_primary(dir: &StoreDir) -> Result<ClientSettings> {
+    let key = read_key(dir, COMMIT_KEY).map_err(|error| match error.kind {
+        ErrorKind::NotFound => {
+            let reason =
+                "it has no commit key, which the server (`quell batch serve`) creates when it starts";
+            let source = Some(reason.into());
+            Error { source, ..Error::new(ErrorKind::NotFound, "read the key of", dir.subject()) }
+        }
+        _ => error,
+    })?;
+    let found = find_server_with(dir, &|| Ok(key.clone()))?;
+    Ok(ClientSettings { key, description: AUXILIARY.to_vec(), has_named_key: true, ..found })
+}
+
+fn find_server_with(dir: &StoreDir, key: &dyn Fn() -> Result<PoolKey>) -> Result<ClientSettings> {
     let unavailable = |cause: &dyn std::fmt::Display| {
         let reason = format!("{cause}; start a server with: quell batch serve STORE");
         Error {
@@ -115,15 +155,15 @@ pub(crate) fn find_server(dir: &StoreDir) -> Result<ClientSettings> {
     }
     let Some((address, protection)) = read_address(dir)? else { return Err(unavailable(&by_socket)) };
     TcpStream::connect_timeout(&address, CONNECT_LIMIT).map_err(|cause| unavailable(&cause))?;
-    let key = read_key(dir)?;
+    let key = key()?;
     Ok(ClientSettings { protection, ..ClientSettings::new(Role::Batch, Endpoint::Tcp(address), key) })
 }
 
-fn read_key(dir: &StoreDir) -> Result<PoolKey> {
-    let bytes = read_key_file(&dir.file(KEY), KEY_BYTES)?;
+fn read_key(dir: &StoreDir, name: &str) -> Result<PoolKey> {
+    let bytes = read_key_file(&dir.file(name), KEY_BYTES)?;
     match bytes.try_into() {
         Ok(key) => Ok(PoolKey(key)),
-        Err(_) => Err(damaged(dir, "the file `key` does not have 32 bytes")),
+        Err(_) => Err(damaged(dir, &format!("the file `{name}` does not have 32 bytes"))),
     }
 }
 

@@ -12,14 +12,14 @@ use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{Failure, decode, encode};
 use serde::Serialize;
 
-use crate::name_requests::{BEYOND_LIMITS, LONG_REPLY, perform, refuse};
+use crate::name_requests::{BEYOND_LIMITS, LONG_REPLY, other_version, perform, refuse};
 use crate::store::BatchStore;
 
 /// The size of the batches, or of the conflicts, of a reply, above which no more are added, in
 /// bytes.
 const LISTED_BYTES: usize = 128 << 10;
 /// The kinds of requests, in the order of their numbers, as counters name them.
-const KINDS: [&str; 22] = [
+const KINDS: [&str; 25] = [
     "hello",
     "lookup",
     "find",
@@ -42,6 +42,9 @@ const KINDS: [&str; 22] = [
     "submit",
     "begin_for_parts",
     "join",
+    "next_verification",
+    "verdict",
+    "auxiliary_servers",
 ];
 
 /// The user whose request is executed.
@@ -172,11 +175,7 @@ impl ServedStore {
             Request::Hello { protocol: PROTOCOL } => {
                 Reply::Welcome { store: self.store.primary().store_number() }
             }
-            Request::Hello { .. } => {
-                let reason = format!("the server has version {PROTOCOL} of the protocol");
-                let error = Error::new(ErrorKind::Unsupported, "greet", "");
-                return Err(Error { source: Some(reason.into()), ..error });
-            }
+            Request::Hello { .. } => return Err(other_version()),
             Request::Begin { name, caller, subtree, is_atomic } => Reply::Begun(match requester {
                 Requester::Owner => self.store.begin(NewBatch { name, caller, subtree, is_atomic })?,
                 Requester::User(known) => {
@@ -217,6 +216,8 @@ impl ServedStore {
                 let (snapshots, is_last) = page(snapshots.filter(is_wanted));
                 Reply::Snapshots { snapshots, is_last }
             }
+            Request::AuxiliaryServers => Reply::AuxiliaryServers(self.store.auxiliaries().summaries()),
+            Request::NextVerification { .. } | Request::Verdict { .. } => return Err(refuse_verifier()),
             Request::Counters => {
                 let counters = self.counters().into_iter();
                 Reply::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect())
@@ -265,6 +266,8 @@ impl ServedStore {
                 refuse("only the owner of the store can begin and join a batch with parts")
             }
             Request::Counters => refuse("only the owner of the store can read the counters"),
+            Request::AuxiliaryServers => refuse("only the owner of the store can list auxiliary servers"),
+            Request::NextVerification { .. } | Request::Verdict { .. } => Err(refuse_verifier()),
         }
     }
 }
@@ -288,6 +291,12 @@ impl Requester {
             Requester::User(caller) => caller.uid == uid,
         }
     }
+}
+
+/// Returns the error of a client that has not proved the commit key.
+fn refuse_verifier() -> Error {
+    let source = Some("only an auxiliary server, which proves the commit key, verifies batches".into());
+    Error { source, ..Error::new(ErrorKind::PermissionDenied, "execute a request", "") }
 }
 
 /// Returns the first items that fit into a reply, and whether these are all.
@@ -326,6 +335,9 @@ fn uses_image(request: &Request) -> bool {
         | Request::Counters
         | Request::Snapshots { .. }
         | Request::Submit { .. }
+        | Request::NextVerification { .. }
+        | Request::Verdict { .. }
+        | Request::AuxiliaryServers
         | Request::Join { .. } => false,
     }
 }
@@ -355,5 +367,8 @@ fn kind_of(request: &Request) -> usize {
         Request::Submit { .. } => 19,
         Request::BeginForParts { .. } => 20,
         Request::Join { .. } => 21,
+        Request::NextVerification { .. } => 22,
+        Request::Verdict { .. } => 23,
+        Request::AuxiliaryServers => 24,
     }
 }

@@ -1,6 +1,7 @@
 //! A store for batches in a directory of the shared file system: its files, and the batches of this
 //! process. docs/formats/batch.md draws the files.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,11 @@ use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
 
 use crate::adoption::{Adoption, tree_for};
+use crate::auxiliary_servers::{AuxiliaryServers, StoreVerifiers};
 use crate::exclusive::open_keys_within;
 use crate::file_system::BatchFs;
 use crate::part_records::{submitted_by, with_parts};
+use crate::random::random_number;
 use crate::server_files::ServerFiles;
 use crate::shared::now;
 use crate::store_dir::{
@@ -23,7 +26,7 @@ use crate::store_dir::{
 };
 use crate::store_lock::StoreLock;
 use crate::subtree::{dir_at, path_of, tree_below};
-use crate::take_in::take_in;
+use crate::take_in::{needs_copy, take_in};
 
 /// An open store. One process at a time has it open.
 #[derive(Debug)]
@@ -31,6 +34,7 @@ pub struct BatchStore {
     // The order of the fields is the order in which they are dropped: the key-value store is below
     // the directory.
     primary: Primary,
+    auxiliaries: Box<AuxiliaryServers>,
     pub(crate) dir: StoreDir,
     /// Held until the key-value store is closed.
     _keys: StoreLock,
@@ -125,6 +129,7 @@ impl BatchStore {
             files.make_dir(name.as_bytes(), 0o700)?;
         }
         fill(dir)?;
+        ServerFiles::new(dir.duplicate()?).commit_key()?;
         // The file `format` marks the store as complete.
         let format = files.create_file(b"format.new", dir.file_permissions())?;
         format.write_at(if dir.is_shared() { FORMAT_OF_GROUP } else { FORMAT }, 0)?;
@@ -222,12 +227,18 @@ impl BatchStore {
     pub(crate) fn with_keys(dir: StoreDir, keys: OpenKeys) -> Result<BatchStore> {
         let tables = Arc::new(dir.image_tables()?);
         let primary = Primary::open(Arc::new(keys.store), tables)?;
-        Ok(BatchStore { primary, dir, _keys: keys.lock })
+        let auxiliaries = Box::new(AuxiliaryServers::new(primary.store_number()));
+        Ok(BatchStore { primary, auxiliaries, dir, _keys: keys.lock })
     }
 
     /// Returns the primary server, which has the master image.
     pub fn primary(&self) -> &Primary {
         &self.primary
+    }
+
+    /// Returns the auxiliary servers that are connected to this process.
+    pub fn auxiliaries(&self) -> &AuxiliaryServers {
+        &self.auxiliaries
     }
 
     /// Returns the directory with the data files.
@@ -348,12 +359,9 @@ impl BatchStore {
     /// Copies the files that a batch of another user has submitted. A batch that was submitted for
     /// a later commit has been copied already, and its user must not change it any more.
     fn take_in(&self, record: &BatchRecord, syncs: bool) -> Result<()> {
-        let is_foreign = record.caller.uid != rustix::process::geteuid().as_raw();
-        match &record.state {
-            BatchState::Open | BatchState::Refused { .. } if is_foreign && self.dir.is_shared() => {
-                take_in(&self.dir, record, syncs)
-            }
-            _ => Ok(()),
+        match needs_copy(&self.dir, record) {
+            true => take_in(&self.dir, record, &self.dir.own_batch(record.number)?, syncs),
+            false => Ok(()),
         }
     }
 
@@ -364,8 +372,12 @@ impl BatchStore {
             self.remove_ended(number)?;
             return Ok(record);
         }
-        self.take_in(&record, false)?;
-        let record = self.primary.commit_with(guard, &|number, visit| {
+        let verifiers = StoreVerifiers { servers: &self.auxiliaries, dir: &self.dir };
+        let is_copied = Cell::new(false);
+        let record = self.primary.commit_by(&verifiers, guard, &|number, visit| {
+            if !is_copied.replace(true) {
+                self.take_in(&record, false)?;
+            }
             let (certificate, batch) = read_certificate(&self.dir, number)?;
             visit(&certificate, &batch.tables)
         })?;
@@ -428,7 +440,7 @@ fn without_new(dir: &StoreDir, is_new: bool, error: Error) -> Error {
 }
 
 /// Returns the certificate and the directory of a batch.
-fn read_certificate(dir: &StoreDir, number: u64) -> Result<(Certificate, BatchDir)> {
+pub(crate) fn read_certificate(dir: &StoreDir, number: u64) -> Result<(Certificate, BatchDir)> {
     let batch = dir.own_batch(number)?;
     let certificate = batch.certificate().map_err(|error| match error.kind {
         ErrorKind::NotFound => {
@@ -451,12 +463,6 @@ pub fn split_path(path: &Path) -> (&Path, &Path) {
         }
     }
     (path, Path::new(""))
-}
-
-pub(crate) fn random_number() -> u128 {
-    use std::hash::{BuildHasher, RandomState};
-    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
-    half() << 64 | half()
 }
 
 #[cfg(test)]

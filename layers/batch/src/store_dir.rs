@@ -502,7 +502,7 @@ pub(crate) fn write_certificate(files: &PosixDir, bytes: &[u8], permissions: u32
     WritableDir::sync(files)
 }
 
-pub(crate) fn remove_if_present(dir: &PosixDir, name: &[u8]) -> Result<()> {
+pub(crate) fn remove_if_present(dir: &dyn WritableDir, name: &[u8]) -> Result<()> {
     match dir.remove(name) {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
         removed => removed,

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use quell_batch_service::{BatchRecord, Certificate, TableFiles};
+use quell_batch_service::{BatchRecord, BatchState, Certificate, TableFiles};
 use quell_vfs::{Error, ErrorKind, Result};
 use rustix::fs::{SeekFrom, seek};
 
@@ -22,13 +22,21 @@ const TABLES_BYTES_MAX: u64 = 1 << 40;
 /// The size of the buffer with which a table is copied.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Copies the certificate and the tables of a batch of another user to the directory of the owner,
-/// in the place of an earlier copy. Each is read once. Without a certificate nothing is copied.
+/// Returns whether the files of a batch must be copied before they are verified: its user can still
+/// change them. A batch that was submitted for a later commit has been copied already.
+pub(crate) fn needs_copy(store: &StoreDir, record: &BatchRecord) -> bool {
+    let is_foreign = record.caller.uid != rustix::process::geteuid().as_raw();
+    let is_in_incoming = matches!(record.state, BatchState::Open | BatchState::Refused { .. });
+    store.is_shared() && is_foreign && is_in_incoming
+}
+
+/// Copies the certificate and the tables of a batch of another user to a directory of the owner, in
+/// the place of an earlier copy. Each is read once. Without a certificate nothing is copied.
 ///
 /// # Errors
 /// `InvalidInput` if a file is not a regular file of the user with one name, is too large, or has
 /// holes; `Damaged` if the certificate is not one; those of files. Then there is no copy.
-pub(crate) fn take_in(store: &StoreDir, record: &BatchRecord, syncs: bool) -> Result<()> {
+pub(crate) fn take_in(store: &StoreDir, record: &BatchRecord, to: &BatchDir, syncs: bool) -> Result<()> {
     let uid = record.caller.uid;
     let certificate = open_batch_dir(&store.open_dir(INCOMING)?, record.number, uid)
         .and_then(|from| Ok((open_file(&from, &String::from_utf8_lossy(CERTIFICATE), uid)?, from)));
@@ -46,11 +54,10 @@ pub(crate) fn take_in(store: &StoreDir, record: &BatchRecord, syncs: bool) -> Re
     if numbers.len() > TABLES_MAX {
         return Err(refused("certificate", "it has too many tables"));
     }
-    let to = store.own_batch(record.number)?;
-    remove_copy(&to)?;
-    let copied = copy_tables(&from, uid, &numbers, &to, syncs);
+    remove_copy(to)?;
+    let copied = copy_tables(&from, uid, &numbers, to, syncs);
     let copied = copied.and_then(|()| write_certificate(&to.files, &bytes, 0o600));
-    copied.or_else(|error| remove_copy(&to).and(Err(error)))
+    copied.or_else(|error| remove_copy(to).and(Err(error)))
 }
 
 fn remove_copy(copy: &BatchDir) -> Result<()> {

@@ -14,7 +14,7 @@ use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Error, ErrorKind, Rename, Result};
 
 use crate::file_system::BatchFs;
-use crate::store::random_number;
+use crate::random::random_number;
 use crate::store_dir::{NEW_VIEW, StoreDir, VIEW, VIEW_REQUEST, remove_if_present};
 use crate::subtree::{check_depth, dir_at, tree_below};
 

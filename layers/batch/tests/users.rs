@@ -6,15 +6,16 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
-use quell_batch::{BatchStore, Requester, ServedStore, fsck};
+use quell_batch::{AuxiliaryServer, BatchStore, Requester, ServedStore, fsck};
 use quell_batch_service::{
     Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, MEMORY_BYTES, NameSpace,
-    NewNode, PrivateEntries, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
+    NewNode, PrivateEntries, ROOT, Reply, Request, SummaryState, TableDir, Timestamp, VerificationResult,
 };
 use quell_vfs::{ErrorKind, NewEntry, Time};
-use quell_wire::{decode, encode};
+use quell_wire::{Failure, decode, encode};
 
 const WAIT: Duration = Duration::from_secs(60);
 const USER: u32 = 4_300_002;
@@ -123,6 +124,39 @@ impl Fixture {
         }
     }
 
+    /// Verifies batches as an auxiliary server does, until `ends` is set.
+    fn verify_until(&self, ends: &AtomicBool) {
+        let server = AuxiliaryServer::open(&self.store(), "node").unwrap();
+        let auxiliaries = self.served.store().auxiliaries();
+        let send = |request: &Request| {
+            let (sender, receiver) = channel();
+            let reply = Box::new(move |bytes| _ = sender.send(bytes));
+            auxiliaries.execute(1, &encode(request), Instant::now() + WAIT, reply);
+            receiver
+        };
+        while !ends.load(Ordering::Relaxed) {
+            let next = send(&Request::NextVerification { name: "node".into() });
+            let bytes = loop {
+                match next.recv_timeout(Duration::from_millis(5)) {
+                    Ok(bytes) => break bytes,
+                    Err(_) if ends.load(Ordering::Relaxed) => return,
+                    Err(_) => {}
+                }
+            };
+            let Reply::Verification { verification, task } = decode(&bytes).unwrap() else {
+                panic!("a task")
+            };
+            let result = match server.verify(verification, &task) {
+                Ok(verdict) => {
+                    VerificationResult::Verified(Bytes(verdict.encode(task.record.number).unwrap()))
+                }
+                Err(error) => VerificationResult::Failed(Failure::new(&error)),
+            };
+            let sent = send(&Request::Verdict { verification, result }).recv().unwrap();
+            assert_eq!(decode::<Reply>(&sent).unwrap(), Reply::Done);
+        }
+    }
+
     /// Returns whether the owner has a copy of files of a batch.
     fn has_copy(&self, batch: u64) -> bool {
         let copies = self.store().join("batches").join(batch.to_string());
@@ -194,6 +228,9 @@ fn batches_of_others_are_neither_listed_nor_ended() {
             is_atomic: false,
         },
         Request::Counters,
+        Request::AuxiliaryServers,
+        Request::NextVerification { name: "node".into() },
+        Request::Verdict { verification: 1, result: VerificationResult::Verified(Bytes(vec![0; 8])) },
     ] {
         assert_eq!(fixture.as_user(&request).unwrap_err(), ErrorKind::PermissionDenied, "{request:?}");
     }
@@ -365,7 +402,8 @@ fn tables_that_change_during_the_commit_are_refused_or_committed_as_they_were() 
         println!("SKIPPED: files of two users are made by root alone");
         return;
     }
-    for _ in 0..20 {
+    // By this process, and by an auxiliary server.
+    for is_auxiliary in [false, true].into_iter().cycle().take(30) {
         let fixture = Fixture::new();
         let (record, certificate) = fixture.submitted();
         let dir = fixture.incoming(record.number);
@@ -373,6 +411,12 @@ fn tables_that_change_during_the_commit_are_refused_or_committed_as_they_were() 
         let right = fs::read(&table).unwrap();
         let ends = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            if is_auxiliary {
+                scope.spawn(|| fixture.verify_until(&ends));
+                while fixture.served.store().auxiliaries().summaries().is_empty() {
+                    std::thread::yield_now();
+                }
+            }
             scope.spawn(|| {
                 let mut at = 0;
                 while !ends.load(Ordering::Relaxed) {
@@ -399,6 +443,8 @@ fn tables_that_change_during_the_commit_are_refused_or_committed_as_they_were() 
             ends.store(true, Ordering::Relaxed);
         });
         let store = fixture.store();
+        let left = fs::read_dir(store.join("tables")).unwrap();
+        assert!(left.map(|entry| entry.unwrap()).all(|entry| entry.file_type().unwrap().is_file()));
         drop(fixture.served);
         let mut problems = Vec::new();
         fsck(&store, WAIT, false, &mut |problem| problems.push(problem.clone())).unwrap();

@@ -8,15 +8,15 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchState, Entries, Image, MEMORY_BYTES, Names, NewBatch, NewNode, Primary,
-    ROOT, TableDir,
+    Auxiliary, BatchCaller, BatchRecord, BatchState, Certificate, Entries, Image, MEMORY_BYTES, Names,
+    NewBatch, NewNode, Primary, ROOT, TableDir, Verdict, VerificationTask, verify_task,
 };
 use quell_kv::{DiskOptions, DiskStore};
-use quell_vfs::{NewEntry, Time};
+use quell_vfs::{NewEntry, Result, Time};
 use rustix::time::{ClockId, clock_gettime};
 
 const NEW: NewEntry = NewEntry { permissions: 0o755, uid: 0, gid: 0 };
@@ -67,7 +67,65 @@ fn main() {
     for clients in [1, 2] {
         measure_clients(&base, files, clients);
     }
+    measure_auxiliary(&base, files);
     compare_conflicts(&base, files, rounds);
+}
+
+/// An auxiliary server in this process, and the processor time of its verification.
+struct Measured<'a> {
+    directory: &'a Path,
+    certificate: &'a Certificate,
+    submitted: &'a TableDir,
+    seconds: Mutex<f64>,
+}
+
+impl Auxiliary for Measured<'_> {
+    fn verify(&self, task: &VerificationTask) -> Result<Option<Verdict>> {
+        let (image, output) = (self.directory.join("image"), self.directory.join("verify"));
+        let start = thread_seconds();
+        let verdict =
+            verify_task(task, self.certificate, self.submitted, &tables(&image), Arc::new(tables(&output)))?;
+        let encoded = verdict.encode(task.record.number)?;
+        *self.seconds.lock().expect("no thread panics") += thread_seconds() - start;
+        // The rest is the work of the primary server.
+        let verdict = Verdict::decode(&encoded, task)?;
+        for number in verdict.tables() {
+            let name = TableDir::file_name(number);
+            std::fs::rename(output.join(&name), image.join(&name)).expect("a rename");
+        }
+        Ok(Some(verdict))
+    }
+}
+
+/// Prints the processor time that an auxiliary server and the primary server need for the commit of
+/// a batch.
+fn measure_auxiliary(base: &Path, files: u64) {
+    let directory = tempfile::tempdir_in(base).expect("a directory");
+    let primary = new_primary(directory.path());
+    let record = primary.begin(new_batch()).expect("a batch");
+    let own = Arc::new(tables(&directory.path().join("batch")));
+    let mut names = primary.private(&record, own.clone(), MEMORY_BYTES).expect("a private name space");
+    let dir = names.create(ROOT, b"dir", NewNode::Dir, NEW, now()).expect("a directory").inode.number;
+    create(&mut names, dir, files);
+    let certificate = names.0.submit(primary.store_number(), &record, &*own, 0).expect("a certificate");
+    drop(names);
+    let (certificate, submitted) = (&certificate, &*own);
+    let auxiliary =
+        Measured { directory: directory.path(), certificate, submitted, seconds: Mutex::new(0.0) };
+    let (start, processor) = (Instant::now(), processor_seconds());
+    let guard = primary.lock_commit(record.number);
+    let committed = primary.commit_by(&auxiliary, &guard, &|_, _| panic!("the primary server verifies it"));
+    let (elapsed, all) = (start.elapsed().as_secs_f64(), processor_seconds() - processor);
+    let entries = committed.map(|record| record.state);
+    assert!(matches!(entries, Ok(BatchState::Committed { entries, .. }) if entries == files + 1));
+    let verified = *auxiliary.seconds.lock().expect("no thread panics");
+    let each = |seconds: f64| seconds * 1e6 / files.max(1) as f64;
+    println!(
+        "verify by an auxiliary server and commit: {elapsed:.3} s, {:.4} us of its processor time each, {:.4} us of \
+         that of the primary server",
+        each(verified),
+        each(all - verified),
+    );
 }
 
 /// Prints the rate of creates of several clients, each with a batch of its own in a directory of
@@ -197,7 +255,15 @@ fn step<T>(name: &str, operations: u64, run: impl FnOnce() -> T) -> T {
 }
 
 fn processor_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+    seconds(ClockId::ProcessCPUTime)
+}
+
+fn thread_seconds() -> f64 {
+    seconds(ClockId::ThreadCPUTime)
+}
+
+fn seconds(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 

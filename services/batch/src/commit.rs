@@ -7,22 +7,24 @@ use std::sync::{Arc, RwLock};
 use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
+use crate::auxiliary::Auxiliary;
 use crate::batch::{BatchRecord, BatchState, Conflicts, PartState};
 use crate::certificate::Certificate;
 use crate::files::TableFiles;
 use crate::image::{Addition, Image};
 use crate::names::Names;
-use crate::table::{BlockCache, Table};
+use crate::pinned_tables::TablePins;
+use crate::submitted::open_submitted;
+use crate::table::BlockCache;
+use crate::table_ref::TableRef;
 use crate::table_set::{TableSet, open_table};
-use crate::verify::{Submission, Verdict, verify};
+use crate::task::VerificationTask;
+use crate::verdict::Verdict;
+use crate::verify::{Submission, verify};
 
 /// A verification is repeated this many times if its directories change meanwhile; then it holds
 /// the lock.
 const REPETITIONS: usize = 3;
-/// The largest number of tables of a batch, or of a part of one.
-const TABLES_MAX: usize = 4096;
-/// The largest total length of the footers of these tables, in bytes.
-const FOOTERS_BYTES_MAX: u64 = 256 << 20;
 
 /// Receives the certificate of a batch, or of a part of one, and its tables.
 pub type SubmittedVisitor<'a> = dyn FnMut(&Certificate, &dyn TableFiles) -> Result<()> + 'a;
@@ -52,6 +54,7 @@ impl Records {
 
 /// The image on which a batch is verified.
 struct Base {
+    refs: Vec<TableRef>,
     tables: TableSet,
     /// The last change that it has.
     change: u64,
@@ -59,14 +62,55 @@ struct Base {
     store: u128,
     files: Arc<dyn TableFiles>,
     cache: Arc<BlockCache>,
+    /// Keeps the tables, which an auxiliary server opens by their names.
+    _pins: TablePins,
 }
 
 impl Base {
     fn of(image: &mut Image) -> Result<Base> {
-        let (_, tables) = image.snapshot()?;
+        let (refs, tables) = image.snapshot()?;
         let (change, store) = (image.last_change(), image.store_number());
-        Ok(Base { tables, change, store, files: image.files().clone(), cache: image.cache().clone() })
+        let pins = image.pin_tables(&refs);
+        let (files, cache) = (image.files().clone(), image.cache().clone());
+        Ok(Base { refs, tables, change, store, files, cache, _pins: pins })
     }
+}
+
+/// The image with the changes of the parts that were verified already. Their tables are opened when
+/// this process needs them.
+struct Current<'a> {
+    base: &'a Base,
+    refs: Vec<TableRef>,
+    opened: TableSet,
+    /// The newest last.
+    unopened: Vec<TableRef>,
+}
+
+impl<'a> Current<'a> {
+    fn new(base: &'a Base) -> Current<'a> {
+        Current { base, refs: base.refs.clone(), opened: base.tables.clone(), unopened: Vec::new() }
+    }
+
+    /// Adds the tables of the next part, the newest first.
+    fn add(&mut self, tables: &[TableRef]) {
+        self.refs.splice(0..0, tables.iter().cloned());
+        self.unopened.extend(tables.iter().rev().cloned());
+    }
+
+    fn tables(&mut self) -> Result<TableSet> {
+        for table in std::mem::take(&mut self.unopened) {
+            self.opened.add(open_table(&*self.base.files, &self.base.cache, &table)?);
+        }
+        Ok(self.opened.clone())
+    }
+}
+
+/// The processes that can verify a batch.
+#[derive(Clone, Copy)]
+struct Verifiers<'a> {
+    auxiliary: Option<&'a dyn Auxiliary>,
+    /// The certificates and tables, for a verification by this process.
+    changes: &'a SubmittedChanges<'a>,
 }
 
 /// The results of the verification of all parts.
@@ -108,17 +152,13 @@ pub(crate) fn commit(
     image: &RwLock<Names<Image>>,
     number: u64,
     changes: &SubmittedChanges<'_>,
+    auxiliary: Option<&dyn Auxiliary>,
 ) -> Result<BatchRecord> {
-    let (records, snapshot) = {
-        let names = read_lock(image);
-        let records = Records::read(&names.0, number)?;
-        let snapshot = names.0.open_tables(&records.batch.snapshot)?;
-        (records, snapshot)
-    };
+    let records = Records::read(&read_lock(image).0, number)?;
     for _ in 0..REPETITIONS {
         // The verification needs no lock: the tables of the image never change.
         let base = Base::of(&mut write_lock(image).0)?;
-        let verdicts = verify_all(&records, &snapshot, base, changes)?;
+        let verdicts = verify_all(&records, base, Verifiers { auxiliary, changes })?;
         let mut names = write_lock(image);
         if !names.0.is_changed_since(verdicts.change, verdicts.dirs.iter().copied()) {
             return add(&mut names.0, &records, verdicts);
@@ -126,19 +166,14 @@ pub(crate) fn commit(
     }
     let mut names = write_lock(image);
     let base = Base::of(&mut names.0)?;
-    let verdicts = verify_all(&records, &snapshot, base, changes)?;
+    let verdicts = verify_all(&records, base, Verifiers { auxiliary: None, changes })?;
     add(&mut names.0, &records, verdicts)
 }
 
 /// Verifies the batch, or each of its parts against the image with the changes of those before it.
-fn verify_all(
-    records: &Records,
-    snapshot: &TableSet,
-    base: Base,
-    changes: &SubmittedChanges<'_>,
-) -> Result<Verdicts> {
+fn verify_all(records: &Records, base: Base, verifiers: Verifiers<'_>) -> Result<Verdicts> {
     let mut verdicts = Verdicts { change: base.change, ..Verdicts::default() };
-    let verified = verify_each(records, snapshot, &base, changes, &mut verdicts);
+    let verified = verify_each(records, &base, verifiers, &mut verdicts);
     if verified.is_err() {
         verdicts.discard(&*base.files)?;
     }
@@ -147,42 +182,71 @@ fn verify_all(
 
 fn verify_each(
     records: &Records,
-    snapshot: &TableSet,
     base: &Base,
-    changes: &SubmittedChanges<'_>,
+    verifiers: Verifiers<'_>,
     verdicts: &mut Verdicts,
 ) -> Result<()> {
-    let mut current = base.tables.clone();
+    let mut current = Current::new(base);
+    let mut snapshot = None;
     let mut earlier: Vec<Range<u64>> = Vec::new();
     for record in records.changed() {
-        let mut verdict = None;
-        let verified = changes(record.number, &mut |certificate, files| {
-            verdict = Some(verify(Submission {
-                record,
-                batch: records.batch.number,
-                earlier: &earlier,
-                conflicts: verdicts.conflicts.count,
-                certificate,
-                tables: open_submitted(certificate, files, &base.cache)?,
-                snapshot,
-                current: current.clone(),
-                store: base.store,
-                files: base.files.clone(),
-            })?);
-            Ok(())
-        });
-        verified.map_err(|error| match record.part_of() {
+        let task = VerificationTask {
+            store: base.store,
+            batch: records.batch.number,
+            record: record.clone(),
+            earlier: earlier.clone(),
+            conflicts: verdicts.conflicts.count,
+            current: current.refs.clone(),
+        };
+        let by_auxiliary = verifiers.auxiliary.map(|auxiliary| auxiliary.verify(&task));
+        let verified = match by_auxiliary.transpose().map(Option::flatten) {
+            Ok(None) => verify_here(&task, &mut current, &mut snapshot, verifiers.changes),
+            Ok(Some(verdict)) => Ok(verdict),
+            Err(error) => Err(error),
+        };
+        let verdict = verified.map_err(|error| match record.part_of() {
             Some(_) => of_part(record.number, error),
             None => error,
         })?;
-        let verdict = verdict.ok_or_else(|| ended("its certificate was not read"))?;
-        for table in verdict.addition.tables.iter().rev() {
-            current.add(open_table(&*base.files, &base.cache, table)?);
-        }
+        current.add(&verdict.addition.tables);
         verdicts.add(verdict);
         earlier.push(record.inodes.clone());
     }
     Ok(())
+}
+
+/// Verifies a batch, or a part of one, in this process. `snapshot` has its tables if they were
+/// opened already.
+fn verify_here(
+    task: &VerificationTask,
+    current: &mut Current<'_>,
+    snapshot: &mut Option<TableSet>,
+    changes: &SubmittedChanges<'_>,
+) -> Result<Verdict> {
+    let Base { files, cache, .. } = current.base;
+    let snapshot = match snapshot {
+        Some(snapshot) => snapshot,
+        // A part has the snapshot of its batch.
+        None => snapshot.insert(TableSet::open(&**files, cache, &task.record.snapshot)?),
+    };
+    let current = current.tables()?;
+    let mut verdict = None;
+    changes(task.record.number, &mut |certificate, submitted| {
+        verdict = Some(verify(Submission {
+            record: &task.record,
+            batch: task.batch,
+            earlier: &task.earlier,
+            conflicts: task.conflicts,
+            certificate,
+            tables: open_submitted(certificate, submitted, cache)?,
+            snapshot,
+            current: current.clone(),
+            store: task.store,
+            files: files.clone(),
+        })?);
+        Ok(())
+    })?;
+    verdict.ok_or_else(|| ended("its certificate was not read"))
 }
 
 /// Adds the number of a part to an error.
@@ -211,29 +275,6 @@ pub(crate) fn open_parts(image: &Image, number: u64) -> Result<Vec<BatchRecord>>
     let mut records = image.batches()?;
     records.retain(|record| record.part_of() == Some(number) && record.is_open_part());
     Ok(records)
-}
-
-/// Opens the tables of a batch, whose number and whose descriptions are bounded.
-fn open_submitted(
-    certificate: &Certificate,
-    files: &dyn TableFiles,
-    cache: &Arc<BlockCache>,
-) -> Result<Vec<Arc<Table>>> {
-    let ascends = certificate.tables.windows(2).all(|pair| pair[0].number < pair[1].number);
-    if certificate.tables.len() > TABLES_MAX || !ascends {
-        return Err(ended("it has too many tables, or one of them twice"));
-    }
-    let mut footer_bytes = 0;
-    let mut tables = Vec::with_capacity(certificate.tables.len());
-    for stated in &certificate.tables {
-        let table = Table::open(files.open(stated.number)?, Some(stated.checksum), cache.clone())?;
-        footer_bytes += table.footer_bytes();
-        if footer_bytes > FOOTERS_BYTES_MAX {
-            return Err(ended("the descriptions of its tables are too long"));
-        }
-        tables.push(Arc::new(table));
-    }
-    Ok(tables)
 }
 
 fn add(image: &mut Image, records: &Records, verdicts: Verdicts) -> Result<BatchRecord> {

@@ -12,16 +12,18 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason, PartState};
+use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, ConflictReason, Conflicts, PartState};
 use crate::certificate::{Certificate, CertifiedDir, CertifiedTable};
 use crate::entry::{AdoptedFile, Content, Entry, Inode, ROOT, Xattr};
-use crate::image::Image;
+use crate::image::{Addition, Image};
 use crate::image_copy::ImageCopy;
 use crate::key::Key;
 use crate::names::Names;
 use crate::stored::{Description, decode, encode};
 use crate::table::{self, BlockCache, Table, TableLookups, TableWriter};
-use crate::table_ref::TableRef;
+use crate::table_ref::{TableRef, first_conflicts_of_batch, first_table_of_batch};
+use crate::task::VerificationTask;
+use crate::verdict::Verdict;
 use crate::view::View;
 
 /// The length of the magic bytes before the checksum of a certificate and of a copy.
@@ -96,6 +98,47 @@ pub fn check_certificate(bytes: &[u8], is_sealed: bool) {
     }
 }
 
+/// Decodes the verdict about the batch of the seeds.
+pub fn check_verdict(bytes: &[u8]) {
+    let task = verification_task();
+    if let Ok(verdict) = Verdict::decode(bytes, &task) {
+        assert_eq!(verdict.encode(task.record.number).expect("it was decoded"), bytes);
+    }
+}
+
+/// Returns the task of an auxiliary server for the batch of the seeds.
+pub(crate) fn verification_task() -> VerificationTask {
+    let record = seed_record();
+    let current = [&[TableRef { number: 2, ..record.snapshot[0].clone() }], &record.snapshot[..]].concat();
+    VerificationTask { store: 1 << 100, batch: 3, earlier: Vec::new(), conflicts: 5, current, record }
+}
+
+/// Returns a verdict about this batch.
+pub(crate) fn verdict() -> Verdict {
+    let batch = seed_record().number;
+    let table = |number| TableRef { number, bytes: 4000, entries: 2, checksum: 17 };
+    let tables = vec![table(first_table_of_batch(batch) + 1), table(first_table_of_batch(batch))];
+    Verdict {
+        addition: Addition { tables, changed_dirs: vec![ROOT, 400] },
+        entries: 3,
+        conflicts: Conflicts { count: 7, tables: vec![table(first_conflicts_of_batch(batch))] },
+        dirs: vec![ROOT, 1, 1 << 40],
+    }
+}
+
+fn seed_record() -> BatchRecord {
+    BatchRecord {
+        number: 3,
+        name: "job".to_owned(),
+        caller: BatchCaller { uid: 1000, gid: 1000, groups: vec![4, 5] },
+        inodes: 1 << 32..2 << 32,
+        snapshot: vec![TableRef { number: 1, bytes: 900, entries: 4, checksum: 7 }],
+        subtree: ROOT,
+        is_atomic: false,
+        state: BatchState::Open,
+    }
+}
+
 /// Returns the bytes, with the checksum after the magic bytes corrected if `is_sealed` is set.
 fn sealed(bytes: &[u8], is_sealed: bool) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
@@ -144,16 +187,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     };
     let adopted = Inode { content: Content::Adopted(Box::new(original)), ..file.clone() };
     let link = Entry::Link { inode: 77, type_bits: 0o100_000 }.encode();
-    let record = BatchRecord {
-        number: 3,
-        name: "job".to_owned(),
-        caller: BatchCaller { uid: 1000, gid: 1000, groups: vec![4, 5] },
-        inodes: 1 << 32..2 << 32,
-        snapshot: vec![TableRef { number: 1, bytes: 900, entries: 4, checksum: 7 }],
-        subtree: ROOT,
-        is_atomic: false,
-        state: BatchState::Open,
-    };
+    let record = seed_record();
     let state = BatchState::Part { of: 2, state: PartState::Committed { entries: 300 } };
     let part = BatchRecord { state, ..record.clone() };
     let description = Description { tables: record.snapshot.clone(), ..Description::new(1 << 100) };
@@ -191,6 +225,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("batch_records", "part", encode(&part)),
         ("batch_records", "conflict", encode(&conflict)),
         ("batch_certificates", "one", with(1, &certificate.encode())),
+        ("batch_verdicts", "one", verdict().encode(record.number).expect("it is short")),
     ]
 }
 
@@ -220,6 +255,7 @@ mod tests {
             "batch_images" => check_image_copy(rest, choice % 2 == 1),
             "batch_certificates" => check_certificate(rest, choice % 2 == 1),
             "batch_records" => check_records(bytes),
+            "batch_verdicts" => check_verdict(bytes),
             other => panic!("no target {other}"),
         }
     }
@@ -236,7 +272,7 @@ mod tests {
                     bytes[at] = [0, 1, 0x7F, 0x80, 0xFF, random.number() as u8][random.below(6)];
                 }
                 // Most inputs with a wrong checksum are refused for it.
-                if target != "batch_records" {
+                if !["batch_records", "batch_verdicts"].contains(&target) {
                     bytes[0] = u8::from(!random.one_in(8));
                 }
                 bytes.truncate(bytes.len() - if random.one_in(8) { random.below(bytes.len()) } else { 0 });

@@ -18,6 +18,7 @@ use crate::initial::InitialTables;
 use crate::key::{Key, split};
 use crate::merge::{Merge, Source, list_merged};
 use crate::names::Names;
+use crate::pinned_tables::{PinnedTables, TablePins};
 use crate::stored::{
     Description, ENTRY, IMAGE_KEY, Stored, batch_key, decode, encode, entry_key, put_entry, read_batches,
     sizes,
@@ -49,6 +50,7 @@ pub struct Image {
     change: u64,
     /// The last change of each directory since the image was opened.
     changed_dirs: HashMap<u64, u64>,
+    pinned: PinnedTables,
 }
 
 impl std::fmt::Debug for Image {
@@ -167,6 +169,7 @@ impl Image {
             entries_bytes,
             change: 1,
             changed_dirs: HashMap::new(),
+            pinned: PinnedTables::default(),
             description,
         };
         image.refresh_copy()?;
@@ -209,6 +212,11 @@ impl Image {
     pub(crate) fn snapshot(&mut self) -> Result<(Vec<TableRef>, TableSet)> {
         self.flush()?;
         Ok((self.description.tables.clone(), self.tables.clone()))
+    }
+
+    /// Keeps the files of tables until the value is dropped.
+    pub(crate) fn pin_tables(&self, tables: &[TableRef]) -> TablePins {
+        self.pinned.pin(tables)
     }
 
     /// Opens tables that a batch refers to.
@@ -401,7 +409,7 @@ impl Image {
     }
 
     /// Returns the numbers of the tables that neither the image, nor the snapshot or the
-    /// verification of an open batch uses.
+    /// verification of an open batch uses or reads.
     pub(crate) fn unused_tables(&self) -> Result<Vec<u64>> {
         let batches: Vec<BatchRecord> = self.batches()?;
         let open = || batches.iter().filter(|batch| !batch.state.has_ended());
@@ -413,7 +421,9 @@ impl Image {
         let being_written: HashSet<u64> = open().map(|batch| batch.number).collect();
         let is_written = |number| batch_of_table(number).is_some_and(|batch| being_written.contains(&batch));
         let mut numbers = self.files.list()?;
-        numbers.retain(|number| !used.contains(number) && !is_written(*number));
+        numbers.retain(|number| {
+            !used.contains(number) && !is_written(*number) && !self.pinned.contains(*number)
+        });
         Ok(numbers)
     }
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod auxiliary;
 mod batch;
 mod certificate;
 mod change;
@@ -31,20 +32,25 @@ mod name_space;
 mod names;
 mod parts;
 mod permissions;
+mod pinned_tables;
 mod primary;
 mod private;
 mod protocol;
 mod snapshots;
 mod stored;
 mod submit;
+mod submitted;
 mod table;
 mod table_dir;
 mod table_ref;
 mod table_set;
+mod task;
 mod user_names;
+mod verdict;
 mod verify;
 mod view;
 
+pub use auxiliary::{Auxiliary, verify_task};
 pub use batch::{
     BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept, PartState,
     SummaryState,
@@ -69,10 +75,15 @@ pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
 pub use parts::NewPart;
 pub use primary::{AcceptedFile, DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};
-pub use protocol::{Attributes, Bytes, ListedName, PROTOCOL, RenameRequest, Reply, Request};
+pub use protocol::{
+    Attributes, AuxiliarySummary, Bytes, ListedName, PROTOCOL, RenameRequest, Reply, Request,
+    VerificationResult,
+};
 pub use snapshots::SnapshotSummary;
 pub use table::{BlockCache, Table, TableEntries, TableSummary, TableWriter};
 pub use table_dir::TableDir;
 pub use table_ref::TableRef;
+pub use task::VerificationTask;
 pub use user_names::UserNames;
+pub use verdict::{VERDICT_BYTES_MAX, Verdict};
 pub use view::{CopiedChanges, View, open_batch_of_copy};

@@ -7,6 +7,7 @@ use quell_kv::KeyValue;
 use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Kind, Result};
 
+use crate::auxiliary::Auxiliary;
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
@@ -196,7 +197,21 @@ impl Primary {
         guard: &CommitGuard<'_>,
         changes: &SubmittedChanges<'_>,
     ) -> Result<BatchRecord> {
-        commit(&self.image, guard.batch(), changes)
+        commit(&self.image, guard.batch(), changes, None)
+    }
+
+    /// As [`commit_with`](Self::commit_with), by an auxiliary server if there is one. `changes` is
+    /// used only if this process verifies the batch itself.
+    ///
+    /// # Errors
+    /// As for [`commit_with`](Self::commit_with).
+    pub fn commit_by(
+        &self,
+        auxiliary: &dyn Auxiliary,
+        guard: &CommitGuard<'_>,
+        changes: &SubmittedChanges<'_>,
+    ) -> Result<BatchRecord> {
+        commit(&self.image, guard.batch(), changes, Some(auxiliary))
     }
 
     /// Marks a batch as submitted: it is to be committed before the image is used the next time.

@@ -10,6 +10,8 @@ use crate::change::{DataChange, InodeChange};
 use crate::entry::{Content, INLINE_BYTES_MAX, Inode, Timestamp};
 use crate::names::{Found, NewNode, Place, Removed, Renamed};
 use crate::snapshots::SnapshotSummary;
+use crate::task::VerificationTask;
+use crate::verdict::VERDICT_BYTES_MAX;
 
 /// The version of the protocol.
 pub const PROTOCOL: u32 = 1;
@@ -17,6 +19,8 @@ pub const PROTOCOL: u32 = 1;
 const TARGET_BYTES_MAX: usize = 4095;
 /// The largest length of the name of a batch, in bytes.
 const BATCH_NAME_BYTES_MAX: usize = 255;
+/// The largest length of the name of an auxiliary server, in bytes.
+const AUXILIARY_NAME_BYTES_MAX: usize = 255;
 /// The largest number of groups of a caller: that of Linux.
 const GROUPS_MAX: usize = 65_536;
 
@@ -46,6 +50,31 @@ pub enum Request {
     Submit { batch: u64 },
     BeginForParts { name: String, caller: BatchCaller, subtree: u64, is_atomic: bool },
     Join { batch: u64, name: String, caller: BatchCaller },
+    NextVerification { name: String },
+    Verdict { verification: u64, result: VerificationResult },
+    AuxiliaryServers,
+}
+
+/// The end of a verification by an auxiliary server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VerificationResult {
+    /// The encoded [verdict](crate::Verdict).
+    Verified(Bytes),
+    /// The error. `InvalidInput`: the batch is refused.
+    Failed(Failure),
+}
+
+/// An auxiliary server that is connected.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuxiliarySummary {
+    /// The name that it has given itself.
+    pub name: String,
+    /// The number of the batch or part that it verifies at present.
+    pub batch: Option<u64>,
+    /// The number of verifications that it has completed.
+    pub verified: u64,
+    /// The number of verifications that it could not complete.
+    pub failed: u64,
 }
 
 /// Bytes of a name.
@@ -123,6 +152,12 @@ pub enum Reply {
         snapshots: Vec<SnapshotSummary>,
         is_last: bool,
     },
+    /// A batch, or a part of one, that the auxiliary server is to verify.
+    Verification {
+        verification: u64,
+        task: Box<VerificationTask>,
+    },
+    AuxiliaryServers(Vec<AuxiliarySummary>),
 }
 
 /// A name of a directory.
@@ -168,7 +203,8 @@ impl Request {
             | Request::Conflicts { .. }
             | Request::Counters
             | Request::Snapshots { .. }
-            | Request::Submit { .. } => true,
+            | Request::Submit { .. }
+            | Request::AuxiliaryServers => true,
             // Too long a name is an error of the name space.
             Request::Lookup { .. } | Request::Remove { .. } | Request::RemoveDir { .. } => true,
             Request::Find { place, .. } | Request::Link { place, .. } => is_place(place),
@@ -184,6 +220,11 @@ impl Request {
             | Request::Join { name, caller, .. } => {
                 name.len() <= BATCH_NAME_BYTES_MAX && caller.groups.len() <= GROUPS_MAX
             }
+            Request::NextVerification { name } => name.len() <= AUXILIARY_NAME_BYTES_MAX,
+            Request::Verdict { result, .. } => match result {
+                VerificationResult::Verified(verdict) => verdict.0.len() <= VERDICT_BYTES_MAX,
+                VerificationResult::Failed(_) => true,
+            },
         }
     }
 
@@ -202,7 +243,8 @@ impl Request {
             | Request::Conflicts { .. }
             | Request::Counters
             | Request::Snapshots { .. }
-            | Request::Submit { .. } => true,
+            | Request::Submit { .. }
+            | Request::AuxiliaryServers => true,
             Request::Create { .. }
             | Request::Link { .. }
             | Request::Remove { .. }
@@ -212,6 +254,8 @@ impl Request {
             | Request::Begin { .. }
             | Request::BeginForParts { .. }
             | Request::Join { .. }
+            | Request::NextVerification { .. }
+            | Request::Verdict { .. }
             | Request::Abort { .. } => false,
         }
     }

@@ -40,6 +40,11 @@ impl TableDir {
         TableDir { dir, permissions }
     }
 
+    /// Returns the name of the file of a table.
+    pub fn file_name(number: u64) -> String {
+        name_of(number)
+    }
+
     fn open_with(&self, name: &str, flags: OFlags) -> Result<File> {
         // A pipe of this name must not block the process.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -1,5 +1,7 @@
 //! References to the tables of an image, and the numbers of their files.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::table::TableSummary;
@@ -43,6 +45,16 @@ pub(crate) fn first_merged_of_batch(part: u64) -> u64 {
 /// Returns the number of the first table with conflicts that the verification of a batch writes.
 pub(crate) fn first_conflicts_of_batch(batch: u64) -> u64 {
     first_table_of_batch(batch) + TABLES_OF_BATCH / 2
+}
+
+/// Returns the numbers of the tables with entries that the verification of a batch can write.
+pub(crate) fn tables_of_batch(batch: u64) -> Range<u64> {
+    first_table_of_batch(batch)..first_conflicts_of_batch(batch)
+}
+
+/// Returns the numbers of the tables with conflicts that the verification of a batch can write.
+pub(crate) fn conflict_tables_of_batch(batch: u64) -> Range<u64> {
+    first_conflicts_of_batch(batch)..first_table_of_batch(batch) + TABLES_OF_BATCH
 }
 
 /// Returns the batch whose verification has written a table. `None` for those of the primary

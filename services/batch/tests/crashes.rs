@@ -1,8 +1,8 @@
-//! Client, verification and primary server end at any call of the storage, with or without a power
-//! failure, in cases that a seed determines. After a power failure, files and names that were not
-//! synchronized are lost, cut off or damaged, each by itself, and so are the last changes of the
-//! key-value store. Then the store is whole, nothing that was acknowledged is lost, and each batch
-//! is committed or not.
+//! Client, auxiliary server and primary server end at any call of the storage, with or without a
+//! power failure, in cases that a seed determines. After a power failure, files and names that were
+//! not synchronized are lost, cut off or damaged, each by itself, and so are the last changes of
+//! the key-value store. Then the store is whole, nothing that was acknowledged is lost, and each
+//! batch is committed or not. If only the auxiliary server ends, the batch is committed without it.
 
 mod stores;
 
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
 
 use quell_batch_service::{
-    BatchCaller, BatchRecord, BatchState, Certificate, Image, MemoryEntries, Names, NewBatch, NewNode,
-    NewPart, Primary, ROOT, TableFiles, check_tables,
+    Auxiliary, BatchCaller, BatchRecord, BatchState, Certificate, Image, MemoryEntries, Names, NewBatch,
+    NewNode, NewPart, Primary, ROOT, TableFiles, Verdict, VerificationTask, check_tables, verify_task,
 };
 use quell_kv::{Batch, KeyRange, KeyValue, MemoryStore, Value};
 use quell_testkit::Random;
@@ -67,6 +67,18 @@ impl Files {
             unsynced_names: Mutex::default(),
             unsynced_contents: Mutex::default(),
         })
+    }
+
+    /// Moves a table to this directory, as the primary server does with those of a verdict.
+    fn take(&self, from: &Files, number: u64) -> Result<()> {
+        self.crash.count()?;
+        self.unsynced_names.lock().unwrap().insert(number);
+        if from.unsynced_contents.lock().unwrap().contains(&number) {
+            self.unsynced_contents.lock().unwrap().insert(number);
+        }
+        let name = format!("{number:016x}.table");
+        std::fs::rename(from.path.join(&name), self.path.join(&name)).unwrap();
+        Ok(())
     }
 
     fn fail_power(&self, random: &mut Random) {
@@ -225,13 +237,64 @@ struct Pending {
 
 type Certified = Vec<(u64, Certificate, Arc<Files>)>;
 
-/// Commits a batch with its certificate or those of its parts.
-fn commit(primary: &Primary, batch: u64, certified: &Certified) -> Result<BatchRecord> {
-    primary.commit_with(&primary.lock_commit(batch), &|number, visit| {
-        let found = certified.iter().find(|(of, ..)| *of == number);
-        let (_, certificate, files) = found.expect("a certificate of this number");
+/// Commits a batch with its certificate or those of its parts, which an auxiliary server verifies
+/// if there is one.
+fn commit(
+    primary: &Primary,
+    batch: u64,
+    certified: &Certified,
+    auxiliary: Option<&AuxiliaryServer>,
+) -> Result<BatchRecord> {
+    let changes = |number, visit: &mut quell_batch_service::SubmittedVisitor<'_>| {
+        let (_, certificate, files) = of_number(certified, number);
         visit(certificate, &**files)
-    })
+    };
+    let guard = primary.lock_commit(batch);
+    match auxiliary {
+        Some(auxiliary) => primary.commit_by(auxiliary, &guard, &changes),
+        None => primary.commit_with(&guard, &changes),
+    }
+}
+
+fn of_number(certified: &Certified, number: u64) -> &(u64, Certificate, Arc<Files>) {
+    certified.iter().find(|(of, ..)| *of == number).expect("a certificate of this number")
+}
+
+/// An auxiliary server, which ends at a call of the storage of its own.
+struct AuxiliaryServer {
+    certified: Certified,
+    image: Arc<Files>,
+    crash: Crash,
+    /// The directories of its verifications.
+    outputs: Mutex<Vec<Arc<Files>>>,
+    verified: Mutex<u64>,
+    /// Where its directories are, and the number of the first one.
+    path: PathBuf,
+    first: u64,
+}
+
+impl Auxiliary for AuxiliaryServer {
+    fn verify(&self, task: &VerificationTask) -> Result<Option<Verdict>> {
+        let mut outputs = self.outputs.lock().unwrap();
+        let number = self.first + outputs.len() as u64;
+        let output = Files::new(&self.path.join(format!("verify-{number}")), &self.crash);
+        outputs.push(output.clone());
+        let (_, certificate, files) = of_number(&self.certified, task.record.number);
+        let verdict = match verify_task(task, certificate, &files.dir, &self.image.dir, output.clone()) {
+            Err(error) if error.kind == ErrorKind::InvalidInput => return Err(error),
+            Err(_) => return Ok(None),
+            Ok(verdict) => verdict,
+        };
+        if self.crash.count().is_err() {
+            return Ok(None);
+        }
+        let verdict = Verdict::decode(&verdict.encode(task.record.number).unwrap(), task).unwrap();
+        for number in verdict.tables() {
+            self.image.take(&output, number)?;
+        }
+        *self.verified.lock().unwrap() += 1;
+        Ok(Some(verdict))
+    }
 }
 
 /// A store in a temporary directory, which one process after the other uses.
@@ -245,6 +308,13 @@ struct Case {
     submitted: u64,
     /// The number of batches of several parts that were ended after a crash.
     in_parts: u64,
+    /// The directory of the image of the process that runs.
+    image: Option<Arc<Files>>,
+    /// The numbers of verifications by auxiliary servers that were begun and completed, and of
+    /// commits without one that had ended.
+    begun: u64,
+    verified: u64,
+    without: u64,
 }
 
 /// The end of a process.
@@ -262,7 +332,19 @@ impl Case {
         let directory = tempfile::tempdir().unwrap();
         let model = MemoryEntries::new(NEW, NOW).0;
         let (name, random) = (format!("seed {seed}"), Random::new(seed));
-        Case { name, directory, state, model, random, submitted: 0, in_parts: 0 }
+        Case {
+            name,
+            directory,
+            state,
+            model,
+            random,
+            submitted: 0,
+            in_parts: 0,
+            image: None,
+            begun: 0,
+            verified: 0,
+            without: 0,
+        }
     }
 
     fn files(&self, name: &str, crash: &Crash) -> Arc<Files> {
@@ -274,6 +356,7 @@ impl Case {
         let crash = Crash::after(self.random.below(120) as u64);
         let keys = Keys::new(self.state.clone(), &crash);
         let image = self.files("image", &crash);
+        self.image = Some(image.clone());
         let mut end = End { permitted: vec![self.model.clone()], pending: None };
         let primary = Primary::open(keys.clone(), image.clone()).unwrap();
         for _ in 0..12 {
@@ -389,7 +472,26 @@ impl Case {
             assert!(matches!(submitted.state, BatchState::Submitted { order: 1 }));
             pending.is_submitted = true;
         }
-        let committed = commit(primary, number, pending.certified.as_ref().expect("it is complete"));
+        let certified = pending.certified.clone().expect("it is complete");
+        let auxiliary = self.random.one_in(2).then(|| AuxiliaryServer {
+            certified: certified.clone(),
+            image: self.image.clone().expect("it is open"),
+            crash: Crash::after(if self.random.one_in(2) { u64::MAX } else { self.random.below(12) as u64 }),
+            outputs: Mutex::default(),
+            verified: Mutex::default(),
+            path: self.directory.path().to_owned(),
+            first: self.begun,
+        });
+        let committed = commit(primary, number, &certified, auxiliary.as_ref());
+        if let Some(auxiliary) = auxiliary {
+            let (outputs, verified) =
+                (auxiliary.outputs.into_inner().unwrap(), auxiliary.verified.into_inner().unwrap());
+            self.without += u64::from(committed.is_ok() && verified < outputs.len() as u64);
+            self.begun += outputs.len() as u64;
+            self.verified += verified;
+            // A power failure also damages the tables that it leaves.
+            pending.files.extend(outputs);
+        }
         if committed.is_err() {
             end.permitted.push(model);
             return committed.map(drop);
@@ -434,7 +536,7 @@ impl Case {
                     let durable = |(number, certificate, files): &(u64, Certificate, Arc<Files>)| {
                         (*number, certificate.clone(), Files::new(&files.path, &crash))
                     };
-                    commit(&primary, record.number, &certified.iter().map(durable).collect()).unwrap();
+                    commit(&primary, record.number, &certified.iter().map(durable).collect(), None).unwrap();
                     assert_eq!(tree(&*master), tree_of(model), "{name}");
                     self.model = model.clone();
                     committed = Some(false);
@@ -474,6 +576,7 @@ impl Case {
 #[test]
 fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
     let (mut before, mut resumed, mut submitted, mut in_parts) = (0, 0, 0, 0);
+    let (mut verified, mut without) = (0, 0);
     for seed in 0..cases() {
         let mut case = Case::new(seed);
         for _ in 0..3 {
@@ -486,9 +589,13 @@ fn after_a_crash_the_store_is_whole_and_nothing_acknowledged_is_lost() {
         }
         submitted += case.submitted;
         in_parts += case.in_parts;
+        verified += case.verified;
+        without += case.without;
     }
     // The crashes are in all parts of a commit.
     assert!(before > 0 && resumed > 10, "{before} committed before the crash, {resumed} resumed");
     assert!(submitted > 5, "{submitted} submitted before the crash");
     assert!(in_parts > 20, "{in_parts} of several parts");
+    assert!(verified > 50, "{verified} verified by auxiliary servers");
+    assert!(without > 10, "{without} committed after an auxiliary server had ended");
 }

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use quell_batch::{BatchFs, BatchStore, StoreAccess};
 use quell_batch_server::{Server, ServerOptions};
+use quell_batch_service::{Reply, Request};
+use quell_transport::peer::{Client, ClientSettings, Endpoint, PoolKey, Role};
 use quell_vfs::{NewEntry, Time};
 
 pub const LONG: Duration = Duration::from_secs(120);
@@ -22,7 +24,7 @@ pub struct Served {
     address: Option<SocketAddr>,
     options: ServerOptions,
     path: PathBuf,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Served {
@@ -36,7 +38,7 @@ impl Served {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         BatchStore::create(&path).unwrap();
-        let mut served = Served { server: None, address: None, options, path, _directory: directory };
+        let mut served = Served { server: None, address: None, options, path, directory };
         served.begin(is_tcp);
         served
     }
@@ -61,6 +63,38 @@ impl Served {
     pub fn restart(&mut self, is_tcp: bool) {
         self.server.take().expect("it runs").stop(LONG).unwrap();
         self.begin(is_tcp);
+    }
+
+    /// Ends the server, and returns the directory with the store.
+    pub fn stop(mut self) -> tempfile::TempDir {
+        self.server.take().expect("it runs").stop(LONG).unwrap();
+        self.directory
+    }
+
+    /// Sends a request of a client of the owner, and returns the reply.
+    pub fn raw(&self, request: &Request) -> quell_vfs::Result<Reply> {
+        let (server, key) = match self.address {
+            Some(address) => {
+                let key = std::fs::read(self.path.join("key")).unwrap();
+                (Endpoint::Tcp(address), PoolKey(key.try_into().unwrap()))
+            }
+            None => (Endpoint::Unix(self.socket()), PoolKey([0; 32])),
+        };
+        let client = Client::start(ClientSettings::new(Role::Batch, server, key)).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let done = Box::new(move |result: quell_vfs::Result<Vec<u8>>| sender.send(result).unwrap());
+        client.call(quell_wire::encode(request), 1 << 20, std::time::Instant::now() + LONG, done);
+        let reply = receiver.recv().unwrap()?;
+        client.stop(LONG);
+        match quell_wire::decode(&reply)? {
+            Reply::Failed(failure) => Err(failure.into_error("test", b"")),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Returns the path of the store.
+    pub fn path(&self) -> PathBuf {
+        self.path.clone()
     }
 
     pub fn server(&self) -> &Server {

@@ -27,10 +27,14 @@ pub struct ClientSettings {
     pub role: Role,
     /// The server.
     pub server: Endpoint,
-    /// The key of the server, or one that was derived from it; not used over a Unix socket.
+    /// The key of the server, or one that was derived from it, neither of which is used over a Unix
+    /// socket; or one with a name.
     pub key: PoolKey,
     /// The description of a derived key: see [`PoolKey::derived`]. Empty for the key of the server.
     pub description: Vec<u8>,
+    /// Whether the description is the name of a [key](super::NamedKey) of the server, which is
+    /// proved over a Unix socket as well.
+    pub has_named_key: bool,
     /// The user whose server is accepted at a Unix socket, besides this user and root.
     pub server_user: Option<u32>,
     /// The protection of frames over TCP, which is that of the server.
@@ -51,6 +55,7 @@ impl ClientSettings {
             server,
             key,
             description: Vec::new(),
+            has_named_key: false,
             server_user: None,
             protection: Protection::Integrity,
             calls_queued_max: 8192,
@@ -94,14 +99,16 @@ impl Client {
         let own = MemberId(random_number()? % SERVER.0);
         let ClientSettings { role, server, key, description, server_user, protection, .. } = settings;
         let unused = SocketAddr::from(([0, 0, 0, 0], 0));
+        let of_server = self::settings(role, &key, protection, own, is_unix, unused);
         let connection = Settings {
+            key: if settings.has_named_key { key } else { of_server.key.clone() },
             description,
             server_user,
             calls_queued_max: settings.calls_queued_max,
             bytes_queued_max: settings.bytes_queued_max,
             unreachable_after: settings.unreachable_after,
             backoff_max: BACKOFF_MAX,
-            ..self::settings(role, &key, protection, own, is_unix, unused)
+            ..of_server
         };
         if !is_unix {
             connection.check()?;

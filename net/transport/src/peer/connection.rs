@@ -136,7 +136,7 @@ pub(super) async fn respond(
         }
         let checked = checked.and_then(|initiator| {
             // The proof first, so that a process without the key learns no member numbers.
-            let (theirs, noise) = read_greeting(&greeting, &description, &settings.key)?;
+            let (theirs, noise) = read_greeting(&greeting, &description, &settings.key_of(&description))?;
             Ok((find(initiator, &description)?, theirs, noise))
         });
         let (peer, theirs, noise) = match checked {

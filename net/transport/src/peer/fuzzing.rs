@@ -43,7 +43,7 @@ pub fn check_handshake(bytes: &[u8]) {
             let expected = Prefix { initiator, description_bytes: length, ..own };
             assert_eq!(greeting[..48], expected.encode());
             if let Some(description) = rest.get(..length.into())
-                && let Ok((theirs, noise)) = read_greeting(greeting, description, &KEY)
+                && let Ok((theirs, noise)) = read_greeting(greeting, description, &KEY.derived(description))
             {
                 accept(noise, theirs, &HELLO);
             }

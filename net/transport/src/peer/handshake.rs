@@ -173,12 +173,12 @@ impl Prefix {
 }
 
 /// Returns the length of the description after a greeting. It is at most
-/// [`DESCRIPTION_BYTES_MAX`], and 0 for services without derived keys.
+/// [`DESCRIPTION_BYTES_MAX`], and 0 for services without derived or named keys.
 pub(super) fn description_bytes(greeting: &[u8; GREETING_BYTES], role: Role) -> Result<u16, Refusal> {
     let length = u16::from_le_bytes([greeting[14], greeting[15]]);
     let length_max = match role {
-        Role::Pool | Role::Batch | Role::Job => 0,
-        Role::Blob => DESCRIPTION_BYTES_MAX,
+        Role::Pool | Role::Job => 0,
+        Role::Blob | Role::Batch => DESCRIPTION_BYTES_MAX,
     };
     if usize::from(length) > length_max { Err(Refusal::Malformed) } else { Ok(length) }
 }
@@ -271,13 +271,13 @@ impl Initiator {
 }
 
 /// Returns the initiator's statement and the state of Noise after a greeting whose prefix was
-/// checked. `key` is that of the responder, from which the initiator's is derived.
+/// checked. `key` is that of the description.
 pub(super) fn read_greeting(
     greeting: &[u8; GREETING_BYTES],
     description: &[u8],
     key: &PoolKey,
 ) -> Result<(Hello, HandshakeState), Refusal> {
-    let mut noise = noise(&greeting[..PREFIX_BYTES], description, &key.derived(description), false);
+    let mut noise = noise(&greeting[..PREFIX_BYTES], description, key, false);
     let mut hello = [0; NOISE_BYTES];
     let read = noise.read_message(&greeting[PREFIX_BYTES..], &mut hello).map_err(|_| Refusal::Proof)?;
     Ok((Hello::decode(&hello[..read])?, noise))
@@ -434,6 +434,9 @@ mod tests {
         let (initiator, greeting) = Initiator::new(&prefix(b"read a"), b"read a", &derived, &hello(10));
         assert_eq!(check_prefix(&greeting, &own), Ok(MemberId(1)));
         assert_eq!(description_bytes(&greeting, Role::Blob), Ok(6));
+        let read_greeting = |greeting: &[u8; GREETING_BYTES], description: &[u8], key: &PoolKey| {
+            read_greeting(greeting, description, &key.derived(description))
+        };
         let (theirs, noise) = read_greeting(&greeting, b"read a", &key).unwrap();
         let (answer, _) = accept(noise, theirs, &hello(20));
         initiator.finish(answer.last_chunk().unwrap()).unwrap();

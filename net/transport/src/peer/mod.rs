@@ -44,7 +44,8 @@ pub use peer_state::PeerCounters;
 pub use peer_user::PeerUser;
 pub use server::{ClientHandler, ClientIdentity, Server, ServerSettings};
 pub use settings::{
-    BYTES_HELD_MIN, Compression, DESCRIPTION_BYTES_MAX, MemberId, PoolId, PoolKey, Protection, Role, Settings,
+    BYTES_HELD_MIN, Compression, DESCRIPTION_BYTES_MAX, MemberId, NamedKey, PoolId, PoolKey, Protection,
+    Role, Settings,
 };
 pub use stream::{Endpoint, UnixClients};
 pub use transport::{CollectedSends, Done, Traffic, Transport};

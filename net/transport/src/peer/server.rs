@@ -22,7 +22,7 @@ use super::handshake::Refusal;
 use super::network::{DRAIN_INTERVAL, drain, random_number};
 use super::peer_state::{CollectedPeers, Peer};
 use super::peer_user::PeerUser;
-use super::settings::{MemberId, PoolId, PoolKey, Protection, Role, SERVER, Settings};
+use super::settings::{MemberId, NamedKey, PoolId, PoolKey, Protection, Role, SERVER, Settings, named_key};
 use super::stream::{Endpoint, Stream, UnixClients};
 use super::transport::CollectedSends;
 
@@ -39,6 +39,8 @@ pub struct ServerSettings {
     /// The key, which clients over TCP prove, and the protection of their frames. Over a Unix
     /// socket the uid of the client takes their place.
     pub key: PoolKey,
+    /// Further keys, which clients prove over TCP and over Unix sockets.
+    pub named_keys: Vec<NamedKey>,
     /// The protection of frames over TCP.
     pub protection: Protection,
     /// Threads that serve all connections, at least 1.
@@ -65,6 +67,7 @@ impl ServerSettings {
         ServerSettings {
             role,
             key,
+            named_keys: Vec::new(),
             protection: Protection::Integrity,
             threads: 1,
             clients_max: 256,
@@ -79,6 +82,7 @@ impl ServerSettings {
         let unused = SocketAddr::from(([0, 0, 0, 0], 0));
         let settings = settings(self.role, &self.key, self.protection, SERVER, is_unix, unused);
         Settings {
+            named_keys: self.named_keys.clone(),
             requests_held_max: self.requests_held_max,
             bytes_held_max: self.bytes_held_max,
             ..settings
@@ -106,8 +110,11 @@ pub(super) fn settings(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientIdentity<'a> {
     /// The description of its key: see [`PoolKey::derived`]. It is empty for the key of the server
-    /// itself. A client over a Unix socket proves no key, so its description has no meaning.
+    /// itself. A client over a Unix socket proves no key but a named one, so its description has no
+    /// meaning otherwise.
     pub description: &'a [u8],
+    /// Whether it has proved the [key](NamedKey) whose name is its description.
+    pub has_named_key: bool,
     /// Its user, if it is a client at a socket for [all users](UnixClients::OfAllUsers).
     pub user: Option<&'a PeerUser>,
 }
@@ -312,6 +319,12 @@ impl Shared {
         lock(&self.clients).values().map(|client| client.peer.clone()).collect()
     }
 
+    /// Returns the identity of a client that proves the key of a description.
+    fn identity<'a>(&self, description: &'a [u8], user: Option<&'a PeerUser>) -> ClientIdentity<'a> {
+        let has_named_key = named_key(&self.settings.named_keys, description).is_some();
+        ClientIdentity { description, has_named_key, user }
+    }
+
     /// Finds or creates the state of a client whose connection has not been proved yet.
     fn candidate(
         &self,
@@ -416,13 +429,11 @@ async fn take_connection(
 ) {
     let user = user.as_ref();
     let candidate =
-        |id, description: &[u8]| shared.candidate(id, ClientIdentity { description, user }, &settings);
+        |id, description: &[u8]| shared.candidate(id, shared.identity(description, user), &settings);
     let responded = respond(&settings, stream, candidate).await;
     lock(&shared.unproved).retain(|(listed, _)| *listed != number);
     match responded {
-        Ok((client, proved))
-            if shared.add(&client, ClientIdentity { description: &proved.description, user }) =>
-        {
+        Ok((client, proved)) if shared.add(&client, shared.identity(&proved.description, user)) => {
             serve(&settings, &client, proved, false, || ()).await;
         }
         Ok(_) => _ = shared.refused.fetch_add(1, Ordering::Relaxed),
@@ -470,7 +481,7 @@ mod tests {
     }
 
     fn with_key(description: &[u8]) -> ClientIdentity<'_> {
-        ClientIdentity { description, user: None }
+        ClientIdentity { description, has_named_key: false, user: None }
     }
 
     #[test]
@@ -486,7 +497,7 @@ mod tests {
         assert_eq!(candidate(with_key(b"b")).unwrap_err(), Refusal::UnknownInitiator);
         assert_eq!(candidate(with_key(b"")).unwrap_err(), Refusal::UnknownInitiator);
         let user = PeerUser { uid: 7, gid: 8, groups: vec![9] };
-        let of_user = ClientIdentity { description: b"a", user: Some(&user) };
+        let of_user = ClientIdentity { user: Some(&user), ..with_key(b"a") };
         assert_eq!(candidate(of_user).unwrap_err(), Refusal::UnknownInitiator);
         assert!(Arc::ptr_eq(&candidate(with_key(b"a")).unwrap(), &first));
         let other = server.shared.candidate(MemberId(6), with_key(b"unknown"), &connection);
@@ -495,7 +506,7 @@ mod tests {
         let third = server.shared.candidate(MemberId(7), of_user, &connection).unwrap();
         assert!(server.shared.add(&third, of_user));
         for user in [PeerUser { uid: 6, ..user.clone() }, PeerUser { groups: vec![], ..user.clone() }] {
-            let client = ClientIdentity { description: b"a", user: Some(&user) };
+            let client = ClientIdentity { user: Some(&user), ..with_key(b"a") };
             let refused = server.shared.candidate(MemberId(7), client, &connection);
             assert_eq!(refused.unwrap_err(), Refusal::UnknownInitiator);
         }

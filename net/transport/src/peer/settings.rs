@@ -48,6 +48,16 @@ impl fmt::Debug for PoolKey {
     }
 }
 
+/// A key of a server with a name. A client with this name as its description proves the key itself,
+/// also over a Unix socket.
+#[derive(Debug, Clone)]
+pub struct NamedKey {
+    /// The name, which is not empty.
+    pub name: &'static [u8],
+    /// The key.
+    pub key: PoolKey,
+}
+
 /// The service to which the requests of a connection belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -97,6 +107,8 @@ pub struct Settings {
     /// The description from which the key of a client is derived: see [`PoolKey::derived`]. Empty
     /// for members of a pool, and for clients with the key of the server itself.
     pub description: Vec<u8>,
+    /// The keys of a server that have names.
+    pub named_keys: Vec<NamedKey>,
     /// The user whose server is accepted at a Unix socket, besides this user and root.
     pub server_user: Option<u32>,
     /// The number of this member.
@@ -147,6 +159,7 @@ impl Settings {
             pool,
             key,
             description: Vec::new(),
+            named_keys: Vec::new(),
             server_user: None,
             member,
             listen,
@@ -163,6 +176,14 @@ impl Settings {
             silent_intervals_max: 10,
             unreachable_after: Duration::from_secs(5),
             backoff_max: Duration::from_secs(1),
+        }
+    }
+
+    /// Returns the key that the owner of a description proves.
+    pub(super) fn key_of(&self, description: &[u8]) -> PoolKey {
+        match named_key(&self.named_keys, description) {
+            Some(named) => named.key.clone(),
+            None => self.key.derived(description),
         }
     }
 
@@ -195,6 +216,11 @@ impl Settings {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the key with this name.
+pub(super) fn named_key<'a>(keys: &'a [NamedKey], name: &[u8]) -> Option<&'a NamedKey> {
+    keys.iter().find(|named| !name.is_empty() && named.name == name)
 }
 
 /// The largest number of requests that a member can hold for another one.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use quell_transport::peer::{
     Client, ClientHandler, ClientIdentity, ClientSettings, DESCRIPTION_BYTES_MAX, Endpoint, Handler,
-    MemberId, PoolKey, Protection, Reply, Request, Role, Server, ServerSettings,
+    MemberId, NamedKey, PoolKey, Protection, Reply, Request, Role, Server, ServerSettings,
 };
 use quell_vfs::{ErrorKind, Result};
 
@@ -22,6 +22,8 @@ const KEY: PoolKey = PoolKey([3; 32]);
 struct Echo {
     requests: AtomicUsize,
     ended: AtomicUsize,
+    /// Whether each client has proved a named key.
+    named: Mutex<Vec<bool>>,
     is_closed: Mutex<bool>,
     held: Mutex<Vec<(Request, Reply)>>,
 }
@@ -41,6 +43,7 @@ struct Clients(Arc<Echo>);
 
 impl ClientHandler for Clients {
     fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
+        self.0.named.lock().unwrap().push(client.has_named_key);
         (client.description != b"unknown").then(|| self.0.clone() as _)
     }
 
@@ -114,6 +117,47 @@ fn a_client_with_another_key_is_refused() {
     assert_eq!(call(&client, vec![1]).unwrap_err().kind, ErrorKind::PermissionDenied);
     assert_eq!(echo.requests.load(Ordering::SeqCst), 0);
     assert_eq!(server.clients(), 0);
+}
+
+#[test]
+fn a_client_with_a_named_key_proves_it_over_tcp_and_over_a_unix_socket() {
+    const NAME: &[u8] = b"verify";
+    const NAMED: PoolKey = PoolKey([5; 32]);
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, echo) = (dir.path().join("socket"), Arc::new(Echo::default()));
+    let settings = ServerSettings::new(Role::Batch, KEY);
+    let settings = ServerSettings { named_keys: vec![NamedKey { name: NAME, key: NAMED }], ..settings };
+    let server = Server::start(settings, Arc::new(Clients(echo.clone()))).unwrap();
+    server.listen_unix(&socket).unwrap();
+    let tcp = Endpoint::Tcp(server.listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap());
+    let connect = |server: &Endpoint, name: &[u8], key: PoolKey, has_named_key| {
+        let settings = ClientSettings::new(Role::Batch, server.clone(), key);
+        Client::start(ClientSettings { description: name.to_vec(), has_named_key, ..settings }).unwrap()
+    };
+    let zero = PoolKey([0; 32]);
+    for server in [Endpoint::Unix(socket), tcp] {
+        assert_eq!(call(&connect(&server, NAME, NAMED, true), vec![1]).unwrap(), [1]);
+        assert_eq!(call(&connect(&server, b"", KEY, false), vec![2]).unwrap(), [2]);
+        // Without the key, the name does not help, and the key proves no other name.
+        std::thread::scope(|scope| {
+            for (name, key, has_named_key) in [
+                (NAME, KEY, true),
+                (NAME, KEY.derived(NAME), true),
+                (NAME, zero.derived(NAME), true),
+                (NAME, zero.clone(), false),
+                (b"verif", NAMED, true),
+                (b"", NAMED, true),
+            ] {
+                let client = connect(&server, name, key, has_named_key);
+                scope.spawn(move || {
+                    let refused = call(&client, vec![3]).unwrap_err();
+                    assert_eq!(refused.kind, ErrorKind::PermissionDenied, "{refused}");
+                });
+            }
+        });
+    }
+    assert_eq!(*echo.named.lock().unwrap(), [true, false, true, false]);
+    server.stop(LONG);
 }
 
 #[test]

@@ -38,6 +38,7 @@ use crate::certificate::snapshot_hash;
 use crate::entry::LINKED;
 use crate::key::split;
 use crate::table_ref::first_table_of_batch;
+use crate::verdict::Verdict;
 use access::Accesses;
 use conflicts::ConflictOutput;
 use merged_dirs::MergedDirs;
@@ -46,7 +47,7 @@ use pass::Pass;
 use refusal::refused;
 use state::Numbers;
 
-pub(crate) use pass::{Submission, Verdict};
+pub(crate) use pass::Submission;
 
 /// Verifies a batch, or a part of one, and writes its entries as tables of the image.
 ///

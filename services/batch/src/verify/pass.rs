@@ -12,11 +12,10 @@ use super::merged_dirs::MergedDirs;
 use super::output::Output;
 use super::refusal::refused;
 use super::state::{ExistingDir, Facts, Name, NewDir, NewLinked, Numbers};
-use crate::batch::{BatchRecord, Conflict, ConflictReason, Conflicts, Kept};
+use crate::batch::{BatchRecord, Conflict, ConflictReason, Kept};
 use crate::certificate::Certificate;
 use crate::entry::{Content, Entry, Inode, LINKED, ROOT};
 use crate::files::TableFiles;
-use crate::image::Addition;
 use crate::key::Key;
 use crate::table::Table;
 use crate::table_set::{SetLookups, TableSet};
@@ -41,18 +40,6 @@ pub(crate) struct Submission<'a> {
     pub(crate) store: u128,
     /// The directory of the image's tables.
     pub(crate) files: Arc<dyn TableFiles>,
-}
-
-/// The result of a verification.
-#[derive(Debug)]
-pub(crate) struct Verdict {
-    /// The changes of the image.
-    pub(crate) addition: Addition,
-    /// The number of new entries.
-    pub(crate) entries: u64,
-    pub(crate) conflicts: Conflicts,
-    /// The directories that the verification has read from the current image.
-    pub(crate) dirs: Vec<u64>,
 }
 
 /// The state of a verification.

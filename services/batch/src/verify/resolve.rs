@@ -6,13 +6,14 @@ use quell_vfs::{Kind, Result};
 
 use super::access::DirAccess;
 use super::merge_inode::merge;
-use super::pass::{Pass, Verdict};
+use super::pass::Pass;
 use super::refusal::refused;
 use super::state::{Current, Facts, Name, RemovedName, remove_content};
 use crate::batch::ConflictReason;
 use crate::entry::{Content, DEPTH_MAX, Entry, Inode, LINKED, ROOT};
 use crate::image::Addition;
 use crate::key::{Key, split};
+use crate::verdict::Verdict;
 
 /// An inode of the snapshot that a batch changes.
 #[derive(Debug)]
@@ -86,7 +87,9 @@ impl Pass<'_> {
     pub(super) fn finish(&mut self) -> Result<Verdict> {
         self.check_new_tree()?;
         let changed_dirs = self.patch.keys().filter_map(|key| split(key.as_bytes())).map(|(dir, _)| dir);
-        let changed_dirs = changed_dirs.collect();
+        // The keys are in the order of their directories.
+        let mut changed_dirs: Vec<u64> = changed_dirs.collect();
+        changed_dirs.dedup();
         // The changes of existing entries are in a table that is newer than those of the batch.
         self.out.end_table()?;
         for (key, entry) in std::mem::take(&mut self.patch) {
@@ -96,11 +99,15 @@ impl Pass<'_> {
         let mut tables = self.out.finish()?;
         // No other table of this verification has their keys, except for the newest one.
         tables.extend(self.merged.finish()?);
+        let mut dirs = std::mem::take(&mut self.dirs);
+        dirs.extend(self.accesses.read_dirs());
+        dirs.sort_unstable();
+        dirs.dedup();
         Ok(Verdict {
             addition: Addition { tables, changed_dirs },
             entries: self.entries,
             conflicts: self.conflicts.finish()?,
-            dirs: std::mem::take(&mut self.dirs).into_iter().chain(self.accesses.read_dirs()).collect(),
+            dirs,
         })
     }
 

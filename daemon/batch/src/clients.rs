@@ -1,0 +1,45 @@
+//! Passes the requests of clients on: those of auxiliary servers, which never block, to the store,
+//! and all others to the threads. A verdict must not wait for these threads, because they can wait
+//! for the commit of a batch.
+
+use std::sync::Arc;
+
+use quell_batch::{Requester, ServedStore};
+use quell_transport::peer::{ClientHandler, ClientIdentity, Handler, MemberId, Reply, Request};
+
+/// The clients of a server.
+pub(crate) struct Clients {
+    pub(crate) store: Arc<ServedStore>,
+    /// The threads.
+    pub(crate) workers: Arc<dyn ClientHandler>,
+}
+
+/// The requests of an auxiliary server.
+struct AuxiliaryRequests(Arc<ServedStore>);
+
+impl ClientHandler for Clients {
+    fn handler(&self, client: ClientIdentity<'_>) -> Option<Arc<dyn Handler>> {
+        if !client.has_named_key {
+            return self.workers.handler(client);
+        }
+        // The server has one named key, that of auxiliary servers. They write to the directory of
+        // the store, as its owner.
+        let is_owner = client
+            .user
+            .is_none_or(|user| Requester::of_user(user.uid, user.gid, &user.groups) == Requester::Owner);
+        is_owner.then(|| Arc::new(AuxiliaryRequests(self.store.clone())) as _)
+    }
+
+    fn ended(&self, client: MemberId) {
+        self.store.store().auxiliaries().ended(client.0);
+        self.workers.ended(client);
+    }
+}
+
+impl Handler for AuxiliaryRequests {
+    fn handle(&self, request: Request, reply: Reply) {
+        let Request { from, bytes, deadline, .. } = request;
+        let send = Box::new(move |bytes| reply.send(bytes));
+        self.0.store().auxiliaries().execute(from.0, &bytes, deadline, send);
+    }
+}
