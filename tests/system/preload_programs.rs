@@ -124,12 +124,12 @@ fn missing(script: &str) -> Option<&str> {
 }
 
 macro_rules! programs {
-    ($($name:ident)* | with locks: $($locking:ident)*) => {
-        const SCRIPTS: &[&str] = &[$(stringify!($name),)* $(stringify!($locking)),*];
+    ($($name:ident)*) => {
+        const SCRIPTS: &[&str] = &[$(stringify!($name)),*];
 
-        programs!(tests Fixture::new: $($name)* $($locking)*);
+        programs!(tests Fixture::new: $($name)*);
 
-        /// The same in batches, whose files have no locks.
+        /// The same in batches.
         mod batches {
             use super::*;
 
@@ -155,17 +155,16 @@ programs! {
     archives
     coreutils
     dash
+    databases
     descriptors
     editors
+    java
     node
+    perl
     python
     shell
     sources
     static_programs
-    | with locks:
-    databases
-    java
-    perl
 }
 
 #[test]

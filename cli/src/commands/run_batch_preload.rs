@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Child, Command, ExitCode};
 
-use quell_batch_server::LocalNames;
+use quell_batch_server::{LocalNames, directory_of_locks};
 use quell_batch_service::SummaryState;
 use quell_mount_spec::{View, ViewBatch};
 use quell_supervisor::{
@@ -168,7 +168,7 @@ impl NameSpace {
     }
 }
 
-/// Removes the sockets of processes that were killed.
+/// Removes the sockets and locks of processes that were killed.
 fn remove_ended_sockets(runtime: &Path) {
     let entries = std::fs::read_dir(runtime).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()) {
@@ -179,7 +179,8 @@ fn remove_ended_sockets(runtime: &Path) {
             connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
         };
         if is_ours && is_refused() {
-            // A socket that cannot be removed is only a file in the runtime directory.
+            // What cannot be removed is only a file in the runtime directory.
+            let _ = std::fs::remove_dir_all(directory_of_locks(&path));
             let _ = std::fs::remove_file(&path);
         }
     }

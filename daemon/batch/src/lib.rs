@@ -10,6 +10,6 @@ mod commit_threads;
 mod local;
 mod server;
 
-pub use local::LocalNames;
+pub use local::{LocalNames, directory_of_locks};
 pub use quell_transport::peer::Protection;
 pub use server::{Server, ServerOptions};

@@ -1,6 +1,8 @@
 //! Serves a name space of this process to processes of its user on this node.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +37,17 @@ impl LocalNames {
     pub fn start(names: SharedNames, socket: &Path) -> Result<LocalNames> {
         let options =
             ServerOptions { descriptors: vec![names.store_descriptor()?], ..ServerOptions::default() };
-        let server = LocalServer::bind(socket, options)?;
+        let mut server = LocalServer::bind(socket, options)?;
+        // The check of the directory, and the socket, exclude other users and processes.
+        let locks = directory_of_locks(socket);
+        match create_directory(&locks) {
+            Ok(created) => server.add_descriptor(created),
+            Err(error) => {
+                // The error of the directory is more useful.
+                let _ = std::fs::remove_file(socket);
+                return Err(error);
+            }
+        }
         let waker = server.waker();
         waker.set_version(names.first_version());
         let last_version = names.last_version();
@@ -52,7 +64,7 @@ impl LocalNames {
             }),
             Err(cause) => {
                 // The error of the thread is more useful.
-                let _ = std::fs::remove_file(socket);
+                let _ = remove(socket);
                 Err(Error::from_io(cause, "start a thread for", "requests"))
             }
         }
@@ -70,10 +82,35 @@ impl LocalNames {
         // The panic hook has reported a panic of the thread.
         let served = thread.join().unwrap_or(Ok(()));
         self.waker.set_version(self.last_version);
-        let removed = std::fs::remove_file(&self.socket)
-            .map_err(|cause| Error::from_io(cause, "remove", self.socket.as_os_str().as_encoded_bytes()));
-        served.and(removed)
+        served.and(remove(&self.socket))
     }
+}
+
+/// Returns the directory with the locks of files that belongs to a socket.
+pub fn directory_of_locks(socket: &Path) -> PathBuf {
+    socket.with_extension("locks")
+}
+
+/// Creates an empty directory for this user, in place of one that a killed process has left.
+fn create_directory(path: &Path) -> Result<OwnedFd> {
+    let created = std::fs::DirBuilder::new().mode(0o700).create(path).or_else(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            std::fs::remove_dir_all(path)?;
+            std::fs::DirBuilder::new().mode(0o700).create(path)
+        }
+        _ => Err(error),
+    });
+    let opened = created.and_then(|()| std::fs::File::open(path));
+    let opened = opened.map_err(|cause| Error::from_io(cause, "create", path.as_os_str().as_encoded_bytes()));
+    Ok(opened?.into())
+}
+
+/// Removes a socket and its directory with locks.
+fn remove(socket: &Path) -> Result<()> {
+    let failed = |path: &Path, cause| Error::from_io(cause, "remove", path.as_os_str().as_encoded_bytes());
+    let locks = directory_of_locks(socket);
+    let removed = std::fs::remove_file(socket).map_err(|cause| failed(socket, cause));
+    removed.and(std::fs::remove_dir_all(&locks).map_err(|cause| failed(&locks, cause)))
 }
 
 /// Executes requests until the server ends.

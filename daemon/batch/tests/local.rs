@@ -109,7 +109,7 @@ fn with(mounts_max: usize, check: impl Fn(&WritableImplementation<'_>)) {
         rename_kinds: true,
         hard_links: true,
         writes_zeros: false,
-        locks: false,
+        locks: true,
         xattrs: true,
     });
 }

@@ -202,7 +202,10 @@ impl OpenFile {
         let (_, file) = self.file()?;
         let ended = ended_children::count();
         if self.seen_children.swap(ended, Ordering::Relaxed) != ended {
-            append_lock::refresh(&*file, self.lock_owner())?;
+            match self.dir.has_remote_names() {
+                true => file.sync()?,
+                false => append_lock::refresh(&*file, self.lock_owner())?,
+            }
         }
         Ok(file)
     }
@@ -304,7 +307,11 @@ impl OpenFile {
             }
         };
         let _appending = lock(&self.appending);
-        let start = append_lock::append(&*file, self.lock_owner(), bytes)?;
+        let start = match self.dir.has_remote_names() {
+            // The process that has the names appends.
+            true => file.append(bytes)?,
+            false => append_lock::append(&*file, self.lock_owner(), bytes)?,
+        };
         self.count_write(bytes.len() as u64);
         self.sync_if_asked(&*file)?;
         Ok((start, bytes.len()))

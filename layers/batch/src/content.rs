@@ -357,18 +357,24 @@ impl Shared {
         Err(busy())
     }
 
+    /// Makes visible what other clients have changed since the file was opened.
+    pub(crate) fn read_inode_again(&self, node: &Node, state: &mut FileState) -> Result<()> {
+        if !self.name_space.is_shared() {
+            return Ok(());
+        }
+        match self.inode(node) {
+            Ok(inode) => self.note_and_keep_writes(node, state, inode),
+            // Another client has removed the file: nothing is visible in it any more.
+            Err(error) if error.kind == ErrorKind::Stale => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Makes the data and the attributes of a file survive a power failure. What other clients have
     /// changed since the file was opened is visible afterwards.
     pub(crate) fn sync(&self, node: &Node, state: &mut FileState) -> Result<()> {
         self.send(node, state)?;
-        if self.name_space.is_shared() {
-            match self.inode(node) {
-                Ok(inode) => self.note_and_keep_writes(node, state, inode)?,
-                // Another client has removed the file: nothing has to survive.
-                Err(error) if error.kind == ErrorKind::Stale => {}
-                Err(error) => return Err(error),
-            }
-        }
+        self.read_inode_again(node, state)?;
         let data = self.opened_data(state)?;
         if let Some(file) = data.as_ref().and_then(|data| data.own()) {
             if let Err(error) = file.sync() {

@@ -17,6 +17,7 @@ use rustix::process::geteuid;
 use crate::content::inode_change;
 use crate::data::Data;
 use crate::file::BatchFile;
+use crate::file_locks::FileLocks;
 use crate::nodes::{Node, Nodes};
 use crate::shared::{Shared, now};
 use crate::state::FileState;
@@ -47,7 +48,13 @@ impl BatchFs {
     }
 
     pub(crate) fn with_data(name_space: Arc<dyn NameSpace>, data: Data) -> BatchFs {
-        let shared = Shared { name_space, data, nodes: Mutex::new(Nodes::new()), names: RwLock::new(()) };
+        BatchFs::of_parts(name_space, data, None)
+    }
+
+    /// Returns the file system of a name space, whose files may have locks.
+    pub(crate) fn of_parts(name_space: Arc<dyn NameSpace>, data: Data, locks: Option<FileLocks>) -> BatchFs {
+        let (nodes, names) = (Mutex::new(Nodes::new()), RwLock::new(()));
+        let shared = Shared { name_space, data, locks, nodes, names };
         BatchFs { shared: Arc::new(shared), cursors: Cursors::new() }
     }
 

@@ -32,6 +32,7 @@
 //! | `remote` | a store that a server has open |
 //! | `shared_names` | a name space that this process serves to others on its node |
 //! | `local` | the client of such a process |
+//! | `file_locks` | the locks of its files |
 //! | `access` | the access to a store, in one of these two ways |
 //! | `open_batch` | a batch of this process |
 //! | `views` | the states of a running batch that other processes see |
@@ -59,6 +60,7 @@ mod data_files;
 mod data_names;
 mod exclusive;
 mod file;
+mod file_locks;
 mod file_system;
 mod fsck;
 mod garbage;

@@ -8,6 +8,7 @@ use quell_transport::local::LocalChannel;
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::{decode, encode_into};
 
+use crate::file_locks::FileLocks;
 use crate::file_system::BatchFs;
 use crate::served_names::{ServedNames, Server};
 use crate::store_dir::StoreDir;
@@ -53,15 +54,17 @@ impl Server for LocalProcess {
 pub fn open_shared_names(socket: &Path, store: &Path, batch: u64) -> Result<BatchFs> {
     let channel = LocalChannel::connect_with(socket, quell_posix::moved)?;
     let subject = store.as_os_str().as_encoded_bytes().to_vec();
-    let dir = match channel.descriptors().next() {
-        Some(dir) => dir.try_clone_to_owned().map_err(|cause| Error::from_io(cause, CALL, &subject[..]))?,
-        None => return Err(Error::new(ErrorKind::Damaged, CALL, subject)),
+    let descriptor = |number| match channel.descriptors().nth(number) {
+        Some(found) => found.try_clone_to_owned().map_err(|cause| Error::from_io(cause, CALL, &subject[..])),
+        None => Err(Error::new(ErrorKind::Damaged, CALL, &subject[..])),
     };
-    let dir = StoreDir::of_descriptor(store, dir)?;
+    let dir = StoreDir::of_descriptor(store, descriptor(0)?)?;
+    let locks = FileLocks::new(quell_posix::moved(descriptor(1)?));
     let process = LocalProcess { channel, subject };
     match process.call(&Request::Hello { protocol: PROTOCOL })? {
         Reply::Welcome { .. } => {}
         _ => return Err(process.unexpected()),
     }
-    dir.file_system(Arc::new(ServedNames::new(process)), batch)
+    let names = Arc::new(ServedNames::new(process));
+    Ok(BatchFs::of_parts(names, dir.data_of(batch)?, Some(locks)))
 }

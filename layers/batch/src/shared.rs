@@ -8,6 +8,7 @@ use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{Attributes, Kind, Result, Time};
 
 use crate::data::Data;
+use crate::file_locks::FileLocks;
 use crate::nodes::{Node, Nodes, Position};
 
 /// A mount. The locks are taken in this order: the state of a file, `names`, `nodes`, the position
@@ -15,6 +16,8 @@ use crate::nodes::{Node, Nodes, Position};
 pub(crate) struct Shared {
     pub(crate) name_space: Arc<dyn NameSpace>,
     pub(crate) data: Data,
+    /// The locks of files; `None` if the caller keeps them.
+    pub(crate) locks: Option<FileLocks>,
     pub(crate) nodes: Mutex<Nodes>,
     /// Held for writing while this mount removes, renames or links names, until the positions of
     /// the nodes are those after it. Held for reading from the use of a position until the name

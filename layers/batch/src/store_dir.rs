@@ -191,15 +191,20 @@ impl StoreDir {
     /// Returns a tree of the store's name space as a file system. It writes data files of `batch`,
     /// which is 0 for the synchronous mode.
     pub(crate) fn file_system(&self, tree: Arc<dyn NameSpace>, batch: u64) -> Result<BatchFs> {
+        Ok(BatchFs::with_data(tree, self.data_of(batch)?))
+    }
+
+    /// Returns the access to the data files of the store for a process that writes those of
+    /// `batch`.
+    pub(crate) fn data_of(&self, batch: u64) -> Result<Data> {
         let batch = match self.owner {
             Some(_) if batch == 0 => FILES_OF_USERS + u64::from(geteuid().as_raw()),
             _ => batch,
         };
-        let data = match self.is_shared {
-            true => Data::of_group(self.data()?, self.open_dir(INCOMING)?, batch, self.owner.is_some())?,
-            false => Data::new(self.data()?, batch, AdoptedTree::of_store(&self.files()?)?),
-        };
-        Ok(BatchFs::with_data(tree, data))
+        match self.is_shared {
+            true => Data::of_group(self.data()?, self.open_dir(INCOMING)?, batch, self.owner.is_some()),
+            false => Ok(Data::new(self.data()?, batch, AdoptedTree::of_store(&self.files()?)?)),
+        }
     }
 
     pub(crate) fn data(&self) -> Result<Arc<dyn WritableDir>> {

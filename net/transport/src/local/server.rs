@@ -283,6 +283,14 @@ impl LocalServer {
         })
     }
 
+    /// Adds a descriptor that clients which connect later get, after the earlier ones.
+    ///
+    /// Panics if there are 16 already.
+    pub fn add_descriptor(&mut self, descriptor: OwnedFd) {
+        assert!(self.options.descriptors.len() < FURTHER_MAX, "at most {FURTHER_MAX} descriptors are passed");
+        self.options.descriptors.push(descriptor);
+    }
+
     /// Returns an object by which other threads wake the service thread.
     pub fn waker(&self) -> Waker {
         Waker(self.shared.clone())

@@ -1,0 +1,169 @@
+//! The locks of the files of a name space that a process serves on this node: locks of the kernel
+//! on files in a directory of that process, so that they end with the process that holds them.
+//! docs/formats/batch-protocol.md describes the directory.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+
+use quell_posix::{LockedRange, OFFSET_MAX, OpenFile, PosixDir, RangeLocks, WritableDir};
+use quell_threads::lock;
+use quell_vfs::{Error, ErrorKind, HeldLock, LockMode, LockOwner, LockScope, Result, TO_END, errno};
+
+/// The byte of a lock file that represents the whole file, for flock(2).
+const WHOLE_FILE: u64 = OFFSET_MAX;
+/// The number of times that a lock file is opened again because another process has removed it.
+const OPENS_MAX: usize = 100;
+
+/// The locks of the owners in this process.
+pub(crate) struct FileLocks {
+    dir: PosixDir,
+    /// The lock files of the owners that have locked a file, by its inode number.
+    held: Mutex<HashMap<(u64, LockOwner), Box<dyn OpenFile>>>,
+}
+
+impl FileLocks {
+    /// Returns the locks that are kept in a directory.
+    pub(crate) fn new(dir: OwnedFd) -> FileLocks {
+        FileLocks { dir: PosixDir::of_descriptor(dir), held: Mutex::default() }
+    }
+
+    /// Locks `scope` of a file for `owner`, unless another owner has a conflicting lock; returns
+    /// whether it is locked now.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an invalid scope; those of open(2) and fcntl(2).
+    pub(crate) fn try_lock(
+        &self,
+        number: u64,
+        owner: LockOwner,
+        scope: LockScope,
+        mode: LockMode,
+    ) -> Result<bool> {
+        let (first, last) = bytes_of(scope)?;
+        let range = LockedRange { first, last, mode };
+        let mut held = lock(&self.held);
+        for _ in 0..OPENS_MAX {
+            let file = match held.remove(&(number, owner)) {
+                Some(file) => file,
+                None => self.open(number)?,
+            };
+            let is_locked = locks_of(&*file)?.try_lock_on_node(range)?;
+            // A process that holds no lock may have opened the file before another one removed it.
+            if file.stat()?.nlink > 0 {
+                held.insert((number, owner), file);
+                return Ok(is_locked);
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, "lock", number.to_string()))
+    }
+
+    /// Removes the locks of `owner` in `scope` of a file.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an invalid scope; those of fcntl(2).
+    pub(crate) fn unlock(&self, number: u64, owner: LockOwner, scope: LockScope) -> Result<()> {
+        let (first, last) = bytes_of(scope)?;
+        match lock(&self.held).get(&(number, owner)) {
+            Some(file) => locks_of(&**file)?.unlock(first, last),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes all locks of `owner` on a file, and the lock file if no other owner uses it.
+    ///
+    /// # Errors
+    /// Those of fcntl(2) and unlink(2).
+    pub(crate) fn release(&self, number: u64, owner: LockOwner) -> Result<()> {
+        let Some(file) = lock(&self.held).remove(&(number, owner)) else { return Ok(()) };
+        let locks = locks_of(&*file)?;
+        locks.unlock(0, OFFSET_MAX)?;
+        // Only a process with this lock removes the file, and later owners notice the removal.
+        let all = LockedRange { first: 0, last: OFFSET_MAX, mode: LockMode::Exclusive };
+        if !locks.try_lock_on_node(all)? || file.stat()?.nlink == 0 {
+            return Ok(());
+        }
+        match self.dir.remove(name(number).as_bytes()) {
+            // The process with the name space has ended.
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Returns a lock of another owner that conflicts with the described one.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an invalid scope; those of open(2) and fcntl(2).
+    pub(crate) fn conflicting(
+        &self,
+        number: u64,
+        owner: LockOwner,
+        scope: LockScope,
+        mode: LockMode,
+    ) -> Result<Option<HeldLock>> {
+        let (first, last) = bytes_of(scope)?;
+        let range = LockedRange { first, last, mode };
+        let held = lock(&self.held);
+        let known = match held.get(&(number, owner)) {
+            // The owner has no locks, and another process has removed the file.
+            Some(file) if file.stat()?.nlink == 0 => None,
+            known => known,
+        };
+        let found = match known {
+            Some(file) => locks_of(&**file)?.conflicting_on_node(range)?,
+            None => match self.dir.open_writable_file(name(number).as_bytes()) {
+                Ok(file) => locks_of(&*file)?.conflicting_on_node(range)?,
+                Err(error) if error.kind == ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(found.map(|found| HeldLock { scope: scope_of(found, scope), mode: found.mode }))
+    }
+
+    /// Opens the lock file of a file, and creates it if it does not exist.
+    fn open(&self, number: u64) -> Result<Box<dyn OpenFile>> {
+        let name = name(number);
+        for _ in 0..OPENS_MAX {
+            match self.dir.open_writable_file(name.as_bytes()) {
+                Err(error) if error.kind == ErrorKind::NotFound => {}
+                opened => return Ok(opened?),
+            }
+            match self.dir.create_file(name.as_bytes(), 0o600) {
+                Err(error) if error.kind == ErrorKind::Exists => {}
+                created => return Ok(created?),
+            }
+        }
+        Err(Error::new(ErrorKind::Busy, "lock", name))
+    }
+}
+
+/// Returns the name of the lock file of a file.
+fn name(number: u64) -> String {
+    number.to_string()
+}
+
+fn locks_of(file: &dyn OpenFile) -> Result<&dyn RangeLocks> {
+    file.locks().ok_or_else(|| Error::new(ErrorKind::Os(errno::ENOLCK), "lock", ""))
+}
+
+/// Returns the first and the last byte of the lock file that represent a scope.
+fn bytes_of(scope: LockScope) -> Result<(u64, u64)> {
+    match scope {
+        LockScope::WholeFile => Ok((WHOLE_FILE, WHOLE_FILE)),
+        LockScope::Everything => Ok((0, WHOLE_FILE)),
+        LockScope::Bytes { first, last } if first <= last && first < WHOLE_FILE => {
+            Ok((first, last.min(WHOLE_FILE - 1)))
+        }
+        LockScope::Bytes { first, .. } => Err(Error::new(ErrorKind::InvalidInput, "lock", first.to_string())),
+    }
+}
+
+/// Returns the scope of a lock that conflicts with one of scope `wanted`.
+fn scope_of(found: LockedRange, wanted: LockScope) -> LockScope {
+    match (found.first, wanted) {
+        (WHOLE_FILE, _) | (_, LockScope::WholeFile) => LockScope::WholeFile,
+        (first, _) => {
+            LockScope::Bytes { first, last: if found.last >= WHOLE_FILE - 1 { TO_END } else { found.last } }
+        }
+    }
+}
