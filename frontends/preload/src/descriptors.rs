@@ -14,6 +14,7 @@ use crate::open_dir::OpenDir;
 use crate::open_file::OpenFile;
 use crate::own_descriptors;
 use crate::placeholder::{self, Header};
+use crate::process_id::process_id;
 use crate::view::{VirtualDir, absolute};
 
 /// Virtual descriptors have numbers below this one.
@@ -123,7 +124,7 @@ pub fn insert(fd: OwnedFd, description: Arc<Description>, sharings: u64) -> Outc
         return Err(Errno(libc::EMFILE));
     }
     let mut table = write_lock(&TABLE);
-    let process = std::process::id();
+    let process = process_id();
     if OWNER.load(Ordering::Relaxed) != process {
         share_all();
         OWNER.store(process, Ordering::Relaxed);
@@ -163,7 +164,7 @@ pub fn remove(fd: c_int) -> Option<Arc<Description>> {
 /// Removes a virtual descriptor. Returns its open file, and whether only this process can have the
 /// placeholder.
 pub fn remove_for_close(fd: c_int) -> Option<(Arc<Description>, bool)> {
-    let is_owner = OWNER.load(Ordering::Relaxed) == std::process::id();
+    let is_owner = OWNER.load(Ordering::Relaxed) == process_id();
     remove_with_kind(fd).map(|(removed, kind)| (removed, is_owner && kind == PRIVATE))
 }
 

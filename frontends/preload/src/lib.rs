@@ -51,6 +51,7 @@ mod paths;
 mod pause;
 mod placeholder;
 mod process;
+mod process_id;
 mod program;
 mod refusals;
 mod resolve;

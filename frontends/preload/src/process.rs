@@ -23,6 +23,7 @@ use crate::open_dir::OpenDir;
 use crate::open_file::OpenFile;
 use crate::own_descriptors;
 use crate::placeholder::{self, Header, Part};
+use crate::process_id::process_id;
 use crate::refusals;
 use crate::spare_placeholders;
 use crate::streams;
@@ -181,7 +182,7 @@ pub fn hand_over_cwd() -> Outcome<()> {
 /// Begins a generation in a child that was created without the handlers of fork(2), by `_Fork` or
 /// clone(2): it must not use the objects of its parent.
 fn notice_fork() {
-    if view::context().process != std::process::id() {
+    if view::context().process != process_id() {
         view::begin_generation();
         dispatch::switch_on_again();
     }

@@ -19,6 +19,7 @@ use quell_threads::try_lock;
 use crate::errno::Outcome;
 use crate::own_descriptors;
 use crate::placeholder::{self, Header};
+use crate::process_id::process_id;
 
 /// The maximum number of placeholders that are kept. Each has a page of memory.
 const SPARES_MAX: usize = 16;
@@ -27,7 +28,14 @@ const SPARES_MAX: usize = 16;
 struct Spares {
     /// The process that has them. A forked child has closed them.
     process: u32,
-    placeholders: Vec<ManuallyDrop<OwnedFd>>,
+    placeholders: Vec<Spare>,
+}
+
+/// A placeholder without data, at position 0.
+struct Spare {
+    fd: ManuallyDrop<OwnedFd>,
+    /// The user who has created it.
+    uid: u32,
 }
 
 /// If it is locked, a thread creates or closes a placeholder instead. In a child, it stays locked
@@ -47,21 +55,22 @@ pub fn take_or_create(header: &Header, close_on_exec: bool) -> Outcome<OwnedFd> 
 fn take(header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
     let spare = {
         let mut spares = try_lock(&SPARES)?;
-        match spares.process == std::process::id() {
-            true => ManuallyDrop::into_inner(spares.placeholders.pop()?),
+        match spares.process == process_id() {
+            true => spares.placeholders.pop()?,
             false => return None,
         }
     };
-    let prepared = prepare(&spare, header, close_on_exec);
-    own_descriptors::remove(spare.as_raw_fd());
+    let fd = ManuallyDrop::into_inner(spare.fd);
+    // A program of another user than the one that has created it would not accept it.
+    let prepared = match spare.uid == rustix::process::geteuid().as_raw() {
+        true => prepare(&fd, header, close_on_exec),
+        false => None,
+    };
+    own_descriptors::remove(fd.as_raw_fd());
     prepared
 }
 
 fn prepare(spare: &OwnedFd, header: &Header, close_on_exec: bool) -> Option<OwnedFd> {
-    // A program of another user than the one that has created it would not accept it.
-    if rustix::fs::fstat(spare).ok()?.st_uid != rustix::process::geteuid().as_raw() {
-        return None;
-    }
     placeholder::write_header(spare.as_fd(), header).ok()?;
     let lowest = rustix::io::fcntl_dupfd_cloexec(spare, 0).ok()?;
     if !close_on_exec {
@@ -80,16 +89,16 @@ pub fn forget() {
 /// Keeps the placeholder of a closed file, which no other process has, or closes it.
 pub fn keep(closed: OwnedFd) {
     let Some(mut spares) = try_lock(&SPARES) else { return };
-    let process = std::process::id();
+    let process = process_id();
     if spares.process != process {
         // The child has closed the descriptors, and may have opened others with their numbers.
         *spares = Spares { process, placeholders: Vec::new() };
     }
     if spares.placeholders.len() < SPARES_MAX
-        && placeholder::is_empty(closed.as_fd())
+        && let Some(uid) = placeholder::owner_if_empty(closed.as_fd())
         && placeholder::set_position(closed.as_fd(), 0).is_ok()
         && let Ok(spare) = own_descriptors::duplicate(&closed)
     {
-        spares.placeholders.push(ManuallyDrop::new(spare));
+        spares.placeholders.push(Spare { fd: ManuallyDrop::new(spare), uid });
     }
 }

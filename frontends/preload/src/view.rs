@@ -21,6 +21,7 @@ use crate::guard;
 use crate::messages;
 use crate::own_descriptors;
 use crate::paths::{self, Relation};
+use crate::process_id::process_id;
 use crate::shared_memory::{self, NodesByInode};
 
 /// The base of the device numbers that files of virtual directories show. Linux gives no device
@@ -211,7 +212,7 @@ pub fn context() -> Context<'static> {
     if known != 0 {
         return Context::for_process(known);
     }
-    let process = std::process::id();
+    let process = process_id();
     PROCESS.store(process, Ordering::Relaxed);
     Context::for_process(process)
 }
