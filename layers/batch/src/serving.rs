@@ -13,6 +13,7 @@ use quell_wire::{Failure, decode, encode};
 use serde::Serialize;
 
 use crate::name_requests::{BEYOND_LIMITS, LONG_REPLY, other_version, perform, refuse};
+use crate::shared::now;
 use crate::store::BatchStore;
 
 /// The size of the batches, or of the conflicts, of a reply, above which no more are added, in
@@ -162,8 +163,12 @@ impl ServedStore {
         Ok(())
     }
 
-    fn perform(&self, requester: &Requester, request: Request) -> Result<Reply> {
+    fn perform(&self, requester: &Requester, mut request: Request) -> Result<Reply> {
         self.check_rights(requester, &request)?;
+        if let Requester::User(_) = requester {
+            // The client is on this node, so it has the same clock.
+            request.set_time(now().into());
+        }
         if uses_image(&request) {
             self.commit_submitted()?;
         }

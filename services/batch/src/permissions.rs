@@ -68,6 +68,13 @@ impl BatchCaller {
         self.uid == 0 || self.uid == inode.uid
     }
 
+    /// Returns whether the caller, who may write to an inode, may change its extended attributes:
+    /// those of a sticky directory belong to its owner (xattr(7)).
+    pub(crate) fn may_change_xattrs(&self, inode: &Inode) -> bool {
+        let is_sticky_dir = inode.mode & TYPE_BITS == DIR_BITS && inode.mode & STICKY != 0;
+        self.owns(inode) || !is_sticky_dir
+    }
+
     /// Returns whether the caller may change an inode from `before` to `after`.
     pub(crate) fn may_change(&self, before: &Inode, after: &Inode) -> bool {
         if self.uid == 0 {
@@ -97,7 +104,7 @@ impl BatchCaller {
             && !keeps_set_group
             && (may_write || !is_content_changed)
             && (may_write || before.modified == after.modified)
-            && (may_write || before.xattrs == after.xattrs)
+            && (may_write && self.may_change_xattrs(before) || before.xattrs == after.xattrs)
     }
 }
 

@@ -228,6 +228,37 @@ impl Request {
         }
     }
 
+    /// Sets the time of a change, in place of that of the client's clock.
+    pub fn set_time(&mut self, time: Timestamp) {
+        match self {
+            Request::Create { now, .. }
+            | Request::Link { now, .. }
+            | Request::Remove { now, .. }
+            | Request::RemoveDir { now, .. }
+            | Request::Change { now, .. }
+            | Request::Rename(RenameRequest { now, .. }) => *now = time,
+            Request::Hello { .. }
+            | Request::Lookup { .. }
+            | Request::Find { .. }
+            | Request::Parent { .. }
+            | Request::List { .. }
+            | Request::Sync
+            | Request::Begin { .. }
+            | Request::Commit { .. }
+            | Request::Abort { .. }
+            | Request::Batches { .. }
+            | Request::Conflicts { .. }
+            | Request::Counters
+            | Request::Snapshots { .. }
+            | Request::Submit { .. }
+            | Request::BeginForParts { .. }
+            | Request::Join { .. }
+            | Request::NextVerification { .. }
+            | Request::Verdict { .. }
+            | Request::AuxiliaryServers => {}
+        }
+    }
+
     /// Returns whether a second execution has the same result as the first one, unless other
     /// requests were executed in between.
     pub fn is_repeatable(&self) -> bool {

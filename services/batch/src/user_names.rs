@@ -18,6 +18,9 @@ use crate::name_space::NameSpace;
 use crate::names::{Found, Names, NewNode, Place, Removed, Renamed};
 use crate::permissions::{SET_GROUP_ID, WRITE};
 
+/// The largest difference between the present time of a client and that of the server.
+const PRESENT_SECONDS: u64 = 60;
+
 /// A name space for one user: changes are executed if the permissions of the entries allow them.
 #[derive(Debug)]
 pub struct UserNames<E> {
@@ -142,8 +145,10 @@ impl Check<'_> {
 
     /// Checks a change of an inode, and returns it with the restrictions of the kernel: a write by
     /// a user other than the owner, or by an owner outside of the file's group, removes the set-id
-    /// bits, and a file gets no set-group-ID bit for a group of which the user is no member.
-    fn change(&self, before: &Inode, change: &InodeChange) -> Result<InodeChange> {
+    /// bits, and a file gets no set-group-ID bit for a group of which the user is no member. A user
+    /// other than the owner sets no other time than `now`, and no extended attributes of a sticky
+    /// directory.
+    fn change(&self, before: &Inode, change: &InodeChange, now: Time) -> Result<InodeChange> {
         let InodeChange { permissions, uid, gid, drops_set_id, modified, data, xattr } = change;
         let owns = self.caller.owns(before);
         let may_write = owns || self.caller.has_access(before, WRITE);
@@ -152,11 +157,18 @@ impl Check<'_> {
         self.require_ownership(gid.is_none_or(|gid| gid == before.gid || self.caller.is_in_group(gid)))?;
         let is_write = *drops_set_id || modified.is_some() || data.is_some() || xattr.is_some();
         self.require(may_write || !is_write)?;
+        self.require_ownership(xattr.is_none() || self.caller.may_change_xattrs(before))?;
+        self.require_ownership(
+            owns || data.is_some() || modified.is_none_or(|time| is_near(time.into(), now)),
+        )?;
         if let Some(DataChange::Replace { new: Content::File(file), .. } | DataChange::File(file, _)) = data {
             let is_own = file.batch == FILES_OF_USERS + u64::from(self.caller.uid);
             self.require(is_own && file.inode == before.number)?;
         }
         let mut change = change.clone();
+        if !owns {
+            change.modified = modified.map(|_| now.into());
+        }
         change.drops_set_id |= data.is_some() && !(owns && self.caller.is_in_group(before.gid));
         let gid = gid.unwrap_or(before.gid);
         if before.kind()? != Kind::Dir && !self.caller.is_in_group(gid) {
@@ -175,6 +187,12 @@ impl Check<'_> {
         let dropped = if is_dir || self.caller.is_in_group(gid) { 0 } else { SET_GROUP_ID };
         Ok(NewEntry { permissions: new.permissions & !dropped, ..new })
     }
+}
+
+/// Returns whether a client can have read `time` as the present time, if its request is executed at
+/// `now`.
+fn is_near(time: Time, now: Time) -> bool {
+    time.seconds.abs_diff(now.seconds) <= PRESENT_SECONDS
 }
 
 impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
@@ -251,7 +269,7 @@ impl<E: Entries + Send + Sync> NameSpace for UserNames<E> {
     fn change(&self, node: (u64, &Place), change: &InodeChange, now: Time) -> Result<Inode> {
         let (mut names, check) = self.checked("change");
         let Found { place, inode } = check.reachable(&names, node)?;
-        let change = check.change(&inode, change)?;
+        let change = check.change(&inode, change, now)?;
         names.change((inode.number, &place), &change, now)
     }
 

@@ -149,6 +149,31 @@ fn attributes_are_changed_by_owners_and_contents_by_writers() {
     for refused in [&modified, &xattr, &append()] {
         assert_eq!(change(&user, node, refused), DENIED, "{refused:?}");
     }
+    // Only the owner sets another time than the present one, and attributes of a sticky directory.
+    let (writable, at) = file(b"writable", new(0o664, 1, GROUP));
+    let at_time = |seconds| InodeChange {
+        modified: Some(Time { seconds, nanoseconds: 0 }.into()),
+        ..Default::default()
+    };
+    for seconds in [i64::MIN, NOW.seconds - 61, NOW.seconds + 61, i64::MAX] {
+        assert_eq!(change(&user, (&writable, &at), &at_time(seconds)), NOT_PERMITTED, "{seconds}");
+    }
+    let modified_of = |place: &Place| names.find(writable.number, place).unwrap().inode.modified;
+    let late = InodeChange { modified: at_time(77).modified, ..append() };
+    for permitted in [&modified, &at_time(NOW.seconds - 60), &late] {
+        assert_eq!(change(&user, (&writable, &at), permitted), Ok(()), "{permitted:?}");
+        assert_eq!(modified_of(&at), NOW.into());
+    }
+    assert_eq!(change(&user, (&writable, &at), &xattr), Ok(()));
+    for (mode, result) in [(0o777, Ok(())), (0o1777, NOT_PERMITTED)] {
+        let dir = make(&names, ROOT, format!("{mode:o}").as_bytes(), NewNode::Dir, new(mode, 1, GROUP));
+        assert_eq!(change(&user, (&dir, &Place::Dir(dir.number)), &xattr), result);
+        let after = Inode {
+            xattrs: vec![crate::entry::Xattr { name: b"user.a".to_vec(), value: Vec::new() }],
+            ..dir.clone()
+        };
+        assert_eq!(user.caller.may_change(&dir, &after), result.is_ok());
+    }
     // A write to a file of others removes the set-id bits, whether the client wants it or not.
     let (shared, at) = file(b"shared", new(0o6775, 1, GROUP));
     assert_eq!(change(&user, (&shared, &at), &permissions(0o777)), NOT_PERMITTED);
