@@ -2,7 +2,8 @@
 """Measures small files: small_files.py [--files N] [--rounds N] [--scratch DIR] QUELL...
 
 Creates files of 4 KiB, reads their attributes and content, lists them twice with `ls -l` and removes
-them, in a plain directory and through a log mount of each QUELL (a path to a binary) in turns. One
+them, in a plain directory and through a log mount of each QUELL in turns. QUELL is the path to a
+binary, which options of `quell mount` may follow, as in "target/demo/quell --new-files object". One
 process makes one system call after the other. Prints the median time for each file, and the
 smallest and the largest.
 
@@ -14,6 +15,7 @@ be most of the measured time. If DIR is in memory, the time of the disk is not p
 import argparse
 import contextlib
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -49,13 +51,14 @@ def new_file_system(scratch):
 
 @contextlib.contextmanager
 def mounted(quell, root):
-    """Yield the mount point of a log mount with its store in `root`."""
+    """Yield the mount point of a log mount with its store in `root`. `quell` may have options."""
+    quell, *options = shlex.split(str(quell))
     store, point = (Path(root, name) for name in ("store", "mount"))
     for directory in (store, point):
         directory.mkdir(mode=0o700)
     with tempfile.TemporaryDirectory() as runtime:
         environment = {**os.environ, "QUELL_RUNTIME_DIR": runtime}
-        run(quell, "mount", "--quiet", "--log", store, point, env=environment)
+        run(quell, "mount", "--quiet", *options, "--log", store, point, env=environment)
         try:
             # A mount without requests does not become the only user of its store.
             until = time.monotonic() + START_S

@@ -903,6 +903,23 @@ pub struct LogArgs {
     /// store, whose changes are then visible up to SECONDS later [default: auto].
     #[arg(long, value_name = "auto|none|SECONDS", value_parser = kernel_caching)]
     pub kernel_cache: Option<KernelCaching>,
+    /// The form in which files begin in a single store: as a container, or as one object, which
+    /// needs fewer requests to the store. `object` is experimental: its speed was not measured, and
+    /// it was not tested with power failures of real devices, on Lustre, CephFS or NFS, and with
+    /// several nodes for days [default: container].
+    #[arg(long, value_name = "FORM", value_enum)]
+    pub new_files: Option<NewFilesArg>,
+}
+
+/// The form in which the files of a log mount begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NewFilesArg {
+    /// A directory with the logs of each writer.
+    Container,
+    /// One file in the store, which gets a container when a second process writes to it, or when it
+    /// is not written from its beginning to its end. Versions of Quell without this option do not
+    /// show such files.
+    Object,
 }
 
 /// Where the locks of a log mount are kept.

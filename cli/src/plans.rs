@@ -2,13 +2,13 @@
 
 use quell_mount_spec::{DiskFormat, IndexMode};
 use quell_supervisor::{
-    BatchMode, BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, Plan, PlanSource,
-    Target, TreePlan, TreesPlan, ViewChoice, Writes,
+    BatchMode, BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, NewFiles, Plan,
+    PlanSource, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 
 use crate::arguments::{
     AboveArg, BatchModeArg, BatchModeArgs, BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg,
-    LogArgs, OnChangeArg, ViewArg,
+    LogArgs, NewFilesArg, OnChangeArg, ViewArg,
 };
 use crate::failure::Failure;
 use crate::trace;
@@ -122,6 +122,7 @@ impl LogArgs {
             flatten_threshold_bytes: self.flatten_threshold,
             locks: self.locks.or(locks).map(Into::into),
             kernel_caching: self.kernel_cache,
+            new_files: self.new_files.map(Into::into),
         }
     }
 }
@@ -170,6 +171,15 @@ impl From<ImageFormatArg> for ImageFormat {
 impl From<ImageFormatArg> for DiskFormat {
     fn from(format: ImageFormatArg) -> DiskFormat {
         ImageFormat::from(format).into()
+    }
+}
+
+impl From<NewFilesArg> for NewFiles {
+    fn from(form: NewFilesArg) -> NewFiles {
+        match form {
+            NewFilesArg::Container => NewFiles::Container,
+            NewFilesArg::Object => NewFiles::Object,
+        }
     }
 }
 

@@ -70,8 +70,8 @@ pub use protocol::answer::RecordingResult;
 pub use protocol::job_files::JobInput;
 pub use protocol::plan::{
     BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
-    JobPlan, KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan,
-    TreesPlan, ViewChoice, Writes,
+    JobPlan, KernelCaching, LocksMode, LogPlan, NewFiles, Plan, PlanSource, PoolPlan, RecordingPlan, Target,
+    TreePlan, TreesPlan, ViewChoice, Writes,
 };
 pub use protocol::report::{
     BatchReport, BlobReport, HolderReport, JobNodeReport, JobReport, LogReport, PoolReport, TreeReport,

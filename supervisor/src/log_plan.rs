@@ -9,7 +9,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::display::shown;
 use crate::failure::Failure;
-use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan};
+use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan, NewFiles};
 
 /// The options of a log mount that the user gave.
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,6 +24,8 @@ pub struct LogOptions {
     pub locks: Option<LocksMode>,
     /// How long the kernel keeps names and attributes.
     pub kernel_caching: Option<KernelCaching>,
+    /// The form in which files begin.
+    pub new_files: Option<NewFiles>,
 }
 
 /// Checks the options and the stores, and returns the plan. `mountpoint` has no symbolic links.
@@ -55,6 +57,7 @@ pub fn log_plan(
         flatten_threshold_bytes: options.flatten_threshold_bytes.unwrap_or(FLATTEN_THRESHOLD_BYTES),
         locks: options.locks.unwrap_or_default(),
         kernel_caching: options.kernel_caching.unwrap_or_default(),
+        new_files: options.new_files.unwrap_or_default(),
     })
 }
 

@@ -1,6 +1,7 @@
 //! A directory that records every operation that would reach the file system.
 
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
@@ -208,9 +209,24 @@ impl WritableDir for CountingDir<dyn WritableDir> {
         }
     }
 
+    fn link(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8]) -> Result<()> {
+        self.record_at("link", from);
+        match to_dir.as_any().downcast_ref::<CountingDir<dyn WritableDir>>() {
+            Some(to_dir) => self.inner.link(from, &*to_dir.inner, to),
+            None => {
+                Err(Error::new(ErrorKind::InvalidInput, "link into a directory of another backend", from))
+            }
+        }
+    }
+
     fn change(&self, name: &[u8], change: &Change) -> Result<()> {
         self.record_at("change", name);
         self.inner.change(name, change)
+    }
+
+    fn change_open(&self, file: &dyn OpenFile, change: &Change) -> Result<()> {
+        self.record_at("change open file", b"");
+        self.inner.change_open(file, change)
     }
 
     fn sync(&self) -> Result<()> {
@@ -257,6 +273,10 @@ impl OpenFile for CountingFile {
     fn sync(&self) -> Result<()> {
         self.record("sync");
         self.inner.sync()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
     }
 
     /// Locks are not counted.

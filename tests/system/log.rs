@@ -13,6 +13,10 @@ use crate::skip;
 use crate::stage::{Mounted, Stage, eventually, has, is_mounted, is_root};
 use crate::trees::{noise, set_mode};
 
+/// Variable with the form in which files begin in all tests of log mounts: `object`, or `container`
+/// without the variable. Some tests examine containers, and fail with `object`.
+const NEW_FILES: &str = "QUELL_TEST_NEW_FILES";
+
 /// A store, and its mounts.
 pub struct Fixture {
     pub stage: Stage,
@@ -39,7 +43,11 @@ impl Fixture {
     pub fn command(&self, stores: &[&Path], options: &[&str], point: &Path) -> Command {
         let stores = stores.iter().map(|store| store.as_os_str()).collect::<Vec<_>>().join(OsStr::new(","));
         let mut command = self.stage.quell();
-        command.arg("mount").arg("--log").arg(stores).args(options).arg(point);
+        command.arg("mount").arg("--log").arg(stores).args(options);
+        if let Some(form) = std::env::var_os(NEW_FILES).filter(|_| !options.contains(&"--new-files")) {
+            command.arg("--new-files").arg(form);
+        }
+        command.arg(point);
         command
     }
 
@@ -69,13 +77,34 @@ impl Fixture {
         found
     }
 
-    /// Returns the containers in the store that were removed or are under construction.
+    /// Returns the containers in the store that were removed or are under construction, and those
+    /// without an object.
     pub fn leftovers(&self) -> Vec<PathBuf> {
         let in_dir = |name: &str| {
             fs::read_dir(self.store.join(".quell").join(name)).unwrap().map(|entry| entry.unwrap().path())
         };
-        in_dir("trash").chain(in_dir("new")).chain(in_dir("parts")).collect()
+        let mut numbers = Vec::new();
+        walk(&self.store, &mut |path| {
+            if path.extension().is_some_and(|end| end == "container") && path.is_file() {
+                numbers.push(number_of_object(path));
+            }
+        });
+        let is_used = |path: &PathBuf| numbers.iter().any(|number| path.ends_with(number));
+        let without_object = in_dir("parts").filter(|path| !is_used(path));
+        in_dir("trash").chain(in_dir("new")).chain(without_object).collect()
     }
+}
+
+/// Returns true if the files of all mounts of the tests begin as objects.
+pub fn begins_as_objects() -> bool {
+    std::env::var_os(NEW_FILES).is_some_and(|form| form == "object")
+}
+
+/// Returns the number in the header of an object, as it names the container.
+pub fn number_of_object(object: &Path) -> String {
+    let bytes = fs::read(object).unwrap();
+    let number = u128::from_le_bytes(bytes[16..32].try_into().unwrap());
+    format!("{number:032x}")
 }
 
 pub fn walk(directory: &Path, visit: &mut dyn FnMut(&Path)) {
@@ -225,6 +254,9 @@ fn the_ways_to_write_and_read_give_the_same_files() {
 
 #[test]
 fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
+    if begins_as_objects() {
+        skip!("the names of flat indices are expected in containers that have the name of the file");
+    }
     let fixture = log_fixture!();
     let write = |path: &Path| {
         // Two processes, so that there is more than one index log.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::log::{Fixture, walk};
+use crate::log::{Fixture, begins_as_objects, walk};
 use crate::log_fixture;
 use crate::log_sharing::{SMALL_BYTES, process, small_record};
 use crate::skip;
@@ -242,10 +242,18 @@ fn a_full_store_is_an_error_until_space_is_freed() {
     file.write_all_at(b"begun", 0).unwrap();
     file.sync_all().unwrap();
     let _ = File::create(&filler).unwrap().write_all(&vec![1; 4 << 20]);
-    file.write_all_at(&noise(500_000, 7), 0).unwrap();
-    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(28), "ENOSPC");
-    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(28), "ENOSPC");
-    fs::remove_file(&filler).unwrap();
+    let written = file.write_all_at(&noise(500_000, 7), 0);
+    if begins_as_objects() {
+        // The file needs a container for this write.
+        assert_eq!(written.unwrap_err().raw_os_error(), Some(28), "ENOSPC");
+        fs::remove_file(&filler).unwrap();
+        file.write_all_at(&noise(500_000, 7), 0).unwrap();
+    } else {
+        written.unwrap();
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(28), "ENOSPC");
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(28), "ENOSPC");
+        fs::remove_file(&filler).unwrap();
+    }
     file.sync_all().unwrap();
     drop(file);
     mounted.umount();
@@ -293,6 +301,9 @@ fn files_removed_in_a_full_store_leave_nothing_in_it() {
 
 #[test]
 fn a_store_that_becomes_read_only_can_still_be_read() {
+    if begins_as_objects() {
+        skip!("the mount keeps objects open that it has created, so the file system stays writable");
+    }
     let Some(fixture) = Fixture::new() else { return };
     let Some(small) = Small::new(&fixture.stage, "16m") else { return };
     let mounted = fixture.mount_with(&[&small.path], &[]);
@@ -371,7 +382,8 @@ fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
     assert!(!printed.contains("wrote private") && !printed.contains("wrote shared"), "{printed}");
     assert_eq!(fs::read_to_string(at("common")).unwrap(), "theirs\n");
     // In the store, the same permissions apply to the files of the containers.
-    let script = "find \"$1\" -name '*.data' 2>/dev/null | xargs cat; true";
+    let script =
+        "find \"$1\" \\( -name '*.data' -o -name '*.container' -type f \\) 2>/dev/null | xargs -r cat; true";
     let found = as_nobody(&fixture.stage, script, &[&fixture.store.join("private.container")]);
     assert!(!found.contains("secret"), "{found}");
     let found = as_nobody(&fixture.stage, script, &[&fixture.store.join("shared.container")]);
@@ -382,6 +394,9 @@ fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
         !as_nobody(&fixture.stage, script, &[&fixture.store.join("shared.container")]).contains("secret")
     );
     mounted.umount();
+    if begins_as_objects() {
+        skip!("the first data is in objects: the owners of logs are not compared");
+    }
     // Logs belong to their writers, for quotas.
     let mut owners = Vec::new();
     walk(&fixture.store, &mut |path| {
@@ -434,13 +449,24 @@ fn a_program_that_waits_for_input_sees_the_mount_go() {
 /// An ext4 on a loop device whose file lies on a tmpfs. When the tmpfs is full, the device cannot
 /// write new blocks of that file. ext4 accepts writes, because it has free blocks itself, and their
 /// writeback fails.
-struct FailingDevice<'a> {
+pub struct FailingDevice<'a> {
     stage: &'a Stage,
     backing: PathBuf,
-    point: PathBuf,
+    pub point: PathBuf,
 }
 
 impl FailingDevice<'_> {
+    /// Returns `None`, and prints the reason, if this user cannot create one.
+    pub fn if_possible(stage: &Stage) -> Option<FailingDevice<'_>> {
+        let reason = match File::options().read(true).write(true).open("/dev/loop-control") {
+            _ if !is_root() => "a block device that fails needs root",
+            Err(_) => "no loop devices",
+            Ok(_) => return Some(FailingDevice::new(stage)),
+        };
+        println!("SKIPPED: {reason}");
+        None
+    }
+
     fn new(stage: &Stage) -> FailingDevice<'_> {
         let device = FailingDevice { stage, backing: stage.dir("backing"), point: stage.dir("device") };
         let script = "mount -t tmpfs -o size=96m quell-test \"$1\" && \
@@ -451,23 +477,23 @@ impl FailingDevice<'_> {
         device
     }
 
-    fn mount(&self) {
+    pub fn mount(&self) {
         let script = "mount -o loop,commit=300 \"$1/disk\" \"$2\"";
         self.stage.sh(script, &[&self.backing, &self.point]).expect(0);
     }
 
-    fn unmount(&self) {
+    pub fn unmount(&self) {
         self.stage.sh("umount \"$1\"", &[&self.point]).expect(0);
     }
 
     /// Fills the tmpfs, so that blocks of the device that no file uses yet cannot be written.
-    fn fail(&self) {
+    pub fn fail(&self) {
         // Only this file system is synced, not the dirty data of other file systems.
         let script = "sync -f \"$2\" && fstrim \"$2\" && ! cat /dev/zero >\"$1/ballast\"";
         self.stage.sh(script, &[&self.backing, &self.point]).expect(0);
     }
 
-    fn work(&self) {
+    pub fn work(&self) {
         fs::remove_file(self.backing.join("ballast")).unwrap();
     }
 }
@@ -481,14 +507,11 @@ impl Drop for FailingDevice<'_> {
 
 #[test]
 fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_again() {
-    if !is_root() {
-        skip!("a block device that fails needs root");
-    }
-    if File::options().read(true).write(true).open("/dev/loop-control").is_err() {
-        skip!("no loop devices");
+    if begins_as_objects() {
+        skip!("the write after the sync creates the container of an object, which fails at once");
     }
     let fixture = log_fixture!();
-    let device = FailingDevice::new(&fixture.stage);
+    let Some(device) = FailingDevice::if_possible(&fixture.stage) else { return };
     let store = device.point.join("store");
     fs::create_dir(&store).unwrap();
     let mounted = fixture.mount_with(&[&store], &[]);

@@ -15,7 +15,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use crate::log::{Fixture, walk};
+use crate::log::{Fixture, begins_as_objects, walk};
 use crate::stage::{Ended, Stage, eventually, is_root, words};
 use crate::{log_fixture, skip};
 
@@ -32,7 +32,7 @@ fn become_user(uid: u32) {
     set_thread_res_uid(Uid::from_raw(uid), Uid::from_raw(uid), Uid::from_raw(uid)).unwrap();
 }
 
-fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
+pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
     let run = move || {
         become_user(uid);
         act()
@@ -319,6 +319,9 @@ fn logs_of(fixture: &Fixture) -> Vec<(PathBuf, u64)> {
 
 #[test]
 fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
+    if begins_as_objects() {
+        skip!("the logs are expected in a container that has the name of the file");
+    }
     let fixture = log_fixture!();
     let mounted = fixture.mount();
     let path = mounted.point.join("f");
@@ -382,6 +385,9 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
 
 #[test]
 fn a_writer_that_names_no_namespace_counts_as_alive() {
+    if begins_as_objects() {
+        skip!("the logs are expected in a container that has the name of the file");
+    }
     let fixture = log_fixture!();
     let mounted = fixture.mount();
     fs::write(mounted.point.join("f"), "bytes").unwrap();

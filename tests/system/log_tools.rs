@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::log::begins_as_objects;
 use crate::log_fixture;
 use crate::stage::{Ended, Stage, is_root};
 use crate::trees::{noise, set_mode, set_mtime};
@@ -316,7 +317,9 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     let printed = stage.log(&[&"fsck", store, &"--repair", &"--json"]).expect(0).json();
     assert_eq!((&printed["open"], &printed["findings"]), (&1.into(), &serde_json::json!([])), "{printed}");
     let facts = stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
-    assert_eq!(facts["writers"][0]["open"]["gone"], false, "{facts}");
+    let writers = facts["writers"].as_array().unwrap();
+    let open = writers.iter().find(|writer| !writer["open"].is_null()).unwrap();
+    assert_eq!(open["open"]["gone"], false, "{facts}");
     let ended = stage.log(&[&"export", store, &"file", &stage.path("exported")]).expect(0);
     assert_eq!(ended.says("is being written").code(), Some(0));
     assert!(fs::read(stage.path("exported")).unwrap().starts_with(&bytes));
@@ -325,9 +328,15 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     drop(file);
     mounted.umount();
     let listed = lines(&stage.log(&[&"ls", store, &"--json"]).expect(0));
-    assert_eq!((&listed[0]["open"], &listed[0]["logs"]), (&1.into(), &1.into()), "{listed:?}");
+    // An object is a log of its own.
+    let logs = if begins_as_objects() { 2 } else { 1 };
+    assert_eq!((&listed[0]["open"], &listed[0]["logs"]), (&1.into(), &logs.into()), "{listed:?}");
     let facts = || stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
-    assert!(crate::stage::eventually(|| facts()["writers"][0]["open"]["gone"] == true), "{}", facts());
+    let is_gone = || {
+        let facts = facts();
+        facts["writers"].as_array().unwrap().iter().any(|writer| writer["open"]["gone"] == true)
+    };
+    assert!(crate::stage::eventually(is_gone), "{}", facts());
     let printed = stage.log(&[&"fsck", store]).expect(1).text();
     assert!(
         printed.contains("dead-writer") && printed.contains("was not closed by its process"),

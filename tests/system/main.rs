@@ -54,6 +54,7 @@ mod log;
 mod log_cache;
 mod log_faults;
 mod log_locks;
+mod log_objects;
 mod log_owners;
 mod log_ranks;
 mod log_rebalance;

@@ -143,6 +143,11 @@ pub trait OpenFile: ReadAt {
         None
     }
 
+    /// Returns the descriptor, which stays open. `None`: the implementation has none.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Returns the first range at or after `offset` that has data, from its first byte to the one
     /// after its last; `None` if only a hole follows. An implementation that does not know its
     /// holes returns the whole rest of the file.
@@ -278,6 +283,18 @@ pub trait WritableDir: Dir {
     /// size is `InvalidInput`; use [`WritableFile::set_size`]. For a file that was just created,
     /// [`WritableFile::change`] is safer: the name may refer to another file meanwhile.
     fn change(&self, name: &[u8], change: &Change) -> Result<()>;
+
+    /// Gives a file another name, which must not exist (`Exists`). A symbolic link is not followed.
+    /// `Unsupported`: the implementation has no such links.
+    fn link(&self, from: &[u8], _to_dir: &dyn WritableDir, _to: &[u8]) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "link", from))
+    }
+
+    /// Changes owners, permissions and time of a file that was opened in this directory, regardless
+    /// of its current name, with the checks of [`change`](Self::change).
+    fn change_open(&self, _file: &dyn OpenFile, _change: &Change) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "change", b"an open file"))
+    }
 
     /// Sets an extended attribute of a child, or of the directory itself if `name` is empty, or
     /// removes it if `value` is `None`. A symbolic link is not followed. Errors: `Unsupported` if

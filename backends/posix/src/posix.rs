@@ -351,6 +351,10 @@ impl OpenFile for PosixFile {
         Some(self.fd)
     }
 
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
     fn stat(&self) -> Result<Stat> {
         let _span = operation_span("fstat");
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)

@@ -55,10 +55,11 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         || logs.index_method.is_some()
         || logs.flatten_threshold.is_some()
         || logs.locks.is_some()
-        || logs.kernel_cache.is_some();
+        || logs.kernel_cache.is_some()
+        || logs.new_files.is_some();
     if is_given {
         return Err(Failure::wrong_input(
-            "--buffer, --index, --flatten-threshold, --locks and --kernel-cache can be used only with --log",
+            "--buffer, --index, --flatten-threshold, --locks, --kernel-cache and --new-files can be used only with --log",
         ));
     }
     if args.cover.at.is_some() {

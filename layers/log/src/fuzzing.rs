@@ -8,9 +8,10 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::format::{
     BATCH_HEAD_BYTES, BLOCK_BYTES, Builder, CONTAINER_VERSION, Extent, FILE_END_MAX, FRAME_HEAD_BYTES,
     FileOffset, FlatLog, FrameHead, FrameKind, Frames, HEAD_BYTES, Head, HeadKind, LogPosition,
-    MAP_SUM_BYTES, Member, MetaName, Order, PayloadOffset, Run, Runs, StoreMap, Stored, Summary,
-    container_name, decode_batch, decode_frame_head, decode_frame_runs, encode_batch, encode_frame_head,
-    other_name, reseal_flat, shown, u32_at, u64_at,
+    MAP_SUM_BYTES, Member, MetaName, OBJECT_VERSION, ObjectProcess, Order, PayloadOffset, Run, Runs,
+    StoreMap, Stored, Summary, container_name, decode_batch, decode_frame_head, decode_frame_runs,
+    decode_object_frame_head, encode_batch, encode_frame_head, encode_object_frame_head, other_name,
+    reseal_flat, shown, u32_at, u64_at,
 };
 use crate::session::Share;
 
@@ -65,6 +66,7 @@ pub fn check_frame(bytes: &[u8], is_sealed: bool) {
         let end = bytes.len();
         reseal(&mut bytes, FRAME_SUM_AT, FRAME_HEAD_BYTES as usize, end);
     }
+    check_object_frame(&head, &bytes);
     let Ok(runs) = decode_frame_runs(&head, &bytes) else { return };
     runs.iter().for_each(check_run);
     assert_eq!(runs.iter().map(Run::bytes).sum::<u64>(), head.payload_bytes);
@@ -73,6 +75,17 @@ pub fn check_frame(bytes: &[u8], is_sealed: bool) {
     let fixed = again.first_chunk().expect("an encoded header has this size");
     let second = decode_frame_head(fixed).expect("an encoded value can be decoded");
     assert_eq!(decode_frame_runs(&second, &again).expect("an encoded value can be decoded"), runs);
+}
+
+/// Decodes the header of a frame as that of an object.
+fn check_object_frame(head: &FrameHead, bytes: &[u8]) {
+    let (payload, start) = (head.payload_bytes, head.payload_start);
+    let at = LogPosition { payload: start, ..LogPosition::START };
+    if let Some(found) = decode_object_frame_head(bytes, at, payload) {
+        let again = encode_object_frame_head(payload, found.epoch, found.sequence, start);
+        let again = decode_object_frame_head(&again, at, payload).expect("an encoded value can be decoded");
+        assert_eq!((again.epoch, again.sequence), (found.epoch, found.sequence));
+    }
 }
 
 /// Decodes a batch of an index log at the offsets that its own header gives.
@@ -110,6 +123,7 @@ const RECORD: Head = Head {
     container: 0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF,
     writer: 0,
     directories: 32,
+    process: None,
 };
 
 /// Encodes a flat index.
@@ -240,10 +254,15 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let two = vec![member(7 << 100, false, b"/scratch/a"), member(5, true, b"/with a space/100%\n\xff")];
     let map = StoreMap { version: 1, members: two }.encode();
     let with = |choice: u8, bytes: &[u8]| [&[choice], bytes].concat();
+    let process = Some(ObjectProcess { node_sum: 7, pid: 77, start: 1 << 40 });
+    let data = RECORD.for_file(HeadKind::Data, 7);
+    let object = Head { version: OBJECT_VERSION, block_bytes: BLOCK_BYTES, process, ..data };
     vec![
         ("log_head", "container", with(0, &RECORD.encode())),
         ("log_head", "data", with(1, &RECORD.for_file(HeadKind::Data, 7).encode())),
+        ("log_head", "object", with(1, &object.encode())),
         ("log_frame", "few", with(0, &frame)),
+        ("log_frame", "object", with(1, &encode_object_frame_head(4096, 1, 9, PayloadOffset(0)))),
         (
             "log_frame",
             "strided",

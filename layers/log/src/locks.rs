@@ -25,6 +25,8 @@ pub(crate) enum Rank {
     MapUpdate,
     /// The state of one writer.
     Writer,
+    /// One thread creates the container of an object; other threads that need it wait.
+    Joining,
     /// One thread reads a newer placement map and opens its stores; other threads that need it
     /// wait.
     PlacementMap,

@@ -62,7 +62,13 @@ pub fn join(stores: &[MemoryStore]) {
 
 /// Returns a mount of process `pid`.
 pub fn mount(stores: &[MemoryStore], seed: u64, pid: u32) -> LogFs {
-    let choices = Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0, flattens_later: false };
+    let choices = Choices {
+        buffer_bytes: 40_000,
+        index_threads: 1,
+        flatten_bytes: 0,
+        flattens_later: false,
+        begins_as_object: false,
+    };
     LogFs::new(Stores::open(roots(stores), host(seed, pid), 4).unwrap(), choices)
 }
 

@@ -13,27 +13,21 @@ use quell_testkit::histories::crash::{self, CrashImplementation, Failure};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{Context, FileSystem, NewEntry, OpenMode};
 
-fn mount(
-    roots: Vec<Arc<dyn WritableDir>>,
-    owner: (u32, u32),
-    buffer_bytes: usize,
-    flatten_bytes: u64,
-) -> Arc<dyn FileSystem> {
-    Arc::new(mounted::mount(
-        roots,
-        owner,
-        Choices { buffer_bytes, index_threads: 2, flatten_bytes, flattens_later: false },
-    ))
+fn mount(roots: Vec<Arc<dyn WritableDir>>, owner: (u32, u32), choices: Choices) -> Arc<dyn FileSystem> {
+    Arc::new(mounted::mount(roots, owner, choices))
 }
 
-/// Runs `check` on mounts of `stores` stores in memory. Writers collect `buffer_bytes`, and the
-/// last writer of a file flattens index logs of at most `flatten_bytes`.
-fn in_memory(
-    stores: usize,
-    buffer_bytes: usize,
-    flatten_bytes: u64,
-    check: impl Fn(&WritableImplementation<'_>),
-) {
+fn choices(buffer_bytes: usize, flatten_bytes: u64) -> Choices {
+    Choices { buffer_bytes, index_threads: 2, flatten_bytes, ..Choices::default() }
+}
+
+/// The options of a mount whose files begin as objects.
+fn objects() -> Choices {
+    Choices { begins_as_object: true, ..choices(1 << 20, 0) }
+}
+
+/// Runs `check` on mounts of `stores` stores in memory.
+fn in_memory(stores: usize, choices: Choices, check: impl Fn(&WritableImplementation<'_>)) {
     let make = |count: usize| {
         let stores: Vec<MemoryStore> = (0..stores).map(|_| MemoryStore::new()).collect();
         // Each mount names the stores in another order; the order of the first one is used.
@@ -42,16 +36,12 @@ fn in_memory(
             order.map(|place| stores[place].root() as Arc<dyn WritableDir>).collect()
         };
         Mounts {
-            mounts: (0..count)
-                .map(|number| mount(roots(number), MEMORY, buffer_bytes, flatten_bytes))
-                .collect(),
+            mounts: (0..count).map(|number| mount(roots(number), MEMORY, choices)).collect(),
             keep: None,
         }
     };
     check(&WritableImplementation {
-        name: &format!(
-            "log over {stores} stores in memory, buffers of {buffer_bytes}, flattens {flatten_bytes}"
-        ),
+        name: &format!("log over {stores} stores in memory, {choices:?}"),
         make: &make,
         mounts_max: 2,
         name_bytes_max: 245,
@@ -69,26 +59,30 @@ fn in_memory(
 
 #[test]
 fn promises_are_kept_in_memory() {
-    in_memory(1, 1 << 20, 0, writing::run);
+    in_memory(1, choices(1 << 20, 0), writing::run);
+}
+
+#[test]
+fn promises_are_kept_for_files_that_begin_as_objects() {
+    in_memory(1, objects(), writing::run);
 }
 
 #[test]
 fn promises_are_kept_with_a_small_buffer() {
-    in_memory(1, 100, 1 << 20, writing::run);
+    in_memory(1, choices(100, 1 << 20), writing::run);
 }
 
 #[test]
 fn promises_are_kept_with_three_stores() {
-    in_memory(3, 1 << 20, 0, writing::run);
+    in_memory(3, choices(1 << 20, 0), writing::run);
 }
 
-#[test]
-fn promises_are_kept_on_a_real_file_system() {
+fn on_a_real_file_system(choices: Choices) {
     let make = |count: usize| {
         let temp = tempfile::tempdir().unwrap();
         let root = || vec![Arc::new(PosixDir::open(temp.path()).unwrap()) as Arc<dyn WritableDir>];
         Mounts {
-            mounts: (0..count).map(|_| mount(root(), own(), 1 << 16, 0)).collect(),
+            mounts: (0..count).map(|_| mount(root(), own(), choices)).collect(),
             keep: Some(Box::new(temp)),
         }
     };
@@ -110,42 +104,49 @@ fn promises_are_kept_on_a_real_file_system() {
 }
 
 #[test]
+fn promises_are_kept_on_a_real_file_system() {
+    on_a_real_file_system(choices(1 << 16, 0));
+}
+
+#[test]
+fn promises_are_kept_for_objects_on_a_real_file_system() {
+    on_a_real_file_system(objects());
+}
+
+#[test]
 fn random_histories_of_one_mount_match_the_model() {
-    for (buffer_bytes, flatten) in [(1 << 20, 0), (3000, 0), (3000, 1 << 20)] {
-        in_memory(1, buffer_bytes, flatten, |implementation| {
-            histories::check(implementation, Shape::ONE_MOUNT, 0..25)
-        });
-        in_memory(1, buffer_bytes, flatten, |implementation| {
-            histories::check(implementation, Shape::DENSE, 0..25)
-        });
+    for choices in [choices(1 << 20, 0), choices(3000, 0), choices(3000, 1 << 20), objects()] {
+        in_memory(1, choices, |implementation| histories::check(implementation, Shape::ONE_MOUNT, 0..25));
+        in_memory(1, choices, |implementation| histories::check(implementation, Shape::DENSE, 0..25));
     }
 }
 
 #[test]
 fn random_histories_of_two_mounts_match_the_model() {
-    for (stores, buffer_bytes, flatten) in [(1, 1 << 20, 0), (1, 500, 1 << 20), (3, 3000, 0)] {
-        in_memory(stores, buffer_bytes, flatten, |implementation| {
+    let configurations =
+        [(1, choices(1 << 20, 0)), (1, choices(500, 1 << 20)), (3, choices(3000, 0)), (1, objects())];
+    for (stores, choices) in configurations {
+        in_memory(stores, choices, |implementation| {
             histories::check(implementation, Shape::TWO_MOUNTS, 0..25)
         });
         let dense = Shape { mounts: 2, ..Shape::DENSE };
-        in_memory(stores, buffer_bytes, flatten, |implementation| {
-            histories::check(implementation, dense, 0..25)
-        });
+        in_memory(stores, choices, |implementation| histories::check(implementation, dense, 0..25));
     }
 }
 
-/// Number of stores, bytes that a writer collects, and size of index logs up to which they are
-/// flattened.
-const CRASH_CONFIGURATIONS: [(usize, usize, u64); 3] = [(1, 1 << 20, 0), (1, 700, 1 << 20), (3, 3000, 0)];
+/// Number of stores, bytes that a writer collects, size of index logs up to which they are
+/// flattened, and whether files begin as objects.
+const CRASH_CONFIGURATIONS: [(usize, usize, u64, bool); 4] =
+    [(1, 1 << 20, 0, false), (1, 700, 1 << 20, false), (3, 3000, 0, false), (1, 1 << 20, 0, true)];
 
 fn with_crash_stores<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>) -> T) -> T {
-    let (stores, buffer_bytes, flatten_bytes) = CRASH_CONFIGURATIONS[number];
-    let choices = Choices { buffer_bytes, index_threads: 2, flatten_bytes, flattens_later: false };
+    let (stores, buffer_bytes, flatten_bytes, begins_as_object) = CRASH_CONFIGURATIONS[number];
+    let choices = Choices { begins_as_object, ..choices(buffer_bytes, flatten_bytes) };
     let make = |stores: &[MemoryStore], boots| {
         let roots = stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
         Arc::new(mounted::mount_after(boots, roots, MEMORY, choices)) as Arc<dyn FileSystem>
     };
-    let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
+    let name = format!("log over {stores} stores, {choices:?}");
     let (uid, gid) = MEMORY;
     run(&CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true })
 }
@@ -219,7 +220,7 @@ fn histories_of_no_inodes() {
 #[test]
 fn an_append_begins_at_the_size_to_which_another_mount_truncated() {
     let store = MemoryStore::new();
-    let mounts = [(); 2].map(|()| mount(vec![store.root()], MEMORY, 1000, 0));
+    let mounts = [(); 2].map(|()| mount(vec![store.root()], MEMORY, choices(1000, 0)));
     let trees = [0, 1].map(|at| mounts[at].writable().unwrap());
     let new = NewEntry { permissions: 0o644, uid: MEMORY.0, gid: MEMORY.1 };
     let (attributes, file) =

@@ -19,7 +19,13 @@ fn mount(root: Arc<dyn WritableDir>, owner: (u32, u32), buffer_bytes: usize) -> 
     mounted::mount(
         vec![root],
         owner,
-        Choices { buffer_bytes, index_threads: 1, flatten_bytes: 0, flattens_later: false },
+        Choices {
+            buffer_bytes,
+            index_threads: 1,
+            flatten_bytes: 0,
+            flattens_later: false,
+            begins_as_object: false,
+        },
     )
 }
 

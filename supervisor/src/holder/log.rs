@@ -16,7 +16,7 @@ use crate::holder::handshake::HolderContext;
 use crate::holder::messages::Messages;
 use crate::holder::only_user;
 use crate::holder::writable_mount::{Content, MountOptions, WritableMount, mountpoint};
-use crate::protocol::plan::{LocksMode, LogPlan};
+use crate::protocol::plan::{LocksMode, LogPlan, NewFiles};
 use crate::protocol::report::{HolderReport, LogReport};
 
 /// Logs of files that no process has open are closed if they were not read for this time, and after
@@ -88,7 +88,8 @@ impl Content for Logs {
 }
 
 fn choices(plan: &LogPlan) -> Choices {
-    plan.index.choices(plan.buffer_bytes, plan.flatten_threshold_bytes)
+    let begins_as_object = plan.new_files == NewFiles::Object;
+    Choices { begins_as_object, ..plan.index.choices(plan.buffer_bytes, plan.flatten_threshold_bytes) }
 }
 
 fn lock_keeper(mode: LocksMode) -> LockKeeper {
@@ -128,14 +129,16 @@ mod tests {
     fn each_index_mode_sets_the_choices_of_the_layer() {
         let chosen = |index| {
             let (stores, buffer_bytes, locks) = (Vec::new(), 4096, LocksMode::Store);
-            let Choices { buffer_bytes, index_threads, flatten_bytes, flattens_later } = choices(&LogPlan {
-                stores,
-                buffer_bytes,
-                index,
-                flatten_threshold_bytes: 5,
-                locks,
-                kernel_caching: KernelCaching::Auto,
-            });
+            let Choices { buffer_bytes, index_threads, flatten_bytes, flattens_later, .. } =
+                choices(&LogPlan {
+                    stores,
+                    buffer_bytes,
+                    index,
+                    flatten_threshold_bytes: 5,
+                    locks,
+                    kernel_caching: KernelCaching::Auto,
+                    new_files: NewFiles::Container,
+                });
             assert_eq!(buffer_bytes, 4096);
             (index_threads > 1, flatten_bytes, flattens_later)
         };

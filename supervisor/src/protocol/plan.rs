@@ -177,6 +177,8 @@ pub struct LogPlan {
     pub locks: LocksMode,
     /// How long the kernel keeps names and attributes.
     pub kernel_caching: KernelCaching,
+    /// The form in which files begin.
+    pub new_files: NewFiles,
 }
 
 /// A mount of a pool.
@@ -241,6 +243,17 @@ pub enum BatchMode {
         /// The number of the batch.
         batch: u64,
     },
+}
+
+/// The form in which the files of a log mount begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NewFiles {
+    /// As a container: a directory with the logs of each writer.
+    #[default]
+    Container,
+    /// As one object, which gets a container when it needs one.
+    Object,
 }
 
 /// Where the locks (flock(2), fcntl(2)) of a log mount are kept.
@@ -494,6 +507,7 @@ mod tests {
             flatten_threshold_bytes: 1,
             locks: LocksMode::Store,
             kernel_caching: KernelCaching::Seconds(3),
+            new_files: NewFiles::Object,
         };
         let plan = Plan {
             target: Target::Mountpoint { path: "/m".into(), allow_other: false },

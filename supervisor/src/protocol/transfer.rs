@@ -113,13 +113,22 @@ pub fn receive(mut stream: impl AsFd + Read) -> Result<Received, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan, PlanSource, Target};
+    use crate::protocol::plan::{KernelCaching, LocksMode, LogPlan, NewFiles, PlanSource, Target};
     use quell_mount_spec::IndexMode;
 
     fn plan() -> Plan {
         let (index, flatten_threshold_bytes, locks) = (IndexMode::Parallel, 0, LocksMode::Store);
         let (stores, buffer_bytes, kernel_caching) = (Vec::new(), 4096, KernelCaching::Auto);
-        let log = LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes, locks, kernel_caching };
+        let new_files = NewFiles::Container;
+        let log = LogPlan {
+            stores,
+            buffer_bytes,
+            index,
+            flatten_threshold_bytes,
+            locks,
+            kernel_caching,
+            new_files,
+        };
         let (strict, quiet, verbose) = (false, true, false);
         let (target, source, trust_owners) = (Target::Namespace, PlanSource::Log(log), Vec::new());
         Plan {

@@ -189,6 +189,11 @@ impl WritableDir for StoreDir {
         state.change(number, change)
     }
 
+    fn change_open(&self, file: &dyn OpenFile, change: &Change) -> Result<()> {
+        let number = file.stat()?.inode;
+        self.handle.begin("change open file", b"", true)?.change(number, change)
+    }
+
     fn sync(&self) -> Result<()> {
         let mut state = self.handle.begin("sync directory", b"", false)?;
         state.sync_dir(self.handle.number);

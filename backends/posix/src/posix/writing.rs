@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::{PIECES_MAX, PosixDir, PosixFile, failed, moved};
 use crate::span::{entry_span, file_span, operation_span};
-use crate::{Acting, WritableDir, WritableFile, assume};
+use crate::{Acting, OpenFile, WritableDir, WritableFile, assume};
 
 const SET_GROUP_ID: u32 = 0o2000;
 const SET_ID: u32 = 0o6000;
@@ -143,6 +143,20 @@ impl PosixDir {
     fn point_at(&self, name: &OsStr) -> rustix::io::Result<rustix::fd::OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&self.fd, name, flags, Mode::empty())
+    }
+
+    /// Assumes the credentials of the owner of both directories, if this thread has root's
+    /// privileges. If the directories have different owners, neither user may rename between them.
+    /// Root then moves the directory entry with its own privileges and does nothing else.
+    fn assume_owner_of_both(&self, other: &PosixDir) -> Result<Option<Acting>> {
+        if !self.is_guarded() {
+            return Ok(None);
+        }
+        let owner = |dir: &PosixDir| {
+            FileStatus::at_open(dir.fd.as_fd()).map_err(|e| failed(e, "look at", b"a directory"))
+        };
+        let (source, target) = (owner(self)?, owner(other)?);
+        if source.uid == target.uid { source.assume_owner() } else { Ok(None) }
     }
 
     /// Returns whether this thread has root's privileges in a directory where other users may
@@ -323,18 +337,7 @@ impl WritableDir for PosixDir {
             Rename::Exchange => RenameFlags::EXCHANGE,
         };
         let (from_name, to_name) = (component(from)?, component(to)?);
-        // If the directories have different owners, neither user may rename between them. Root then
-        // moves the directory entry with its own privileges and does nothing else.
-        let _owner = match self.is_guarded() {
-            true => {
-                let owner = |dir: &PosixDir| {
-                    FileStatus::at_open(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from))
-                };
-                let (source, target) = (owner(self)?, owner(to_dir)?);
-                if source.uid == target.uid { source.assume_owner()? } else { None }
-            }
-            false => None,
-        };
+        let _owner = self.assume_owner_of_both(to_dir)?;
         let renamed = if flags.is_empty() {
             rustix::fs::renameat(&self.fd, from_name, &to_dir.fd, to_name)
         } else {
@@ -345,6 +348,15 @@ impl WritableDir for PosixDir {
             Errno::INVAL | Errno::NOSYS => Error::new(ErrorKind::Unsupported, "rename", from),
             e => failed(e, "rename", from),
         })
+    }
+
+    fn link(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8]) -> Result<()> {
+        let _span = entry_span("link", from);
+        let invalid = || Error::new(ErrorKind::InvalidInput, "link", from);
+        let to_dir = to_dir.as_any().downcast_ref::<PosixDir>().ok_or_else(invalid)?;
+        let _owner = self.assume_owner_of_both(to_dir)?;
+        rustix::fs::linkat(&self.fd, component(from)?, &to_dir.fd, component(to)?, AtFlags::empty())
+            .map_err(|e| failed(e, "link", from))
     }
 
     fn set_xattr(&self, name: &[u8], attribute: &[u8], value: Option<&[u8]>) -> Result<()> {
@@ -386,6 +398,20 @@ impl WritableDir for PosixDir {
         if self.is_guarded() {
             return self.change_guarded(fd, name, change);
         }
+        let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
+        change_descriptor(fd, kind, change).map_err(fail)
+    }
+
+    fn change_open(&self, file: &dyn OpenFile, change: &Change) -> Result<()> {
+        const NAME: &[u8] = b"an open file";
+        let _span = operation_span("fsetattr");
+        let Some(fd) = file.descriptor().filter(|_| change.size_bytes.is_none()) else {
+            return Err(Error::new(ErrorKind::InvalidInput, "change", NAME));
+        };
+        if self.is_guarded() {
+            return self.change_guarded(fd, NAME, change);
+        }
+        let fail = |e| failed(e, "change", NAME);
         let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
         change_descriptor(fd, kind, change).map_err(fail)
     }

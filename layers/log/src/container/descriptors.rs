@@ -48,7 +48,7 @@ impl Descriptors {
             return Ok(Arc::clone(&kept.file));
         }
         // Opened without the lock, because opening may be slow.
-        let file: Arc<dyn OpenFile> = Arc::from(container.open_data(writer)?);
+        let file = container.open_data(writer)?;
         let kept = Kept { file: Arc::clone(&file), is_recent: true };
         let evicted = self.lock().push(key, kept);
         drop(evicted);

@@ -12,13 +12,15 @@ use quell_vfs::{Change, Error, ErrorKind, FileIdentity, Kind, NewEntry, Rename, 
 use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
 use crate::container::lock_file::with_locks_excluded;
-use crate::container::log_directories::LogDirectories;
+use crate::container::log_directories::{LogDirectories, delete_container};
+use crate::container::object::{FIRST_EPOCH, Object, name_new};
 use crate::container::permissions::{dir_permissions, effective_set_id, logs_permissions};
 use crate::format::{
-    ACCESS, BLOCK_BYTES, CONTAINER_RECORD, CONTAINER_VERSION, Closed, EPOCH_PREFIX, FLAT_PREFIX, HEAD_BYTES,
-    Head, HeadKind, LogPosition, META, MOVED, MetaName, Summary, boot_of, data_name, epoch_name, index_name,
-    is_name_of_container, number_name,
+    ACCESS, BLOCK_BYTES, CONTAINER_RECORD, CONTAINER_VERSION, Closed, EPOCH_PREFIX, FLAT_PREFIX, GIVEN_AWAY,
+    HEAD_BYTES, Head, HeadKind, LogPosition, META, MOVED, MetaName, OBJECT_VERSION, Summary, boot_of,
+    data_name, epoch_name, index_name, is_name_of_container, number_name,
 };
+use crate::locks::{Rank, RankedMutex};
 use crate::not_found::none_if_not_found;
 use crate::stores::{Host, StoreNumber, Stores, Ticket, remove_tree};
 
@@ -34,9 +36,6 @@ const SUPERSEDED_KEPT: usize = 16;
 /// Directories with up to this number of names are read with a single system call.
 const NAMES_READ_AT_ONCE: usize = 100;
 
-/// The epoch of the container's creator. It is taken without an `epoch` name.
-pub(crate) const FIRST_EPOCH: u64 = 1;
-
 /// Identifies a container among all existing ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContainerIdentity {
@@ -45,11 +44,24 @@ pub struct ContainerIdentity {
     pub dir: FileIdentity,
 }
 
+/// The container of an object, as it was found.
+struct Joined {
+    dir: Arc<dyn WritableDir>,
+    record: Head,
+}
+
 /// An open container. It remains usable after it was renamed or removed, like an open file.
 pub struct Container {
-    dir: Arc<dyn WritableDir>,
+    /// The object as which the file began.
+    object: Option<Object>,
+    /// The container's directory. Not set as long as the file is only an object.
+    dir: OnceLock<Arc<dyn WritableDir>>,
+    /// The record. Until the file has a container, a record as this process would create it.
+    record: OnceLock<Head>,
+    planned: Head,
+    /// Held while one thread creates the container of an object.
+    joining: RankedMutex<()>,
     identity: FileIdentity,
-    head: Head,
     home: StoreNumber,
     stores: Arc<Stores>,
     meta: OnceLock<Arc<dyn WritableDir>>,
@@ -62,7 +74,7 @@ pub struct Container {
 
 impl std::fmt::Debug for Container {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Container").field("number", &self.head.container).finish_non_exhaustive()
+        f.debug_struct("Container").field("number", &self.planned.container).finish_non_exhaustive()
     }
 }
 
@@ -88,14 +100,19 @@ impl Container {
             container: number,
             writer: 0,
             directories: stores.directories(),
+            process: None,
         };
         let temporaries = stores.new_dir(home)?;
         let temporary = format!("{number:032x}").into_bytes();
-        let made = temporaries
-            .make_and_open_dir(&temporary, dir_permissions(new.permissions))
-            .and_then(|dir| Self::create_content(stores, home, dir, head, new));
+        let made =
+            temporaries.make_and_open_dir(&temporary, dir_permissions(new.permissions)).and_then(|dir| {
+                let meta = Self::create_content(stores, &*dir, head, new, true)?;
+                let container = Container::new(dir, head, home, stores)?;
+                let _ = container.meta.set(meta); // it was not set before
+                Ok(container)
+            });
         let named = made.and_then(|container| {
-            temporaries.rename(&temporary, parent, name, Rename::Replace).map_err(exists_if_not_empty)?;
+            temporaries.rename(&temporary, parent, name, Rename::Replace).map_err(exists_if_in_use)?;
             Ok(container)
         });
         tracing::debug!(
@@ -113,15 +130,19 @@ impl Container {
         named
     }
 
+    /// Creates the record, `meta`, and `access` if `is_complete` is true. Returns `meta`.
     fn create_content(
-        stores: &Arc<Stores>,
-        home: StoreNumber,
-        dir: Arc<dyn WritableDir>,
+        stores: &Stores,
+        dir: &dyn WritableDir,
         head: Head,
         new: NewEntry,
-    ) -> Result<Container> {
+        is_complete: bool,
+    ) -> Result<Arc<dyn WritableDir>> {
         dir.create_file(CONTAINER_RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
-        let access = dir.create_file(ACCESS, new.permissions)?;
+        let access = match is_complete {
+            true => Some(dir.create_file(ACCESS, new.permissions)?),
+            false => None,
+        };
         let meta = dir.make_and_open_dir(META, dir_permissions(new.permissions))?;
         // If root serves a user, it creates entries with the rights of the directory's owner.
         let host = stores.host();
@@ -131,13 +152,13 @@ impl Container {
         };
         if (uid, gid) != (new.uid, new.gid) {
             let change = Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() };
-            access.change(&Change { permissions: Some(new.permissions), ..change })?;
+            if let Some(access) = access {
+                access.change(&Change { permissions: Some(new.permissions), ..change })?;
+            }
             dir.change(META, &change)?;
             dir.change(b"", &change)?;
         }
-        let container = Container::new(dir, head, home, stores)?;
-        let _ = container.meta.set(meta); // it was not set before
-        Ok(container)
+        Ok(meta)
     }
 
     fn new(
@@ -147,10 +168,73 @@ impl Container {
         stores: &Arc<Stores>,
     ) -> Result<Container> {
         let identity = dir.stat_self()?.identity();
-        let (stores, meta) = (Arc::clone(stores), OnceLock::new());
-        let ticket = stores.log_dirs().ticket();
-        let is_record_doubtful = AtomicBool::new(false);
-        Ok(Container { dir, identity, head, home, stores, meta, ticket, is_record_doubtful })
+        let new = Container::with(None, head, identity, home, stores);
+        let _ = (new.dir.set(dir), new.record.set(head)); // they were not set before
+        Ok(new)
+    }
+
+    fn with(
+        object: Option<Object>,
+        planned: Head,
+        identity: FileIdentity,
+        home: StoreNumber,
+        stores: &Arc<Stores>,
+    ) -> Container {
+        Container {
+            object,
+            dir: OnceLock::new(),
+            record: OnceLock::new(),
+            planned,
+            joining: RankedMutex::new(Rank::Joining, ()),
+            identity,
+            home,
+            stores: Arc::clone(stores),
+            meta: OnceLock::new(),
+            ticket: stores.log_dirs().ticket(),
+            is_record_doubtful: AtomicBool::new(false),
+        }
+    }
+
+    /// Creates a file as an object with the name `name` in `parent`, a directory of store `home`.
+    /// `has_writer` is true if the process that creates the file may write to it. Returns the
+    /// attributes of the object, too.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if the name is in use.
+    pub fn create_object(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        parent: &dyn WritableDir,
+        name: &[u8],
+        new: NewEntry,
+        has_writer: bool,
+    ) -> Result<(Container, Stat)> {
+        let numbers = (stores.random_number(), stores.random_writer());
+        let temporaries = stores.new_dir(home)?;
+        let (object, stat) =
+            Object::create(&*temporaries, (parent, name), new, numbers, stores.host(), has_writer)?;
+        tracing::debug!(
+            container = %format_args!("{:032x}", numbers.0),
+            name = %printable(name),
+            store = home,
+            "created an object"
+        );
+        let planned = record_of_object(stores, numbers.0);
+        Ok((Container::with(Some(object), planned, stat.identity(), home, stores), stat))
+    }
+
+    /// Opens a file that began as an object.
+    fn open_object(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        parent: &dyn WritableDir,
+        name: &[u8],
+    ) -> Result<Container> {
+        let object = Object::open(parent, name)?;
+        let stat = object.stat()?;
+        let planned = record_of_object(stores, object.head().container);
+        Ok(Container::with(Some(object), planned, stat.identity(), home, stores))
     }
 
     /// Identifies this container among all existing ones.
@@ -169,8 +253,18 @@ impl Container {
         parent: &dyn WritableDir,
         name: &[u8],
     ) -> Result<Container> {
-        let dir = parent.open_writable_dir(name)?;
-        let mut bytes = [0; HEAD_BYTES];
+        let dir = match parent.open_writable_dir(name) {
+            Err(error) if error.kind == ErrorKind::NotADirectory => {
+                let is_file = || parent.stat(name).is_ok_and(|stat| stat.kind() == Some(Kind::File));
+                return match Container::open_object(stores, home, parent, name) {
+                    // Another mount has removed or replaced it.
+                    Err(now) if now.kind == ErrorKind::NotFound => Err(now),
+                    Err(_) if !is_file() => Err(error),
+                    opened => opened,
+                };
+            }
+            opened => opened?,
+        };
         let record = match dir.open_file(CONTAINER_RECORD) {
             Err(error) if error.kind == ErrorKind::NotFound && is_remains_of_container(&*dir)? => {
                 return Err(Error {
@@ -180,9 +274,7 @@ impl Container {
             }
             record => record?,
         };
-        let length = record.read_at(&mut bytes, 0)?;
-        let head =
-            Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.in_file(name))?;
+        let head = read_record(&*record, name)?;
         let number = head.container;
         tracing::debug!(
             container = %format_args!("{number:032x}"),
@@ -195,17 +287,17 @@ impl Container {
 
     /// Returns the number of the container.
     pub fn number(&self) -> u128 {
-        self.head.container
+        self.planned.container
     }
 
     /// Returns the number in the form of names in a store, for events.
     pub(crate) fn shown_number(&self) -> String {
-        format!("{:032x}", self.head.container)
+        format!("{:032x}", self.planned.container)
     }
 
     /// Returns the record of the container.
     pub fn head(&self) -> &Head {
-        &self.head
+        self.record.get().unwrap_or(&self.planned)
     }
 
     /// Returns the store that holds the container.
@@ -223,25 +315,351 @@ impl Container {
         &self.stores
     }
 
-    pub(crate) fn dir_handle(&self) -> Arc<dyn WritableDir> {
-        Arc::clone(&self.dir)
+    /// Returns the container's directory, which is created if the file is only an object.
+    pub fn dir(&self) -> Result<&Arc<dyn WritableDir>> {
+        match self.dir.get() {
+            Some(dir) => Ok(dir),
+            None => self.join(),
+        }
     }
 
-    /// Returns the container's directory.
-    pub fn dir(&self) -> &dyn WritableDir {
-        &*self.dir
+    /// Returns the object as which the file began.
+    pub(crate) fn object(&self) -> Option<&Object> {
+        self.object.as_ref()
+    }
+
+    /// Returns the object if it is the data log of `writer`.
+    pub(crate) fn object_of(&self, writer: u64) -> Option<&Object> {
+        self.object.as_ref().filter(|object| object.writer() == writer)
+    }
+
+    /// Returns the object if the file has no container, and any process could still create one.
+    pub(crate) fn only_object(&self) -> Result<Option<&Object>> {
+        Ok(if self.existing_dir()?.is_none() { self.object.as_ref() } else { None })
+    }
+
+    /// Returns the container's directory, if any process has created it completely.
+    fn existing_dir(&self) -> Result<Option<&Arc<dyn WritableDir>>> {
+        if self.dir.get().is_none()
+            && let Some(found) = self.find_joined()?
+            && none_if_not_found(found.dir.stat(ACCESS))?.is_some()
+        {
+            // Another thread may have set the same values.
+            let _ = (self.record.set(found.record), self.dir.set(found.dir));
+        }
+        Ok(self.dir.get())
+    }
+
+    /// Finds the container of an object, which is not part of the file before it has `access`. The
+    /// container must belong to the owner of the object, because any user can know or forge the
+    /// number; or to root, while root gives the file from one user to another.
+    fn find_joined(&self) -> Result<Option<Joined>> {
+        let Some(object) = &self.object else { return Ok(None) };
+        let (parts, name) = (self.stores.kept_parts_dir(self.home)?, number_name(self.number()));
+        let mut owner = object.stat()?.uid;
+        loop {
+            let opened = parts.open_writable_dir(&name);
+            let dir_owner = match &opened {
+                Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+                Ok(dir) => dir.stat_self()?.uid,
+                // Another user's directory must not prevent the use of the file.
+                Err(_) => match none_if_not_found(parts.stat(&name))? {
+                    Some(stat) => stat.uid,
+                    None => return Ok(None),
+                },
+            };
+            if dir_owner == owner {
+                return self.read_joined(opened?, owner, &name);
+            }
+            if dir_owner == 0
+                && let Ok(dir) = &opened
+                && is_given_to(&**dir, owner)?
+            {
+                return self.read_joined(opened?, owner, &name);
+            }
+            // Root may have changed the owner of both meanwhile.
+            let before = std::mem::replace(&mut owner, object.stat()?.uid);
+            if before == owner {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Reads the record of the container of an object, whose owner is `owner`.
+    fn read_joined(&self, dir: Arc<dyn WritableDir>, owner: u32, name: &[u8]) -> Result<Option<Joined>> {
+        let Some(file) = none_if_not_found(dir.open_file(CONTAINER_RECORD))? else { return Ok(None) };
+        let stat = file.stat()?;
+        // Other users may have moved this file here.
+        if stat.nlink != 1 || !(stat.uid == owner || stat.uid == 0) {
+            return Ok(None);
+        }
+        let record = read_record(&*file, name)?;
+        match record.container == self.number() && record.block_bytes == self.planned.block_bytes {
+            true => Ok(Some(Joined { dir, record })),
+            false => Err(Error {
+                source: Some("it belongs to another file".into()),
+                ..Error::new(ErrorKind::Damaged, "open", name)
+            }),
+        }
+    }
+
+    /// Creates the container of an object, or opens the one that another process has created. From
+    /// then on, other writers than the first one have logs, and the names in `meta` count.
+    fn join(&self) -> Result<&Arc<dyn WritableDir>> {
+        let _one = self.joining.lock();
+        if let Some(dir) = self.existing_dir()? {
+            return Ok(dir);
+        }
+        let object = self.object.as_ref().expect("a file without a directory is an object");
+        let stat = object.stat()?;
+        if stat.nlink == 0 {
+            return Err(removed());
+        }
+        if !self.may_join(&stat) {
+            return Err(Error {
+                source: Some("another user's file that only its owner may change".into()),
+                ..Error::new(ErrorKind::PermissionDenied, "create the container of", self.shown_number())
+            });
+        }
+        if self.find_joined()?.is_none() {
+            self.begin_joined(object, &stat)?;
+        }
+        match self.complete_if_begun()? {
+            true => Ok(self.dir.get().expect("it was found")),
+            false if object.stat()?.nlink == 0 => Err(removed()),
+            false => Err(Error {
+                source: Some("a directory of another user has its name in `parts`".into()),
+                ..Error::new(ErrorKind::Damaged, "create the container of", self.shown_number())
+            }),
+        }
+    }
+
+    /// Returns true if this process may create the container of an object with these attributes.
+    fn may_join(&self, object: &Stat) -> bool {
+        object.uid == self.stores.acting_uid() || self.stores.has_root_power()
+    }
+
+    /// Creates the container of an object, without `access`.
+    fn begin_joined(&self, object: &Object, stat: &Stat) -> Result<()> {
+        let (temporaries, parts) =
+            (self.stores.temporary_dir(self.home)?, self.stores.kept_parts_dir(self.home)?);
+        let (temporary, name) = (number_name(self.stores.random_number()), number_name(self.number()));
+        let made = self.make_joined(object, stat, &*temporaries, &temporary).and_then(|()| {
+            temporaries.rename(&temporary, &*parts, &name, Rename::Replace).map_err(exists_if_in_use)?;
+            if object.may_be_synced() { parts.sync() } else { Ok(()) }
+        });
+        tracing::debug!(container = %self.shown_number(), is_created = made.is_ok(), "joining an object");
+        match made {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                // Otherwise `quell log fsck` finds it.
+                let _ = none_if_not_found(remove_tree(&*temporaries, &temporary));
+                match error.kind {
+                    ErrorKind::Exists => Ok(()), // another process was faster
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Creates the content of the container of an object in `parent`, except for `access`.
+    fn make_joined(&self, object: &Object, stat: &Stat, parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
+        let permissions = stat.mode & 0o7777;
+        let dir = parent.make_and_open_dir(name, dir_permissions(permissions))?;
+        let new = NewEntry { permissions, uid: stat.uid, gid: stat.gid };
+        let meta = Self::create_content(&self.stores, &*dir, self.planned, new, false)?;
+        let first = MetaName::Open(object.unpublished(self.stores.host()));
+        meta.create_file(first.encode().as_bytes(), LOG_PERMISSIONS)?;
+        // After a power failure the container must not be there without the name of the first
+        // writer: the object would not count.
+        if object.may_be_synced() {
+            dir.open_file(CONTAINER_RECORD)?.sync()?;
+            meta.sync()?;
+            dir.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Completes the container of an object if a process has begun to create it. Returns whether
+    /// there is one.
+    ///
+    /// A process that creates the container gives it its name, and reads the attributes and the end
+    /// of the object afterwards, for `access` and `meta`. A process that changes or ends the object
+    /// does so first, and calls this afterwards. So at least one of them sees the other, also if
+    /// the other is killed.
+    pub(crate) fn complete_if_begun(&self) -> Result<bool> {
+        if self.existing_dir()?.is_some() {
+            return Ok(true);
+        }
+        let (Some(object), Some(found)) = (&self.object, self.find_joined()?) else { return Ok(false) };
+        let stat = object.stat()?;
+        if stat.nlink == 0 {
+            self.discard_joined()?;
+            return Err(removed());
+        }
+        if !self.may_join(&stat) {
+            return Ok(false); // nothing was written to it yet
+        }
+        self.complete(object, &stat, &*found.dir)?;
+        match self.existing_dir()? {
+            Some(_) => {
+                self.note_end_of_first_writer(object)?;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Completes the container of an object with these attributes. `access` comes last.
+    fn complete(&self, object: &Object, stat: &Stat, dir: &dyn WritableDir) -> Result<()> {
+        let meta = dir.open_writable_dir(META)?;
+        let (content, host) = (object.content(stat)?, self.stores.host());
+        if content.is_ended {
+            let summary = Summary::from_names(meta.names()?);
+            for running in summary.open.into_iter().filter(|running| running.writer == object.writer()) {
+                let open = MetaName::Open(running).encode();
+                let closed = MetaName::Closed(object.closed(&content, stat, host)).encode();
+                // Another process may complete the container at the same time.
+                none_if_not_found(match content.file_bytes {
+                    // Without a frame there is nothing that a name could describe.
+                    0 => meta.remove(open.as_bytes()),
+                    _ => meta.rename(open.as_bytes(), &*meta, closed.as_bytes(), Rename::Replace),
+                })?;
+            }
+        }
+        if object.may_be_synced() {
+            meta.sync()?;
+        }
+        self.match_dirs(dir, stat)?;
+        if !self.create_access(dir, stat)? {
+            // Another process was faster, and may have read newer attributes.
+            self.match_dirs(dir, &dir.stat(ACCESS)?)?;
+        }
+        if object.may_be_synced() { dir.sync() } else { Ok(()) }
+    }
+
+    /// Gives the directories of a container that is being created the attributes that belong to
+    /// those of the file.
+    fn match_dirs(&self, dir: &dyn WritableDir, file: &Stat) -> Result<()> {
+        let permissions = dir_permissions(file.mode & 0o7777);
+        let found = dir.stat_self()?;
+        if (found.gid, found.mode & 0o7777) == (file.gid, permissions) {
+            return Ok(());
+        }
+        let change = Change { gid: Some(file.gid), permissions: Some(permissions), ..Change::default() };
+        dir.change(META, &change)?;
+        dir.change(b"", &change)
+    }
+
+    /// Creates `access` with the attributes of the file. Returns false if another process has.
+    fn create_access(&self, dir: &dyn WritableDir, file: &Stat) -> Result<bool> {
+        let (temporaries, temporary) =
+            (self.stores.temporary_dir(self.home)?, number_name(self.stores.random_number()));
+        let permissions = file.mode & 0o7777;
+        let access = temporaries.create_file(&temporary, permissions)?;
+        let found = access.stat()?;
+        let owners = Change { uid: Some(file.uid), gid: Some(file.gid), ..Change::default() };
+        let owners = if (found.uid, found.gid) == (file.uid, file.gid) { Change::default() } else { owners };
+        let permissions = Some(permissions).filter(|_| owners.uid.is_some());
+        let created = access
+            .change(&Change { permissions, modified: Some(file.modified), ..owners })
+            .and_then(|()| name_new(&*temporaries, &temporary, dir, ACCESS));
+        match created {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                let _ = temporaries.remove(&temporary); // otherwise `quell log fsck` finds it
+                match error.kind {
+                    ErrorKind::Exists => Ok(false),
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Removes the container of an object that was removed.
+    pub(crate) fn discard_joined(&self) -> Result<()> {
+        let name = number_name(self.stores.random_number());
+        match self.move_joined_to_trash(&name)? {
+            true => delete_container(&self.stores, self.home, &name, self.number()),
+            false => Ok(()),
+        }
+    }
+
+    /// Moves the container of an object that was removed to `trash`, under the name `name`. Returns
+    /// false if there is none.
+    pub(crate) fn move_joined_to_trash(&self, name: &[u8]) -> Result<bool> {
+        if self.find_joined()?.is_none() {
+            return Ok(false);
+        }
+        let (parts, trash) = (self.stores.kept_parts_dir(self.home)?, self.stores.trash_dir(self.home)?);
+        let moved = parts.rename(&number_name(self.number()), &*trash, name, Rename::Replace);
+        Ok(none_if_not_found(moved)?.is_some())
+    }
+
+    /// Records the end of the first writer, if the object shows that it has ended. It may have
+    /// ended after the container was created and before it could find the container.
+    fn note_end_of_first_writer(&self, object: &Object) -> Result<()> {
+        let (stat, host) = (object.file().stat_from_server()?, self.stores.host());
+        let content = object.content(&stat)?;
+        match content.is_ended {
+            true => self.end_first_writer(&object.closed(&content, &stat, host)),
+            false => Ok(()),
+        }
+    }
+
+    /// Records the end of a first writer that was killed. Its complete frames count.
+    pub(crate) fn end_killed_first_writer(&self, object: &Object) -> Result<()> {
+        self.dir()?;
+        object.file().sync()?;
+        let stat = object.stat()?;
+        let closed = object.closed(&object.content(&stat)?, &stat, self.stores.host());
+        self.end_first_writer(&Closed { is_synced: true, boot: 0, ..closed })?;
+        self.meta()?.sync()
+    }
+
+    /// Records the end of the first writer in the container. Another process may have done it.
+    pub(crate) fn end_first_writer(&self, closed: &Closed) -> Result<()> {
+        let summary = self.summary()?;
+        // Each node has another name for a process of another node.
+        for running in summary.open.iter().filter(|running| running.writer == closed.writer) {
+            let renamed = self.rename_meta(&MetaName::Open(running.clone()), &MetaName::Closed(*closed));
+            none_if_not_found(unless_of_another(renamed))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the attributes of the file, and the content of `meta`.
+    pub fn access_and_summary(&self) -> Result<(Stat, Summary)> {
+        match self.only_object()? {
+            Some(object) => {
+                let stat = object.stat()?;
+                Ok((stat, self.summary_of_object(object, &stat)?))
+            }
+            None => Ok((self.dir()?.stat(ACCESS)?, self.summary()?)),
+        }
+    }
+
+    /// Returns the attributes of the file: those of `access`, or of the object.
+    pub fn access_stat(&self) -> Result<Stat> {
+        match self.only_object()? {
+            Some(object) => object.stat(),
+            None => self.dir()?.stat(ACCESS),
+        }
     }
 
     /// Returns the directory `meta`, which is opened once.
     pub fn meta(&self) -> Result<&dyn WritableDir> {
         if self.meta.get().is_none() {
-            let _ = self.meta.set(self.dir.open_writable_dir(META)?);
+            let _ = self.meta.set(self.dir()?.open_writable_dir(META)?);
         }
         Ok(&**self.meta.get().expect("it was set"))
     }
 
     /// Returns the current content of `meta`.
     pub fn summary(&self) -> Result<Summary> {
+        if let Some(object) = self.only_object()? {
+            return self.summary_of_object(object, &object.stat()?);
+        }
         let meta = self.meta()?;
         let mut names = meta.names()?;
         // A name that is changed while a long directory is read may be missed both under its old
@@ -255,6 +673,31 @@ impl Container {
             return Err(Error::new(ErrorKind::NotFound, "look into", META));
         }
         Ok(Summary::from_names(names))
+    }
+
+    /// Returns the names that `meta` would have if the file were a container.
+    pub(crate) fn names_of_object(&self) -> Result<Vec<Vec<u8>>> {
+        match &self.object {
+            Some(object) => {
+                self.name_of_object(object, &object.stat()?).map(|name| name.into_iter().collect())
+            }
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn summary_of_object(&self, object: &Object, stat: &Stat) -> Result<Summary> {
+        Ok(Summary::from_names(self.name_of_object(object, stat)?))
+    }
+
+    fn name_of_object(&self, object: &Object, stat: &Stat) -> Result<Option<Vec<u8>>> {
+        let host = self.stores.host();
+        let content = object.content(stat)?;
+        let name = match content.is_ended {
+            true if content.file_bytes == 0 => None,
+            true => Some(MetaName::Closed(object.closed(&content, stat, host))),
+            false => Some(MetaName::Open(object.running(&content, stat, host))),
+        };
+        Ok(name.map(|name| name.encode().into_bytes()))
     }
 
     /// Creates a name in `meta`. Fails with `Exists` if the name is there already.
@@ -296,7 +739,10 @@ impl Container {
     /// Returns the epochs that are taken, and the names of the flat indices.
     pub fn epochs_and_flats(&self) -> Result<(Vec<u64>, Vec<Vec<u8>>)> {
         let (mut epochs, mut flats) = (Vec::new(), Vec::new());
-        for name in self.dir.names()? {
+        if self.only_object()?.is_some() {
+            return Ok((epochs, flats));
+        }
+        for name in self.dir()?.names()? {
             let text = std::str::from_utf8(&name).unwrap_or("");
             if let Some(epoch) =
                 text.strip_prefix(EPOCH_PREFIX).and_then(|hex| u64::from_str_radix(hex, 16).ok())
@@ -317,6 +763,7 @@ impl Container {
     /// The name is synced, so that a power failure cannot free the epochs, because data written in
     /// them may survive.
     pub fn take_epochs(&self, seen: u64, count: u64) -> Result<u64> {
+        self.dir()?;
         let (epochs, _) = self.epochs_and_flats()?;
         self.take_after(epochs, seen, count)
     }
@@ -344,15 +791,16 @@ impl Container {
             ..Error::new(ErrorKind::Damaged, "take", epoch_name(last))
         })?;
         tracing::debug!(container = %self.shown_number(), epoch, count, "taking epochs");
-        match self.dir.create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
-            Ok(_) => self.dir.sync()?,
+        let dir = self.dir()?;
+        match dir.create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
+            Ok(_) => dir.sync()?,
             Err(error) if error.kind == ErrorKind::Exists => {}
             Err(error) => return Err(error),
         }
         for smaller in epochs {
             // Errors are ignored, because only the largest epoch counts, and other nodes may remove
             // the same names.
-            let _ = self.dir.remove(&epoch_name(smaller));
+            let _ = dir.remove(&epoch_name(smaller));
         }
         Ok(epoch)
     }
@@ -368,10 +816,10 @@ impl Container {
 
     /// Opens a flat index. The error is `Damaged` if it is not usable or belongs to another user.
     pub fn open_flat(&self, name: &[u8]) -> Result<Flat> {
-        let file = self.dir.open_file(name)?;
+        let file = self.dir()?.open_file(name)?;
         let found = file.stat()?;
         self.check_owner_of_flat(&found, name)?;
-        Flat::open(file, found.size_bytes, &self.head, name)
+        Flat::open(file, found.size_bytes, self.head(), name)
     }
 
     /// Refuses a flat index of another user. A flat index replaces all logs, and a forged one may
@@ -380,7 +828,7 @@ impl Container {
     /// process's user, it is treated as damaged, and readers use the logs.
     fn check_owner_of_flat(&self, found: &Stat, name: &[u8]) -> Result<()> {
         let trusted = [0, self.stores.acting_uid()];
-        let is_owner = || Ok::<_, Error>(self.dir.stat_self()?.uid == found.uid);
+        let is_owner = || Ok::<_, Error>(self.dir()?.stat_self()?.uid == found.uid);
         match found.nlink == 1 && (trusted.contains(&found.uid) || is_owner()?) {
             true => Ok(()),
             false => Err(Error {
@@ -397,55 +845,60 @@ impl Container {
         epoch: u64,
         write: impl FnOnce(&dyn WritableFile) -> Result<T>,
     ) -> Result<T> {
+        let dir = self.dir()?;
         let temporaries = self.stores.temporary_dir(self.home)?;
         let id = number_name(self.stores.random_number());
         let file = temporaries.create_file(&id, LOG_PERMISSIONS)?;
         let before = self.flats()?;
         let name = [format!("{FLAT_PREFIX}{epoch:x}-").as_bytes(), &id].concat();
-        let written =
-            write(&*file).and_then(|written| self.give_to_owner(&*file).map(|()| written)).and_then(
-                |written| temporaries.rename(&id, &*self.dir, &name, Rename::Replace).map(|()| written),
-            );
+        let written = write(&*file)
+            .and_then(|written| self.give_to_owner(&*file).map(|()| written))
+            .and_then(|written| temporaries.rename(&id, &**dir, &name, Rename::Replace).map(|()| written));
         if written.is_err() {
             let _ = temporaries.remove(&id);
             return written;
         }
         for earlier in before {
             // Another process may have removed it; a reader that has it open can still read it.
-            let _ = self.dir.remove(&earlier);
+            let _ = dir.remove(&earlier);
         }
         written
     }
 
     /// Removes all flat indices.
     pub fn remove_flats(&self) -> Result<()> {
-        self.flats()?.iter().try_for_each(|name| none_if_not_found(self.dir.remove(name)).map(drop))
+        let dir = self.dir()?;
+        self.flats()?.iter().try_for_each(|name| none_if_not_found(dir.remove(name)).map(drop))
     }
 
     /// Returns the number of the log directory for the logs of `writer`.
     fn logs_number(&self, writer: u64) -> u32 {
-        (writer % u64::from(self.head.directories)) as u32
+        (writer % u64::from(self.head().directories)) as u32
     }
 
     /// Opens the directory for the logs of `writer`, and creates it if `make` is true.
     pub(crate) fn logs_of(&self, writer: u64, make: bool) -> Result<Arc<dyn WritableDir>> {
+        if !make && self.only_object()?.is_some() {
+            return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
+        }
+        self.dir()?; // the record gives the number of log directories
         let number = self.logs_number(writer);
         if let Some(dir) = self.stores.log_dirs().get(self.ticket, number) {
             return Ok(dir);
         }
-        let dir = self.log_directories().open(number, make)?;
+        let dir = self.log_directories()?.open(number, make)?;
         self.stores.log_dirs().put(self.ticket, number, Arc::clone(&dir));
         Ok(dir)
     }
 
     /// Returns the current permissions of the container's directory.
     fn permissions(&self) -> Result<u32> {
-        Ok(self.dir.stat_self()?.mode & 0o7777)
+        Ok(self.dir()?.stat_self()?.mode & 0o7777)
     }
 
     /// Returns the log directories, which may lie in other stores.
-    pub(crate) fn log_directories(&self) -> LogDirectories<'_> {
-        LogDirectories::new(&self.stores, &self.dir, self.head.container, self.home)
+    pub(crate) fn log_directories(&self) -> Result<LogDirectories<'_>> {
+        Ok(LogDirectories::new(&self.stores, self.dir()?, self.number(), self.home))
     }
 
     /// Creates the data log of `writer`. If its header cannot be written, `begun` keeps the file
@@ -487,7 +940,7 @@ impl Container {
                     }
                 })?,
             };
-        let head = self.head.for_file(kind, writer).encode();
+        let head = self.head().for_file(kind, writer).encode();
         let made = self.give_to_owner(&*file).and_then(|()| file.write_at(&head, 0));
         match made {
             Ok(()) => Ok(file),
@@ -504,7 +957,7 @@ impl Container {
         if !self.stores.has_root_power() {
             return Ok(());
         }
-        let (owner, now) = (self.dir.stat(ACCESS)?, file.stat()?);
+        let (owner, now) = (self.access_stat()?, file.stat()?);
         if (owner.uid, owner.gid) == (now.uid, now.gid) {
             return Ok(());
         }
@@ -513,8 +966,15 @@ impl Container {
 
     /// Opens a log of `writer`. A log directory that is not found is looked up again, because it
     /// may have been moved to another store.
-    pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Box<dyn OpenFile>> {
-        match self.logs_of(writer, false)?.open_file(name) {
+    pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Arc<dyn OpenFile>> {
+        if let Some(object) = self.object_of(writer) {
+            return match name == data_name(writer) {
+                true => Ok(Arc::clone(object.file())),
+                // The first writer has no index log.
+                false => Err(Error::new(ErrorKind::NotFound, "open", name)),
+            };
+        }
+        let opened = match self.logs_of(writer, false)?.open_file(name) {
             Err(error) if error.kind == ErrorKind::NotFound => {
                 tracing::debug!(
                     container = %self.shown_number(),
@@ -525,17 +985,24 @@ impl Container {
                 self.logs_of(writer, false)?.open_file(name)
             }
             opened => opened,
-        }
+        };
+        opened.map(Arc::from)
     }
 
     /// Returns true if the container was removed, or moved to another store.
     pub fn is_gone(&self) -> Result<bool> {
-        Ok(none_if_not_found(self.dir.stat(CONTAINER_RECORD))?.is_none())
+        match (self.dir.get(), &self.object) {
+            (None, Some(object)) => Ok(object.stat()?.nlink == 0),
+            _ => Ok(none_if_not_found(self.dir()?.stat(CONTAINER_RECORD))?.is_none()),
+        }
     }
 
     /// Opens the data log of `writer` and verifies its header.
-    pub fn open_data(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
+    pub fn open_data(&self, writer: u64) -> Result<Arc<dyn OpenFile>> {
         let file = self.open_log(writer, &data_name(writer))?;
+        if self.object_of(writer).is_some() {
+            return Ok(file); // its header was verified when it was opened
+        }
         let mut bytes = [0; HEAD_BYTES];
         let mut length = file.read_at(&mut bytes, 0)?;
         // This node may have cached the size of the log before the header was written.
@@ -559,29 +1026,41 @@ impl Container {
     /// Returns the attributes of the data log of `writer` without opening it: on some file systems,
     /// an open by another process revokes the lock that lets the writer buffer its data.
     pub fn stat_data(&self, writer: u64) -> Result<Stat> {
-        self.logs_of(writer, false)?.stat(&data_name(writer))
+        match self.object_of(writer) {
+            Some(object) => object.file().stat_from_server(),
+            None => self.logs_of(writer, false)?.stat(&data_name(writer)),
+        }
     }
 
     /// Opens the index log of `writer`. The caller verifies the header with `check_head`, because
     /// it reads the header together with the batches.
-    pub fn open_index(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
+    pub fn open_index(&self, writer: u64) -> Result<Arc<dyn OpenFile>> {
         self.open_log(writer, &index_name(writer))
     }
 
     /// Returns whether every object that decides about the content of the file belongs to `owner`
-    /// or to root: the container, `meta`, the flat indices, and the logs of `writers` with their
-    /// directories. Objects of other users may have any content.
+    /// or to root, and no former owner can change it: the container, `meta`, the flat indices, and
+    /// the logs of `writers` with their directories. Objects of other users may have any content.
     pub fn belongs_to(&self, owner: u32, writers: impl Iterator<Item = u64>) -> Result<bool> {
         let is_trusted = |stat: &Stat| stat.uid == owner || stat.uid == 0;
-        if !is_trusted(&self.dir.stat_self()?) || !is_trusted(&self.meta()?.stat_self()?) {
+        if let Some(object) = &self.object
+            && (!is_trusted(&object.stat()?) || self.only_object()?.is_some())
+        {
+            return Ok(is_trusted(&object.stat()?));
+        }
+        let container = self.dir()?;
+        if self.object.is_some() && none_if_not_found(container.stat(GIVEN_AWAY))?.is_some() {
+            return Ok(false);
+        }
+        if !is_trusted(&container.stat_self()?) || !is_trusted(&self.meta()?.stat_self()?) {
             return Ok(false);
         }
         for name in self.flats()? {
-            if !is_trusted(&self.dir.stat(&name)?) {
+            if !is_trusted(&container.stat(&name)?) {
                 return Ok(false);
             }
         }
-        for writer in writers {
+        for writer in writers.filter(|writer| self.object_of(*writer).is_none()) {
             let dir = self.logs_of(writer, false)?;
             if !is_trusted(&dir.stat_self()?) {
                 return Ok(false);
@@ -601,7 +1080,7 @@ impl Container {
     pub fn check_head(&self, bytes: &[u8], kind: HeadKind, writer: u64) -> Result<()> {
         let name = if kind == HeadKind::Data { data_name(writer) } else { index_name(writer) };
         match Head::decode(kind, bytes) {
-            Ok(found) if found == self.head.for_file(kind, writer) => Ok(()),
+            Ok(found) if found == self.head().for_file(kind, writer) => Ok(()),
             Ok(_) => Err(Error {
                 source: Some("it belongs to another file".into()),
                 ..Error::new(ErrorKind::Damaged, "read", name)
@@ -612,10 +1091,12 @@ impl Container {
 
     /// Makes the names of `writer`'s logs survive a power failure.
     pub fn sync_logs(&self, writer: u64) -> Result<()> {
-        self.logs_of(writer, false)?.sync()?;
-        self.log_directories().sync(self.logs_number(writer))?;
+        if self.object_of(writer).is_none() {
+            self.logs_of(writer, false)?.sync()?;
+            self.log_directories()?.sync(self.logs_number(writer))?;
+        }
         // The log directory may be new; then its name must be synced, too.
-        self.dir.sync()
+        self.dir()?.sync()
     }
 
     /// Rewrites the header of `writer`'s data log, and its content from `from` up to log offset
@@ -639,9 +1120,13 @@ impl Container {
             "writing a data log again, because a write or sync of it failed"
         );
         rewrite(data, from.log_offset, end)?;
-        data.write_at(&self.head.for_file(HeadKind::Data, writer).encode(), 0)?;
+        let head = match self.object_of(writer) {
+            Some(object) => *object.head(),
+            None => self.head().for_file(HeadKind::Data, writer),
+        };
+        data.write_at(&head.encode(), 0)?;
         data.sync()?;
-        verify_frames(data, from, end, self.head.block_bytes.into())
+        verify_frames(data, from, end, self.head().block_bytes.into())
             .map_err(|error| Error { subject: data_name(writer), ..error })
     }
 
@@ -668,7 +1153,25 @@ impl Container {
     /// sync of it failed before.
     pub fn sync_ended(&self, closed: &Closed, has_failed: bool) -> Result<()> {
         let (writer, name) = (closed.writer, data_name(closed.writer));
-        if has_failed {
+        if let Some(object) = self.object_of(writer) {
+            if let (true, Some(data)) = (has_failed, object.writable()) {
+                self.write_data_again(data, writer, LogPosition::START, closed.data_bytes)?;
+            } else if has_failed {
+                return Err(Error {
+                    source: Some("a sync of it has failed, and its writer has ended: copy the file".into()),
+                    ..Error::new(ErrorKind::Os(errno::EIO), "sync", name)
+                });
+            }
+            object.set_synced();
+            if !has_failed {
+                object.file().sync().inspect_err(|_| {
+                    let _ = self.mark_failed(writer);
+                })?;
+            }
+            if self.only_object()?.is_some() {
+                return Ok(());
+            }
+        } else if has_failed {
             let data = self.logs_of(writer, false)?.open_writable_file(&name)?;
             self.write_data_again(&*data, writer, LogPosition::START, closed.data_bytes)?;
         } else {
@@ -709,8 +1212,11 @@ impl Container {
 
     /// Returns true if `access` and `meta` exist.
     pub fn is_complete(&self) -> Result<bool> {
+        if self.only_object()?.is_some() {
+            return Ok(true);
+        }
         for name in [ACCESS, META] {
-            if none_if_not_found(self.dir.stat(name))?.is_none() {
+            if none_if_not_found(self.dir()?.stat(name))?.is_none() {
                 return Ok(false);
             }
         }
@@ -731,19 +1237,33 @@ impl Container {
         Ok(!is_open && closed.is_none_or(|closed| summary.is_dead(closed)))
     }
 
-    /// Makes the container itself and all names in `meta` survive a power failure.
-    pub fn sync(&self) -> Result<()> {
+    /// Makes the container itself and all names in `meta` survive a power failure, and the object
+    /// unless its writer has just synced it.
+    pub fn sync(&self, is_object_synced: bool) -> Result<()> {
+        if let Some(object) = &self.object {
+            object.set_synced();
+            if !is_object_synced {
+                object.file().sync().inspect_err(|_| {
+                    let _ = self.mark_failed(object.writer());
+                })?;
+            }
+            if self.only_object()?.is_some() {
+                return Ok(());
+            }
+            self.stores.kept_parts_dir(self.home)?.sync()?;
+        }
+        let dir = self.dir()?;
         self.meta()?.sync()?;
         if self.is_record_doubtful.load(Ordering::Relaxed) {
-            let record = self.dir.open_writable_file(CONTAINER_RECORD)?;
+            let record = dir.open_writable_file(CONTAINER_RECORD)?;
             // The record is dropped from the cache for the reason given at `rewrite`.
             record.drop_cache(0, NonZeroU64::new(1 << 20).expect("not zero"))?;
-            record.write_at(&self.head.encode(), 0)?;
+            record.write_at(&self.head().encode(), 0)?;
         }
         for name in [CONTAINER_RECORD, ACCESS] {
             // The files are opened for reading, because they often belong to another user, and that
             // user may not have synced them.
-            match self.dir.open_file(name) {
+            match dir.open_file(name) {
                 Ok(file) => file.sync().inspect_err(|_| {
                     self.is_record_doubtful.store(true, Ordering::Relaxed);
                 })?,
@@ -754,32 +1274,53 @@ impl Container {
             }
         }
         self.is_record_doubtful.store(false, Ordering::Relaxed);
-        self.dir.sync()
+        dir.sync()
     }
 
-    /// Removes the logs of a writer.
+    /// Removes the logs of a writer. An object stays until the file is removed.
     pub fn remove_logs(&self, writer: u64) -> Result<()> {
+        if self.object_of(writer).is_some() {
+            return Ok(());
+        }
         let dir = self.logs_of(writer, false)?;
         let names = [data_name(writer), index_name(writer)];
         names.iter().try_for_each(|name| none_if_not_found(dir.remove(name)).map(drop))
     }
 
     /// Changes the file's permissions or owners: those of `access`, then those of the directories.
+    /// `parent` is the directory in which the file was opened.
     ///
     /// The container's directory, and its directories in other stores, control the access to all
     /// others. Permissions are removed there first, and granted there last.
-    pub fn change(&self, change: &Change) -> Result<()> {
+    pub fn change(&self, change: &Change, parent: Option<&dyn WritableDir>) -> Result<()> {
+        let dir = self.dir()?;
         if change.uid.is_some() || change.gid.is_some() {
             let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
-            match self.stores.has_root_power() {
-                // Locks of the old file would not conflict with those of the new one.
-                true => with_locks_excluded(&*self.dir, || self.replace_access(&owners))?,
-                false => self.dir.change(ACCESS, &owners)?,
+            match (&self.object, self.stores.has_root_power()) {
+                // `access` comes last, so that its lock excludes another change until the owners of
+                // the object and of the directory are equal again.
+                (Some(object), true) => with_locks_excluded(&**dir, || {
+                    self.change_below(&owners, &owners)?;
+                    self.change_owners_of_object(object, &owners, parent)?;
+                    self.change_outer_dirs(&owners)?;
+                    self.replace_access(&owners)
+                })?,
+                (object, is_root) => {
+                    match is_root {
+                        // Locks of the old file would not conflict with those of the new one.
+                        true => with_locks_excluded(&**dir, || self.replace_access(&owners))?,
+                        false => self.change_access(&owners)?,
+                    }
+                    self.change_below(&owners, &owners)?;
+                    // The container is changed last: directories in `parts` belong to it only as
+                    // long as their owner is the owner of the container, of `access` or of a
+                    // pointer.
+                    if let Some(object) = object {
+                        self.change_owners_of_object(object, &owners, parent)?;
+                    }
+                    self.change_outer_dirs(&owners)?;
+                }
             }
-            self.change_below(&owners, &owners)?;
-            // The container is changed last: directories in `parts` belong to it only as long as
-            // their owner is the owner of the container, of `access` or of a pointer.
-            self.change_outer_dirs(&owners)?;
         }
         if let Some(permissions) = change.permissions {
             let as_permissions = |mode| Change { permissions: Some(mode), ..Change::default() };
@@ -789,18 +1330,77 @@ impl Container {
             if before & 0o777 != between & 0o777 {
                 self.change_outer_dirs(&as_permissions(between))?;
             }
-            self.dir.change(ACCESS, &as_permissions(permissions))?;
+            self.change_access(&as_permissions(permissions))?;
             self.change_below(&as_permissions(after), &as_permissions(logs_permissions(after)))?;
             self.change_outer_dirs(&as_permissions(after))?;
+            if self.object.is_some() {
+                // Users who may read the file must be able to read the object, which only its owner
+                // may write.
+                self.change_object(&as_permissions(permissions & 0o755 | 0o400), parent)?;
+            }
         }
         Ok(())
+    }
+
+    /// Changes the attributes of the object, regardless of its current name.
+    pub(crate) fn change_object(&self, change: &Change, parent: Option<&dyn WritableDir>) -> Result<()> {
+        match (&self.object, parent) {
+            (Some(object), Some(parent)) => parent.change_open(&**object.file(), change),
+            _ => Err(Error::new(ErrorKind::Unsupported, "change", self.shown_number())),
+        }
+    }
+
+    /// Changes the owners of the object. If root changes the user, the container's directory
+    /// belongs to root meanwhile, so that the container is found at each moment.
+    fn change_owners_of_object(
+        &self,
+        object: &Object,
+        owners: &Change,
+        parent: Option<&dyn WritableDir>,
+    ) -> Result<()> {
+        let (dir, before) = (self.dir()?, object.stat()?);
+        let changes_user = owners.uid.is_some_and(|uid| uid != before.uid);
+        if changes_user {
+            let to_root = Change { uid: Some(0), ..Change::default() };
+            if dir.stat(CONTAINER_RECORD)?.uid != 0 {
+                dir.change(CONTAINER_RECORD, &to_root)?;
+            }
+            dir.change(b"", &to_root)?;
+            if before.uid != 0 {
+                match dir.create_file(GIVEN_AWAY, LOG_PERMISSIONS) {
+                    Err(error) if error.kind != ErrorKind::Exists => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        let changed = self.change_object(owners, parent);
+        if changed.is_err() && changes_user {
+            let _ = dir.change(b"", &Change { uid: Some(before.uid), ..Change::default() });
+        }
+        changed
+    }
+
+    /// Changes `access`. Root replaces it by a new file when it changes the owner, and copies the
+    /// permissions of the old one afterwards. If it was replaced after that copy, the new one is
+    /// changed, too.
+    pub(crate) fn change_access(&self, change: &Change) -> Result<()> {
+        let dir = self.dir()?;
+        loop {
+            let before = dir.stat(ACCESS)?.identity();
+            dir.change(ACCESS, change)?;
+            if dir.stat(ACCESS)?.identity() == before {
+                return Ok(());
+            }
+        }
     }
 
     /// Replaces `access` by a new file when root changes the owner. The old owner may have replaced
     /// it by a hard link to another file, or may have it open for writing and could turn it into a
     /// set-id program of the new owner.
     fn replace_access(&self, owners: &Change) -> Result<()> {
-        let now = self.dir.stat(ACCESS)?;
+        let dir = self.dir()?;
+        let before = dir.open_file(ACCESS)?;
+        let now = before.stat()?;
         if now.kind() != Some(Kind::File) {
             return Err(Error {
                 source: Some("it is no regular file".into()),
@@ -822,25 +1422,32 @@ impl Container {
         let file = temporaries.create_file(&temporary, OWN_PERMISSIONS)?;
         let changed = file
             .change(&attributes)
-            .and_then(|()| temporaries.rename(&temporary, &*self.dir, ACCESS, Rename::Replace));
+            .and_then(|()| temporaries.rename(&temporary, &**dir, ACCESS, Rename::Replace));
         if changed.is_err() {
             let _ = temporaries.remove(&temporary); // otherwise `quell log fsck` finds it
         }
-        changed
+        changed?;
+        // Another mount may have changed the permissions of the old file meanwhile.
+        let later = before.stat()?.mode & 0o7777;
+        if later != permissions {
+            let later = Change { permissions: Some(later & !effective_set_id(later)), ..Change::default() };
+            dir.change(ACCESS, &later)?;
+        }
+        Ok(())
     }
 
     /// Changes the directories that control the access to all others.
     fn change_outer_dirs(&self, change: &Change) -> Result<()> {
-        for (parts, name) in self.log_directories().in_parts()? {
+        for (parts, name) in self.log_directories()?.in_parts()? {
             unless_of_another(parts.change(&name, change))?;
         }
-        self.dir.change(b"", change)
+        self.dir()?.change(b"", change)
     }
 
     fn change_below(&self, meta: &Change, logs: &Change) -> Result<()> {
-        self.dir.change(META, meta)?;
-        for number in 0..self.head.directories {
-            let found = match self.log_directories().find(number) {
+        self.dir()?.change(META, meta)?;
+        for number in 0..self.head().directories {
+            let found = match self.log_directories()?.find(number) {
                 Err(error) if error.kind == ErrorKind::PermissionDenied => None,
                 found => found?,
             };
@@ -850,6 +1457,37 @@ impl Container {
         }
         Ok(())
     }
+}
+
+/// Returns true if root is giving a file to `owner` or takes it from this user, according to the
+/// container's directory of root: either `access` or `meta` belongs to the user.
+fn is_given_to(dir: &dyn WritableDir, owner: u32) -> Result<bool> {
+    for name in [ACCESS, META] {
+        if none_if_not_found(dir.stat(name))?.is_some_and(|stat| stat.uid == owner) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the record of a container for the object with this number.
+fn record_of_object(stores: &Stores, number: u128) -> Head {
+    Head {
+        kind: HeadKind::Container,
+        version: OBJECT_VERSION,
+        block_bytes: BLOCK_BYTES,
+        container: number,
+        writer: 0,
+        directories: stores.directories(),
+        process: None,
+    }
+}
+
+/// Reads the record of a container.
+fn read_record(file: &dyn OpenFile, name: &[u8]) -> Result<Head> {
+    let mut bytes = [0; HEAD_BYTES];
+    let length = file.read_at(&mut bytes, 0)?;
+    Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.in_file(name))
 }
 
 impl Drop for Container {
@@ -873,11 +1511,15 @@ fn is_remains_of_container(dir: &dyn WritableDir) -> Result<bool> {
     Ok(!names.is_empty() && names.iter().all(|name| is_name_of_container(name)))
 }
 
-/// Converts `NotEmpty` to `Exists`. A rename onto an existing container fails with `NotEmpty`,
-/// because containers are never empty.
-fn exists_if_not_empty(error: Error) -> Error {
+/// Converts the error of a rename of a container onto an existing one, which is never empty, or
+/// onto an object to `Exists`.
+fn exists_if_in_use(error: Error) -> Error {
     match error.kind {
-        ErrorKind::NotEmpty => Error { kind: ErrorKind::Exists, ..error },
+        ErrorKind::NotEmpty | ErrorKind::NotADirectory => Error { kind: ErrorKind::Exists, ..error },
         _ => error,
     }
+}
+
+fn removed() -> Error {
+    Error::new(ErrorKind::Stale, "write to", b"a file that was removed")
 }

@@ -233,6 +233,7 @@ mod tests {
         container: 77,
         writer: 0,
         directories: 4,
+        process: None,
     };
 
     /// Returns extents of three logs: a checkpoint of two, interrupted by extents of the third.

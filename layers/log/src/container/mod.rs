@@ -6,6 +6,7 @@ mod directory;
 mod flat_index;
 mod lock_file;
 mod log_directories;
+mod object;
 mod permissions;
 mod pointers;
 
@@ -14,11 +15,14 @@ pub use data_log::{
     write_zeros,
 };
 pub use descriptors::Descriptors;
+pub(crate) use directory::LOG_PERMISSIONS;
 pub use directory::{Container, ContainerIdentity};
-pub(crate) use directory::{FIRST_EPOCH, LOG_PERMISSIONS};
 pub use flat_index::{Flat, HeldPages};
 pub(crate) use lock_file::{LockFile, WHOLE_FILE, with_locks_excluded};
 pub(crate) use log_directories::{delete_container, owners_of};
+pub(crate) use object::{
+    FIRST_EPOCH, OBJECT_PAYLOAD_MAX, begins_as_object, rename_object, show_to_other_nodes,
+};
 #[cfg(test)]
 pub use permissions::dir_permissions;
 pub(crate) use permissions::{SET_ID, effective_set_id, may_write, only_drops_set_id};

@@ -7,6 +7,8 @@ use crate::format::store_map::StoreMap;
 /// The record of a container, with its number and sizes.
 pub(crate) const CONTAINER_RECORD: &[u8] = b"container";
 pub(crate) const ACCESS: &[u8] = b"access";
+/// The former owner of the object may have it open for writing.
+pub(crate) const GIVEN_AWAY: &[u8] = b"given-away";
 pub(crate) const META: &[u8] = b"meta";
 /// The name in `meta` of a file that was moved to another store, while the other names are being
 /// deleted.
@@ -59,8 +61,7 @@ pub(crate) fn is_name_of_store(name: &[u8]) -> bool {
 /// Returns true if the format defines a name like this in a container's directory, except for the
 /// record.
 pub(crate) fn is_name_of_container(name: &[u8]) -> bool {
-    name == ACCESS
-        || name == META
+    [ACCESS, GIVEN_AWAY, META].contains(&name)
         || [EPOCH_PREFIX, FLAT_PREFIX, LOGS_PREFIX].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
 }
 

@@ -54,15 +54,29 @@ pub fn encode_frame_head(
     sequence: u64,
     payload_start: PayloadOffset,
 ) -> Vec<u8> {
-    let mut out = vec![0; FRAME_HEAD_BYTES as usize];
-    encode_runs(runs, &mut out);
+    let mut encoded = Vec::new();
+    encode_runs(runs, &mut encoded);
+    seal_frame_head(kind, &encoded, runs.len() as u64, payload_bytes, epoch, sequence, payload_start)
+}
+
+/// Returns the header of a frame with its `runs` encoded runs.
+pub(super) fn seal_frame_head(
+    kind: FrameKind,
+    encoded: &[u8],
+    runs: u64,
+    payload_bytes: u64,
+    epoch: u64,
+    sequence: u64,
+    payload_start: PayloadOffset,
+) -> Vec<u8> {
+    let mut out = Vec::with_capacity(FRAME_HEAD_BYTES as usize + encoded.len());
+    out.resize(FRAME_HEAD_BYTES as usize, 0);
+    out.extend_from_slice(encoded);
     let mark = if kind == FrameKind::Zeros { ZEROS_MARK as u32 } else { 0 };
-    let runs_bytes = (out.len() - FRAME_HEAD_BYTES as usize) as u32 + mark;
+    let runs_bytes = encoded.len() as u32 + mark;
     out[..4].copy_from_slice(MAGIC);
     out[4..8].copy_from_slice(&runs_bytes.to_le_bytes());
-    for (at, value) in
-        [(8, payload_bytes), (16, epoch), (24, sequence), (32, payload_start.0), (40, runs.len() as u64)]
-    {
+    for (at, value) in [(8, payload_bytes), (16, epoch), (24, sequence), (32, payload_start.0), (40, runs)] {
         out[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
     let sum = head_sum(&out);

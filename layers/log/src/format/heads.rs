@@ -12,6 +12,8 @@ pub const STORE_VERSION: u32 = 1;
 /// The version of new containers. Logs have the version of their container. Version 1 has no frames
 /// of zeros.
 pub const CONTAINER_VERSION: u32 = 2;
+/// The version of objects, and of the containers that they become.
+pub const OBJECT_VERSION: u32 = 3;
 /// Block size of data in new containers, in bytes.
 pub const BLOCK_BYTES: u32 = 16 << 10;
 /// The largest number of log directories in a container.
@@ -44,7 +46,7 @@ impl HeadKind {
     fn newest_version(self) -> u32 {
         match self {
             HeadKind::Store => STORE_VERSION,
-            _ => CONTAINER_VERSION,
+            _ => OBJECT_VERSION,
         }
     }
 
@@ -70,6 +72,18 @@ pub struct Head {
     pub writer: u64,
     /// 0, except in the container's record.
     pub directories: u32,
+    /// The process of the writer, in the header of an object.
+    pub process: Option<ObjectProcess>,
+}
+
+/// The process that writes an object. The header has no space for its node, so a reader can only
+/// compare it with its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectProcess {
+    /// The lower half of the XXH3 of NODE; 0 is unknown.
+    pub node_sum: u32,
+    pub pid: u32,
+    pub start: u64,
 }
 
 impl Head {
@@ -81,6 +95,11 @@ impl Head {
         bytes[16..32].copy_from_slice(&self.container.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.writer.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.directories.to_le_bytes());
+        if let Some(ObjectProcess { node_sum, pid, start }) = self.process {
+            bytes[40..44].copy_from_slice(&node_sum.to_le_bytes());
+            bytes[44..48].copy_from_slice(&pid.to_le_bytes());
+            bytes[48..56].copy_from_slice(&start.to_le_bytes());
+        }
         let sum = xxh3_64(&bytes[..SUM_AT]);
         bytes[SUM_AT..].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -102,13 +121,21 @@ impl Head {
             return Err(damage(8, "a version that this program does not know"));
         }
         let container = u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes"));
-        let (block_bytes, directories) = (u32_at(bytes, 12), u32_at(bytes, 40));
-        let head = Head { kind, version, block_bytes, container, writer: u64_at(bytes, 32), directories };
+        let block_bytes = u32_at(bytes, 12);
+        let is_plain = bytes[40..SUM_AT].iter().all(|byte| *byte == 0);
+        let process = (kind == HeadKind::Data && version >= OBJECT_VERSION && !is_plain).then(|| {
+            let (node_sum, pid, start) = (u32_at(bytes, 40), u32_at(bytes, 44), u64_at(bytes, 48));
+            ObjectProcess { node_sum, pid, start }
+        });
+        let directories = if process.is_some() { 0 } else { u32_at(bytes, 40) };
+        let writer = u64_at(bytes, 32);
+        let head = Head { kind, version, block_bytes, container, writer, directories, process };
         let expected = if kind == HeadKind::Container { 1..=DIRECTORIES_MAX } else { 0..=0 };
         if !block_bytes.is_power_of_two() || !(4096..=1 << 20).contains(&block_bytes) {
             return Err(damage(12, "blocks cannot have that size"));
         }
-        if !expected.contains(&directories) || bytes[44..SUM_AT].iter().any(|byte| *byte != 0) {
+        let has_more = process.is_none() && bytes[44..SUM_AT].iter().any(|byte| *byte != 0);
+        if !expected.contains(&directories) || has_more {
             return Err(damage(40, "a field has a value that it cannot have"));
         }
         Ok(head)
@@ -121,7 +148,7 @@ impl Head {
 
     /// Returns the header of another file of the same container.
     pub fn for_file(&self, kind: HeadKind, writer: u64) -> Head {
-        Head { kind, writer, directories: 0, ..*self }
+        Head { kind, writer, directories: 0, process: None, ..*self }
     }
 }
 
@@ -136,6 +163,7 @@ mod tests {
         container: 0x0123_4567_89AB_CDEF_0011_2233_4455_6677,
         writer: 0,
         directories: 32,
+        process: None,
     };
 
     #[test]
@@ -165,7 +193,7 @@ mod tests {
     fn impossible_values_are_refused_even_with_a_valid_checksum() {
         for wrong in [
             Head { version: 0, ..HEAD },
-            Head { version: 3, ..HEAD },
+            Head { version: 4, ..HEAD },
             Head { block_bytes: 0, ..HEAD },
             Head { block_bytes: 5000, ..HEAD },
             Head { block_bytes: 1 << 30, ..HEAD },

@@ -47,6 +47,14 @@ pub struct Running {
     pub published: Option<Published>,
 }
 
+impl Running {
+    /// Returns true for the first writer of a file that began as an object, until it ends: all its
+    /// complete frames count.
+    pub fn counts_all(&self) -> bool {
+        self.first_epoch > 0 && self.published.is_none()
+    }
+}
+
 /// The published state of an open writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Published {
@@ -485,6 +493,7 @@ impl Summary {
                 (writer, first_epoch, published.last_epoch, published.end, published.data_bytes)
             })
         });
+        unknown.extend(self.open.iter().filter(|open| open.counts_all()).map(|open| open.writer));
         for (writer, first_epoch, last_epoch, end, data_bytes) in closed.chain(open) {
             if first_epoch > truncation_epoch {
                 size = size.max(end.0);

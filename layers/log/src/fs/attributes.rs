@@ -3,10 +3,13 @@
 use quell_posix::{Stat, assume};
 use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result};
 
-use crate::container::only_drops_set_id;
-use crate::format::other_name;
+use crate::container::{Container, begins_as_object, only_drops_set_id};
+use crate::format::{container_name, other_name};
 use crate::fs::files::{file, with_file};
-use crate::fs::mount::Mount;
+use crate::fs::mount::{EntryName, Mount};
+use crate::fs::nodes::Node;
+use crate::fs::search::{FoundEntry, SearchResult, search};
+use crate::fs::store_dirs::Dirs;
 
 /// Returns the attributes of a directory or symbolic link from those in the store.
 pub(crate) fn attributes_from(node: NodeId, kind: Kind, stat: &Stat) -> Attributes {
@@ -30,7 +33,12 @@ pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
     let known = mount.node(node)?;
     match known.kind {
         Kind::File => {
-            let attributes = with_file(mount, node, |shared| shared.file.attributes(node))?;
+            let attributes = match with_file(mount, node, |shared| shared.file.attributes(node)) {
+                Err(error) if error.kind == ErrorKind::Damaged && !known.is_removed => {
+                    attributes_of_file_without_header(mount, node)?.ok_or(error)?
+                }
+                attributes => attributes?,
+            };
             Ok(Attributes { nlink: u32::from(!known.is_removed), ..attributes })
         }
         Kind::Dir => {
@@ -45,6 +53,26 @@ pub(crate) fn attributes(mount: &Mount, node: NodeId) -> Result<Attributes> {
             Ok(attributes_from(node, kind, &stat))
         }
     }
+}
+
+/// Returns true if a file began as an object, and has no valid header.
+pub(crate) fn is_without_header(mount: &Mount, dirs: &Dirs, name: &[u8], found: &FoundEntry) -> bool {
+    let open = |stored: Vec<u8>| Container::open(&mount.stores, found.store, &*dirs[found.store], &stored);
+    found.stat.kind() == Some(Kind::File)
+        && container_name(name).and_then(open).is_err_and(|error| error.kind == ErrorKind::Damaged)
+}
+
+/// Returns the attributes of a file whose object has no valid header.
+pub(crate) fn attributes_without_header(node: NodeId, found: &FoundEntry) -> Attributes {
+    Attributes { size_bytes: 0, ..attributes_from(node, Kind::File, &found.stat) }
+}
+
+/// Finds a node whose object has no valid header. Returns `None` for other files.
+fn attributes_of_file_without_header(mount: &Mount, node: NodeId) -> Result<Option<Attributes>> {
+    let Node { parent, name, .. } = mount.node(node)?;
+    let SearchResult { dirs, found, .. } = search(mount, EntryName { dir: parent, name: &name })?;
+    let found = found.filter(|found| is_without_header(mount, &dirs, &name, found));
+    Ok(found.map(|found| attributes_without_header(node, &found)))
 }
 
 /// Changes the attributes of a node.
@@ -78,5 +106,26 @@ fn change_file(mount: &Mount, node: NodeId, change: Change) -> Result<()> {
             change.permissions = None; // a truncation has already removed the bits
         }
     }
+    if let Some(size) = change.size_bytes {
+        shared.file.change(&Change { size_bytes: Some(size), ..Change::default() })?;
+        change.size_bytes = None;
+    }
+    if change == Change::default() {
+        return Ok(());
+    }
+    let container = shared.file.container();
+    if let Some(object) = container.only_object()? {
+        // A container whose owner differs from that of its object is not found, so it is created
+        // before root changes the user.
+        let keeps_user = change.uid.is_none_or(|uid| object.stat().is_ok_and(|stat| stat.uid == uid));
+        if keeps_user && stays_object(&change) && shared.file.change_only_object(&change)? {
+            return Ok(());
+        }
+    }
     shared.file.change(&change)
+}
+
+/// Returns true if the object of a file can have these attributes without a container.
+fn stays_object(change: &Change) -> bool {
+    change.permissions.is_none_or(begins_as_object)
 }

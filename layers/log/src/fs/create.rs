@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use quell_posix::{Acting, WritableDir, assume, assumed};
+use quell_posix::{Acting, Stat, WritableDir, assume, assumed};
 use quell_vfs::{Attributes, Caller, Change, Error, ErrorKind, Kind, NewEntry, OpenMode, Result, check_name};
 
-use crate::container::Container;
-use crate::format::{container_name, other_name};
+use crate::container::{Container, begins_as_object};
+use crate::format::{OBJECT_FRAME_BYTES, container_name, other_name};
 use crate::fs::attributes::attributes_from;
 use crate::fs::handle::Handle;
 use crate::fs::mount::{EntryName, Mount};
@@ -23,7 +23,7 @@ pub(crate) fn create_file(
     mode: OpenMode,
     process: u32,
 ) -> Result<(Attributes, Handle)> {
-    let (container, dirs) = create_container(mount, at, new)?;
+    let Created { container, dirs, object } = create_container(mount, at, new, mode.write)?;
     let home = container.home();
     let file = LogFile::created(
         container,
@@ -38,15 +38,24 @@ pub(crate) fn create_file(
         nodes.refer(at.dir, at.name, Kind::File)
     };
     let shared = mount.files.add(node, file);
-    let opened = shared.file.attributes_of_new(node).and_then(|attributes| {
+    let opened = shared.file.attributes_of_new(node, object).and_then(|attributes| {
         let mode = OpenMode { truncate: false, ..mode };
         Ok((attributes, Handle::open(shared, node, mode, process, mount.choices.flattens_later)?))
     });
     opened.inspect_err(|_| mount.forget(node, 1))
 }
 
-/// Creates the container of a file in its home. Returns the directory in all stores, too.
-fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Result<(Container, Dirs)> {
+/// A file that was just created.
+struct Created {
+    container: Container,
+    /// Its directory in all stores.
+    dirs: Dirs,
+    /// The attributes of the object, if it is one.
+    object: Option<Stat>,
+}
+
+/// Creates a file in its home, as an object or as a container.
+fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry, has_writer: bool) -> Result<Created> {
     let stored = container_name(at.name)?;
     loop {
         let (dirs, store_list) = free_name(mount, at)?;
@@ -60,11 +69,41 @@ fn create_container(mount: &Mount, at: EntryName<'_>, new: NewEntry) -> Result<(
             // The directory was removed.
             return Err(Error::new(ErrorKind::NotFound, "make", at.name));
         };
+        // A drained store refuses only containers, so sets of stores have no new objects.
+        let may_be_object = mount.choices.begins_as_object
+            && mount.choices.buffer_bytes as u64 >= OBJECT_FRAME_BYTES
+            && begins_as_object(new.permissions)
+            && store_list.version == 0;
+        if may_be_object {
+            match Container::create_object(&mount.stores, home, &**stored_dir, &stored, new, has_writer) {
+                // An empty directory has the name, which only a container can replace.
+                Err(error) if error.kind == ErrorKind::Exists && is_replaceable(&**stored_dir, &stored)? => {}
+                Err(error) if error.kind == ErrorKind::Unsupported => {}
+                Err(error)
+                    if error.kind == ErrorKind::NotFound && mount.stores.has_changed(&store_list)? =>
+                {
+                    continue;
+                }
+                created => {
+                    let (container, stat) = created?;
+                    return Ok(Created { container, dirs, object: Some(stat) });
+                }
+            }
+        }
         match Container::create(&mount.stores, home, &**stored_dir, &stored, new) {
             // The store is being drained, and this mount did not know it.
             Err(error) if error.kind == ErrorKind::NotFound && mount.stores.has_changed(&store_list)? => {}
-            created => return Ok((created?, dirs)),
+            created => return Ok(Created { container: created?, dirs, object: None }),
         }
+    }
+}
+
+/// Returns true if `stored` is an empty directory.
+fn is_replaceable(dir: &dyn WritableDir, stored: &[u8]) -> Result<bool> {
+    match dir.open_writable_dir(stored).and_then(|found| found.names()) {
+        Ok(names) => Ok(names.is_empty()),
+        Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

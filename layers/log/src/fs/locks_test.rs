@@ -161,7 +161,7 @@ fn a_lock_file_that_was_removed_is_an_error_and_no_lock() {
     let fs = mount(stores, 1, 1);
     let (file, other) = (make(&fs, "f", 1), again(&fs, "f", 2));
     assert!(lock(&*file, A).unwrap());
-    container(stores, "f").dir().remove(b"access").unwrap();
+    container(stores, "f").dir().unwrap().remove(b"access").unwrap();
     assert!(lock(&*other, B).is_err(), "a lock on no file would exclude nothing");
     unlock(&*file, A).unwrap();
     assert!(lock(&*file, A).is_err());
@@ -186,7 +186,13 @@ fn a_lock_is_taken_on_the_file_that_replaced_access() {
             dir.rename(b"other", &*dir, b"access", Rename::Replace).unwrap();
         }
     });
-    let choices = Choices { buffer_bytes: 4096, index_threads: 1, flatten_bytes: 0, flattens_later: false };
+    let choices = Choices {
+        buffer_bytes: 4096,
+        index_threads: 1,
+        flatten_bytes: 0,
+        flattens_later: false,
+        begins_as_object: false,
+    };
     let there = LogFs::new(Stores::open(vec![Arc::new(counting)], host(5, 1), 4).unwrap(), choices);
     let (first, second) = (again(&there, "f", 1), again(&fs, "f", 1));
     assert!(lock(&*first, A).unwrap());
@@ -204,8 +210,13 @@ fn a_locked_file_cannot_be_given_to_another_owner_by_root() {
     let temp = tempfile::tempdir().unwrap();
     let mount = |seed| {
         let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(temp.path()).unwrap());
-        let choices =
-            Choices { buffer_bytes: 4096, index_threads: 1, flatten_bytes: 0, flattens_later: false };
+        let choices = Choices {
+            buffer_bytes: 4096,
+            index_threads: 1,
+            flatten_bytes: 0,
+            flattens_later: false,
+            begins_as_object: false,
+        };
         let host = crate::stores::Host { uid: 0, gid: 0, ..host(seed, 1) };
         LogFs::new(Stores::open(vec![root], host, 4).unwrap(), choices)
     };

@@ -4,7 +4,7 @@ use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Result, check_name};
 
 use crate::container::{Container, ContainerIdentity};
 use crate::format::{container_name, other_name};
-use crate::fs::attributes::attributes_from;
+use crate::fs::attributes::{attributes_from, attributes_without_header, is_without_header};
 use crate::fs::files::{open_found, with_file};
 use crate::fs::mount::{EntryName, Mount};
 use crate::fs::nodes::Node;
@@ -29,6 +29,12 @@ pub(crate) fn lookup(mount: &Mount, at: EntryName<'_>) -> Result<Option<Attribut
     let node = mount.nodes.lock().refer(at.dir, at.name, found.kind);
     match attributes_of_found(mount, node, &found) {
         Ok(attributes) => Ok(Some(attributes)),
+        // It can be removed, for which the kernel looks it up. Opening it fails.
+        Err(error)
+            if error.kind == ErrorKind::Damaged && is_without_header(mount, &dirs, at.name, &found) =>
+        {
+            Ok(Some(attributes_without_header(node, &found)))
+        }
         Err(error) => {
             mount.forget(node, 1);
             // A directory with the name of a container and without a record is not a file.

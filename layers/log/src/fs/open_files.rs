@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use lru::LruCache;
@@ -25,6 +25,8 @@ pub(crate) struct SharedFile {
     pub flattening: Arc<FlattenQueue<SharedFile>>,
     /// Number of open handles.
     pub handles: AtomicUsize,
+    /// The file was removed, and has no container that must be deleted.
+    is_unlinked: AtomicBool,
     /// The name in `trash` after the file was removed. The container is deleted at the last close.
     trash: RankedMutex<Option<Vec<u8>>>,
 }
@@ -32,7 +34,7 @@ pub(crate) struct SharedFile {
 impl SharedFile {
     /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
     pub fn flatten(&self, is_cancelled: &AtomicBool) {
-        if self.trash.lock().is_none()
+        if !self.is_removed()
             && let Err(error) = self.file.flatten_if_due(is_cancelled)
         {
             tracing::debug!(
@@ -49,9 +51,14 @@ impl SharedFile {
         *self.trash.lock() = Some(name);
     }
 
+    /// Records that the object of the file was removed.
+    pub fn set_unlinked(&self) {
+        self.is_unlinked.store(true, Ordering::Relaxed);
+    }
+
     /// Returns whether the file was removed.
     pub fn is_removed(&self) -> bool {
-        self.trash.lock().is_some()
+        self.is_unlinked.load(Ordering::Relaxed) || self.trash.lock().is_some()
     }
 
     /// Returns the current period in which this mount is the only user of its store.
@@ -154,7 +161,8 @@ impl OpenFiles {
         let number = file.container().identity();
         let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
         let (handles, trash) = (AtomicUsize::new(0), RankedMutex::new(Rank::Leaf, None));
-        let shared = SharedFile { file, stores, flattening, handles, trash };
+        let is_unlinked = AtomicBool::new(false);
+        let shared = SharedFile { file, stores, flattening, handles, is_unlinked, trash };
         let mut table = self.table.lock();
         let known = table.all.get(&number).and_then(Weak::upgrade);
         let (shared, unused) = match known {

@@ -27,7 +27,7 @@ fn a_sync_needs_no_write_permission_for_the_files_of_a_container() {
         let is_theirs = operation.path.ends_with(b"/container") || operation.path.ends_with(b"/access");
         (operation.verb == "open for writing" && is_theirs).then_some(EACCES)
     });
-    container(stores, "f").sync().unwrap();
+    container(stores, "f").sync(false).unwrap();
     fs.sync_dir(&Context::OWN, fs.root()).unwrap();
     for seed in 0..40 {
         let after = [store.crash(seed)];
@@ -158,10 +158,10 @@ fn a_forged_container_number_gives_no_access_to_the_other_container() {
     }
     let there = container(&stores, "forged");
     for number in 0..4 {
-        let found = there.log_directories().find(number);
+        let found = there.log_directories().unwrap().find(number);
         assert!(found.is_err() || found.is_ok_and(|found| found.is_none()), "{number}");
     }
-    assert!(there.log_directories().in_parts().unwrap().is_empty());
+    assert!(there.log_directories().unwrap().in_parts().unwrap().is_empty());
     let fs = mount(&stores, 2, 1);
     fs.remove(&Context::OWN, fs.root(), b"forged").unwrap();
     assert_eq!(content(&stores, "victim").unwrap(), expected);
@@ -179,10 +179,10 @@ fn log_directories_that_another_writer_created_belong_to_the_file() {
     own(&*away.open_writable_dir(b"parts").unwrap(), &parts(&stores[1 - home])[0], 1001);
     assert!(content(&stores, "victim").is_err());
     let container = container(&stores, "victim");
-    for name in container.dir().names().unwrap() {
-        let stat = container.dir().stat(&name).unwrap();
+    for name in container.dir().unwrap().names().unwrap() {
+        let stat = container.dir().unwrap().stat(&name).unwrap();
         if name.starts_with(b"logs-") && stat.kind() == Some(Kind::File) {
-            own(container.dir(), &name, 1001);
+            own(&**container.dir().unwrap(), &name, 1001);
         }
     }
     assert_eq!(content(&stores, "victim").unwrap(), expected);
@@ -236,13 +236,13 @@ fn log_directories_that_root_creates_belong_to_the_owner_of_the_file() {
     let owner = |dir: &dyn WritableDir, name: &[u8]| dir.stat(name).map(|stat| (stat.uid, stat.gid)).unwrap();
     let mut count = 0;
     for number in 0..4 {
-        if let Some((dir, name)) = container.log_directories().find(number).unwrap() {
+        if let Some((dir, name)) = container.log_directories().unwrap().find(number).unwrap() {
             assert_eq!(owner(&*dir, &name), (1000, 100));
             count += 1;
         }
     }
     assert!(count > 1);
-    let parts = container.log_directories().in_parts().unwrap();
+    let parts = container.log_directories().unwrap().in_parts().unwrap();
     assert!(!parts.is_empty());
     assert!(parts.iter().all(|(parts, name)| owner(&**parts, name) == (1000, 100)));
 }

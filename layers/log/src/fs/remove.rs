@@ -1,6 +1,8 @@
 //! Removes files, directories and symbolic links. The attributes and the content of a removed node
 //! are kept as long as it is referenced.
 
+use std::sync::atomic::Ordering;
+
 use quell_posix::{WritableDir, assume};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, Rename, Result};
 
@@ -9,6 +11,7 @@ use crate::format::{container_name, number_name, other_name};
 use crate::fs::attributes::attributes_from;
 use crate::fs::files::file;
 use crate::fs::mount::{EntryName, Mount, RemovedLink};
+use crate::fs::open_files::SharedFile;
 use crate::fs::search::{FoundEntry, SearchResult, has_moved, search};
 use crate::fs::store_dirs::{Dirs, check_empty, remove_everywhere};
 use crate::stores::StoreNumber;
@@ -117,8 +120,8 @@ pub(crate) fn remove_dir(mount: &Mount, at: EntryName<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Moves the container `stored` to `trash`. Deletes it there, unless its `node` is still
-/// referenced.
+/// Moves the container `stored` to `trash`, or removes the object and moves its container. Deletes
+/// the container there, unless its `node` is still referenced.
 pub(crate) fn discard(
     mount: &Mount,
     dir: &dyn WritableDir,
@@ -126,13 +129,34 @@ pub(crate) fn discard(
     stored: &[u8],
     node: Option<NodeId>,
 ) -> Result<()> {
-    let (number, identity) = match Container::open(&mount.stores, store, dir, stored) {
-        Ok(container) => (container.number(), Some(container.identity())),
-        // A damaged container can still be removed. `quell log fsck` finds its parts in other
-        // stores.
-        Err(error) if error.kind == ErrorKind::Damaged => (0, None),
+    discard_by(mount, dir, store, stored, node, &|| dir.remove(stored))
+}
+
+/// As `discard`. `remove` removes the name of an object, or replaces it by another object.
+pub(crate) fn discard_by(
+    mount: &Mount,
+    dir: &dyn WritableDir,
+    store: StoreNumber,
+    stored: &[u8],
+    node: Option<NodeId>,
+    remove: &dyn Fn() -> Result<()>,
+) -> Result<()> {
+    let container = match Container::open(&mount.stores, store, dir, stored) {
+        Ok(container) => Some(container),
+        // A damaged container can still be removed, and so can an object that this user cannot
+        // read. `quell log fsck` finds its parts.
+        Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::PermissionDenied) => {
+            if dir.stat(stored)?.kind() == Some(Kind::File) {
+                return remove();
+            }
+            if error.kind == ErrorKind::PermissionDenied {
+                return Err(error);
+            }
+            None
+        }
         Err(error) => return Err(error),
     };
+    let identity = container.as_ref().map(Container::identity);
     let shared = match (node, identity) {
         (_, None) => None,
         (Some(node), _) => {
@@ -141,11 +165,25 @@ pub(crate) fn discard(
         (None, Some(identity)) => mount.files.with_container(&identity),
     };
     let name = number_name(mount.stores.random_number());
-    dir.rename(stored, &*mount.stores.trash_dir(store)?, &name, Rename::Replace)?;
+    match container.as_ref().filter(|container| container.object().is_some()) {
+        Some(container) => {
+            if !remove_object(shared.as_deref(), container, &name, remove)? {
+                // The object is open as long as it is used, and then disappears by itself.
+                if let Some(shared) = shared {
+                    shared.set_unlinked();
+                    let before = node.map(|node| mount.files.keep_removed(node, &shared));
+                    drop((before, shared));
+                }
+                return Ok(());
+            }
+        }
+        None => dir.rename(stored, &*mount.stores.trash_dir(store)?, &name, Rename::Replace)?,
+    }
     let Some(shared) = shared else {
         // The name is removed, as requested. If the container cannot be deleted now, `quell log
         // fsck` finds it.
         let _process = assume(None)?;
+        let number = container.map_or(0, |container| container.number());
         let _ = delete_container(&mount.stores, store, &name, number);
         return Ok(());
     };
@@ -154,4 +192,39 @@ pub(crate) fn discard(
     let before = node.map(|node| mount.files.keep_removed(node, &shared));
     drop((before, shared)); // deleted at the last drop, which may be this one
     Ok(())
+}
+
+/// Removes an object, and then moves its container to `trash` under the name `name`, if it has one.
+/// Returns whether it has one.
+///
+/// A process that creates the container at the same time looks for the object afterwards, and
+/// removes the container if the object was removed.
+fn remove_object(
+    shared: Option<&SharedFile>,
+    container: &Container,
+    name: &[u8],
+    remove: &dyn Fn() -> Result<()>,
+) -> Result<bool> {
+    // A process that has the file open may write more than an object can hold, and the container
+    // cannot be created after the object has lost its name.
+    if let Some(shared) = shared.filter(|shared| shared.handles.load(Ordering::Relaxed) > 0)
+        && let Err(error) = shared.file.container().dir()
+    {
+        tracing::debug!(%error, "cannot create the container of a file that is being removed");
+    }
+    let container = shared.map_or(container, |shared| shared.file.container());
+    let has_another_name = match container.object() {
+        Some(object) => object.stat()?.nlink > 1,
+        None => false,
+    };
+    remove()?;
+    if has_another_name {
+        return Ok(false); // see `rename_object`
+    }
+    // The file is removed, as requested. `quell log fsck` finds a container without an object.
+    let _process = assume(None)?;
+    Ok(container.move_joined_to_trash(name).unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot remove the container of an object");
+        false
+    }))
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use quell_posix::Stat;
+use quell_posix::{Stat, WritableDir};
 use quell_vfs::{Error, ErrorKind, Kind, NodeId, Rename, Result, check_name};
 
+use crate::container::rename_object;
 use crate::format::{container_name, other_name};
 use crate::fs::mount::{EntryName, Mount};
-use crate::fs::remove::{RemovedNode, discard};
+use crate::fs::remove::{RemovedNode, discard, discard_by};
 use crate::fs::search::{FoundEntry, has_moved, is_another, search};
 use crate::fs::store_dirs::{Dirs, check_empty, make_dir_like, rename_or_replace, undo_dir_rename};
 use crate::not_found::none_if_not_found;
@@ -132,7 +133,7 @@ fn rename_file(
         // Another mount has created, replaced or removed an object with this name meanwhile.
         // Containers are never empty.
         Err(error)
-            if matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty | ErrorKind::NotFound)
+            if (is_in_use(&error) || error.kind == ErrorKind::NotFound)
                 && is_another(mount, to, target.entry.as_ref())?
                 && search(mount, from)?.found.is_some() =>
         {
@@ -140,6 +141,33 @@ fn rename_file(
         }
         renamed => renamed.map(|()| Attempt::Done),
     }
+}
+
+/// Returns true if a rename has failed because the new name is that of a container or, if a
+/// container was renamed, of an object.
+fn is_in_use(error: &Error) -> bool {
+    matches!(
+        error.kind,
+        ErrorKind::Exists | ErrorKind::NotEmpty | ErrorKind::IsADirectory | ErrorKind::NotADirectory
+    )
+}
+
+/// Renames a file to a name that is not used. A container replaces no other one, because containers
+/// are never empty. An object replaces another one unless the mode excludes it.
+fn rename_to_free_name(
+    file: &FoundEntry,
+    (from_dir, old): (&dyn WritableDir, &[u8]),
+    (to_dir, new): (&dyn WritableDir, &[u8]),
+) -> Result<()> {
+    match is_object(file) {
+        true => rename_object(from_dir, old, to_dir, new),
+        false => from_dir.rename(old, to_dir, new, Rename::Replace),
+    }
+}
+
+/// Returns true if the file began as an object.
+fn is_object(file: &FoundEntry) -> bool {
+    file.kind == Kind::File && file.stat.kind() == Some(Kind::File)
 }
 
 /// Renames the container of a file within its store.
@@ -152,20 +180,19 @@ fn rename_container(
     let (old, new) = (container_name(source.at.name)?, container_name(target.at.name)?);
     let store = source.entry.store;
     let (from_dir, to_dir) = (&*source.dirs[store], &*target.dirs[store]);
-    let Some(other) = target.entry else {
-        return from_dir.rename(&old, to_dir, &new, Rename::Replace);
-    };
+    let rename = || rename_to_free_name(&source.entry, (from_dir, &old), (to_dir, &new));
+    let Some(other) = target.entry else { return rename() };
     // Another mount that renames to the same name may have removed the replaced object already.
     let removed = |result| none_if_not_found(result).map(drop);
     if other.kind == Kind::Symlink {
-        from_dir.rename(&old, to_dir, &new, Rename::Replace)?;
+        rename()?;
         return removed(target.dirs[0].remove(&other_name(target.at.name)?));
     }
     if other.store != store {
-        match from_dir.rename(&old, to_dir, &new, Rename::Replace) {
+        match rename() {
             // Another mount has renamed a file of this store to this name meanwhile. Containers are
             // never empty.
-            Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty) => {
+            Err(error) if is_in_use(&error) => {
                 from_dir.rename(&old, to_dir, &new, Rename::Exchange)?;
                 removed(discard(mount, from_dir, store, &old, None))?;
             }
@@ -173,13 +200,17 @@ fn rename_container(
         }
         return removed(discard(mount, &*target.dirs[other.store], other.store, &new, replaced));
     }
+    if is_object(&source.entry) && is_object(&other) {
+        let replace = || from_dir.rename(&old, to_dir, &new, Rename::Replace);
+        return discard_by(mount, to_dir, store, &new, replaced, &replace);
+    }
     // The names are exchanged in one step if the file system supports it, so that there is always a
     // file with this name.
     match from_dir.rename(&old, to_dir, &new, Rename::Exchange) {
         Ok(()) => removed(discard(mount, from_dir, store, &old, replaced)),
         Err(error) if error.kind == ErrorKind::Unsupported => {
             discard(mount, to_dir, store, &new, replaced)?;
-            from_dir.rename(&old, to_dir, &new, Rename::Replace)
+            rename()
         }
         Err(error) => Err(error),
     }
@@ -276,10 +307,10 @@ fn exchange(first: Source<'_>, second: Source<'_>) -> Result<()> {
         }
         // Names of files and other objects never collide, nor do names in different stores.
         if has_first {
-            first_dir.rename(&first_old, second_dir, &first_new, Rename::Replace)?;
+            rename_to_free_name(&first.entry, (first_dir, &first_old), (second_dir, &first_new))?;
         }
         if has_second {
-            second_dir.rename(&second_old, first_dir, &second_new, Rename::Replace)?;
+            rename_to_free_name(&second.entry, (second_dir, &second_old), (first_dir, &second_new))?;
         }
     }
     Ok(())

@@ -22,8 +22,12 @@ fn counted() -> (LogFs, CountingDir<dyn WritableDir>) {
 
 /// Returns a new mount of the store.
 fn mount(counting: &CountingDir<dyn WritableDir>) -> LogFs {
+    mount_with(counting, Choices::default())
+}
+
+fn mount_with(counting: &CountingDir<dyn WritableDir>, choices: Choices) -> LogFs {
     let root: Arc<dyn WritableDir> = Arc::new(counting.clone());
-    LogFs::new(Stores::open(vec![root], host(2, 1), 4).unwrap(), Choices::default())
+    LogFs::new(Stores::open(vec![root], host(2, 1), 4).unwrap(), choices)
 }
 
 /// Returns the requests that `act` causes, each with its path.
@@ -193,4 +197,49 @@ fn a_small_file_is_created_and_removed_with_these_requests() {
         "stat .quell/trash/N/meta",
     ];
     assert_eq!(content, expected);
+}
+
+#[test]
+fn a_file_that_begins_as_an_object_costs_these_requests() {
+    let (_, counting) = counted();
+    let objects = || mount_with(&counting, Choices { begins_as_object: true, ..Choices::default() });
+    let fs = objects();
+    drop(make(&fs, "other", 1));
+    fs.attributes(&Context::OWN, fs.root()).unwrap(); // opens the directory
+    let shown = |act: &dyn Fn()| -> Vec<String> {
+        requests(&counting, act).iter().map(|request| without_numbers(request)).collect()
+    };
+    let written = shown(&|| {
+        let file = make(&fs, "f", 1);
+        file.write_at(b"data", 0).unwrap();
+        file.publish().unwrap();
+        file.close().unwrap();
+    });
+    let expected = [
+        "stat f.container",
+        "stat f",
+        "stat .quell/map-1",
+        "stat /",
+        "open directory .quell/new",
+        "create .quell/new/N",
+        "write .quell/new/N",
+        "stat open file .quell/new/N",
+        "rename .quell/new/N",
+        "write .quell/new/N",
+    ];
+    assert_eq!(written[..expected.len()], expected);
+    let directories =
+        |requests: &[String]| requests.iter().filter(|r| r.starts_with("make directory")).count();
+    assert_eq!(directories(&written), 0);
+    let fs = objects();
+    let look_up =
+        || shown(&|| assert_eq!(fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().size_bytes, 4));
+    // The first lookup opens the object and reads its header.
+    assert_eq!(look_up().len(), 5);
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap();
+    assert!(look_up().len() < 5);
+    drop(node);
+    let removed = shown(&|| fs.remove(&Context::OWN, fs.root(), b"f").unwrap());
+    let last = ["remove f.container", "open directory .quell/parts/N"];
+    assert_eq!(removed[removed.len() - last.len()..], last);
 }

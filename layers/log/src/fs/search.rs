@@ -62,7 +62,9 @@ fn search_stores(dirs: &Dirs, store_list: &StoreList, name: &[u8]) -> Result<Opt
     let file_in = |store: StoreNumber, stored: &[u8]| -> Result<Option<FoundEntry>> {
         // A removed directory is missing in stores that were added later.
         let Some(dir) = dirs.get(store) else { return Ok(None) };
-        let stat = none_if_not_found(dir.stat(stored))?.filter(|stat| stat.kind() == Some(Kind::Dir));
+        // A container, or the object as which a file begins.
+        let is_file = |stat: &Stat| matches!(stat.kind(), Some(Kind::Dir | Kind::File));
+        let stat = none_if_not_found(dir.stat(stored))?.filter(is_file);
         Ok(stat.map(|stat| FoundEntry { store, kind: Kind::File, stat }))
     };
     let stored = container_name(name).ok();

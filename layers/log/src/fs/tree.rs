@@ -140,7 +140,7 @@ impl StoredDir {
         let (stored, home) = (container_name(name).ok(), self.stores.home(name));
         if let Some(stored) = &stored {
             for store in std::iter::once(home).chain((0..self.dirs.len()).filter(|store| *store != home)) {
-                if self.kind(store, stored)? == Some(Kind::Dir) {
+                if self.is_file(store, stored)? {
                     return Ok(Some(file(store)));
                 }
             }
@@ -153,9 +153,14 @@ impl StoredDir {
         // file that is being moved has its name in its home before the old name is removed.
         self.stores.refresh()?;
         match &stored {
-            Some(stored) if self.kind(home, stored)? == Some(Kind::Dir) => Ok(Some(file(home))),
+            Some(stored) if self.is_file(home, stored)? => Ok(Some(file(home))),
             _ => Ok(None),
         }
+    }
+
+    /// Returns true if a name in a store is a directory, or the object as which a file began.
+    fn is_file(&self, store: StoreNumber, stored: &[u8]) -> Result<bool> {
+        Ok(matches!(self.kind(store, stored)?, Some(Kind::Dir | Kind::File)))
     }
 
     fn kind(&self, store: StoreNumber, stored: &[u8]) -> Result<Option<Kind>> {
@@ -208,20 +213,22 @@ impl StoredDir {
                     |kind| problems.push(NameProblem { store, stored: stored.clone(), kind });
                 match (shown(&stored), self.kind(store, &stored)?) {
                     (_, None) => {} // it was removed meanwhile
-                    (Some(Stored::Container(name)), Some(Kind::Dir)) => match files.get_mut(name) {
-                        None => drop(files.insert(name.to_vec(), store)),
-                        Some(_) if self.stores.home(name) != store => {
-                            add_problem(NameProblemKind::SeveralStores)
+                    (Some(Stored::Container(name)), Some(Kind::Dir | Kind::File)) => {
+                        match files.get_mut(name) {
+                            None => drop(files.insert(name.to_vec(), store)),
+                            Some(_) if self.stores.home(name) != store => {
+                                add_problem(NameProblemKind::SeveralStores)
+                            }
+                            Some(other) => {
+                                let other = std::mem::replace(other, store);
+                                problems.push(NameProblem {
+                                    store: other,
+                                    stored,
+                                    kind: NameProblemKind::SeveralStores,
+                                });
+                            }
                         }
-                        Some(other) => {
-                            let other = std::mem::replace(other, store);
-                            problems.push(NameProblem {
-                                store: other,
-                                stored,
-                                kind: NameProblemKind::SeveralStores,
-                            });
-                        }
-                    },
+                    }
                     (Some(Stored::Other(name)), Some(kind @ (Kind::Dir | Kind::Symlink))) => match store {
                         0 => drop(others.insert(name.to_vec(), kind)),
                         _ if kind == Kind::Dir && others.get(name) == Some(&Kind::Dir) => {}

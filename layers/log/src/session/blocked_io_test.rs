@@ -12,8 +12,13 @@ use crate::session::Choices;
 use crate::stores::{Host, Scratch, Stores};
 use crate::test_stores::{Gate, again, content, host, make, mount, pattern};
 
-const CHOICES: Choices =
-    Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0, flattens_later: false };
+const CHOICES: Choices = Choices {
+    buffer_bytes: 40_000,
+    index_threads: 1,
+    flatten_bytes: 0,
+    flattens_later: false,
+    begins_as_object: false,
+};
 
 /// Returns a mount that keeps 10 extents of an index in memory, and whose reads and writes of
 /// scratch files pass these gates.

@@ -54,27 +54,34 @@ impl Collected {
         self.ranges.last_key_value().map(|(_, (end, _))| *end).unwrap_or_default()
     }
 
-    /// Removes all ranges of `writer`.
+    /// Removes all ranges of `writer`, which has ended.
     pub fn forget(&mut self, writer: u64) {
         self.ranges.retain(|_, (_, owner)| *owner != writer);
     }
 
-    /// Removes the ranges of `writer` that overlap these runs, which were written.
+    /// Removes these runs, which were written, from the ranges of `writer`. The rest of a range
+    /// that was written in part stays.
     pub fn remove(&mut self, writer: u64, runs: &[Run]) {
         if self.ranges.is_empty() {
             return;
         }
         for run in runs {
             for i in 0..run.count {
-                let (start, end) = (run.start_of(i), run.start_of(i) + run.length);
-                let own: Vec<FileOffset> = self
-                    .overlapping(start, end)
-                    .filter(|(_, (_, owner))| *owner == writer)
-                    .map(|(at, _)| at)
-                    .collect();
-                for at in own {
-                    self.ranges.remove(&at);
-                }
+                self.remove_range(writer, run.start_of(i), run.start_of(i) + run.length);
+            }
+        }
+    }
+
+    /// Removes `start..end` from the ranges of `writer`.
+    pub fn remove_range(&mut self, writer: u64, start: FileOffset, end: FileOffset) {
+        let own: Vec<_> = self.overlapping(start, end).filter(|(_, (_, owner))| *owner == writer).collect();
+        for (at, (stop, _)) in own {
+            self.ranges.remove(&at);
+            if at < start {
+                self.ranges.insert(at, (start, writer));
+            }
+            if stop > end {
+                self.ranges.insert(end, (stop, writer));
             }
         }
     }
@@ -116,6 +123,17 @@ mod tests {
                 owners[start..end].fill(writer);
             }
         }
+    }
+
+    #[test]
+    fn a_range_that_is_written_in_part_keeps_its_other_bytes() {
+        let mut collected = Collected::default();
+        collected.add(1, FileOffset(0), FileOffset(100));
+        collected.remove(1, &[Run::one(FileOffset(0), 40), Run::one(FileOffset(60), 10)]);
+        let rivals = |start, end| !collected.rivals(2, FileOffset(start), FileOffset(end)).is_empty();
+        let expected = [(0, 40, false), (40, 60, true), (60, 70, false), (70, 100, true)];
+        expected.iter().for_each(|(start, end, found)| assert_eq!(rivals(*start, *end), *found, "{start}"));
+        assert_eq!(collected.end(), FileOffset(100));
     }
 
     #[test]

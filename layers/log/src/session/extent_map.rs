@@ -758,10 +758,11 @@ fn bounds_of_writers<'a>(
         let acknowledged = if summary.is_dead(closed) { 0 } else { closed.data_bytes };
         bounds(closed.writer, Some(closed.data_bytes), acknowledged, closed.is_certain(boot))
     });
-    let open = summary.open.iter().map(move |Running { writer, holder, published, .. }| {
-        let is_gone = (container.host().is_gone)(holder);
+    let open = summary.open.iter().map(move |running| {
+        let Running { writer, holder, published, .. } = running;
+        let counts_all = running.counts_all() || (container.host().is_gone)(holder);
         let published = published.map_or(0, |published| published.data_bytes);
-        bounds(*writer, (!is_gone).then_some(published), published, boot_of(&holder.node) == boot)
+        bounds(*writer, (!counts_all).then_some(published), published, boot_of(&holder.node) == boot)
     });
     closed.chain(open)
 }

@@ -160,7 +160,7 @@ impl OwnerState {
             }
             // Root replaces `access` when it changes the owner, but not while a process holds a
             // lock. So it can have been replaced only between the open and the first lock.
-            if !is_new || file.is_current(container.dir())? {
+            if !is_new || file.is_current(&**container.dir()?)? {
                 self.held.add(range.first, range.last);
                 return Ok(true);
             }
@@ -185,7 +185,7 @@ impl OwnerState {
     /// Returns the owner's descriptor, which is opened if there is none.
     fn file(&mut self, container: &Container) -> Result<&LockFile> {
         if self.file.is_none() {
-            self.file = Some(LockFile::open(container.dir())?);
+            self.file = Some(LockFile::open(&**container.dir()?)?);
         }
         Ok(self.file.as_ref().expect("it was opened"))
     }

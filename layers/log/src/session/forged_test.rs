@@ -26,7 +26,7 @@ fn written(store: &MemoryStore) -> (Container, Closed, Arc<dyn WritableDir>) {
     drop(fs);
     let container = container(stores, "f");
     let closed = container.summary().unwrap().closed[0];
-    let logs = container.log_directories().open((closed.writer % 4) as u32, false).unwrap();
+    let logs = container.log_directories().unwrap().open((closed.writer % 4) as u32, false).unwrap();
     (container, closed, logs)
 }
 
@@ -89,10 +89,14 @@ fn a_flat_index_of_another_user_than_the_owner_is_not_used() {
     // This flat index claims an epoch that the logs have not reached. A forged one could hide data
     // that is written from now on.
     let later = [&b"flat-ffff-"[..], &[b'0'; 32]].concat();
-    container.dir().rename(&flat, container.dir(), &later, quell_vfs::Rename::Replace).unwrap();
+    container
+        .dir()
+        .unwrap()
+        .rename(&flat, &**container.dir().unwrap(), &later, quell_vfs::Rename::Replace)
+        .unwrap();
     assert!(container.open_flat(&later).is_ok());
     let of_another = quell_vfs::Change { uid: Some(4321), ..Default::default() };
-    container.dir().change(&later, &of_another).unwrap();
+    container.dir().unwrap().change(&later, &of_another).unwrap();
     let error = container.open_flat(&later).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Damaged);
     assert_eq!(crate::test_stores::content(std::slice::from_ref(&store), "f").unwrap(), [7; 100]);
@@ -118,7 +122,7 @@ fn many_small_extents_are_read_if_the_data_log_has_their_bytes() {
 fn a_file_without_free_epochs_refuses_writes() {
     let store = MemoryStore::new();
     let (container, ..) = written(&store);
-    container.dir().create_file(b"epoch-ffffffffffffffff", 0o644).unwrap();
+    container.dir().unwrap().create_file(b"epoch-ffffffffffffffff", 0o644).unwrap();
     for seen in [0, u64::MAX] {
         assert_eq!(container.take_epochs(seen, 1).unwrap_err().kind, ErrorKind::Damaged);
     }

@@ -14,8 +14,8 @@ use quell_vfs::{
 
 use crate::container::{Container, Descriptors, FIRST_EPOCH, SET_ID, effective_set_id, may_write};
 use crate::format::{
-    ACCESS, COVERS_MAX, CoveredLog, Covers, FILE_END_MAX, FileOffset, MetaName, Order, PAYLOAD_BYTES_MAX,
-    Summary, Truncation,
+    COVERS_MAX, CoveredLog, Covers, FILE_END_MAX, FileOffset, MetaName, Order, PAYLOAD_BYTES_MAX, Summary,
+    Truncation,
 };
 use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::not_found::none_if_not_found;
@@ -26,7 +26,7 @@ use crate::session::flatten::flatten_after_last_writer;
 use crate::session::reader::{ReadContext, Reader};
 use crate::session::sequencer::{EpochRequest, Sequencer};
 use crate::session::share::Share;
-use crate::session::writer::{Writer, WriterContext, Written};
+use crate::session::writer::{LockedWriter, Writer, WriterContext, Written};
 
 /// The options for reading and writing files of a mount.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +41,8 @@ pub struct Choices {
     pub flatten_bytes: u64,
     /// Flattening is done by a thread of the mount, and close(2) does not wait for it.
     pub flattens_later: bool,
+    /// New files begin as one object, if their permissions and `buffer_bytes` allow it.
+    pub begins_as_object: bool,
 }
 
 /// A file of the mount that is open or known to the kernel.
@@ -65,11 +67,19 @@ pub struct LogFile {
     /// Writers whose last handle was closed and that could not end. They keep their collected data.
     unclosed: RankedMutex<Vec<Arc<Writer>>>,
     locks: FileLocks,
+    /// This mount has set the modification time of the object as which the file began.
+    is_object_time_set: AtomicBool,
 }
 
 impl Default for Choices {
     fn default() -> Choices {
-        Choices { buffer_bytes: 1 << 20, index_threads: 4, flatten_bytes: 0, flattens_later: false }
+        Choices {
+            buffer_bytes: 1 << 20,
+            index_threads: 4,
+            flatten_bytes: 0,
+            flattens_later: false,
+            begins_as_object: false,
+        }
     }
 }
 
@@ -128,6 +138,7 @@ impl LogFile {
             has_set_id: AtomicBool::new(false),
             unclosed: RankedMutex::new(Rank::Leaf, Vec::new()),
             locks: FileLocks::new(),
+            is_object_time_set: AtomicBool::new(false),
         }
     }
 
@@ -171,15 +182,15 @@ impl LogFile {
         // Data that other writers have collected without a record must be in frames before this
         // handle writes, because an overlap with it would not be detected. Several handles may be
         // opened at the same time; each open flushes these writers.
-        let unrecorded = self.sequencer().unrecorded(writer.id);
+        let unrecorded = self.sequencer().unrecorded(writer.id());
         for other in unrecorded {
-            let flushed = other.lock().flush(self, other.id);
+            let flushed = other.lock().flush(self, other.id());
             if let Err(error) = flushed {
                 // Nothing was written with the handle.
                 let _ = self.release(process);
                 return Err(error);
             }
-            self.sequencer().mark_recorded(other.id);
+            self.sequencer().mark_recorded(other.id());
         }
         Ok(writer)
     }
@@ -188,8 +199,12 @@ impl LogFile {
     fn add_handle(&self, process: u32) -> Arc<Writer> {
         let mut slots = self.slots();
         let slot = slots.entry(process).or_insert_with(|| {
-            let id = self.container.stores().random_writer();
-            let writer = Arc::new(Writer::new(id, self.choices.buffer_bytes));
+            // The first writer of a new file writes its object.
+            let object = self.container.object().and_then(|object| Some((object.writer(), object.claim()?)));
+            let writer = Arc::new(match object {
+                Some((id, data)) => Writer::first(id, self.choices.buffer_bytes, &self.container, data),
+                None => Writer::new(self.container.stores().random_writer(), self.choices.buffer_bytes),
+            });
             self.sequencer().add_writer(&writer);
             WriterSlot { writer, handles: 0 }
         });
@@ -209,9 +224,9 @@ impl LogFile {
         let writer = slots.remove(&process).expect("it was there").writer;
         let is_last = slots.is_empty();
         drop(slots);
-        let closed = writer.lock().close(self, writer.id);
+        let closed = writer.lock().close(self, writer.id());
         match &closed {
-            Ok(()) => self.sequencer().remove_writer(writer.id),
+            Ok(()) => self.sequencer().remove_writer(writer.id()),
             // Every sync and close of the file tries again to write the data that it has collected.
             Err(error) => {
                 tracing::debug!(
@@ -231,9 +246,9 @@ impl LogFile {
         let mut ended = Ok(());
         let waiting = std::mem::take(&mut *self.unclosed.lock());
         for writer in waiting {
-            let closed = writer.lock().close(self, writer.id);
+            let closed = writer.lock().close(self, writer.id());
             match &closed {
-                Ok(()) => self.sequencer().remove_writer(writer.id),
+                Ok(()) => self.sequencer().remove_writer(writer.id()),
                 Err(_) => self.unclosed.lock().push(writer),
             }
             ended = ended.and(closed);
@@ -245,7 +260,8 @@ impl LogFile {
     /// after `is_cancelled` was set.
     pub fn flatten_if_due(&self, is_cancelled: &AtomicBool) -> Result<Option<Flattened>> {
         let Choices { index_threads, flatten_bytes, .. } = self.choices;
-        if flatten_bytes == 0 || !self.slots().is_empty() {
+        // An object has no index that could be flattened.
+        if flatten_bytes == 0 || !self.slots().is_empty() || self.container.only_object()?.is_some() {
             return Ok(None);
         }
         flatten_after_last_writer(&self.container, index_threads, flatten_bytes, is_cancelled)
@@ -258,7 +274,7 @@ impl LogFile {
         // rewrite the data that may be lost.
         let mut ended = if self.failures.is_any() { self.sync() } else { Ok(()) };
         for WriterSlot { writer, .. } in slots.into_values() {
-            ended = ended.and(writer.lock().close(self, writer.id));
+            ended = ended.and(writer.lock().close(self, writer.id()));
         }
         let released = self.locks.release_all();
         match ended.and(self.close_unclosed()).and(released) {
@@ -302,13 +318,16 @@ impl LogFile {
         self.take_epoch_if_stale()?;
         loop {
             let mut state = writer.lock();
-            state.flush_if_full(self, writer.id, from.len())?;
-            let claimed = self.sequencer().claim(writer.id, offset, end);
+            if state.is_object() && !(self.has_first_epoch() && state.may_extend_object(offset, end)) {
+                self.leave_object(writer, &mut state)?;
+            }
+            state.flush_if_full(self, writer.id(), from.len())?;
+            let claimed = self.sequencer().claim(writer.id(), offset, end);
             let rivals = match claimed {
                 Ok(claim) => {
-                    let put = state.put(self, writer.id, from, offset);
+                    let put = state.put(self, writer.id(), from, offset);
                     if put.is_err() {
-                        self.sequencer().withdraw_claim(writer.id, &claim, state.end());
+                        self.sequencer().withdraw_claim(writer.id(), &claim, state.end());
                     }
                     drop(state);
                     self.reader.spill_if_large(self.read_context());
@@ -318,9 +337,23 @@ impl LogFile {
             };
             drop(state);
             for rival in rivals {
-                rival.lock().flush(self, rival.id)?;
+                rival.lock().flush(self, rival.id())?;
             }
         }
+    }
+
+    /// Returns true if frames of this node still have the first epoch, as all frames of an object.
+    fn has_first_epoch(&self) -> bool {
+        self.sequencer().known_epochs().0 == FIRST_EPOCH
+    }
+
+    /// Ends the object of a writer, which continues with logs of its own in the container.
+    fn leave_object(&self, writer: &Writer, state: &mut LockedWriter) -> Result<()> {
+        let (before, after) = (writer.id(), self.container.stores().random_writer());
+        state.leave_object(self, before)?;
+        writer.set_id(after);
+        self.sequencer().renumber(before, after);
+        Ok(())
     }
 
     /// Replaces the bytes of `offset..offset + length` within the file by zeros, which take no
@@ -357,13 +390,16 @@ impl LogFile {
     fn write_zeros_at(&self, writer: &Writer, range: Range<FileOffset>) -> Result<()> {
         loop {
             let mut state = writer.lock();
-            state.flush(self, writer.id)?;
-            let claimed = self.sequencer().claim(writer.id, range.start, range.end);
+            if state.is_object() {
+                self.leave_object(writer, &mut state)?;
+            }
+            state.flush(self, writer.id())?;
+            let claimed = self.sequencer().claim(writer.id(), range.start, range.end);
             let rivals = match claimed {
                 Ok(claim) => {
-                    let put = state.put_zeros(self, writer.id, range.start, range.end - range.start);
+                    let put = state.put_zeros(self, writer.id(), range.start, range.end - range.start);
                     if put.is_err() {
-                        self.sequencer().withdraw_claim(writer.id, &claim, state.end());
+                        self.sequencer().withdraw_claim(writer.id(), &claim, state.end());
                     }
                     return put;
                 }
@@ -371,7 +407,7 @@ impl LogFile {
             };
             drop(state);
             for rival in rivals {
-                rival.lock().flush(self, rival.id)?;
+                rival.lock().flush(self, rival.id())?;
             }
         }
     }
@@ -407,7 +443,7 @@ impl LogFile {
             return self.sync();
         }
         match writer {
-            Some(writer) => writer.lock().publish(self, writer.id),
+            Some(writer) => writer.lock().publish(self, writer.id()),
             None => Ok(()),
         }
     }
@@ -453,13 +489,13 @@ impl LogFile {
         let needs_sync = self.locks.needs_sync();
         self.writers().iter().try_for_each(|writer| match needs_sync {
             true => self.sync_writer(writer),
-            false => writer.lock().publish(self, writer.id),
+            false => writer.lock().publish(self, writer.id()),
         })
     }
 
     /// Syncs the data of one writer. The names of new logs are left to the next sync of the file.
     fn sync_writer(&self, writer: &Writer) -> Result<()> {
-        let synced = writer.lock().sync(self, writer.id);
+        let synced = writer.lock().sync(self, writer.id());
         match synced {
             Ok(true) => {
                 self.changes.fetch_add(1, Ordering::SeqCst);
@@ -515,13 +551,28 @@ impl LogFile {
     /// container and its names must be synced, too.
     fn sync_all(&self, has_changed: bool) -> Result<()> {
         let (mut are_new, mut synced) = (has_changed, Ok(()));
+        let mut is_object_synced = false;
         for writer in self.writers() {
-            match writer.lock().sync(self, writer.id) {
-                Ok(is_new) => are_new |= is_new,
+            let mut state = writer.lock();
+            match state.sync(self, writer.id()) {
+                Ok(is_new) => {
+                    are_new |= is_new;
+                    is_object_synced |= state.is_object();
+                }
                 Err(error) => synced = synced.and(Err(error)),
             }
         }
         synced = synced.and(self.close_unclosed());
+        if self.container.only_object()?.is_some() {
+            synced?;
+            if are_new {
+                self.container.sync(is_object_synced)?;
+                if let Some(parent) = &self.parent {
+                    parent.sync()?;
+                }
+            }
+            return Ok(());
+        }
         let summary = self.container.summary()?;
         for closed in summary.closed.iter().filter(|closed| !summary.is_dead(closed)) {
             let has_failed = summary.has_failed(closed.writer);
@@ -532,7 +583,7 @@ impl LogFile {
         }
         synced?;
         if are_new {
-            self.container.sync()?;
+            self.container.sync(is_object_synced)?;
             if let Some(parent) = &self.parent {
                 parent.sync()?;
             }
@@ -563,7 +614,7 @@ impl LogFile {
         for writer in writers {
             let mut state = writer.lock();
             if state.holds(start, end) {
-                state.flush(self, writer.id)?;
+                state.flush(self, writer.id())?;
             }
         }
         Ok(())
@@ -579,7 +630,10 @@ impl LogFile {
 
     /// Returns the size of the file for stat(2), and the content of `meta`.
     fn size_and_summary(&self) -> Result<(u64, Summary)> {
-        let summary = self.container.summary()?;
+        self.size_of(self.container.summary()?)
+    }
+
+    fn size_of(&self, summary: Summary) -> Result<(u64, Summary)> {
         let (size, unknown) = summary.size();
         let writers = self.writers();
         let own_truncation = self.sequencer().own_truncation();
@@ -603,7 +657,7 @@ impl LogFile {
         let mut foreign = summary.open.iter().filter(|running| !self.is_own(running.writer)).peekable();
         known &= self.reader.is_unread() || foreign.peek().is_none();
         known &= !foreign.any(|running| (host.is_gone)(&running.holder));
-        if known && unknown.iter().all(|id| writers.iter().any(|writer| writer.id == *id)) {
+        if known && unknown.iter().all(|id| writers.iter().any(|writer| writer.id() == *id)) {
             return Ok((size.max(end.0), summary));
         }
         let known = self.reader.refreshed_size(self.read_context())?;
@@ -615,8 +669,11 @@ impl LogFile {
     }
 
     /// Returns the attributes of a file that was just created, as they were then.
-    pub fn attributes_of_new(&self, node: NodeId) -> Result<Attributes> {
-        let access = self.container.dir().stat(ACCESS)?;
+    pub fn attributes_of_new(&self, node: NodeId, object: Option<Stat>) -> Result<Attributes> {
+        let access = match object {
+            Some(stat) => stat,
+            None => self.container.access_stat()?,
+        };
         self.has_set_id.store(access.mode & SET_ID != 0, Ordering::Relaxed);
         let permissions = self.shown_permissions(&access, &Summary::default())?;
         Ok(Attributes {
@@ -636,17 +693,23 @@ impl LogFile {
 
     /// Returns the attributes, and the content of `meta` from which they were determined.
     pub fn attributes_and_summary(&self, node: NodeId) -> Result<(Attributes, Summary)> {
-        let access = self.container.dir().stat(ACCESS)?;
+        if self.is_object_time_set.load(Ordering::Relaxed) {
+            self.flush_all()?; // collected data has no time yet
+        }
+        let (access, summary) = self.container.access_and_summary()?;
         self.has_set_id.store(access.mode & SET_ID != 0, Ordering::Relaxed);
-        let (size_bytes, summary) = self.size_and_summary()?;
+        let (size_bytes, summary) = self.size_of(summary)?;
         let mut written = summary.written();
         let mut data_bytes = summary.data_bytes();
         for writer in self.writers() {
             let mut state = writer.lock();
             if summary.has_set_time() {
-                state.flush(self, writer.id)?; // collected data has no time yet
+                state.flush(self, writer.id())?; // collected data has no time yet
             }
-            data_bytes += state.data_bytes();
+            // An object that has ended is in the summary.
+            if summary.closed.iter().all(|closed| closed.writer != writer.id()) {
+                data_bytes += state.data_bytes();
+            }
             if let Some(epochs) = state.epochs()
                 && !summary.set_after(*epochs.end())
             {
@@ -699,7 +762,7 @@ impl LogFile {
             if change.permissions.is_some_and(|permissions| permissions & SET_ID != 0) {
                 self.has_set_id.store(true, Ordering::Relaxed);
             }
-            self.container.change(change)?;
+            self.container.change(change, self.parent.as_deref())?;
             self.changes.fetch_add(1, Ordering::SeqCst);
         }
         if let Some(time) = change.modified {
@@ -708,14 +771,36 @@ impl LogFile {
         Ok(())
     }
 
+    /// Writes the collected data of all writers of this node.
+    fn flush_all(&self) -> Result<()> {
+        self.writers().iter().try_for_each(|writer| writer.lock().flush(self, writer.id()))
+    }
+
+    /// Changes the attributes of the object as which the file began, if it has no container. If the
+    /// modification time is changed, all data is written before. Returns false if the container
+    /// must be changed, too, because another process has created it meanwhile.
+    pub(crate) fn change_only_object(&self, change: &Change) -> Result<bool> {
+        if change.modified.is_some() {
+            self.is_object_time_set.store(true, Ordering::Relaxed);
+            let writers = self.writers();
+            writers.iter().try_for_each(|writer| writer.lock().publish_and_end_object(self, writer.id()))?;
+        }
+        if self.container.only_object()?.is_none() {
+            return Ok(false);
+        }
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.container.change_object(change, self.parent.as_deref())?;
+        Ok(!self.container.complete_if_begun()?)
+    }
+
     /// Returns whether the user may write to the file.
     pub(crate) fn may_be_written_by(&self, user: &Caller) -> Result<bool> {
-        Ok(may_write(&self.container.dir().stat(ACCESS)?, user))
+        Ok(may_write(&self.container.access_stat()?, user))
     }
 
     /// Returns the file's permissions.
     pub(crate) fn permissions(&self) -> Result<u32> {
-        Ok(self.container.dir().stat(ACCESS)?.mode & 0o7777)
+        Ok(self.container.access_stat()?.mode & 0o7777)
     }
 
     /// Changes the file's permissions from `before` to `after`, which lacks some set-id bits.
@@ -724,7 +809,7 @@ impl LogFile {
     pub(crate) fn remove_set_id(&self, before: u32, after: u32) -> Result<()> {
         if after != before {
             let change = Change { permissions: Some(after), ..Change::default() };
-            self.container.dir().change(ACCESS, &change)?;
+            self.container.change_access(&change)?;
             self.changes.fetch_add(1, Ordering::SeqCst);
         }
         Ok(())
@@ -749,7 +834,7 @@ impl LogFile {
     /// all later data.
     fn take_order(&self) -> Result<Order> {
         for writer in self.writers() {
-            writer.lock().flush(self, writer.id)?;
+            writer.lock().flush(self, writer.id())?;
         }
         let _one = self.epoch.lock();
         let request = self.sequencer().any_epoch_request();

@@ -319,6 +319,11 @@ impl LogReader {
             file => file?,
         };
         let block_bytes = self.frames.block_bytes();
+        // No name gives the size of a log of which all complete frames count, and this node may
+        // have cached an earlier one.
+        if self.bounds.counted_bytes.is_none() {
+            file.stat_from_server()?;
+        }
         let counted_bytes = self.bounds.counted_bytes.unwrap_or(u64::MAX);
         visit_frames(&*file, block_bytes, self.frames.end(), &mut |log_offset, head, runs| {
             // In the part that must be present, a bad block is damage, and the blocks after it

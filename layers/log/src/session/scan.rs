@@ -1,6 +1,8 @@
 //! Reads one writer's logs, and passes the batches of the index log and the frames of the data log
 //! to the caller. Keeps no state.
 
+use std::sync::Arc;
+
 use quell_posix::OpenFile;
 use quell_vfs::{Error, Result};
 
@@ -143,7 +145,7 @@ pub fn visit_frames(
 }
 
 /// A data log, and the result of verifying its header.
-pub type DataLog = (Box<dyn OpenFile>, Result<(), Error>);
+pub type DataLog = (Arc<dyn OpenFile>, Result<(), Error>);
 
 /// Returns the data log of `writer`, even if its header is damaged, or `None` if there is no data
 /// log.
@@ -151,6 +153,9 @@ pub fn open_data_and_head(container: &Container, writer: u64) -> Result<Option<D
     let Some(file) = none_if_not_found(container.open_log(writer, &data_name(writer)))? else {
         return Ok(None);
     };
+    if container.object().is_some_and(|object| object.writer() == writer) {
+        return Ok(Some((file, Ok(())))); // its header was verified when it was opened
+    }
     let mut bytes = [0; HEAD_BYTES];
     let length = file.read_at(&mut bytes, 0)?;
     let head = container.check_head(&bytes[..length], HeadKind::Data, writer);

@@ -25,6 +25,7 @@ pub(crate) struct EpochRequest {
 /// A range that a writer collects.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Claim {
+    start: FileOffset,
     pub end: FileOffset,
     /// The end of the file before the claim.
     end_before: FileOffset,
@@ -98,18 +99,18 @@ impl Sequencer {
         if !self.are_several && !self.writers.is_empty() {
             (self.are_several, self.unrecorded) = (true, self.writers());
         }
-        self.writers.insert(writer.id, Arc::clone(writer));
-        self.own_data_bytes.entry(writer.id).or_default();
+        self.writers.insert(writer.id(), Arc::clone(writer));
+        self.own_data_bytes.entry(writer.id()).or_default();
     }
 
     /// Returns the writers, other than `writer`, that may have collected data without a record.
     pub fn unrecorded(&self, writer: u64) -> Vec<Arc<Writer>> {
-        self.unrecorded.iter().filter(|other| other.id != writer).cloned().collect()
+        self.unrecorded.iter().filter(|other| other.id() != writer).cloned().collect()
     }
 
     /// Records that all data that `writer` has collected without a record is in frames.
     pub fn mark_recorded(&mut self, writer: u64) {
-        self.unrecorded.retain(|other| other.id != writer);
+        self.unrecorded.retain(|other| other.id() != writer);
     }
 
     /// Removes a writer that has ended.
@@ -117,6 +118,15 @@ impl Sequencer {
         self.writers.remove(&writer);
         self.mark_recorded(writer);
         self.collected.forget(writer);
+    }
+
+    /// Gives a writer that has collected nothing another number, because its log has ended.
+    pub fn renumber(&mut self, before: u64, after: u64) {
+        if let Some(writer) = self.writers.remove(&before) {
+            self.writers.insert(after, writer);
+        }
+        self.collected.forget(before);
+        self.own_data_bytes.entry(after).or_default();
     }
 
     /// Returns true if `collected` has the ranges of all collected data.
@@ -255,7 +265,7 @@ impl Sequencer {
         if !rivals.is_empty() {
             return Err(self.known_writers(&rivals));
         }
-        let claim = Claim { end, end_before: self.end };
+        let claim = Claim { start, end, end_before: self.end };
         self.end = self.end.max(end);
         if self.are_several {
             self.collected.add(writer, start, end);
@@ -264,12 +274,12 @@ impl Sequencer {
     }
 
     /// Withdraws a claim after the data could not be collected. `written_end` is the end of the
-    /// writer's other data.
+    /// writer's other data. Ranges outside of the claim stay.
     ///
     /// Only a write that needs a frame of its own, or the first one in a buffer, can fail, so the
-    /// writer has no other collected data.
+    /// claim contains no data of an earlier write.
     pub fn withdraw_claim(&mut self, writer: u64, claim: &Claim, written_end: FileOffset) {
-        self.collected.forget(writer);
+        self.collected.remove_range(writer, claim.start, claim.end);
         // The next append begins at the end of the file without this write, unless another write
         // came later.
         if self.end == claim.end {

@@ -3,15 +3,19 @@
 //! range, and when a frame ends.
 
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{WritableFile, assume, assumed};
 use quell_vfs::{Caller, Error, ErrorKind, Result, Time, errno};
 
-use crate::container::{Container, write_frame, write_zeros};
+use crate::container::{
+    Container, FIRST_EPOCH, OBJECT_PAYLOAD_MAX, show_to_other_nodes, write_frame, write_zeros,
+};
 use crate::format::{
-    Closed, FileOffset, FrameKind, Frames, HEAD_BYTES, LogPosition, MetaName, Order, PAYLOAD_BYTES_MAX,
-    PayloadOffset, Published, Run, Running, Runs, boot_of, data_name, encode_batch, encode_frame_head,
+    Closed, FileOffset, FrameKind, Frames, HEAD_BYTES, LogPosition, MetaName, OBJECT_END, OBJECT_FRAME_BYTES,
+    Order, PAYLOAD_BYTES_MAX, PayloadOffset, Published, Run, Running, Runs, boot_of, data_name, encode_batch,
+    encode_frame_head, encode_object_frame_head, is_frame_boundary,
 };
 use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::session::buffer::Buffer;
@@ -60,13 +64,14 @@ impl Payload<'_> {
 
 /// The writer of one process. Its logs are created at the first write.
 pub struct Writer {
-    pub id: u64,
+    /// The number. It changes when the writer leaves its object, while `state` is locked.
+    id: AtomicU64,
     state: RankedMutex<LockedWriter>,
 }
 
 impl std::fmt::Debug for Writer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Writer").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 
@@ -98,7 +103,9 @@ pub struct LockedWriter {
 }
 
 struct Logs {
-    data: Box<dyn WritableFile>,
+    data: Arc<dyn WritableFile>,
+    /// The data log is the object as which the file began. It has no index log.
+    object: Option<ObjectLog>,
     index: Option<Box<dyn WritableFile>>,
     /// An index log that was created, but whose header could not be written.
     index_begun: Option<Box<dyn WritableFile>>,
@@ -125,6 +132,15 @@ struct Logs {
     is_marked: bool,
 }
 
+/// The state of an object as a data log.
+struct ObjectLog {
+    /// The object shows that its writer appends no more.
+    is_ended: bool,
+    /// A failed write may have left bytes after the last frame. They are removed before anything
+    /// else is written, because the size of the object must show its last frame.
+    has_tail: bool,
+}
+
 impl Writer {
     /// Creates a writer with the current credentials of this thread.
     pub fn new(id: u64, buffer_bytes: usize) -> Writer {
@@ -142,7 +158,32 @@ impl Writer {
             end: FileOffset::ZERO,
             end_untruncated: FileOffset::ZERO,
         };
-        Writer { id, state: RankedMutex::new(Rank::Writer, state) }
+        Writer { id: AtomicU64::new(id), state: RankedMutex::new(Rank::Writer, state) }
+    }
+
+    /// Creates the first writer of a file, with the object as its data log.
+    pub fn first(id: u64, buffer_bytes: usize, container: &Container, data: Arc<dyn WritableFile>) -> Writer {
+        let writer = Writer::new(id, buffer_bytes);
+        {
+            let mut state = writer.lock();
+            let holder = container.host().holder.clone();
+            let running = Running { writer: id, first_epoch: FIRST_EPOCH, holder, published: None };
+            let object = Some(ObjectLog { is_ended: false, has_tail: false });
+            state.logs = Some(Logs { object, ..Logs::new(data, container, running) });
+            (state.first_epoch, state.last) =
+                (FIRST_EPOCH, Order { epoch: FIRST_EPOCH, sequence: 0, writer: id });
+        }
+        writer
+    }
+
+    /// Returns the number. It stays the same while the state is locked.
+    pub fn id(&self) -> u64 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    /// Gives the writer another number. The caller has locked the state.
+    pub fn set_id(&self, id: u64) {
+        self.id.store(id, Ordering::Relaxed);
     }
 
     pub fn lock(&self) -> RankedGuard<MutexGuard<'_, LockedWriter>> {
@@ -217,8 +258,26 @@ impl LockedWriter {
         }
     }
 
+    /// Returns true if the data log is the object as which the file began.
+    pub fn is_object(&self) -> bool {
+        self.logs.as_ref().is_some_and(|logs| logs.object.is_some())
+    }
+
+    /// Returns true if data from `offset` to `end` continues the object: it begins at the end of
+    /// the data so far, and all frames are full.
+    pub fn may_extend_object(&self, offset: FileOffset, end: FileOffset) -> bool {
+        let object = self.logs.as_ref().and_then(|logs| logs.object.as_ref());
+        // A truncation by another mount may cover the bytes that a failed write has left.
+        let is_intact = object.is_some_and(|object| !object.is_ended && !object.has_tail);
+        let next = self.log_end.payload.0 + self.buffer.len() as u64;
+        is_intact && is_frame_boundary(self.log_end) && offset.0 == next && end.0 <= OBJECT_PAYLOAD_MAX
+    }
+
     /// Writes the collected frame if `bytes` more do not fit into it.
     pub fn flush_if_full(&mut self, file: &dyn WriterContext, id: u64, bytes: usize) -> Result<()> {
+        if self.is_object() {
+            return Ok(()); // the only frame of an object has all of its data
+        }
         if self.buffer.len() + bytes > self.buffer_bytes || self.runs.len() >= FRAME_RUNS_MAX {
             self.flush(file, id)?;
         }
@@ -228,6 +287,9 @@ impl LockedWriter {
     /// Takes `from` for the file offset `offset`. After an error, nothing or only the front of it
     /// was taken.
     pub fn put(&mut self, file: &dyn WriterContext, id: u64, from: &[u8], offset: FileOffset) -> Result<()> {
+        if self.is_object() {
+            return self.put_in_object(file, id, from, offset);
+        }
         if from.len() < self.buffer_bytes {
             self.buffer.push(from, self.buffer_bytes)?;
             self.runs.push(offset, from.len() as u64);
@@ -241,6 +303,92 @@ impl LockedWriter {
             self.write_frame(file, id, Payload::Data(part), runs.finish())?;
             at += part.len() as u64;
         }
+        Ok(())
+    }
+
+    /// Takes `from`, which continues the object and fits into its frame.
+    fn put_in_object(
+        &mut self,
+        file: &dyn WriterContext,
+        id: u64,
+        from: &[u8],
+        offset: FileOffset,
+    ) -> Result<()> {
+        let (bytes, frame_bytes) = (from.len() as u64, OBJECT_FRAME_BYTES as usize);
+        if from.len() == frame_bytes {
+            return self.write_frame(file, id, Payload::Data(from), &[Run::one(offset, bytes)]);
+        }
+        self.buffer.push(from, self.buffer_bytes.max(frame_bytes))?;
+        self.runs.push(offset, bytes);
+        Ok(())
+    }
+
+    /// Makes the object show that its writer appends no more, unless it shows that already.
+    fn end_object(&mut self) -> Result<()> {
+        let log_end = self.log_end;
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        let Some(object) = &mut logs.object else { return Ok(()) };
+        if !object.is_ended {
+            object.remove_tail(&*logs.data, log_end)?;
+            // A last frame that is not full shows the end by itself.
+            if is_frame_boundary(log_end) {
+                object.has_tail = true; // if this fails
+                logs.data
+                    .write_at(OBJECT_END, log_end.log_offset)
+                    .inspect_err(|_| logs.is_doubtful = true)?;
+                object.has_tail = false;
+            }
+            show_to_other_nodes(&*logs.data)?;
+            object.is_ended = true;
+        }
+        Ok(())
+    }
+
+    /// Publishes, and ends the object also if it has no data, so that nothing is written to it
+    /// after its time was set.
+    pub fn publish_and_end_object(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
+        self.publish(file, id)?;
+        self.with_credentials(LockedWriter::end_object)
+    }
+
+    /// Ends the object, and records it in the container. The next frame begins new logs.
+    pub fn leave_object(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
+        self.flush(file, id)?;
+        self.with_credentials(|state| {
+            state.end_object()?;
+            file.container().dir()?;
+            state.close_object(file, id)
+        })?;
+        (self.log_end, self.first_epoch) = (LogPosition::START, 0);
+        (self.end, self.end_untruncated) = (FileOffset::ZERO, FileOffset::ZERO);
+        Ok(())
+    }
+
+    /// Ends a writer whose object has ended.
+    fn close_object(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
+        let log_end = self.log_end;
+        if let Some(logs) = self.logs.as_mut().filter(|logs| logs.has_failed) {
+            // Another process could not write the object again.
+            logs.sync_data(file.container(), id, log_end)?;
+        }
+        let Published { end, data_bytes, time, .. } = self.state_to_publish()?;
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        let container = file.container();
+        // If the container is created later, the object shows that its writer has ended. One that
+        // another process has begun to create may lack this.
+        if container.complete_if_begun()? {
+            container.end_first_writer(&Closed {
+                writer: id,
+                first_epoch: FIRST_EPOCH,
+                last_epoch: FIRST_EPOCH,
+                end,
+                data_bytes,
+                time,
+                is_synced: logs.synced_to.payload == self.log_end.payload && !logs.has_failed,
+                boot: boot_of(&logs.running.holder.node),
+            })?;
+        }
+        self.logs = None;
         Ok(())
     }
 
@@ -303,7 +451,14 @@ impl LockedWriter {
         if is_first {
             self.logs = Some(Logs::create(file, id, &mut self.begun)?);
         }
-        let order = file.next_order(id);
+        let mut order = file.next_order(id);
+        if self.is_object() {
+            let is_next = matches!(runs, [run] if run.count == 1 && run.start.0 == self.log_end.payload.0);
+            if !is_next || !is_frame_boundary(self.log_end) {
+                return Err(Error::new(ErrorKind::Os(errno::EIO), "append to the object of", data_name(id)));
+            }
+            order.epoch = FIRST_EPOCH;
+        }
         if is_first {
             // Both are set even if the frame cannot be written, because a name in `meta` with only
             // one of them would be invalid.
@@ -311,7 +466,13 @@ impl LockedWriter {
         }
         let logs = self.logs.as_mut().expect("they were made");
         let (kind, bytes, start) = (payload.kind(), payload.bytes(), self.log_end);
-        let head = encode_frame_head(kind, runs, bytes, order.epoch, order.sequence, start.payload);
+        if let Some(object) = &mut logs.object {
+            object.remove_tail(&*logs.data, start)?;
+        }
+        let head = match logs.object {
+            Some(_) => encode_object_frame_head(bytes, order.epoch, order.sequence, start.payload),
+            None => encode_frame_head(kind, runs, bytes, order.epoch, order.sequence, start.payload),
+        };
         let written = match payload {
             Payload::Data(data) => {
                 write_frame(&*logs.data, start.log_offset, &head, data, start.payload, block_bytes)
@@ -321,6 +482,10 @@ impl LockedWriter {
         written.inspect_err(|_| {
             // Some file systems report a failed writeback at a later write.
             logs.is_doubtful = true;
+            if let Some(object) = &mut logs.object {
+                object.has_tail = true;
+                let _ = object.remove_tail(&*logs.data, start); // tried again before the next write
+            }
             file.frame_failed();
         })?;
         let head_bytes = head.len() as u64;
@@ -335,7 +500,7 @@ impl LockedWriter {
         logs.runs.end_extent();
         self.log_end = LogPosition { log_offset: logs.frames.log_end(), payload: start.payload + bytes };
         self.last = order;
-        if logs.runs.len() >= BATCH_RUNS_MAX {
+        if logs.object.is_none() && logs.runs.len() >= BATCH_RUNS_MAX {
             logs.append_batch(container, id, self.log_end.payload, false)?;
         }
         Ok(())
@@ -355,8 +520,13 @@ impl LockedWriter {
         self.flush(file, id)?;
         self.buffer.release_if_empty();
         match &mut self.logs {
-            Some(logs) => logs.append_batch(file.container(), id, self.log_end.payload, false),
-            None => Ok(()),
+            Some(logs) if logs.object.is_none() => {
+                logs.append_batch(file.container(), id, self.log_end.payload, false)
+            }
+            // Without data there is nothing to publish: a shell closes a copy of the descriptor
+            // before the program writes.
+            _ if self.log_end == LogPosition::START => Ok(()),
+            _ => self.end_object(),
         }
     }
 
@@ -373,6 +543,13 @@ impl LockedWriter {
         // with the data.
         self.publish(file, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
+        if logs.object.is_some() {
+            if let Some(object) = file.container().object() {
+                object.set_synced(); // before: a container that is created meanwhile is synced, too
+            }
+            logs.sync_data(file.container(), id, self.log_end)?;
+            return Ok(!std::mem::replace(&mut logs.names_synced, true));
+        }
         logs.sync_data(file.container(), id, self.log_end)?;
         let are_new = !logs.names_synced;
         if are_new {
@@ -391,7 +568,7 @@ impl LockedWriter {
     fn publish_size(&mut self, file: &dyn WriterContext) -> Result<()> {
         let published = self.state_to_publish()?;
         let Some(logs) = &mut self.logs else { return Ok(()) };
-        if logs.running.published == Some(published) {
+        if logs.object.is_some() || logs.running.published == Some(published) {
             return Ok(());
         }
         let running =
@@ -445,6 +622,10 @@ impl LockedWriter {
 
     fn close_as_assumed(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         self.write_index(file, id)?;
+        if self.is_object() {
+            self.end_object()?;
+            return self.close_object(file, id);
+        }
         let Published { last_epoch, end, data_bytes, time } = self.state_to_publish()?;
         let Some(logs) = &mut self.logs else { return Ok(()) };
         logs.mark_failed(file.container(), id)?;
@@ -479,6 +660,17 @@ fn unless_ended(container: &Container, id: u64, error: Error) -> Error {
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::Os(errno::EIO), "publish", data_name(id)) }
 }
 
+impl ObjectLog {
+    /// Removes the bytes that a failed write has left after the last frame.
+    fn remove_tail(&mut self, data: &dyn WritableFile, end: LogPosition) -> Result<()> {
+        if self.has_tail {
+            data.set_size(end.log_offset)?;
+            self.has_tail = false;
+        }
+        Ok(())
+    }
+}
+
 impl Logs {
     fn create(file: &dyn WriterContext, id: u64, begun: &mut Option<Box<dyn WritableFile>>) -> Result<Logs> {
         let container = file.container();
@@ -491,11 +683,16 @@ impl Logs {
             added => added?,
         }
         file.begin()?;
-        let data = container.create_data(id, begun)?;
+        let data = Arc::from(container.create_data(id, begun)?);
+        Ok(Logs::new(data, container, running))
+    }
+
+    fn new(data: Arc<dyn WritableFile>, container: &Container, running: Running) -> Logs {
         let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
         let runs = Runs::default();
-        Ok(Logs {
+        Logs {
             data,
+            object: None,
             index: None,
             index_begun: None,
             index_offset: 0,
@@ -509,7 +706,7 @@ impl Logs {
             is_doubtful: false,
             has_failed: false,
             is_marked: false,
-        })
+        }
     }
 
     /// Syncs the data log up to `end`. After a failed write or sync, the part that is not known to

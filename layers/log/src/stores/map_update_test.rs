@@ -54,7 +54,13 @@ fn opened(stores: &[MemoryStore], known: &[usize]) -> Stores {
 fn mount_of(stores: Stores) -> LogFs {
     LogFs::new(
         stores,
-        Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0, flattens_later: false },
+        Choices {
+            buffer_bytes: 40_000,
+            index_threads: 1,
+            flatten_bytes: 0,
+            flattens_later: false,
+            begins_as_object: false,
+        },
     )
 }
 

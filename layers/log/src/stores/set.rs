@@ -409,6 +409,11 @@ impl Stores {
         self.list().stores[store].parts_dir()
     }
 
+    /// Returns the directory for log directories, which stays open.
+    pub(crate) fn kept_parts_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        self.list().stores[store].kept_parts_dir()
+    }
+
     /// Opens the directory for removed containers that are not yet deleted.
     pub fn trash_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
         self.list().stores[store].trash_dir()

@@ -1,6 +1,6 @@
 //! One store: its root, its `.quell` directory, and its number.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
@@ -48,6 +48,8 @@ pub(crate) struct Store {
     pub own: Arc<dyn WritableDir>,
     /// The number in the store's record, by which containers are placed.
     pub number: u128,
+    /// The directory `parts`, which stays open.
+    parts: Arc<OnceLock<Arc<dyn WritableDir>>>,
 }
 
 impl Store {
@@ -60,6 +62,15 @@ impl Store {
     /// Opens the directory for log directories of containers in other stores.
     pub fn parts_dir(&self) -> Result<Arc<dyn WritableDir>> {
         self.own.open_writable_dir(PARTS_DIR)
+    }
+
+    /// Returns the directory `parts`, which is opened once.
+    pub fn kept_parts_dir(&self) -> Result<Arc<dyn WritableDir>> {
+        if let Some(parts) = self.parts.get() {
+            return Ok(Arc::clone(parts));
+        }
+        let parts = self.parts_dir()?;
+        Ok(Arc::clone(self.parts.get_or_init(|| parts)))
     }
 
     /// Opens the directory for removed containers that are not yet deleted.
@@ -114,7 +125,7 @@ pub(crate) fn open_stores(roots: Vec<Root>) -> Result<Vec<Store>> {
         if opened.iter().any(|other| other.number == head.container) {
             return Err(refused(&root.path, "the directory is named twice: name each store once".into()));
         }
-        opened.push(Store { root, own, number: head.container });
+        opened.push(Store { root, own, number: head.container, parts: Arc::default() });
     }
     Ok(opened)
 }
@@ -146,6 +157,7 @@ fn create_store(root: &dyn WritableDir, host: &Host) -> Result<()> {
         container: number,
         writer: 0,
         directories: 0,
+        process: None,
     };
     let record = dir.create_file(STORE_RECORD, FILE_PERMISSIONS)?;
     record.write_at(&head.encode(), 0)?;

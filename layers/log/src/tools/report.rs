@@ -126,7 +126,7 @@ pub fn report_file(container: Container, threads: usize) -> Result<FileReport> {
     let (epochs, names) = container.epochs_and_flats()?;
     let mut flats = Vec::new();
     for name in names {
-        let bytes = container.dir().stat(&name)?.size_bytes;
+        let bytes = container.dir()?.stat(&name)?.size_bytes;
         flats.push(FlatReport { name: String::from_utf8_lossy(&name).into_owned(), bytes });
     }
     let mut writers = Vec::new();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use quell_vfs::{ErrorKind, Kind, Result};
+use quell_vfs::{Error, ErrorKind, Kind, Result};
 
 use super::container_check::check_container;
 use super::context::{Check, CheckOptions, CheckResult};
 use super::own_data::{check_own_data, check_parts};
 use super::problem::Problem;
 use super::repair::repair_container;
-use crate::format::joined;
+use crate::format::{HEAD_BYTES, container_name, joined};
 use crate::fs::{Entry, NameProblem, NameProblemKind, ResolvedPath, StoredDir, find};
 use crate::stores::Stores;
 use crate::tools::progress::{ToolProgress, run_tasks};
@@ -106,9 +106,21 @@ fn check_file(check: &Check<'_>, dir: &StoredDir, entry: &Entry, path: &[u8]) {
             }
             return;
         }
-        Err(error) => return check.report(path, Problem::not_checked(error)),
+        Err(error) => {
+            match error.kind == ErrorKind::Damaged && is_without_header(dir, entry).is_ok_and(|is| is) {
+                true => {
+                    let problem = Problem::object_without_header();
+                    check.report_and_repair(path, problem, || remove_object(dir, entry));
+                }
+                false => check.report(path, Problem::not_checked(error)),
+            }
+            return;
+        }
     };
     check.add_container(container.number());
+    if container.object().is_some() && !check.add_object(container.number(), container.identity()) {
+        check.report(path, Problem::same_number());
+    }
     for _ in 0..ATTEMPTS_MAX {
         let checked = check_container(check, &container);
         if check.progress.is_stopped() {
@@ -128,6 +140,23 @@ fn check_file(check: &Check<'_>, dir: &StoredDir, entry: &Entry, path: &[u8]) {
         }
     }
     check.report(path, Problem::not_checked("it changes during every attempt"));
+}
+
+/// Returns true if a file began as an object whose header was never written, because of a power
+/// failure.
+fn is_without_header(dir: &StoredDir, entry: &Entry) -> Result<bool> {
+    let (stored, Some(parent)) = (container_name(&entry.name)?, dir.in_store(entry.store)) else {
+        return Ok(false);
+    };
+    let (file, mut bytes) = (parent.open_file(&stored)?, [0; HEAD_BYTES]);
+    Ok(file.stat_from_server()?.size_bytes < HEAD_BYTES as u64
+        || file.read_at(&mut bytes, 0).is_ok_and(|_| bytes == [0; HEAD_BYTES]))
+}
+
+fn remove_object(dir: &StoredDir, entry: &Entry) -> Result<()> {
+    let parent = dir.in_store(entry.store);
+    let parent = parent.ok_or_else(|| Error::new(ErrorKind::NotFound, "open", &entry.name))?;
+    parent.remove(&container_name(&entry.name)?)
 }
 
 #[cfg(test)]

@@ -14,11 +14,13 @@ use crate::format::{
     Builder, Closed, Extent, FileOffset, Frames, HEAD_BYTES, HeadKind, Holder, LogPosition, MetaName,
     PayloadOffset, Running, Runs, data_name, encode_batch, epoch_name, index_name, number_name,
 };
-use crate::session::{ExtentMap, flatten, visit_batches};
+use crate::fs::LogFs;
+use crate::session::{Choices, ExtentMap, flatten, visit_batches};
 use crate::stores::Host;
 use crate::test_stores::{
     GONE, again, container, content, host, join, make, mount, opened, opened_by, pattern,
 };
+use crate::tools::report::report_file;
 
 const DAY: i64 = 86_400;
 
@@ -415,7 +417,7 @@ fn a_flat_index_that_is_damaged_or_differs_from_the_logs_is_removed() {
         again(&fs, "f", 3).write_at(b"later", 10).unwrap();
         assert_eq!(found_and_left(&stores), (vec![], vec![]));
         let name = container.flats().unwrap().remove(0);
-        let flat = container.dir().open_writable_file(&name).unwrap();
+        let flat = container.dir().unwrap().open_writable_file(&name).unwrap();
         match damage {
             0 => flip(&*flat, HEAD_BYTES as u64 + 3),
             1 => flat.set_size(100).unwrap(),
@@ -452,7 +454,7 @@ fn a_used_epoch_without_a_name_gets_its_name() {
     let (epochs, _) = container.epochs_and_flats().unwrap();
     assert!(*epochs.last().unwrap() > 1);
     for epoch in epochs {
-        container.dir().remove(format!("epoch-{epoch:x}").as_bytes()).unwrap();
+        container.dir().unwrap().remove(format!("epoch-{epoch:x}").as_bytes()).unwrap();
     }
     assert_reports(&stores, "metadata: epoch ");
     assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]));
@@ -466,7 +468,7 @@ fn a_wrong_closed_name_is_written_again() {
     let right = *container.summary().unwrap().closed.iter().min_by_key(|closed| closed.writer).unwrap();
     let wrong = Closed { last_epoch: right.last_epoch + 1, ..right };
     container.rename_meta(&MetaName::Closed(right), &MetaName::Closed(wrong)).unwrap();
-    container.dir().create_file(&epoch_name(wrong.last_epoch), LOG_PERMISSIONS).unwrap();
+    container.dir().unwrap().create_file(&epoch_name(wrong.last_epoch), LOG_PERMISSIONS).unwrap();
     assert_reports(&stores, "metadata: the `closed` name of writer");
     assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]));
     let repaired = container.summary().unwrap().closed;
@@ -497,7 +499,7 @@ fn foreign_entries_and_inconsistent_names_are_reported_and_not_changed() {
     let stores = written();
     let (first, second) = (stores[0].root(), stores[1].root());
     first.create_file(b"plain", 0o644).unwrap();
-    first.create_file(b"x.container", 0o644).unwrap();
+    first.create_file(b"x.container", 0o644).unwrap().write_at(b"x", 0).unwrap();
     first.make_dir(b"y.container", 0o755).unwrap();
     first.make_dir(b"lonely", 0o755).unwrap();
     first.make_dir(b"f", 0o755).unwrap();
@@ -505,10 +507,11 @@ fn foreign_entries_and_inconsistent_names_are_reported_and_not_changed() {
     second.make_symlink(b"link", b"/etc").unwrap();
     let container = container(&stores, "f");
     container.meta().unwrap().create_file(b"open-nonsense", 0o644).unwrap();
-    container.dir().make_dir(b"logs-9999", 0o755).unwrap();
+    container.dir().unwrap().make_dir(b"logs-9999", 0o755).unwrap();
     container.create_data(5, &mut None).unwrap();
     for expected in [
         "foreign: an entry of store 0 that Quell did not create",
+        "leftover: the file lost its header",
         "foreign: a directory that has the name of a container",
         "foreign: Quell did not create meta/open-nonsense",
         "foreign: Quell did not create logs-9999",
@@ -520,9 +523,11 @@ fn foreign_entries_and_inconsistent_names_are_reported_and_not_changed() {
         assert_reports(&stores, expected);
     }
     let (mut found, left) = found_and_left(&stores);
+    found.retain(|id| *id != "leftover");
     assert_eq!(found, left);
+    assert!(first.stat(b"x.container").is_err());
     found.sort_unstable();
-    let expected = [("foreign", 5), ("inconsistent-name", 3), ("orphan-logs", 1)];
+    let expected = [("foreign", 4), ("inconsistent-name", 3), ("orphan-logs", 1)];
     let expected: Vec<_> = expected.iter().flat_map(|(id, count)| std::iter::repeat_n(*id, *count)).collect();
     assert_eq!(found, expected);
     assert!(first.stat(b"plain").is_ok() && first.stat(b"y.container").is_ok());
@@ -614,4 +619,61 @@ fn closing_a_dead_writer_keeps_the_size_of_a_truncated_file() {
     assert_eq!(content(&stores, "f").unwrap().len(), 1000);
     assert_eq!(found_and_left(&stores), (vec!["metadata", "dead-writer"], vec![]));
     assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3)[..1000]);
+}
+
+/// Returns a mount whose files begin as objects.
+fn mount_of_objects(stores: &[MemoryStore], pid: u32) -> LogFs {
+    let choices = Choices { begins_as_object: true, index_threads: 1, ..Choices::default() };
+    LogFs::new(opened_by(stores, host(pid.into(), pid)), choices)
+}
+
+#[test]
+fn objects_and_their_containers_are_checked_without_a_change() {
+    let stores = [MemoryStore::new()];
+    let fs = mount_of_objects(&stores, 1);
+    drop(make(&fs, "empty", 1));
+    let file = make(&fs, "small", 1);
+    file.write_at(&[1; 5000], 0).unwrap();
+    drop(file);
+    let file = make(&fs, "joined", 1);
+    file.write_at(&[2; 3 << 20], 0).unwrap();
+    file.publish().unwrap();
+    file.write_at(&[3; 100], 50).unwrap();
+    drop(file);
+    let open = make(&fs, "open", 1);
+    open.write_at(&[4; 3 << 20], 0).unwrap();
+    let names =
+        || stores[0].root().open_writable_dir(b".quell/parts").map_or(0, |dir| dir.names().unwrap().len());
+    let before = names();
+    let checked = checked(&stores, &options(true, 0, &[]));
+    assert!(checked.findings.is_empty(), "{checked:?}");
+    assert_eq!(names(), before, "a check creates no container");
+    for name in ["small", "joined"] {
+        let report = report_file(container(&stores, name), 1).unwrap();
+        assert!(
+            !report.writers.is_empty() && report.writers.iter().all(|writer| writer.open.is_none()),
+            "{report:?}"
+        );
+    }
+    drop(open);
+}
+
+#[test]
+fn an_object_of_a_killed_process_is_readable_and_its_writer_is_ended_by_a_repair() {
+    let stores = [MemoryStore::new()];
+    let fs = mount_of_objects(&stores, GONE);
+    let file = make(&fs, "f", 1);
+    file.write_at(&[1; 2 << 20], 0).unwrap();
+    file.write_at(&[2; 100], 2 << 20).unwrap(); // collected and lost
+    let _killed = std::mem::ManuallyDrop::new((file, fs));
+    // Another process creates the container.
+    let fs = mount_of_objects(&stores, 1);
+    let other = again(&fs, "f", 2);
+    other.write_at(&[3; 10], 3 << 20).unwrap();
+    drop(other);
+    let size = || report_file(container(&stores, "f"), 1).unwrap().attributes.size_bytes;
+    assert_eq!(size(), (3 << 20) + 10);
+    let (_, left) = found_and_left(&stores);
+    assert_eq!(left, [""; 0]);
+    assert_eq!(size(), (3 << 20) + 10);
 }

@@ -15,7 +15,7 @@ use super::log_repairs::WriterState;
 use super::names::{ContainerName, LogName, classify_container_name, classify_log_name};
 use super::problem::Problem;
 use crate::container::{Container, FIRST_EPOCH};
-use crate::format::{ACCESS, FileOffset, MetaName, Summary};
+use crate::format::{FileOffset, MetaName, Summary};
 use crate::tools::progress::run_tasks;
 use crate::tools::report::{ByteState, ResolvedFile};
 
@@ -56,6 +56,9 @@ impl ContainerCheck {
 }
 
 fn meta_names(container: &Container) -> Result<Vec<Vec<u8>>> {
+    if container.only_object()?.is_some() {
+        return container.names_of_object();
+    }
     let mut names = container.meta()?.names()?;
     names.sort_unstable();
     Ok(names)
@@ -76,7 +79,7 @@ pub fn check_container(check: &Check<'_>, container: &Container) -> Result<Conta
     for name in meta_names.iter().filter(|name| MetaName::decode(name).is_none()) {
         names.problems.push(Problem::foreign_name(&format!("meta/{}", name.escape_ascii())));
     }
-    container.dir().stat(ACCESS)?;
+    container.access_stat()?;
     let (mut open_writers, mut kept_writers) = (0, 0);
     for running in &summary.open {
         let is_dead = check.is_dead(&running.holder) || check.options.dead_writers.contains(&running.writer);
@@ -112,8 +115,11 @@ pub fn check_container(check: &Check<'_>, container: &Container) -> Result<Conta
 
 /// Reads the names in the container and its log directories, and collects the writers with logs.
 fn read_names(check: &Check<'_>, container: &Container, found: &mut Names) -> Result<()> {
+    if container.only_object()?.is_some() {
+        return Ok(());
+    }
     let directories = container.head().directories;
-    for name in container.dir().names()? {
+    for name in container.dir()?.names()? {
         let directory = match classify_container_name(&name, directories) {
             ContainerName::LogDirectory(number) => number,
             ContainerName::Other => continue,
@@ -122,7 +128,7 @@ fn read_names(check: &Check<'_>, container: &Container, found: &mut Names) -> Re
                 continue;
             }
         };
-        let logs = match container.log_directories().open(directory, false) {
+        let logs = match container.log_directories()?.open(directory, false) {
             Ok(logs) => logs,
             Err(error) => {
                 let reason = format_args!("{}: {error}", name.escape_ascii());

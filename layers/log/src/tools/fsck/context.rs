@@ -1,6 +1,6 @@
 //! The state of a check that all of its parts share: options, progress, result.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +9,7 @@ use quell_threads::{into_inner, lock};
 use quell_vfs::{Result, Time};
 
 use super::problem::{Finding, Problem, RepairOutcome};
+use crate::container::ContainerIdentity;
 use crate::format::{Holder, boot_of};
 use crate::not_found::none_if_not_found;
 use crate::stores::{StoreNumber, Stores};
@@ -69,6 +70,8 @@ pub struct Check<'a> {
     result: Mutex<CheckResult>,
     /// Numbers of the containers that were found.
     containers: Mutex<HashSet<u128>>,
+    /// Files that began as objects, by their numbers.
+    objects: Mutex<HashMap<u128, ContainerIdentity>>,
 }
 
 impl<'a> Check<'a> {
@@ -78,8 +81,8 @@ impl<'a> Check<'a> {
         progress: &'a ToolProgress,
         threads_per_file: usize,
     ) -> Check<'a> {
-        let (result, containers) = (Mutex::default(), Mutex::default());
-        Check { stores, options, progress, threads_per_file, result, containers }
+        let (result, containers, objects) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Check { stores, options, progress, threads_per_file, result, containers, objects }
     }
 
     /// Returns the result, with the findings sorted by path.
@@ -122,6 +125,11 @@ impl<'a> Check<'a> {
     /// Records that a container with this number exists. Returns false if one was known already.
     pub fn add_container(&self, number: u128) -> bool {
         lock(&self.containers).insert(number)
+    }
+
+    /// Records a file that began as an object. Returns false if another one has the same number.
+    pub fn add_object(&self, number: u128, identity: ContainerIdentity) -> bool {
+        *lock(&self.objects).entry(number).or_insert(identity) == identity
     }
 
     pub fn has_container(&self, number: u128) -> bool {

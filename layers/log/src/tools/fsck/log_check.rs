@@ -195,7 +195,15 @@ pub fn check_logs(
         check.lost_end = check.lost.iter().map(|(.., end)| (*end).min(limit)).max().unwrap_or_default();
     }
     let is_truncated = summary.last_truncation().is_some();
-    check.repairs = decide_repairs(&check.state, &check.frames, &index_scan, data_bytes, is_truncated);
+    let frames = &check.frames;
+    let is_object = container.object_of(writer).is_some();
+    // An object has no index log, and bytes after its last complete frame do not count.
+    let index_scan = match is_object {
+        true => IndexScan { exists: true, is_damaged: false, payload_offset: frames.payload_offset },
+        false => index_scan,
+    };
+    let data_bytes = if is_object && !frames.has_frame_after_end { frames.log_offset } else { data_bytes };
+    check.repairs = decide_repairs(&check.state, frames, &index_scan, data_bytes, is_truncated);
     if let Some(log_range) = check.repairs.unreadable.clone() {
         check.problems.push(Problem::unreadable_frames(writer, log_range));
     }

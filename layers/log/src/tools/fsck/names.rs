@@ -32,7 +32,7 @@ pub fn classify_container_name(name: &[u8], directories: u32) -> ContainerName {
         Some(number) if number < directories && text == format!("logs-{number:x}") => {
             ContainerName::LogDirectory(number)
         }
-        _ if matches!(text, "container" | "access" | "meta")
+        _ if matches!(text, "container" | "access" | "given-away" | "meta")
             || hex("epoch-").is_some()
             || text.starts_with("flat-") =>
         {

@@ -1,7 +1,8 @@
 //! Checks a store's `.quell` directory: containers that are being created, removed containers, and
 //! log directories of containers in other stores. Removes leftovers there if repairs are requested.
 
-use quell_vfs::Result;
+use quell_posix::Stat;
+use quell_vfs::{Kind, Result};
 
 use super::context::Check;
 use super::problem::Problem;
@@ -26,7 +27,12 @@ pub fn check_own_data(check: &Check<'_>, store: StoreNumber) -> Result<()> {
         // A drained store has no `new`.
         let Some(dir) = none_if_not_found(own.open_writable_dir(area))? else { continue };
         for name in dir.names()? {
-            let container = Container::open(check.stores, store, &*dir, &name).ok();
+            // A file is an object under construction, which is not used yet.
+            let is_dir = |stat: Stat| stat.kind() == Some(Kind::Dir);
+            let container = match none_if_not_found(dir.stat(&name))?.is_some_and(is_dir) {
+                true => Container::open(check.stores, store, &*dir, &name).ok(),
+                false => None,
+            };
             let number = container.as_ref().map(Container::number);
             // A copy that `quell log rebalance` has moved to `trash` has the number of a file that
             // is in use.
@@ -40,7 +46,7 @@ pub fn check_own_data(check: &Check<'_>, store: StoreNumber) -> Result<()> {
             }
             let path = format!(".quell/{}/{}", area.escape_ascii(), name.escape_ascii());
             check.report_and_repair(b"", Problem::leftover(&path, &store_text), || {
-                let owners = container.as_ref().map(|container| owners_of(container.dir()));
+                let owners = container.as_ref().map(|container| owners_of(&**container.dir()?));
                 remove_shallow(&*dir, &name)?;
                 match (number, owners.transpose()?) {
                     (Some(number), Some(owners)) if !is_file => remove_parts(check.stores, number, &owners),

@@ -162,6 +162,18 @@ impl Problem {
         Problem::new(ProblemKind::Leftover, text)
     }
 
+    pub(crate) fn object_without_header() -> Problem {
+        let text = "the file lost its header in a power failure, and has no content".to_owned();
+        Problem::new(ProblemKind::Leftover, text)
+    }
+
+    pub(crate) fn same_number() -> Problem {
+        let text = "another file of the store has the same number, because one is a copy that was made in the \
+                    store itself: a change of one changes the other. Copy both through a mount, and remove them"
+            .to_owned();
+        Problem::new(ProblemKind::InconsistentName, text)
+    }
+
     pub(crate) fn damaged_ranges(writer: u64, ranges: Vec<Range<FileOffset>>) -> Problem {
         let text =
             format!("bytes {} of the file are damaged, in the log of writer {writer:016x}", Ranges(&ranges));

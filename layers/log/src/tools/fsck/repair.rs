@@ -36,13 +36,13 @@ pub fn repair_container(check: &Check<'_>, container: &Container, path: &[u8], f
         let text = format!("logs-{directory:x}/{}", name.escape_ascii());
         let problem = Problem::leftover(&text, &check.store_text(container.home()));
         check.report_and_repair(path, problem, || {
-            container.log_directories().open(directory, false)?.remove(&name)
+            container.log_directories()?.open(directory, false)?.remove(&name)
         });
     }
     for (name, defect) in found.flat_defects {
         // Readers use the logs instead, and the flat index can be created again.
         let problem = Problem::flat_index(&name.escape_ascii().to_string(), defect);
-        check.report_and_repair(path, problem, || container.dir().remove(&name));
+        check.report_and_repair(path, problem, || container.dir()?.remove(&name));
     }
     for log in found.logs {
         LogRepair { check, container, summary: &found.summary, path, log: &log, has_failed: false }.run();
@@ -50,9 +50,9 @@ pub fn repair_container(check: &Check<'_>, container: &Container, path: &[u8], f
 }
 
 fn take_epoch(container: &Container, epoch: u64) -> Result<()> {
-    match container.dir().create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
+    match container.dir()?.create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
         Err(error) if error.kind != ErrorKind::Exists => Err(error),
-        _ => container.dir().sync(),
+        _ => container.dir()?.sync(),
     }
 }
 
@@ -85,7 +85,7 @@ impl LogRepair<'_> {
                 true => self.repair(problem, || {
                     // Flat indices may have been created from the damaged index log; readers do not
                     // need them.
-                    container.flats()?.iter().try_for_each(|name| container.dir().remove(name))?;
+                    container.flats()?.iter().try_for_each(|name| container.dir()?.remove(name))?;
                     rebuild_index_log(container, log)
                 }),
                 false => check.report(path, problem),
@@ -199,6 +199,9 @@ fn close_writer(
     modified: Option<Time>,
 ) -> Result<()> {
     let writer = log.writer;
+    if let Some(object) = container.object_of(writer) {
+        return container.end_killed_first_writer(object);
+    }
     let Some((first_epoch, last_epoch)) = log.frames.epochs.clone().map(RangeInclusive::into_inner) else {
         none_if_not_found(container.remove_logs(writer))?;
         return container.remove_meta(replaced);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quell_posix::WritableDir;
-use quell_vfs::{Error, ErrorKind, Rename, Result};
+use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
 
 use super::state::{Dirs, MoveResult, Rebalance, is_being_written, meta_names};
 use crate::container::{Container, with_locks_excluded};
@@ -17,7 +17,7 @@ use crate::stores::{StoreNumber, remove_tree};
 /// without a record.
 fn delete_copy(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result<()> {
     trash.sync()?;
-    container.dir().remove(CONTAINER_RECORD)?;
+    container.dir()?.remove(CONTAINER_RECORD)?;
     // The name `moved` shows a process that still has the copy open that other names are missing.
     let meta = container.meta()?;
     meta.create_file(MOVED, 0o644)?;
@@ -40,6 +40,9 @@ impl Rebalance<'_> {
     /// directories to the stores that placement gives.
     pub(super) fn place_file(&self, dirs: &Dirs, name: &[u8], holders: &[StoreNumber]) -> Result<MoveResult> {
         let (stored, home) = (container_name(name)?, self.stores.home(name));
+        if let Some(store) = self.object_in(dirs, &stored, holders)? {
+            return self.keep_object(store, name);
+        }
         let mut is_file = false;
         for store in holders.iter().copied().filter(|store| *store != home) {
             match self.move_container(dirs, &stored, store, home)? {
@@ -52,6 +55,29 @@ impl Rebalance<'_> {
             Some(container) => self.place_log_dirs(&container),
             None if is_file => Ok(MoveResult::Placed), // it was removed after the move
             None => Ok(MoveResult::Absent),
+        }
+    }
+
+    /// Returns the store with a file that began as an object.
+    fn object_in(&self, dirs: &Dirs, stored: &[u8], holders: &[StoreNumber]) -> Result<Option<StoreNumber>> {
+        for store in holders {
+            let found = none_if_not_found(dirs[*store].stat(stored))?;
+            if found.is_some_and(|stat| stat.kind() == Some(Kind::File)) {
+                return Ok(Some(*store));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Leaves a file that began as an object in its store, in which each process finds it. It
+    /// cannot be moved out of a drained store.
+    fn keep_object(&self, store: StoreNumber, name: &[u8]) -> Result<MoveResult> {
+        match self.stores.draining().contains(&store) {
+            false => Ok(MoveResult::Placed),
+            true => Err(Error {
+                source: Some("it began as an object, which cannot be moved: replace it by a copy".into()),
+                ..Error::new(ErrorKind::Unsupported, "move", name)
+            }),
         }
     }
 
@@ -75,7 +101,8 @@ impl Rebalance<'_> {
             return Ok(MoveResult::Busy);
         }
         // Locks of the container would not conflict with those of its copy.
-        let moved = with_locks_excluded(source.dir(), || self.move_unlocked(&source, dirs, stored, from, to));
+        let moved =
+            with_locks_excluded(&**source.dir()?, || self.move_unlocked(&source, dirs, stored, from, to));
         match moved {
             Err(error) if error.kind == ErrorKind::Busy => Ok(MoveResult::Busy),
             moved => moved,
@@ -98,7 +125,7 @@ impl Rebalance<'_> {
             Some(target) if target.number() != source.number() => return Err(two_files(stored)),
             Some(target) if is_being_written(&target)? => return Ok(MoveResult::Busy),
             Some(target) => {
-                self.complete_copy(source, &target.dir_handle(), to)?;
+                self.complete_copy(source, target.dir()?, to)?;
                 target
             }
             None => self.create_copy(source, dirs, stored, to)?,
@@ -120,7 +147,7 @@ impl Rebalance<'_> {
                 }
                 return Ok(MoveResult::Busy);
             }
-            self.complete_copy(source, &target.dir_handle(), to)?;
+            self.complete_copy(source, target.dir()?, to)?;
         }
         delete_copy(source, &*trash, &name)?;
         self.update(|result| result.moved += 1);
@@ -138,7 +165,7 @@ impl Rebalance<'_> {
         let new = self.stores.new_dir(to)?;
         let temporary = number_name(self.stores.random_number());
         let create = || -> Result<()> {
-            let dir = self.create_dir_like(&*new, &temporary, &source.dir().stat_self()?)?;
+            let dir = self.create_dir_like(&*new, &temporary, &source.dir()?.stat_self()?)?;
             self.complete_copy(source, &dir, to)?;
             new.sync()?;
             new.rename(&temporary, &*dirs[to], stored, Rename::Replace)
@@ -168,7 +195,7 @@ impl Rebalance<'_> {
     /// Copies everything of `source` that is missing in `copy`, a directory in store `to`, and
     /// syncs it.
     fn complete_copy(&self, source: &Container, copy: &Arc<dyn WritableDir>, to: StoreNumber) -> Result<()> {
-        let from = source.dir();
+        let from = &**source.dir()?;
         for name in from.names()? {
             if name != META && !name.starts_with(b"logs-") {
                 self.copy_file(from, &**copy, &name, to)?;

@@ -25,7 +25,7 @@ impl Rebalance<'_> {
     fn find_locations(&self, container: &Container, directory: u32) -> Result<Vec<LocatedDir>> {
         let (name, own) = (logs_name(directory), number_name(container.number()));
         let mut found = Vec::new();
-        match container.dir().open_writable_dir(&name) {
+        match container.dir()?.open_writable_dir(&name) {
             Ok(dir) => found.push(LocatedDir { dir, location: None }),
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
             Err(error) => return Err(error),
@@ -47,7 +47,7 @@ impl Rebalance<'_> {
         store: StoreNumber,
         name: &[u8],
     ) -> Result<Arc<dyn WritableDir>> {
-        let like = container.dir().stat_self()?;
+        let like = container.dir()?.stat_self()?;
         let parts = self.stores.parts_dir(store)?;
         let own = self.create_dir_like(&*parts, &number_name(container.number()), &like)?;
         let dir = self.create_dir_like(&*own, name, &like)?;
@@ -73,7 +73,7 @@ impl Rebalance<'_> {
             Some(Some(Kind::Dir)) => ExistingLogDir::Directory,
             Some(_) => ExistingLogDir::Pointer(read_pointer(self.stores, copy, &name)?),
         };
-        let (location, pointer) = locate_in_copy(existing, source.log_directories().placed(directory), to);
+        let (location, pointer) = locate_in_copy(existing, source.log_directories()?.placed(directory), to);
         let target = match location {
             None => self.create_dir_like(copy, &name, &first.dir.stat_self()?)?,
             Some(store) => self.open_part(source, store, &name)?,
@@ -94,7 +94,7 @@ impl Rebalance<'_> {
         for directory in 0..container.head().directories {
             let found = self.find_locations(container, directory)?;
             let locations: Vec<LogDirLocation> = found.iter().map(|found| found.location).collect();
-            let placed = container.log_directories().placed(directory);
+            let placed = container.log_directories()?.placed(directory);
             if is_placed(&locations, placed, container.home()) {
                 continue;
             }
@@ -119,7 +119,7 @@ impl Rebalance<'_> {
         let in_container = found.iter().find(|found| found.location.is_none());
         let pointer = match in_container {
             Some(_) => None,
-            None => none_if_not_found(read_pointer(self.stores, container.dir(), &name))?.flatten(),
+            None => none_if_not_found(read_pointer(self.stores, &**container.dir()?, &name))?.flatten(),
         };
         let (location, change) = decide_move(in_container.is_some(), pointer, placed, home);
         let target = match (location, in_container) {
@@ -136,7 +136,7 @@ impl Rebalance<'_> {
         // A temporary name: of the new pointer before the exchange, and of the replaced directory
         // after it.
         let replaced = number_name(self.stores.random_number());
-        let exchange = || temporaries.rename(&replaced, container.dir(), &name, Rename::Exchange);
+        let exchange = || temporaries.rename(&replaced, &**container.dir()?, &name, Rename::Exchange);
         match change {
             PointerChange::Unchanged => {}
             PointerChange::ReplaceDirectory => {
@@ -150,11 +150,11 @@ impl Rebalance<'_> {
                 }
             }
             PointerChange::Write { .. } => {
-                write_pointer(self.stores, home, container.dir(), &name, placed, Rename::Replace)?
+                write_pointer(self.stores, home, &**container.dir()?, &name, placed, Rename::Replace)?
             }
         }
         if location.is_some() {
-            container.dir().sync()?;
+            container.dir()?.sync()?;
         }
         if meta_names(container)? != names_before {
             if is_being_written(container)? {
@@ -164,7 +164,14 @@ impl Rebalance<'_> {
                         temporaries.remove(&replaced)?;
                     }
                     PointerChange::Write { previous: Some(previous) } => {
-                        write_pointer(self.stores, home, container.dir(), &name, previous, Rename::Replace)?;
+                        write_pointer(
+                            self.stores,
+                            home,
+                            &**container.dir()?,
+                            &name,
+                            previous,
+                            Rename::Replace,
+                        )?;
                     }
                     _ => {}
                 }

@@ -84,7 +84,9 @@ pub fn preview_rebalance(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalan
                     result.files += 1;
                     if is_being_written(&container)? {
                         result.busy.push(path);
-                    } else if stores.number(entry.store) != map.home(&entry.name) {
+                    } else if container.object().is_none()
+                        && stores.number(entry.store) != map.home(&entry.name)
+                    {
                         result.moved += 1;
                         result.bytes += container.summary()?.data_bytes();
                     }

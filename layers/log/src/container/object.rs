@@ -1,0 +1,286 @@
+//! The object as which a file begins (docs/formats/log.md, Objects): opens it, and determines from
+//! its size and its last frame how much of it counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
+use quell_vfs::{Change, Error, ErrorKind, NewEntry, Rename, Result};
+
+use crate::format::{
+    BLOCK_BYTES, Closed, FileOffset, HEAD_BYTES, Head, HeadKind, Holder, LogDamage, OBJECT_END,
+    OBJECT_FRAME_BYTES, OBJECT_FRAME_HEAD_BYTES, OBJECT_VERSION, ObjectProcess, ObjectRest, ObjectSize,
+    Published, Running, boot_of, decode_object_frame_head, number_name,
+};
+use crate::locks::{Rank, RankedMutex};
+use crate::not_found::none_if_not_found;
+use crate::stores::Host;
+
+/// The epoch of the container's creator, and of all frames of an object. It is taken without an
+/// `epoch` name.
+pub(crate) const FIRST_EPOCH: u64 = 1;
+
+/// An open object.
+pub(crate) struct Object {
+    file: Arc<dyn OpenFile>,
+    head: Head,
+    /// The object for writing, in the process that has created it.
+    writable: Option<Arc<dyn WritableFile>>,
+    /// The object for its first writer, if this process has created it and no writer has it yet.
+    unclaimed: RankedMutex<Option<Arc<dyn WritableFile>>>,
+    /// This process has created the object, and no process has synced it.
+    is_new: AtomicBool,
+}
+
+/// The part of an object that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ObjectContent {
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// The end of the last complete frame in the object.
+    pub log_end: u64,
+    /// The first writer appends no more.
+    pub is_ended: bool,
+}
+
+impl Object {
+    /// Creates an object. It gets the name `name` in `parent` after its header is written, so that
+    /// an object lacks its header only after a power failure. If the process that creates it has
+    /// opened it only for reading, it has no writer.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if the name is in use, and `Unsupported` if the file system cannot create an object
+    /// safely.
+    pub fn create(
+        temporaries: &dyn WritableDir,
+        (parent, name): (&dyn WritableDir, &[u8]),
+        new: NewEntry,
+        (container, writer): (u128, u64),
+        host: &Host,
+        has_writer: bool,
+    ) -> Result<(Object, Stat)> {
+        let temporary = number_name(container);
+        let file: Arc<dyn WritableFile> = Arc::from(temporaries.create_file(&temporary, new.permissions)?);
+        let head = Head {
+            kind: HeadKind::Data,
+            version: OBJECT_VERSION,
+            block_bytes: BLOCK_BYTES,
+            container,
+            writer,
+            directories: 0,
+            process: Some(ObjectProcess::of(&host.holder)),
+        };
+        let begin = head.encode();
+        let pieces: [&[u8]; 2] = [&begin, if has_writer { b"" } else { OBJECT_END }];
+        let made = file.write_pieces_at(&pieces, 0).and_then(|()| {
+            show_to_other_nodes(&*file)?;
+            let mut stat = file.stat()?;
+            if (stat.uid, stat.gid) != (new.uid, new.gid) {
+                let owners = Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() };
+                file.change(&Change { permissions: Some(new.permissions), ..owners })?;
+                stat = file.stat()?;
+            }
+            name_new(temporaries, &temporary, parent, name)?;
+            Ok(stat)
+        });
+        match made {
+            Ok(stat) => {
+                let unclaimed = RankedMutex::new(Rank::Leaf, has_writer.then(|| Arc::clone(&file)));
+                let writable = Some(Arc::clone(&file));
+                Ok((Object { file, head, writable, unclaimed, is_new: AtomicBool::new(true) }, stat))
+            }
+            Err(error) => {
+                let _ = temporaries.remove(&temporary); // otherwise `quell log fsck` finds it
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens the object `name` in `parent`.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if it is not an object.
+    pub fn open(parent: &dyn WritableDir, name: &[u8]) -> Result<Object> {
+        let file: Arc<dyn OpenFile> = Arc::from(parent.open_file(name)?);
+        let mut bytes = [0; HEAD_BYTES];
+        let mut length = file.read_at(&mut bytes, 0)?;
+        // This node may have cached the size of the object before the header was written.
+        if length < HEAD_BYTES && file.stat_from_server()?.size_bytes > length as u64 {
+            length = file.read_at(&mut bytes, 0)?;
+        }
+        let head = Head::decode(HeadKind::Data, &bytes[..length]).map_err(|damage| damage.in_file(name))?;
+        if head.process.is_none() || head.block_bytes != BLOCK_BYTES || head.writer == 0 {
+            let reason = "it is not the header of an object";
+            return Err(LogDamage { object: "an object", offset: 0, reason }.in_file(name));
+        }
+        let unclaimed = RankedMutex::new(Rank::Leaf, None);
+        Ok(Object { file, head, writable: None, unclaimed, is_new: AtomicBool::new(false) })
+    }
+
+    pub fn file(&self) -> &Arc<dyn OpenFile> {
+        &self.file
+    }
+
+    /// Returns the object for writing it again, if this process has created it.
+    pub fn writable(&self) -> Option<&dyn WritableFile> {
+        self.writable.as_deref()
+    }
+
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// Returns the first writer.
+    pub fn writer(&self) -> u64 {
+        self.head.writer
+    }
+
+    /// Returns the object for its first writer, once.
+    pub fn claim(&self) -> Option<Arc<dyn WritableFile>> {
+        self.unclaimed.lock().take()
+    }
+
+    /// Returns true if a power failure may have kept the object, because it was synced.
+    pub fn may_be_synced(&self) -> bool {
+        !self.is_new.load(Ordering::Relaxed)
+    }
+
+    /// Records that the object was synced.
+    pub fn set_synced(&self) {
+        self.is_new.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns the attributes of the object as the file server has them, because the size gives the
+    /// part that counts.
+    pub fn stat(&self) -> Result<Stat> {
+        self.file.stat_from_server()
+    }
+
+    /// Returns the part that counts of an object with these attributes. Reads the header of the
+    /// last frame, because an object may end with a frame that was not written completely.
+    pub fn content(&self, stat: &Stat) -> Result<ObjectContent> {
+        let Some(size) = ObjectSize::of(stat.size_bytes) else {
+            return Ok(ObjectContent { file_bytes: 0, log_end: HEAD_BYTES as u64, is_ended: false });
+        };
+        let start = size.full_end();
+        let full = ObjectContent { file_bytes: start.payload.0, log_end: start.log_offset, is_ended: false };
+        match size.rest {
+            ObjectRest::Nothing | ObjectRest::Part => Ok(full),
+            ObjectRest::End => {
+                let mut end = [0; OBJECT_END.len()];
+                self.file.read_at(&mut end, start.log_offset)?;
+                Ok(ObjectContent { is_ended: end == *OBJECT_END, ..full })
+            }
+            ObjectRest::Frame(payload) => {
+                let mut head = [0; OBJECT_FRAME_HEAD_BYTES];
+                let length = self.file.read_at(&mut head, start.log_offset)?;
+                Ok(match decode_object_frame_head(&head[..length], start, payload) {
+                    Some(_) => {
+                        let (file_bytes, log_end) = (size.file_bytes(), size.log_end());
+                        ObjectContent { file_bytes, log_end, is_ended: true }
+                    }
+                    None => full,
+                })
+            }
+        }
+    }
+
+    /// Returns the first writer as one that has ended with this content.
+    pub fn closed(&self, content: &ObjectContent, stat: &Stat, host: &Host) -> Closed {
+        // The boot is that of this node, or unknown.
+        let is_here = self.holder(host).node == host.holder.node;
+        Closed {
+            writer: self.head.writer,
+            first_epoch: FIRST_EPOCH,
+            last_epoch: FIRST_EPOCH,
+            end: FileOffset(content.file_bytes),
+            data_bytes: content.log_end,
+            time: stat.modified,
+            is_synced: false,
+            boot: if is_here { boot_of(&host.holder.node) } else { 0 },
+        }
+    }
+
+    /// Returns the process that writes the object.
+    fn holder(&self, host: &Host) -> Holder {
+        self.head.process.expect("the header of an object has it").holder(&host.holder.node)
+    }
+
+    /// Returns the first writer as one that is still open, with the content as published.
+    pub fn running(&self, content: &ObjectContent, stat: &Stat, host: &Host) -> Running {
+        let published = Published {
+            last_epoch: FIRST_EPOCH,
+            end: FileOffset(content.file_bytes),
+            data_bytes: content.log_end,
+            time: stat.modified,
+        };
+        Running { published: Some(published), ..self.unpublished(host) }
+    }
+
+    /// Returns the first writer as one all of whose complete frames count.
+    pub fn unpublished(&self, host: &Host) -> Running {
+        let (writer, holder) = (self.head.writer, self.holder(host));
+        Running { writer, first_epoch: FIRST_EPOCH, holder, published: None }
+    }
+}
+
+/// Makes what was written visible to other nodes, as close(2) does, while the file stays open: NFS
+/// and MooseFS write the data back when any descriptor is closed. An error of this is reported by
+/// the next sync, as for all files that are closed.
+pub(crate) fn show_to_other_nodes(file: &dyn OpenFile) -> Result<()> {
+    if let Some(descriptor) = file.descriptor() {
+        let failed = |error: std::io::Error| Error::from_io(error, "duplicate", b"a descriptor");
+        drop(descriptor.try_clone_to_owned().map_err(failed)?);
+    }
+    Ok(())
+}
+
+/// Gives a file that this process has created in a directory of temporary names its name, which
+/// must not exist (`Exists`).
+pub(crate) fn name_new(
+    temporaries: &dyn WritableDir,
+    temporary: &[u8],
+    dir: &dyn WritableDir,
+    name: &[u8],
+) -> Result<()> {
+    match temporaries.rename(temporary, dir, name, Rename::Keep) {
+        Err(error) if error.kind == ErrorKind::Unsupported => {
+            temporaries.link(temporary, dir, name)?;
+            let _ = temporaries.remove(temporary); // otherwise `quell log fsck` finds it
+            Ok(())
+        }
+        renamed => renamed,
+    }
+}
+
+/// Renames an object to a name that must not exist (`Exists`). If the file system cannot rename a
+/// file without replacing another one, the object has both names for a moment, and after a kill.
+pub(crate) fn rename_object(
+    from_dir: &dyn WritableDir,
+    from: &[u8],
+    to_dir: &dyn WritableDir,
+    to: &[u8],
+) -> Result<()> {
+    match from_dir.rename(from, to_dir, to, Rename::Keep) {
+        Err(error) if error.kind == ErrorKind::Unsupported => {
+            from_dir.link(from, to_dir, to)?;
+            // Another mount may have removed the old name.
+            none_if_not_found(from_dir.remove(from)).map(drop).inspect_err(|_| {
+                let _ = to_dir.remove(to);
+            })
+        }
+        renamed => renamed,
+    }
+}
+
+/// Returns true if a file with these permissions can be an object: only its owner may write to it,
+/// as only the owner can create its container later; and it has no set-id bits.
+pub(crate) fn begins_as_object(permissions: u32) -> bool {
+    permissions & 0o6022 == 0 && permissions & 0o400 != 0
+}
+
+/// The largest number of bytes of a file that stays an object: one frame, because other mounts see
+/// each complete frame, and must not see a part of a write.
+pub(crate) const OBJECT_PAYLOAD_MAX: u64 = OBJECT_FRAME_BYTES;
