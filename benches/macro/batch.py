@@ -70,10 +70,14 @@ class Batch:
         self.on_cephfs(library)
         BatchPrograms(self, self.scratch, self.quick).rows()
 
-    def library_output(self, creates, rounds):
+    def library_output(self, creates, rounds, proof="certificate"):
         command = [os.environ["QUELL_CREATES"]] if "QUELL_CREATES" in os.environ else \
             ["cargo", "bench", "--quiet", "-p", "quell-batch-service", "--bench", "creates", "--"]
-        return text_of([*command, creates, self.local, rounds], cwd=TOP)
+        return text_of([*command, creates, self.local, rounds, proof], cwd=TOP)
+
+    @staticmethod
+    def proof_bytes(text):
+        return float(re.search(r"^proof: ([\d.]+) bytes a create", text, re.MULTILINE)[1])
 
     def library(self):
         """Add the rows of the library. Return the creates per second of one client, with the commit."""
@@ -96,11 +100,11 @@ class Batch:
         self.add("batch, library: processor time of verification and commit, for each create", "us", synchronous_us, verification_us,
                  f"at most {VERIFICATION} of synchronous", verification_us <= VERIFICATION * synchronous_us,
                  note="direct: a create in the synchronous mode; the verification's share is not separated from the primary's")
-        certificate = median(int(found) for text in texts for found in re.findall(r"^certificate: (\d+) bytes", text, re.MULTILINE))
-        tables = median(float(found) for text in texts for found in re.findall(r"^tables of 1 clients: ([\d.]+)", text, re.MULTILINE))
-        each = certificate / self.creates
-        self.add("batch, library: bytes of the certificate, for each create", "B", None, each, f"at most {PROOF_BYTES} B",
-                 each <= PROOF_BYTES, note=f"{certificate:.0f} bytes in total; the tables that it certifies have {tables:.1f} bytes a create")
+        tables = median(self.proof_bytes(text) for text in texts)
+        log = self.library_output(self.creates, 0, "log")
+        each, log_us = self.proof_bytes(log), of_library(log)["verify and commit"][2]
+        self.add("batch, library: bytes of the operation log, for each create", "B", None, each, f"at most {PROOF_BYTES} B", each <= PROOF_BYTES,
+                 note=f"with the certificate; {tables:.1f} bytes with --proof certificate; verification and commit of the log: {log_us} us of processor time")
         medians = [[float(found) for found in re.findall(r"(\d+) conflicts, median of \d+: ([\d.]+) s", text)[index][1:]][0]
                    for text in texts for index in (0, 1)]
         without, conflicts = median(medians[::2]), median(medians[1::2])

@@ -774,7 +774,7 @@ pub struct MountArgs {
     pub batch_mode: BatchModeArgs,
     /// Show the files of the running batch with this number, as they were a few seconds ago. The
     /// mount is read-only. The batch does not wait for it.
-    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic", "join"])]
+    #[arg(long, value_name = "BATCH", requires = "batch", conflicts_with_all = ["mode", "batch_name", "atomic", "join", "proof"])]
     pub watch: Option<u64>,
     /// Allow a directory that already contains files to become a store. An empty directory needs no
     /// option.
@@ -819,6 +819,9 @@ pub struct BatchModeArgs {
     /// next time, before its changes are shown.
     #[arg(long, requires = "batch")]
     pub lazy: bool,
+    /// The form in which the batch is submitted for its verification [default: certificate].
+    #[arg(long, value_name = "FORM", value_enum, requires = "batch")]
+    pub proof: Option<ProofArg>,
     /// Be a part of the batch with this number, which `quell batch begin` has printed: the end
     /// closes the part, and `quell batch commit` publishes all parts at once. Implies `--mode
     /// batch`.
@@ -833,6 +836,16 @@ pub enum BatchModeArg {
     Sync,
     /// All changes are published when the mount is removed.
     Batch,
+}
+
+/// The form in which a batch is submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProofArg {
+    /// Tables with the new entries, and a statement about them: the verification takes less
+    /// processor time.
+    Certificate,
+    /// The reduced operations, which the verification executes: about a fifth of the bytes.
+    Log,
 }
 
 /// Names of the options that apply to views of trees and disks, and to no store but one for

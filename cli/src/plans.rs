@@ -1,5 +1,6 @@
 //! Turns arguments into plans for the supervisor.
 
+use quell_batch::ProofForm;
 use quell_mount_spec::{DiskFormat, IndexMode};
 use quell_supervisor::{
     BatchMode, BootPlan, ChangePolicy, CheckMode, ImageFormat, LocksMode, LogOptions, Plan, PlanSource,
@@ -8,7 +9,7 @@ use quell_supervisor::{
 
 use crate::arguments::{
     BatchModeArg, BatchModeArgs, BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LocksArg, LogArgs,
-    OnChangeArg, ViewArg,
+    OnChangeArg, ProofArg, ViewArg,
 };
 use crate::failure::Failure;
 use crate::trace;
@@ -195,19 +196,28 @@ pub fn own_batch_name() -> String {
 
 /// Returns the effect of changes in a store for batches. `default`: without --mode.
 pub fn batch_mode(args: &BatchModeArgs, default: BatchModeArg) -> Result<BatchMode, Failure> {
+    let proof = match args.proof {
+        None => ProofForm::default(),
+        Some(ProofArg::Log) => ProofForm::Log,
+        Some(ProofArg::Certificate) => ProofForm::Certificate,
+    };
     let name = || args.batch_name.clone().unwrap_or_else(own_batch_name);
     if let Some(batch) = args.join {
         return match args.mode {
             Some(BatchModeArg::Sync) => Err(Failure::wrong_input("--join cannot be used with --mode sync")),
-            _ => Ok(BatchMode::Part { batch, name: name() }),
+            _ => Ok(BatchMode::Part { batch, name: name(), proof }),
         };
     }
     match args.mode.unwrap_or(default) {
         BatchModeArg::Batch => {
-            Ok(BatchMode::Batch { name: name(), is_atomic: args.atomic, is_lazy: args.lazy })
+            Ok(BatchMode::Batch { name: name(), is_atomic: args.atomic, is_lazy: args.lazy, proof })
         }
-        BatchModeArg::Sync if args.atomic || args.lazy || args.batch_name.is_some() => {
-            Err(Failure::wrong_input("--atomic, --lazy and --batch-name can be used only with --mode batch"))
+        BatchModeArg::Sync
+            if args.atomic || args.lazy || args.batch_name.is_some() || args.proof.is_some() =>
+        {
+            Err(Failure::wrong_input(
+                "--atomic, --lazy, --proof and --batch-name can be used only with --mode batch",
+            ))
         }
         BatchModeArg::Sync => Ok(BatchMode::Synchronous),
     }

@@ -48,12 +48,13 @@ pub fn open_batch_session(plan: &BatchPlan) -> Result<BatchSession, Failure> {
     let subtree = plan.subtree.as_os_str().as_bytes();
     let (batch, end) = match &plan.mode {
         BatchMode::Synchronous => return Ok(BatchSession::Synchronous(open()?)),
-        BatchMode::Batch { name, is_atomic, is_lazy } => {
+        BatchMode::Batch { name, is_atomic, is_lazy, proof } => {
             let end = if *is_lazy { BatchEnd::CommitLater } else { BatchEnd::Commit };
-            (OpenBatch::begin(open()?, subtree, name, *is_atomic)?, end)
+            (OpenBatch::begin(open()?, subtree, name, *is_atomic)?.with_proof(*proof), end)
         }
-        BatchMode::Part { batch, name } => {
-            (OpenBatch::join(open()?, subtree, *batch, name, JOIN_WAIT)?, BatchEnd::Close)
+        BatchMode::Part { batch, name, proof } => {
+            let part = OpenBatch::join(open()?, subtree, *batch, name, JOIN_WAIT)?;
+            (part.with_proof(*proof), BatchEnd::Close)
         }
         BatchMode::Watch { .. } => {
             return Err(Failure::wrong_input("a batch can be watched only in a mount"));

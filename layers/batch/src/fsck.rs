@@ -3,13 +3,10 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use quell_batch_service::{
-    BlockCache, Certificate, Checked, DataFile, Image, Key, Problem, ProblemKind, ROOT, Table, TableDir,
-    TableFiles, check_tables, split,
-};
+use quell_batch_service::{Checked, DataFile, Image, Key, Problem, ProblemKind, ROOT, check_tables, split};
 use quell_posix::{Dir, WritableDir};
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Rename, Result};
@@ -272,7 +269,7 @@ fn check_batches(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> R
     names.for_each(|name| report(&unknown(b"batches/", &name)));
     for record in records.iter().filter(|record| !record.state.has_ended()) {
         let checked = store.certificate(record.number).and_then(|found| match found {
-            Some((certificate, tables)) => check_certificate(&certificate, &tables),
+            Some((certificate, tables)) => certificate.check_files(&tables, false),
             None => Ok(()),
         });
         if let Err(error) = checked {
@@ -283,14 +280,6 @@ fn check_batches(store: &BatchStore, report: &mut dyn FnMut(&StoreProblem)) -> R
                 is_repairable: false,
             });
         }
-    }
-    Ok(())
-}
-
-fn check_certificate(certificate: &Certificate, tables: &TableDir) -> Result<()> {
-    for stated in &certificate.tables {
-        let cache = Arc::new(BlockCache::default());
-        Table::open(tables.open(stated.number)?, Some(stated.checksum), cache)?;
     }
     Ok(())
 }

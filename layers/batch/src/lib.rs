@@ -86,6 +86,7 @@ pub use garbage::Unused;
 pub use local::open_shared_names;
 pub use open_batch::OpenBatch;
 pub use parts::{PartProgress, part_progress};
+pub use quell_batch_service::ProofForm;
 pub use server_files::ServerFiles;
 pub use serving::{Requester, ServedStore};
 pub use shared_names::{Executed, SharedNames};

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use quell_batch_service::{BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, TableDir};
+use quell_batch_service::{
+    BatchRecord, BatchSummary, MEMORY_BYTES, Names, PrivateEntries, ProofForm, TableDir,
+};
 use quell_threads::{lock, read_lock};
 use quell_vfs::Result;
 
@@ -25,6 +27,8 @@ pub struct OpenBatch {
     names: Arc<RwLock<Names<PrivateEntries>>>,
     tables: Arc<TableDir>,
     fs: Arc<BatchFs>,
+    /// The form in which the changes are submitted.
+    proof: ProofForm,
     /// The number of attempts to commit.
     attempts: AtomicU64,
     views: Mutex<PublishedViews>,
@@ -67,8 +71,13 @@ impl OpenBatch {
         let tree = tree_below(names.clone(), record.subtree);
         let fs = Arc::new(dir.file_system(tree, record.number)?);
         let attempts = AtomicU64::new(0);
-        let views = Mutex::default();
-        Ok(OpenBatch { dir, store_number, record, names, tables, fs, attempts, views, _lock: lock })
+        let (proof, views) = (ProofForm::default(), Mutex::default());
+        Ok(OpenBatch { dir, store_number, record, names, tables, fs, proof, attempts, views, _lock: lock })
+    }
+
+    /// Sets the form in which the changes are submitted.
+    pub fn with_proof(self, proof: ProofForm) -> OpenBatch {
+        OpenBatch { proof, ..self }
     }
 
     /// Returns the private name space as a file system.
@@ -160,7 +169,8 @@ impl OpenBatch {
     fn submit(&self) -> Result<()> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         let names = read_lock(&self.names);
-        let certificate = names.0.submit(self.store_number, &self.record, &*self.tables, attempt)?;
+        let (store, form) = (self.store_number, self.proof);
+        let certificate = names.0.submit(store, &self.record, &*self.tables, form, attempt)?;
         drop(names);
         self.dir.sync_data(self.record.number)?;
         // From here on another process can commit the batch if this one ends.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quell_batch_service::{
-    BatchRecord, BatchState, BlockCache, Certificate, CommitGuard, Conflict, Image, NewBatch, NewPart,
-    Primary, Table, TableDir, TableFiles,
+    BatchRecord, BatchState, Certificate, CommitGuard, Conflict, Image, NewBatch, NewPart, Primary, TableDir,
 };
 use quell_posix::{Dir, PosixDir, WritableDir};
 use quell_vfs::{Error, ErrorKind, NewEntry, Rename, Result};
@@ -195,14 +194,7 @@ impl BatchStore {
 
     fn read_submitted_files(&self, number: u64) -> Result<()> {
         let (certificate, batch) = read_certificate(&self.dir, number)?;
-        for stated in &certificate.tables {
-            let cache = Arc::new(BlockCache::default());
-            let table =
-                Arc::new(Table::open(batch.tables.open(stated.number)?, Some(stated.checksum), cache)?);
-            let mut entries = table.entries();
-            while entries.next(|_, _| ())?.is_some() {}
-        }
-        Ok(())
+        certificate.check_files(&batch.tables, true)
     }
 
     /// Marks a batch whose certificate is complete as submitted, for a process that uses it.

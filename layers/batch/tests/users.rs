@@ -11,7 +11,7 @@ use std::time::Duration;
 use quell_batch::{BatchStore, Requester, ServedStore, fsck};
 use quell_batch_service::{
     Attributes, BatchCaller, BatchRecord, Bytes, Certificate, CertifiedTable, MEMORY_BYTES, NameSpace,
-    NewNode, PrivateEntries, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
+    NewNode, PrivateEntries, ProofForm, ROOT, Reply, Request, SummaryState, TableDir, Timestamp,
 };
 use quell_vfs::{ErrorKind, NewEntry, Time};
 use quell_wire::{decode, encode};
@@ -102,7 +102,7 @@ impl Fixture {
         }
         let names = names.into_inner().unwrap();
         let store = self.served.store().primary().store_number();
-        let certificate = names.0.submit(store, &record, &*tables, 0).unwrap();
+        let certificate = names.0.submit(store, &record, &*tables, ProofForm::default(), 0).unwrap();
         fs::write(dir.join("certificate"), certificate.encode()).unwrap();
         give(&dir, USER);
         (record, certificate)

@@ -8,10 +8,11 @@ use quell_threads::{read_lock, write_lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::batch::{BatchRecord, BatchState, Conflicts, PartState};
-use crate::certificate::Certificate;
+use crate::certificate::{Certificate, ProofForm};
 use crate::files::TableFiles;
 use crate::image::{Addition, Image};
 use crate::names::Names;
+use crate::operations;
 use crate::table::{BlockCache, Table};
 use crate::table_set::{TableSet, open_table};
 use crate::verify::{Submission, Verdict, verify};
@@ -163,7 +164,7 @@ fn verify_each(
                 earlier: &earlier,
                 conflicts: verdicts.conflicts.count,
                 certificate,
-                tables: open_submitted(certificate, files, &base.cache)?,
+                tables: open_submitted(record, certificate, snapshot, files, &base.cache)?,
                 snapshot,
                 current: current.clone(),
                 store: base.store,
@@ -213,9 +214,12 @@ pub(crate) fn open_parts(image: &Image, number: u64) -> Result<Vec<BatchRecord>>
     Ok(records)
 }
 
-/// Opens the tables of a batch, whose number and whose descriptions are bounded.
-fn open_submitted(
+/// Opens the tables of a batch, or the files of its log, whose number and whose descriptions are
+/// bounded.
+pub(crate) fn open_submitted(
+    record: &BatchRecord,
     certificate: &Certificate,
+    snapshot: &TableSet,
     files: &dyn TableFiles,
     cache: &Arc<BlockCache>,
 ) -> Result<Vec<Arc<Table>>> {
@@ -226,7 +230,11 @@ fn open_submitted(
     let mut footer_bytes = 0;
     let mut tables = Vec::with_capacity(certificate.tables.len());
     for stated in &certificate.tables {
-        let table = Table::open(files.open(stated.number)?, Some(stated.checksum), cache.clone())?;
+        let (file, checksum) = (files.open(stated.number)?, Some(stated.checksum));
+        let table = match certificate.form {
+            ProofForm::Certificate => Table::open(file, checksum, cache.clone())?,
+            ProofForm::Log => operations::open(file, record, snapshot, checksum, cache.clone())?,
+        };
         footer_bytes += table.footer_bytes();
         if footer_bytes > FOOTERS_BYTES_MAX {
             return Err(ended("the descriptions of its tables are too long"));
@@ -234,6 +242,28 @@ fn open_submitted(
         tables.push(Arc::new(table));
     }
     Ok(tables)
+}
+
+impl Certificate {
+    /// Checks that the files which the certificate names can be opened and, if `reads_all` is set,
+    /// reads them to the end. Their entries are not verified.
+    ///
+    /// # Errors
+    /// `Damaged`; those of files.
+    pub fn check_files(&self, files: &dyn TableFiles, reads_all: bool) -> Result<()> {
+        let cache = Arc::new(BlockCache::default());
+        for stated in &self.tables {
+            let (file, checksum) = (files.open(stated.number)?, Some(stated.checksum));
+            let table = match self.form {
+                ProofForm::Certificate => Table::open(file, checksum, cache.clone())?,
+                ProofForm::Log => operations::open_unexecuted(file, checksum, cache.clone())?,
+            };
+            if reads_all {
+                table.check_file()?;
+            }
+        }
+        Ok(())
+    }
 }
 
 fn add(image: &mut Image, records: &Records, verdicts: Verdicts) -> Result<BatchRecord> {

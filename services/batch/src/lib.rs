@@ -29,6 +29,7 @@ mod memtable;
 mod merge;
 mod name_space;
 mod names;
+mod operations;
 mod parts;
 mod permissions;
 mod primary;
@@ -49,7 +50,7 @@ pub use batch::{
     BatchCaller, BatchRecord, BatchState, BatchSummary, Conflict, ConflictReason, Conflicts, Kept, PartState,
     SummaryState,
 };
-pub use certificate::{Certificate, CertifiedDir, CertifiedTable};
+pub use certificate::{Certificate, CertifiedDir, CertifiedTable, ProofForm};
 pub use change::{DataChange, FileSize, InodeChange, XATTRS_BYTES_MAX, XattrChange};
 pub use check::{Checked, Problem, ProblemKind, check_tables};
 pub use commit::{SubmittedChanges, SubmittedVisitor};
@@ -66,6 +67,7 @@ pub use key::{Key, split};
 pub use memory::MemoryEntries;
 pub use name_space::NameSpace;
 pub use names::{Found, Names, NewNode, Place, Removed, Renamed};
+pub use operations::OperationsWriter;
 pub use parts::NewPart;
 pub use primary::{AcceptedFile, DataFileVisitor, NewBatch, Primary};
 pub use private::{MEMORY_BYTES, NameVisitor, PrivateEntries};

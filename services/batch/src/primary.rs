@@ -10,7 +10,7 @@ use quell_vfs::{Error, ErrorKind, Kind, Result};
 use crate::batch::{BatchCaller, BatchRecord, BatchState, Conflict, Conflicts};
 use crate::certificate::Certificate;
 use crate::check::{Checked, Problem, check};
-use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts};
+use crate::commit::{SubmittedChanges, commit, ended, open_batch, open_parts, open_submitted};
 use crate::commit_locks::{CommitGuard, CommitLocks};
 use crate::conflict_list;
 use crate::entries::Entries;
@@ -24,7 +24,7 @@ use crate::names::{Names, Place};
 use crate::parts::{NewPart, abort, abort_part, join};
 use crate::private::PrivateEntries;
 use crate::snapshots::{SnapshotSummary, summaries};
-use crate::table::TableWriter;
+use crate::table::{Table, TableWriter};
 use crate::table_ref::TableRef;
 use crate::user_names::{UserNames, check_changes_names};
 
@@ -164,6 +164,22 @@ impl Primary {
         let snapshot = names.0.open_tables(&record.snapshot)?;
         let cache = names.0.cache().clone();
         Ok(Names(PrivateEntries::new(snapshot, record.inodes.clone(), files, cache, memory_bytes)))
+    }
+
+    /// Opens the tables that a batch has submitted, or its log as the tables of the entries that
+    /// its operations make. They are not verified.
+    ///
+    /// # Errors
+    /// `InvalidInput` or `Damaged` if the files are not those of the certificate; those of files.
+    pub fn submitted_tables(
+        &self,
+        record: &BatchRecord,
+        certificate: &Certificate,
+        files: &dyn TableFiles,
+    ) -> Result<Vec<Arc<Table>>> {
+        let names = read_lock(&self.image);
+        let snapshot = names.0.open_tables(&record.snapshot)?;
+        open_submitted(record, certificate, &snapshot, files, names.0.cache())
     }
 
     /// Waits until no other thread commits or aborts a batch, and keeps others from doing so until

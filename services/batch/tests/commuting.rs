@@ -1,12 +1,14 @@
 //! All pairs of operations, of which others do one and a batch does the other one: the commit has
-//! the result of their execution one after the other, or the batch's operation is in conflict.
+//! the result of their execution one after the other, or the batch's operation is in conflict. Both
+//! forms of the proof have the same result.
 
 mod stores;
 
 use std::sync::RwLock;
 
 use quell_batch_service::{
-    Found, InodeChange, MemoryEntries, NameSpace, NewNode, Place, ROOT, Timestamp, XattrChange,
+    Conflict, Found, InodeChange, MemoryEntries, NameSpace, NewNode, Place, ProofForm, ROOT, Timestamp,
+    XattrChange,
 };
 use quell_vfs::{Error, ErrorKind, Rename, Result, SetXattr};
 
@@ -149,21 +151,35 @@ fn in_order(first: &Operation, second: &Operation) -> (Result<()>, Vec<String>) 
     (result, tree(&model))
 }
 
+/// Commits an operation of a batch after one of others. Returns the tree after the operation of
+/// others, the conflicts, and the tree after the commit.
+fn committed_beside(
+    others: &Operation,
+    batch: &Operation,
+    form: ProofForm,
+) -> (Vec<String>, Vec<Conflict>, Vec<String>) {
+    let fixture = Fixture { form, ..Fixture::new() };
+    let master = fixture.master();
+    prepare(&*master);
+    let open = fixture.begin();
+    (batch.1)(&open.names).expect("the operation of the batch succeeds on the snapshot");
+    (others.1)(&*master).expect("the operation of others succeeds");
+    let after_others = tree(&*master);
+    let conflicts = fixture.conflicts(&open);
+    (after_others, conflicts, tree(&*master))
+}
+
 #[test]
 fn every_pair_of_operations_commutes_or_is_in_conflict() {
     let mut failures = Vec::new();
     let (mut committed, mut in_conflict) = (0, 0);
     for others in OPERATIONS {
         for batch in OPERATIONS {
-            let fixture = Fixture::new();
-            let master = fixture.master();
-            prepare(&*master);
-            let open = fixture.begin();
-            (batch.1)(&open.names).expect("the operation of the batch succeeds on the snapshot");
-            (others.1)(&*master).expect("the operation of others succeeds");
-            let after_others = tree(&*master);
-            let conflicts = fixture.conflicts(&open);
-            let found = tree(&*master);
+            let (after_others, conflicts, found) = committed_beside(others, batch, ProofForm::Log);
+            let other_form = committed_beside(others, batch, ProofForm::Certificate);
+            let are_equal =
+                (&after_others, &conflicts, &found) == (&other_form.0, &other_form.1, &other_form.2);
+            assert!(are_equal, "others {}; batch {}: {found:?}, {other_form:?}", others.0, batch.0);
             let (after, tree_after) = in_order(others, batch);
             let (before, tree_before) = in_order(batch, others);
             let commute = after.is_ok() && before.is_ok() && tree_after == tree_before;

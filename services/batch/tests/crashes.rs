@@ -20,7 +20,7 @@ use quell_testkit::Random;
 use quell_vfs::{Error, ErrorKind, Result};
 
 use stores::operations::{Operation, operation};
-use stores::{FILE, NEW, NOW, UnsyncedFiles, tables, tree};
+use stores::{FILE, NEW, NOW, UnsyncedFiles, proof_form, tables, tree};
 
 /// The number of cases, or that of the variable `QUELL_HISTORIES`.
 fn cases() -> u64 {
@@ -337,7 +337,8 @@ impl Case {
                 _ => {}
             }
         }
-        let submitted = names.read().unwrap().0.submit(primary.store_number(), &record, &*files, 0);
+        let submitted =
+            names.read().unwrap().0.submit(primary.store_number(), &record, &*files, proof_form(), 0);
         pending.certified = Some(vec![(record.number, submitted?, files)]);
         self.end_batch(primary, end)
     }
@@ -373,7 +374,8 @@ impl Case {
                     _ => {}
                 }
             }
-            let submitted = names.read().unwrap().0.submit(primary.store_number(), &record, &*files, 0);
+            let submitted =
+                names.read().unwrap().0.submit(primary.store_number(), &record, &*files, proof_form(), 0);
             certified.push((record.number, submitted?, files));
         }
         pending.certified = Some(certified);

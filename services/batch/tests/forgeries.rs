@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use quell_batch_service::{
     AdoptedFile, BlockCache, Certificate, CertifiedTable, Content, DataFile, Entry, FIRST_INODE, Inode,
-    InodeChange, Key, NameSpace, NewNode, ROOT, Table, TableFiles, TableWriter, Timestamp, Xattr, split,
+    InodeChange, Key, NameSpace, NewNode, OperationsWriter, ProofForm, ROOT, Table, TableFiles, TableWriter,
+    Timestamp, Xattr, split,
 };
 use quell_testkit::Random;
 use quell_vfs::{ErrorKind, Rename};
@@ -58,10 +59,9 @@ fn adopted(path: &str) -> Content {
     Content::Adopted(Box::new(AdoptedFile { path, inode: 5, size_bytes: 7, modified: time, changed: time }))
 }
 
-fn pairs(batch: &Open, certificate: &Certificate) -> Vec<Pair> {
-    let [table] = &certificate.tables[..] else { panic!("one table") };
-    let file = batch.files.open(table.number).unwrap();
-    let table = Arc::new(Table::open(file, None, Arc::new(BlockCache::default())).unwrap());
+fn pairs(fixture: &Fixture, batch: &Open, certificate: &Certificate) -> Vec<Pair> {
+    let tables = fixture.primary.submitted_tables(&batch.record, certificate, &*batch.files).unwrap();
+    let [table] = &tables[..] else { panic!("one table") };
     let mut entries = table.entries();
     let mut pairs = Vec::new();
     while let Some(pair) = entries.next(|key, value| (key.to_vec(), value.to_vec())).unwrap() {
@@ -70,14 +70,22 @@ fn pairs(batch: &Open, certificate: &Certificate) -> Vec<Pair> {
     pairs
 }
 
-/// Writes other entries as the table of a certificate.
+/// Writes other entries as the table of a certificate, or as a log.
 fn with_pairs(batch: &Open, certificate: &Certificate, pairs: &[Pair]) -> Certificate {
     const NUMBER: u64 = 1 << 33;
-    let mut writer = TableWriter::new(batch.files.create(NUMBER).unwrap());
-    for (key, value) in pairs {
-        writer.add(key, value).unwrap();
-    }
-    let summary = writer.finish().unwrap();
+    let file = batch.files.create(NUMBER).unwrap();
+    let summary = match certificate.form {
+        ProofForm::Certificate => {
+            let mut writer = TableWriter::new(file);
+            pairs.iter().try_for_each(|(key, value)| writer.add(key, value)).unwrap();
+            writer.finish().unwrap()
+        }
+        ProofForm::Log => {
+            let mut writer = OperationsWriter::new(file, batch.record.number);
+            pairs.iter().try_for_each(|(key, value)| writer.add(key, value, None)).unwrap();
+            writer.finish().unwrap()
+        }
+    };
     let table = CertifiedTable { number: NUMBER, entries: summary.entries, checksum: summary.checksum };
     Certificate { tables: vec![table], ..certificate.clone() }
 }
@@ -233,12 +241,19 @@ const FORGERIES: &[Forgery] = &[
     }),
 ];
 
+/// The forgeries that have no form as a log: it states no entries of the snapshot, so a batch
+/// without an operation is another batch, and each operation makes an entry.
+const NOT_OF_LOGS: [&str; 2] = ["a change that the certificate does not state", "bytes that are no entry"];
+
 #[test]
 fn forged_tables_are_refused() {
     let (fixture, batch, certificate) = submitted();
     let before = tree(&*fixture.master());
-    let honest = pairs(&batch, &certificate);
+    let honest = pairs(&fixture, &batch, &certificate);
     for (name, forge) in FORGERIES {
+        if certificate.form == ProofForm::Log && NOT_OF_LOGS.contains(name) {
+            continue;
+        }
         let mut pairs = honest.clone();
         forge(&mut pairs);
         assert!(pairs != honest, "{name}: nothing is forged");
@@ -321,6 +336,8 @@ fn a_certificate_is_valid_for_its_own_batch_only() {
 fn a_damaged_table_is_refused_or_read_as_it_was() {
     const MUTATIONS: usize = 20_000;
     let (_fixture, batch, certificate) = submitted();
+    let (names, store) = (batch.names.read().unwrap(), certificate.store);
+    let certificate = names.0.submit(store, &batch.record, &*batch.files, ProofForm::Certificate, 1).unwrap();
     let [table] = &certificate.tables[..] else { panic!("one table") };
     let honest = {
         let mut bytes = Vec::new();

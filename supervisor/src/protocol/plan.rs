@@ -3,6 +3,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use quell_batch::ProofForm;
 use quell_boot::{BLOCK_BYTES, BLOCKS_MAX};
 use quell_index::OnChange;
 use quell_mount_spec::{DiskFormat, IndexMode, Trusted};
@@ -223,6 +224,9 @@ pub enum BatchMode {
         /// Whether the batch is only submitted when the mount ends, and verified later.
         #[serde(default)]
         is_lazy: bool,
+        /// The form in which the changes are submitted.
+        #[serde(default)]
+        proof: ProofForm,
     },
     /// The changes are those of a part of a batch. The part is closed when the mount ends, and
     /// committed with the other parts.
@@ -231,6 +235,9 @@ pub enum BatchMode {
         batch: u64,
         /// The name of the part.
         name: String,
+        /// The form in which the changes are submitted.
+        #[serde(default)]
+        proof: ProofForm,
     },
     /// There are none: the files are those of a running batch of another process.
     Watch {

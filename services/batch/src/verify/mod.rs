@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use quell_vfs::{NAME_BYTES_MAX, Result};
 
-use crate::certificate::snapshot_hash;
+use crate::certificate::{ProofForm, snapshot_hash};
 use crate::entry::LINKED;
 use crate::key::split;
 use crate::table_ref::first_table_of_batch;
@@ -59,6 +59,9 @@ pub(crate) fn verify(submission: Submission<'_>) -> Result<Verdict> {
         && certificate.snapshot == snapshot_hash(record);
     if !is_for_this {
         return Err(refused("the certificate is of another batch"));
+    }
+    if certificate.form == ProofForm::Log && !certificate.dirs.is_empty() {
+        return Err(refused("the certificate of a log states directories"));
     }
     let tables_match = certificate.tables.len() == submission.tables.len()
         && certificate

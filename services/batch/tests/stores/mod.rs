@@ -13,7 +13,7 @@ use std::sync::{Arc, RwLock};
 use quell_batch_service::{
     BatchCaller, BatchRecord, BatchState, Certificate, Conflict, Content, DataChange, Entry, FIRST_INODE,
     Found, Image, InitialEntries, Inode, InodeChange, Key, MEMORY_BYTES, NameSpace, Names, NewBatch, NewNode,
-    NewPart, Place, Primary, PrivateEntries, ROOT, TableDir, TableFiles,
+    NewPart, Place, Primary, PrivateEntries, ProofForm, ROOT, TableDir, TableFiles,
 };
 use quell_kv::MemoryStore;
 use quell_vfs::{Kind, NewEntry, Result, Time};
@@ -24,12 +24,23 @@ pub const USER: u32 = 1000;
 pub const NEW: NewEntry = NewEntry { permissions: 0o755, uid: USER, gid: USER };
 pub const FILE: NewEntry = NewEntry { permissions: 0o644, uid: USER, gid: USER };
 
+/// Returns the form in which the batches of this test program are submitted. `with_certificates.rs`
+/// repeats the tests of other programs with the other form.
+pub fn proof_form() -> ProofForm {
+    match env!("CARGO_CRATE_NAME") {
+        "with_certificates" => ProofForm::Certificate,
+        _ => ProofForm::Log,
+    }
+}
+
 /// A store in memory and a temporary directory, with its primary server.
 pub struct Fixture {
     pub primary: Primary,
     pub directory: tempfile::TempDir,
     /// The memory of the private name spaces, in bytes.
     pub memory_bytes: usize,
+    /// The form in which batches are submitted.
+    pub form: ProofForm,
 }
 
 /// A batch that is open.
@@ -45,7 +56,12 @@ impl Fixture {
         let store = Arc::new(MemoryStore::new());
         Image::create(&*store, 7, NEW, NOW).unwrap();
         let files = Arc::new(tables(&directory.path().join("image")));
-        Fixture { primary: Primary::open(store, files).unwrap(), directory, memory_bytes: MEMORY_BYTES }
+        Fixture {
+            primary: Primary::open(store, files).unwrap(),
+            directory,
+            memory_bytes: MEMORY_BYTES,
+            form: proof_form(),
+        }
     }
 
     /// A store that begins with the root directory and with these files of it.
@@ -63,7 +79,12 @@ impl Fixture {
         initial.add(&Key::of_dir(ROOT), &Entry::Inode(root)).unwrap();
         let next = FIRST_INODE + inodes.len() as u64;
         Image::create_with(&*store, 7, initial.finish(next).unwrap()).unwrap();
-        Fixture { primary: Primary::open(store, files).unwrap(), directory, memory_bytes: MEMORY_BYTES }
+        Fixture {
+            primary: Primary::open(store, files).unwrap(),
+            directory,
+            memory_bytes: MEMORY_BYTES,
+            form: proof_form(),
+        }
     }
 
     pub fn master(&self) -> Arc<dyn NameSpace> {
@@ -141,7 +162,8 @@ impl Fixture {
 
     pub fn certificate(&self, batch: &Open) -> Certificate {
         let names = batch.names.read().unwrap();
-        names.0.submit(self.primary.store_number(), &batch.record, &*batch.files, 0).unwrap()
+        let store = self.primary.store_number();
+        names.0.submit(store, &batch.record, &*batch.files, self.form, 0).unwrap()
     }
 
     pub fn conflicts(&self, batch: &Open) -> Vec<Conflict> {
@@ -251,7 +273,7 @@ pub fn tree(names: &dyn NameSpace) -> Vec<String> {
             .unwrap();
         for name in found {
             let node = names.lookup(dir, &name).unwrap().unwrap();
-            let path = format!("{path}/{}", String::from_utf8(name.clone()).unwrap());
+            let path = format!("{path}/{}", String::from_utf8_lossy(&name));
             if node.inode.kind().unwrap() == Kind::Dir {
                 assert_eq!(names.parent(node.inode.number).unwrap(), (dir, name), "{path}");
                 dirs.push((node.inode.number, path));
@@ -259,7 +281,7 @@ pub fn tree(names: &dyn NameSpace) -> Vec<String> {
             }
             let mode = node.inode.mode & 0o7777;
             let content = match &node.inode.content {
-                Content::Inline(bytes) => String::from_utf8(bytes.clone()).unwrap(),
+                Content::Inline(bytes) => String::from_utf8_lossy(bytes).into_owned(),
                 Content::Empty => String::new(),
                 other => format!("{other:?}"),
             };
