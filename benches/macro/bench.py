@@ -29,6 +29,7 @@ sys.path.insert(0, str(TOP / "testbed"))
 from batch import Batch
 from blob import Blob
 from boot import OF_THE_SERVER, BootImages
+from job import NODES as JOB_NODES, Job
 from log import Logs
 from machines import Machines
 from measure import Failed, Testbed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
@@ -40,7 +41,7 @@ from preload import Preload
 NODES = 4
 LOG_MOUNTS = "none, log mounts"
 # The parts that need no view, with the titles of their tables.
-WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "one-writer": LOG_MOUNTS, "pool": "none, pools", "preload": "none, preload"}
+WITHOUT_VIEWS = {"batch": "none, batches", "blob": "none, blobs", "blob-transfers": "none, blobs", "job": "none, jobs", "log": LOG_MOUNTS, "mpi": "none, MPI-IO", "one-writer": LOG_MOUNTS, "pool": "none, pools", "preload": "none, preload"}
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
 
@@ -531,7 +532,7 @@ def set_up(testbed, options):
                 [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
-        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "log": 0, "mpi": 0, "one-writer": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
+        kept = {"batch": 0, "blob": 0, "blob-transfers": 0, "boot": 1, "job": 1, "log": 0, "mpi": 0, "one-writer": 0, "pool": 0, "preload": 0, "start": 1}[options.only]
         commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
@@ -556,7 +557,7 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "log", "mpi", "one-writer", "pool", "preload", "start"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["batch", "blob", "blob-transfers", "boot", "job", "log", "mpi", "one-writer", "pool", "preload", "start"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
@@ -577,7 +578,7 @@ def main():
         os.environ["MPLCONFIGDIR"] = str(scratch / "matplotlib")
         paths = scratch / "paths"
         run(["cc", "-O2", "-Wall", "-o", paths, TOP / "benches/micro/paths.c"])
-        with Testbed(scratch / "moosefs", NODES).up() as testbed:
+        with Testbed(scratch / "moosefs", JOB_NODES if options.only == "job" else NODES).up() as testbed:
             set_up(testbed, options)
             if options.only not in WITHOUT_VIEWS:
                 run([testbed.path(1, "env/bin/python"), PROGRAM])  # creates matplotlib's font list once
@@ -631,6 +632,8 @@ def main():
                 Batch(bench, local).rows()
             if options.only in (None, "blob"):
                 Blob(bench, local).rows()
+            if options.only == "job":
+                Job(bench, local, PROGRAM, paths).rows()
             if options.only == "blob-transfers":
                 Blob(bench, local).transfers()
             first_log_row = len(bench.rows)

@@ -26,7 +26,7 @@ pub use blob::{
     BlobGetArgs, BlobKeyArgs, BlobLsArgs, BlobMetricsArgs, BlobPutArgs, BlobRmArgs, BlobServeArgs,
     BlobStatArgs, BlobTopArgs,
 };
-pub use job::{JobCommand, JobStatusArgs};
+pub use job::{JobCommand, JobRunArgs, JobStatusArgs};
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
     LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
@@ -288,8 +288,8 @@ pub struct JobArgs {
     #[arg(long, requires = "index", conflicts_with_all = ["config", "image", "batch"])]
     pub job: bool,
     /// The directory on a file system that all nodes share, in which the nodes find one another. It
-    /// must belong to you with mode 0700, and is created if it does not exist [default: the state
-    /// directory, ~/.local/state/quell].
+    /// must belong to you with mode 0700, and is created if it does not exist [default: none below
+    /// `quell job run`, otherwise the state directory, ~/.local/state/quell].
     #[arg(long, value_name = "DIR", requires = "job")]
     pub job_dir: Option<PathBuf>,
     /// The network interface through which the nodes exchange the files, such as ib0 [default: any

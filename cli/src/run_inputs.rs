@@ -1,16 +1,18 @@
 //! The inputs of `quell run`: its job, indexes and boot images.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quell_supervisor::{
-    BootPlan, JobInput, JobInputs, JobPlan, Plan, PlanSource, RecordingPlan, Target, TreePlan, Waiting,
-    current_job, is_first_notice, job_inputs, runtime_directory, state_directory,
+    BootPlan, CheckMode, JobCheck, JobInput, JobInputs, JobMeeting, JobPlan, Plan, PlanSource, RecordingPlan,
+    Target, TreePlan, Waiting, current_job, is_first_notice, job_inputs, runtime_directory, state_directory,
 };
 
 use quell_wire::job::FILES_MAX;
 
 use crate::arguments::RunArgs;
+use crate::commands::job::MEETING_VARIABLE;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::indexes::{Creation, RequestedIndex, open_indexes};
@@ -95,15 +97,19 @@ fn job_plan(args: &RunArgs, job: &str, quiet: bool) -> Result<Plan, Failure> {
         std::path::absolute(path).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
     };
     let files = args.index.iter().chain(&args.boot.boot).map(absolute);
-    let directory = match &args.job.job_dir {
-        Some(directory) => absolute(directory)?,
-        None => state_directory().ok_or_else(|| {
+    let process = std::env::var(MEETING_VARIABLE).ok().filter(|text| !text.is_empty());
+    let meeting = match (&args.job.job_dir, process) {
+        (Some(directory), _) => JobMeeting::Directory(absolute(directory)?),
+        (None, Some(text)) => JobMeeting::Process(text),
+        (None, None) => JobMeeting::Directory(state_directory().ok_or_else(|| {
             Failure::cannot("the state directory cannot be used: name another with --job-dir DIR")
-        })?,
+        })?),
     };
     let plan = JobPlan {
         job: job.to_owned(),
-        directory,
+        meeting,
+        source: args.cover.source.as_ref().map(absolute).transpose()?,
+        samples: matches!(CheckMode::from(args.cover.check), CheckMode::Auto | CheckMode::Sample),
         files: files.collect::<Result<_, Failure>>()?,
         interface: args.job.job_interface.clone(),
         limit_ms: (args.job.job_timeout * 1000.0) as u64,
@@ -125,6 +131,7 @@ pub fn tree_plans(
     let resolve = |path: &Path| waiting.watch(path, || real_path(path));
     let absolute = |path: &Option<PathBuf>| path.as_deref().map(resolve).transpose();
     let mut indexes = Vec::new();
+    let mut checks: BTreeMap<PathBuf, JobCheck> = BTreeMap::new();
     if let Some(file) = &args.config {
         for tree in waiting.watch(file, || Config::read_trees(file, &cover.trust_owner))? {
             let path = resolve(&tree.path).unwrap_or(tree.path);
@@ -134,9 +141,12 @@ pub fn tree_plans(
     match received.indexes.take() {
         Some(received) => {
             for (received, path) in received.into_iter().zip(&args.index) {
+                if let Ok(JobInput { file, check: Some(check), .. }) = &received {
+                    checks.insert(file.path.clone(), check.clone());
+                }
                 indexes.push(match received {
-                    Ok(JobInput { file, directory: None }) => RequestedIndex::File(file),
-                    Ok(JobInput { file, directory: Some(path) }) => {
+                    Ok(JobInput { file, directory: None, .. }) => RequestedIndex::File(file),
+                    Ok(JobInput { file, directory: Some(path), .. }) => {
                         RequestedIndex::OfTree { path, index: file }
                     }
                     // The index of a directory is created if it does not exist.
@@ -158,7 +168,8 @@ pub fn tree_plans(
     for (index, directory) in open_indexes(indexes, creation)? {
         let (source, at) = (absolute(&cover.source)?, absolute(&cover.at)?);
         let named = directory.filter(|_| source.is_none() && at.is_none());
-        trees.push(TreePlan { index: index.path.clone(), source, at, named });
+        let job_check = checks.remove(&index.path);
+        trees.push(TreePlan { index: index.path.clone(), source, at, named, job_check });
         files.push(index);
     }
     Ok(trees)

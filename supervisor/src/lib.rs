@@ -70,12 +70,13 @@ pub use protocol::answer::RecordingResult;
 pub use protocol::job_files::JobInput;
 pub use protocol::plan::{
     BatchMode, BatchPlan, BlobPlan, BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, ImagePlan,
-    JobPlan, KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan, RecordingPlan, Target, TreePlan,
-    TreesPlan, ViewChoice, Writes,
+    JobCheck, JobMeeting, JobPlan, KernelCaching, LocksMode, LogPlan, Plan, PlanSource, PoolPlan,
+    RecordingPlan, SampleResult, Target, TreePlan, TreesPlan, ViewChoice, Writes,
 };
 pub use protocol::report::{
     BatchReport, BlobReport, HolderReport, JobNodeReport, JobReport, LogReport, PoolReport, TreeReport,
 };
+pub use quell_job::MeetingServer;
 pub use record::files::{FileSelection, SelectedFiles};
 pub use record::image::waiting_for_recording;
 pub use record::output_copy::OutputCopy;

@@ -22,7 +22,7 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// Variables that launchers of parallel jobs set. A test that runs inside such a job is not one of
 /// its ranks.
-const JOB_VARIABLES: [&str; 24] = [
+pub const JOB_VARIABLES: [&str; 24] = [
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
     "SLURM_JOB_ID",

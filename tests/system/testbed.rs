@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::stage::{Stage, checkout};
@@ -12,18 +12,26 @@ use crate::stage::{Stage, checkout};
 pub struct Testbed {
     script: PathBuf,
     directory: PathBuf,
+    mount_options: &'static str,
 }
 
 impl Testbed {
     pub fn start(stage: &Stage) -> Testbed {
-        let testbed =
-            Testbed { script: checkout().join("testbed/moosefs"), directory: stage.path("testbed") };
-        testbed.call(&["up", "2"]);
+        Testbed::start_with(stage, 2, "")
+    }
+
+    /// Starts one with this number of nodes, and these options of `mfsmount -o` for its mounts.
+    pub fn start_with(stage: &Stage, nodes: usize, mount_options: &'static str) -> Testbed {
+        let (script, directory) = (checkout().join("testbed/moosefs"), stage.path("testbed"));
+        let testbed = Testbed { script, directory, mount_options };
+        testbed.call(&["up", &nodes.to_string()]);
         testbed
     }
 
     pub fn call(&self, words: &[&str]) -> String {
-        let output = Command::new(&self.script).args(words).env("TESTBED", &self.directory).output().unwrap();
+        let mut command = Command::new(&self.script);
+        command.args(words).env("TESTBED", &self.directory).env("TESTBED_MOUNT_OPTIONS", self.mount_options);
+        let output = command.output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "moosefs {words:?}: {error}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -31,6 +39,16 @@ impl Testbed {
 
     pub fn node(&self, number: &str) -> PathBuf {
         self.call(&["node", number]).into()
+    }
+
+    /// Returns a command that runs a program on a node: in its network namespace, and with its
+    /// mount at the directory `at`, in a mount namespace of the program. So the tree has the same
+    /// path on all nodes.
+    pub fn on_node(&self, number: &str, at: &Path) -> Command {
+        let mut command = Command::new(&self.script);
+        command.env("TESTBED", &self.directory).args(["exec", number, "unshare", "--mount", "sh", "-c"]);
+        command.arg(r#"mount --bind "$0" "$1" && shift && exec "$@""#).arg(self.node(number)).arg(at);
+        command
     }
 
     /// Returns the number of messages that this node's client has sent to the metadata server.
@@ -53,6 +71,11 @@ impl Testbed {
     /// Reading the counters is itself counted, and subtracted.
     pub fn requests_of(&self, node: &str, work: impl FnOnce()) -> BTreeMap<String, u64> {
         self.call(&["drop", node]);
+        self.requests_during(node, work)
+    }
+
+    /// Does the same without emptying the caches.
+    pub fn requests_during(&self, node: &str, work: impl FnOnce()) -> BTreeMap<String, u64> {
         let (first, second) = (self.counts(node), self.counts(node));
         work();
         let third = self.counts(node);

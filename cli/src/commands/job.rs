@@ -1,18 +1,44 @@
-//! `quell job`: shows the nodes of jobs that read their files once.
+//! `quell job`: shows the nodes of jobs that read their files once, and runs launchers of jobs.
 
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
-use quell_supervisor::{JobNodeReport, JobReport, Reports, job_reports, shown_list};
+use quell_supervisor::{JobNodeReport, JobReport, MeetingServer, Reports, job_reports, shown_list};
 
-use crate::arguments::{JobCommand, JobStatusArgs};
+use crate::arguments::{JobCommand, JobRunArgs, JobStatusArgs};
+use crate::commands::run_batch::{wait_for_program, watched_signals};
 use crate::failure::{Failure, NO};
 use crate::inputs::shown;
 use crate::output::{errln, outln};
+use crate::program::start_code;
+use crate::tracer::code_of;
+
+/// The variable through which the nodes of a job find the command `quell job run`.
+pub const MEETING_VARIABLE: &str = "QUELL_JOB";
 
 pub fn run(command: JobCommand) -> Result<ExitCode, Failure> {
     match command {
+        JobCommand::Run(args) => run_launcher(&args),
         JobCommand::Status(args) => status(&args),
     }
+}
+
+/// Runs a launcher, and serves the links of its jobs until it has ended.
+fn run_launcher(args: &JobRunArgs) -> Result<ExitCode, Failure> {
+    let signals = watched_signals()?;
+    let server = MeetingServer::start(args.interface.as_deref())?;
+    let (program, arguments) = args.command.split_first().expect("clap requires a command");
+    let mut command = Command::new(program);
+    command.args(arguments).env(MEETING_VARIABLE, server.text());
+    let ended = match command.spawn() {
+        Ok(child) => wait_for_program(child, signals).map(code_of),
+        Err(error) => {
+            errln!("quell: {}: {error}", shown(Path::new(program)));
+            Ok(start_code(&error))
+        }
+    };
+    server.stop();
+    ended.map(ExitCode::from)
 }
 
 fn status(args: &JobStatusArgs) -> Result<ExitCode, Failure> {

@@ -85,7 +85,7 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         let (index, directory) = index_of(file, creation)?;
         let source = args.cover.source.as_deref().map(real_path).transpose()?;
         let named = directory.filter(|_| source.is_none());
-        let tree = TreePlan { index: index.path, source, at: None, named };
+        let tree = TreePlan { index: index.path, source, at: None, named, job_check: None };
         let trees = plans::trees(vec![tree], boot()?, &args.cover)?;
         Plan { strict: true, ..plans::plan(target, trees, &args.cover, quiet) }
     };

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_vfs::Result;
-use quell_wire::job::{FileAttributes, FileState};
+use quell_wire::job::{CheckResult, FileAttributes, FileState};
 
+use crate::contents::SharedBytes;
 use crate::meeting::OwnLink;
 
 /// A file that was opened, and its attributes.
@@ -31,6 +32,11 @@ pub trait Environment: Send + Sync {
 
     /// Performs an operation that reads a file, and reports it if it takes too long.
     fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut());
+
+    /// Compares a few entries of the trees of the files with the trees, on the reader. Returns the
+    /// result for each file, at most [`quell_wire::job::RESULT_BYTES_MAX`] bytes, or `None` if
+    /// each node makes this comparison itself.
+    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>>;
 
     /// Returns whether a process still waits for the files.
     fn is_needed(&self) -> bool;

@@ -17,6 +17,7 @@ mod contents;
 mod environment;
 mod fetch;
 mod meeting;
+mod meeting_server;
 mod node;
 mod read;
 mod serve;
@@ -24,5 +25,6 @@ mod tree;
 
 pub use contents::SharedBytes;
 pub use environment::{Environment, OpenedFile};
-pub use meeting::{Advertisement, MeetingPoint, OwnLink};
+pub use meeting::{Advertisement, Meeting, MeetingPoint, OwnLink};
+pub use meeting_server::MeetingServer;
 pub use node::{JobNode, JobSettings, JobStatus};

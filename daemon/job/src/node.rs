@@ -1,6 +1,7 @@
 //! One node of a job: it reads the files for all nodes, or receives them from its parent, or reads
 //! them itself if it cannot reach another node.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,16 +16,16 @@ use quell_transport::peer::{PoolKey, Role, Server, ServerSettings};
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::decode;
 use quell_wire::job::{
-    NodeNumber, NodeState, PROTOCOL, Placement, Reply, Request, TEXT_BYTES_MAX, shortened,
+    CheckResult, NodeNumber, NodeState, PROTOCOL, Placement, RESULT_BYTES_MAX, Reply, Request,
+    TEXT_BYTES_MAX, shortened,
 };
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::addresses::{address_towards, own_addresses};
 use crate::calls::OtherNode;
 use crate::contents::{Contents, SharedBytes};
 use crate::environment::Environment;
 use crate::fetch::{Limits, fetch, printable};
-use crate::meeting::{Advertisement, MeetingPoint, OwnLink};
+use crate::meeting::{Advertisement, Meeting, MeetingPoint, OwnLink, new_key};
 use crate::read::read_files;
 use crate::serve::{ServeNodes, Serving};
 use crate::tree::Tree;
@@ -50,8 +51,8 @@ const STATUS_LIMIT: Duration = Duration::from_secs(2);
 pub struct JobSettings {
     /// The identifier of the job.
     pub job: String,
-    /// The directory of the meeting point, which all nodes share.
-    pub directory: PathBuf,
+    /// The place of the meeting point.
+    pub meeting: Meeting,
     /// The files, by absolute path.
     pub files: Vec<PathBuf>,
     /// The name of this node, for reports.
@@ -72,6 +73,9 @@ pub struct JobNode {
     own: OwnPart,
     /// The files, in the order of the settings.
     pub files: Vec<SharedBytes>,
+    /// For each file the result of the sample that the reader has made of its tree, or `None`;
+    /// empty if the reader has sent none.
+    pub samples: Vec<Option<CheckResult>>,
     // After `files`, so that other processes can open them as long as they are listed.
     contents: Arc<Contents>,
 }
@@ -150,6 +154,41 @@ impl JobNode {
         JobStatus { node, parent, received_bytes, read_bytes, milliseconds, nodes }
     }
 
+    /// Returns whether this node is the reader of other nodes.
+    pub fn is_reader(&self) -> bool {
+        matches!(&self.part, Some(Part { role: PartRole::Reader { .. }, .. }))
+    }
+
+    /// Passes the result of a check of the whole tree of a file to the nodes that ask for it, if
+    /// this node is the reader. A result that is too long is not passed on.
+    pub fn publish_check(&self, file: u32, result: Vec<u8>) {
+        if let Some(part) = self.part.as_ref().filter(|_| result.len() <= RESULT_BYTES_MAX) {
+            lock(&part.serving.checked).insert(file, CheckResult(result));
+        }
+    }
+
+    /// Asks the reader for the results of its checks of the trees of these files. It waits at most
+    /// 2 s. Returns those that the reader has.
+    pub fn checked(&self, files: &[u32]) -> Vec<(u32, Vec<u8>)> {
+        let Some(Part { key, role: PartRole::Other { reader }, .. }) = &self.part else {
+            return Vec::new();
+        };
+        let until = Instant::now() + STATUS_LIMIT;
+        let Ok(reader) = OtherNode::connect(*reader, key) else { return Vec::new() };
+        let mut results = Vec::new();
+        for file in files {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(bytes) = reader.ask(&Request::Checked { file: *file }, left, &|| true) else { break };
+            if let Ok(Reply::Checked(Some(CheckResult(result)))) = decode::<Reply<'_>>(&bytes)
+                && result.len() <= RESULT_BYTES_MAX
+            {
+                results.push((*file, result));
+            }
+        }
+        reader.leave();
+        results
+    }
+
     /// Removes the meeting point if this node is the reader, waits at most `limit` until no other
     /// node receives from this one, or until `is_urgent`, and ends the connections.
     pub fn end(mut self, limit: Duration, mut is_urgent: impl FnMut() -> bool) {
@@ -221,8 +260,11 @@ enum Attempt {
 
 impl Starting<'_> {
     fn run(&mut self) -> Result<JobNode> {
-        let JobSettings { job, directory, files, .. } = self.settings;
-        let point = MeetingPoint::open(directory, job, files)?;
+        let JobSettings { job, meeting, files, limit, .. } = self.settings;
+        let point = match meeting {
+            Meeting::Directory(directory) => MeetingPoint::open(directory, job, files)?,
+            Meeting::Process(text) => MeetingPoint::connect(text, job, files, *limit)?,
+        };
         let mut found = point.read()?;
         // Each pass ends the attempt, or removes the link of a reader that has ended.
         for _ in 0..3 {
@@ -264,9 +306,7 @@ impl Starting<'_> {
     /// Creates the link, reads the files, and serves them. Returns the meeting point if another
     /// process has created the link first.
     fn become_reader(&mut self, point: MeetingPoint) -> Result<std::result::Result<JobNode, MeetingPoint>> {
-        let mut key = [0; 32];
-        getrandom(&mut key, GetRandomFlags::empty())
-            .map_err(|e| Error::from_io(e.into(), "draw", "the key of the job"))?;
+        let key = new_key()?;
         let addresses = own_addresses(self.settings.interface.as_deref())?;
         let tree = Tree::new(&self.settings.name);
         let (part, addresses) = self.serve(PoolKey(key), &addresses, Some(tree))?;
@@ -290,7 +330,9 @@ impl Starting<'_> {
                 return Err(error);
             }
         };
-        let node = self.node(0, None, Some(part), files);
+        let samples = self.environment.sample(&files);
+        self.contents.set_samples(samples.clone());
+        let node = JobNode { samples, ..self.node(0, None, Some(part), files) };
         if let Some(part) = &node.part
             && let Some(tree) = lock(&part.serving.tree).as_mut()
         {
@@ -460,9 +502,32 @@ impl Starting<'_> {
             Ok(files) => files,
             Err(error) => return self.leave(part, placement.node, &reader, error),
         };
+        let samples = self.samples(&reader, files.len());
         let node = self.node(placement.node, Some(placement.parent), Some(part), files);
+        let node = JobNode { samples, ..node };
         report(reader, parent_left, node.own, limit);
         Ok(node)
+    }
+
+    /// Asks the reader for the results of its samples. Without them each node compares the trees
+    /// itself.
+    fn samples(&self, reader: &OtherNode, files: usize) -> Vec<Option<CheckResult>> {
+        let until = Instant::now() + self.settings.limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Vec::new();
+            }
+            let asked = reader.ask(&Request::Samples, left, &|| self.environment.is_needed());
+            let Ok(bytes) = asked else { return Vec::new() };
+            match decode::<Reply<'_>>(&bytes) {
+                Ok(Reply::Wait) => {}
+                Ok(Reply::Samples(samples)) if samples.len() == files && are_bounded(&samples) => {
+                    return samples;
+                }
+                _ => return Vec::new(),
+            }
+        }
     }
 
     /// Leaves the tree after an error that other nodes do not have. The children of this node get
@@ -528,7 +593,7 @@ impl Starting<'_> {
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             milliseconds: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         };
-        JobNode { part, own, files, contents: self.contents.clone() }
+        JobNode { part, own, files, samples: Vec::new(), contents: self.contents.clone() }
     }
 
     /// Starts to serve other nodes at the addresses of this node that can be used. Returns them
@@ -540,7 +605,11 @@ impl Starting<'_> {
         tree: Option<Tree>,
     ) -> Result<(NewPart, Vec<SocketAddr>)> {
         let contents = self.contents.clone();
-        let serving = Arc::new(Serving { contents: contents.clone(), tree: Mutex::new(tree) });
+        let serving = Arc::new(Serving {
+            contents: contents.clone(),
+            tree: Mutex::new(tree),
+            checked: Mutex::new(BTreeMap::new()),
+        });
         let settings = ServerSettings {
             clients_max: CLIENTS_MAX,
             absent_max: ABSENT_MAX,
@@ -585,6 +654,10 @@ impl NewPart {
         let NewPart { serving, server, key, answering } = self;
         Part { serving, server, key, role, answering: Some(answering) }
     }
+}
+
+fn are_bounded(samples: &[Option<CheckResult>]) -> bool {
+    samples.iter().flatten().all(|CheckResult(result)| result.len() <= RESULT_BYTES_MAX)
 }
 
 /// Returns the error of the reader of a link.

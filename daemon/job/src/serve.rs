@@ -1,10 +1,11 @@
 //! Answers the requests of other nodes.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use quell_threads::lock;
 use quell_transport::peer::{self, ClientHandler, ClientIdentity, Handler, MemberId};
-use quell_wire::job::{PROTOCOL, REQUEST_BYTES_MAX, Reply, Request, TEXT_BYTES_MAX};
+use quell_wire::job::{CheckResult, PROTOCOL, REQUEST_BYTES_MAX, Reply, Request, TEXT_BYTES_MAX};
 use quell_wire::{decode, encode};
 
 use crate::contents::{Contents, Wanted};
@@ -15,6 +16,9 @@ pub struct Serving {
     pub contents: Arc<Contents>,
     /// `None` unless this node is the reader.
     pub tree: Mutex<Option<Tree>>,
+    /// For the files by position, the results of the checks of whole trees that this node has made
+    /// as the reader.
+    pub checked: Mutex<BTreeMap<u32, CheckResult>>,
 }
 
 /// Passes the requests of all nodes to one handler: every node of the job may send each request.
@@ -38,6 +42,11 @@ impl Handler for Serving {
         match request {
             Request::Files => self.contents.answer(Wanted::Files, reply),
             Request::Block { file, block } => self.contents.answer(Wanted::Block { file, block }, reply),
+            Request::Samples if lock(&self.tree).is_some() => self.contents.answer(Wanted::Samples, reply),
+            Request::Checked { file } if lock(&self.tree).is_some() => {
+                let result = lock(&self.checked).get(&file).cloned();
+                reply.send(encode(&Reply::Checked(result)));
+            }
             Request::Join { protocol, .. } if protocol != PROTOCOL => {
                 reply.send(encode(&Reply::Refused("the reader has another version of quell")));
             }
@@ -63,6 +72,13 @@ fn answer_of_tree(tree: &mut Tree, request: &Request<'_>) -> Option<Reply<'stati
             Some(Reply::Noted)
         }
         Request::Tree => Some(Reply::Tree(tree.states())),
-        Request::Join { .. } | Request::Files | Request::Block { .. } => None,
+        Request::Join { .. }
+        | Request::Files
+        | Request::Block { .. }
+        | Request::Samples
+        | Request::Checked { .. }
+        | Request::ReadLink { .. }
+        | Request::CreateLink { .. }
+        | Request::RemoveLink { .. } => None,
     }
 }

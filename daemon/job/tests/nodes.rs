@@ -11,15 +11,18 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use quell_job::{Advertisement, Environment, JobNode, JobSettings, MeetingPoint, OpenedFile, OwnLink};
+use quell_job::{
+    Advertisement, Environment, JobNode, JobSettings, Meeting, MeetingPoint, MeetingServer, OpenedFile,
+    OwnLink, SharedBytes,
+};
 use quell_transport::peer::{
     Client, ClientHandler, ClientIdentity, ClientSettings, Endpoint, Handler, MemberId, PoolKey,
     Reply as Answer, Request as Asked, Role, Server, ServerSettings,
 };
 use quell_vfs::{Error, ErrorKind, Result};
 use quell_wire::job::{
-    BLOCK_BYTES, FileAttributes, FileState, PROTOCOL, Placement, REPLY_BYTES_MAX, Reply, Request,
-    block_checksum,
+    BLOCK_BYTES, CheckResult, FileAttributes, FileState, PROTOCOL, Placement, REPLY_BYTES_MAX, Reply,
+    Request, block_checksum,
 };
 use quell_wire::{decode, encode};
 
@@ -46,7 +49,7 @@ impl Job {
     fn settings(&self, name: &str, limit: Duration) -> JobSettings {
         JobSettings {
             job: "job".into(),
-            directory: self.directory.path().into(),
+            meeting: Meeting::Directory(self.directory.path().into()),
             files: vec![self.file.clone()],
             name: name.into(),
             interface: Some("lo".into()),
@@ -99,6 +102,9 @@ struct Process {
     link: Mutex<Option<Arc<OwnLink>>>,
     /// Called before each block is read.
     before_block: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    /// The result of the sample of each file.
+    sample: Option<CheckResult>,
+    sampled: AtomicUsize,
     /// The memory for files, in bytes; without a limit if it is `None`.
     memory: Option<u64>,
 }
@@ -142,6 +148,11 @@ impl Environment for Process {
             true => Err(Error::new(ErrorKind::Quota, "admit", "the files")),
             false => Ok(()),
         }
+    }
+
+    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>> {
+        self.sampled.fetch_add(1, Ordering::Relaxed);
+        vec![self.sample.clone(); files.len()]
     }
 
     fn watch_read(&self, _: &Path, _: &File, operation: &mut dyn FnMut()) {
@@ -286,6 +297,64 @@ fn one_node_reads_and_the_others_receive_the_same_bytes() {
         node.end(LONG, || true);
     }
     assert_eq!(job.point().read().unwrap(), None, "the link is gone");
+}
+
+#[test]
+fn nodes_meet_at_a_process_and_use_the_comparisons_of_the_reader() {
+    let job = Job::new(3);
+    let server = MeetingServer::start(Some("lo")).unwrap();
+    let settings = |name: &str| JobSettings {
+        meeting: Meeting::Process(server.text().to_owned()),
+        ..job.settings(name, LONG)
+    };
+    let equal = Some(CheckResult(b"equal".to_vec()));
+    let reading = Process { sample: equal.clone(), ..Process::default() };
+    let reader = JobNode::start(&settings("reader"), &reading).unwrap();
+    let others: Vec<(JobNode, Process)> = (0..3)
+        .map(|_| {
+            let process = Process::default();
+            (JobNode::start(&settings("node"), &process).unwrap(), process)
+        })
+        .collect();
+    for (node, process) in &others {
+        job.check(node);
+        let made = process.sampled.load(Ordering::Relaxed);
+        assert_eq!((process.opened(), made, process.messages()), (0, 0, vec![]));
+        assert_eq!((&node.samples, node.is_reader()), (&vec![equal.clone()], false));
+    }
+    assert_eq!((&reader.samples, reader.is_reader()), (&vec![equal], true));
+    assert_eq!(fs::read_dir(job.directory.path()).unwrap().count(), 1, "only the file itself");
+
+    // The check of the whole tree, which ends later.
+    let (node, _) = &others[0];
+    assert_eq!(node.checked(&[0]), []);
+    reader.publish_check(0, b"whole".to_vec());
+    assert_eq!(node.checked(&[0, 1]), [(0, b"whole".to_vec())]);
+
+    // The next node reads the files, because the link of the reader is gone.
+    reader.end(Duration::ZERO, || true);
+    let process = Process::default();
+    let next = JobNode::start(&settings("next"), &process).unwrap();
+    assert_eq!((process.opened(), next.is_reader()), (1, true));
+    for node in others.into_iter().map(|(node, _)| node).chain([next]) {
+        node.end(Duration::ZERO, || true);
+    }
+    server.stop();
+}
+
+#[test]
+fn a_node_whose_meeting_process_has_ended_fails_and_prints_nothing() {
+    let job = Job::new(1);
+    let server = MeetingServer::start(Some("lo")).unwrap();
+    let text = server.text().to_owned();
+    server.stop();
+    for text in [text, "no address".into()] {
+        let process = Process::default();
+        let settings = JobSettings { meeting: Meeting::Process(text), ..job.settings("node", LONG) };
+        let error = JobNode::start(&settings, &process).unwrap_err();
+        assert!(error.to_string().contains("the meeting point of the job"), "{error}");
+        assert_eq!((process.opened(), process.messages()), (0, vec![]));
+    }
 }
 
 #[test]

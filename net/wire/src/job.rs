@@ -21,6 +21,8 @@ pub const PATH_BYTES_MAX: usize = 4096;
 pub const TEXT_BYTES_MAX: usize = 1024;
 /// The longest name of a node in a [`Tree`](Reply::Tree), in bytes.
 pub const NODE_NAME_BYTES_MAX: usize = 64;
+/// The longest result of a comparison of a tree with its index, in bytes.
+pub const RESULT_BYTES_MAX: usize = 8 << 10;
 /// The largest number of nodes in a [`Tree`](Reply::Tree).
 pub const TREE_NODES_MAX: usize = 4096;
 /// The largest encoded request.
@@ -72,6 +74,33 @@ pub enum Request<'a> {
     },
     /// To the reader: asks for the nodes. The reply is `Tree`.
     Tree,
+    /// To the reader: asks for the results of its samples of the trees. The reply is `Samples`, or
+    /// `Wait` until it has them.
+    Samples,
+    /// To the reader: asks for the result of its check of a whole tree. The reply is `Checked`.
+    Checked {
+        /// The position of the index in the list of files.
+        file: u32,
+    },
+    /// To a meeting point: asks for the text of a link. The reply is `Link`.
+    ReadLink {
+        /// The number of the link.
+        link: u128,
+    },
+    /// To a meeting point: creates a link, unless it exists. The reply is `Link`.
+    CreateLink {
+        /// The number of the link.
+        link: u128,
+        /// Its text, at most [`TEXT_BYTES_MAX`] bytes.
+        text: &'a str,
+    },
+    /// To a meeting point: removes a link if it has this text. The reply is `Link`.
+    RemoveLink {
+        /// The number of the link.
+        link: u128,
+        /// Its text.
+        text: &'a str,
+    },
 }
 
 /// A reply.
@@ -97,7 +126,21 @@ pub enum Reply<'a> {
     Noted,
     /// The nodes, in the order of their numbers.
     Tree(#[serde(deserialize_with = "at_most::<TREE_NODES_MAX, _, _>")] Vec<NodeState>),
+    /// For each file the result of the sample of its tree, at most [`RESULT_BYTES_MAX`] bytes;
+    /// `None` if the reader has made none.
+    Samples(#[serde(deserialize_with = "at_most::<FILES_MAX, _, _>")] Vec<Option<CheckResult>>),
+    /// The result of the check of a whole tree, at most [`RESULT_BYTES_MAX`] bytes; `None` if the
+    /// reader does not have it.
+    Checked(Option<CheckResult>),
+    /// The text that a link had before the request; `None` if it did not exist.
+    Link(Option<&'a str>),
 }
+
+/// The result of a comparison of a tree with its index, which only the processes that compare trees
+/// read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CheckResult(#[serde(with = "serde_bytes")] pub Vec<u8>);
 
 /// The place of a node in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -241,6 +284,10 @@ mod tests {
         let name = "n".repeat(TEXT_BYTES_MAX);
         let join = Request::Join { protocol: u32::MAX, address: "[::1]:65535".parse().unwrap(), name: &name };
         assert!(encode(&join).len() <= REQUEST_BYTES_MAX);
+        let link = Request::CreateLink { link: u128::MAX, text: &name };
+        assert!(encode(&link).len() <= REQUEST_BYTES_MAX);
+        let samples = vec![Some(CheckResult(vec![1; RESULT_BYTES_MAX])); FILES_MAX];
+        assert!(encode(&Reply::Samples(samples)).len() <= REPLY_BYTES_MAX);
         let block = Reply::Block { checksum: u64::MAX, bytes: &vec![1; BLOCK_BYTES] };
         assert!(encode(&block).len() <= REPLY_BYTES_MAX);
         let long = FileAttributes {

@@ -12,10 +12,11 @@ use quell_posix::{Dir, PosixDir};
 use quell_threads::{lock, wait_timeout_while};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::freshness::decision::{self, CheckTiming};
+use crate::freshness::decision::{self, CheckTiming, NodeRole};
 use crate::freshness::results::{Results, state_directory};
 use crate::freshness::stale::StaleReport;
 use crate::freshness::watch::Watch;
+use crate::protocol::plan::JobCheck;
 use crate::runtime::job::current_job;
 
 /// Number of requests in flight while a start waits.
@@ -35,6 +36,8 @@ pub struct TreeCheck {
     timing: CheckTiming,
     /// `None` if no other run reads the result.
     results: Option<Results>,
+    /// Where the result is written for the other nodes of a job, on their reader.
+    for_job: Option<Results>,
 }
 
 /// The plan for the check of a tree.
@@ -46,11 +49,47 @@ pub struct CheckPlan {
 }
 
 impl TreeCheck {
-    /// Decides which check is needed for the tree at `source`.
-    pub fn plan(image: &Arc<Image>, source: &Path, runtime_directory: &Path) -> CheckPlan {
+    /// Decides which check is needed for the tree at `source`. `job_check`: the checks that one
+    /// node of the job makes for all.
+    pub fn plan(
+        image: &Arc<Image>,
+        source: &Path,
+        runtime_directory: &Path,
+        job_check: Option<&JobCheck>,
+    ) -> CheckPlan {
+        let Some(job_check) = job_check else {
+            return TreeCheck::plan_with_role(image, source, runtime_directory, None);
+        };
+        let results = Results::at(&job_check.result);
+        if !job_check.is_reader {
+            return match results.read() {
+                Some(stale) => CheckPlan { stale, check: None },
+                None => TreeCheck::planned_at(image, source, CheckTiming::AwaitResult, Some(results)),
+            };
+        }
+        let planned = TreeCheck::plan_with_role(image, source, runtime_directory, Some(NodeRole::First));
+        match planned.check {
+            Some(check) => {
+                CheckPlan { check: Some(TreeCheck { for_job: Some(results), ..check }), ..planned }
+            }
+            None => {
+                results.publish(&planned.stale);
+                planned
+            }
+        }
+    }
+
+    /// Does the same without a job whose nodes pass on the index. `role`: the role of this node, if
+    /// it is known.
+    fn plan_with_role(
+        image: &Arc<Image>,
+        source: &Path,
+        runtime_directory: &Path,
+        role: Option<NodeRole>,
+    ) -> CheckPlan {
         let job = current_job();
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let role = decision::node_role(job.is_some(), &variable);
+        let role = role.unwrap_or_else(|| decision::node_role(job.is_some(), &variable));
         let is_writable = decision::is_writable_by(
             image.classes(),
             image.has_flag(quell_index::format::FLAG_ACLS),
@@ -98,7 +137,7 @@ impl TreeCheck {
                 Err(_) => return CheckPlan::default(),
             },
         };
-        let check = Some(TreeCheck { image: image.clone(), root, timing, results });
+        let check = Some(TreeCheck { image: image.clone(), root, timing, results, for_job: None });
         CheckPlan { check, stale: None }
     }
 
@@ -165,6 +204,7 @@ impl TreeCheck {
         let random = xxh3_64(&[std::process::id().to_le_bytes(), time.to_le_bytes()].concat());
         for attempt in 0.. {
             if let Some(stale) = results.read() {
+                self.publish_for_job(&stale);
                 return Found { stale, checked: None };
             }
             if self.root.is_some() && results.claim() {
@@ -179,6 +219,12 @@ impl TreeCheck {
             std::thread::sleep(decision::poll_pause(attempt, random >> (attempt % 8)));
         }
         Found::default()
+    }
+
+    fn publish_for_job(&self, stale: &Option<StaleReport>) {
+        if let Some(results) = &self.for_job {
+            results.publish(stale);
+        }
     }
 
     fn check(&self, threads: usize, watch: Option<&Watch>) -> Found {
@@ -199,6 +245,7 @@ impl TreeCheck {
         if let Some(results) = &self.results {
             results.publish(&stale);
         }
+        self.publish_for_job(&stale);
         Found { stale, checked: Some(checked) }
     }
 }

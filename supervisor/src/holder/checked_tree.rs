@@ -17,7 +17,7 @@ use crate::freshness::whole_check::{CheckPlan, RunningCheck, TreeCheck};
 use crate::holder::handshake::HolderContext;
 use crate::holder::privileges;
 use crate::inputs::{InputFile, root_of};
-use crate::protocol::plan::{CheckMode, Target, TreePlan, TreesPlan};
+use crate::protocol::plan::{CheckMode, SampleResult, Target, TreePlan, TreesPlan};
 use crate::protocol::transfer::OpenFiles;
 use crate::resources;
 use crate::trust::check_input_trust;
@@ -109,13 +109,16 @@ fn open_tree(
         | u64::from(std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.subsec_nanos()));
     let mut sampler = Sampler::new(image.clone(), covered.source(), seed);
     let directory = &context.address.directory;
-    let stale = match trees.check {
-        CheckMode::None => None,
-        CheckMode::Sample | CheckMode::Auto => {
+    let job_check = tree.job_check.as_ref();
+    let of_job = job_check.and_then(|check| check.sample.clone());
+    let stale = match (trees.check, of_job) {
+        (CheckMode::None, _) => None,
+        (CheckMode::Sample | CheckMode::Auto, Some(SampleResult { stale })) => stale,
+        (CheckMode::Sample | CheckMode::Auto, None) => {
             let differences = sample(waiting, directory, &image, &source, &mut sampler);
             StaleReport::from_differences(&differences, false)
         }
-        CheckMode::Full => {
+        (CheckMode::Full, _) => {
             // Ctrl-C ends the run, but not this process, which has its own session. The check
             // therefore ends when the run has ended.
             let run = PathBuf::from(format!("/proc/{}", context.creator));
@@ -125,7 +128,7 @@ fn open_tree(
         }
     };
     let CheckPlan { check: planned_check, stale: known } = match (trees.check, &stale) {
-        (CheckMode::Auto, None) => TreeCheck::plan(&image, &source, directory),
+        (CheckMode::Auto, None) => TreeCheck::plan(&image, &source, directory, job_check),
         _ => CheckPlan::default(),
     };
     let (index, running_check) = (tree.index.clone(), None);

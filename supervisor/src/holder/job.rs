@@ -1,31 +1,41 @@
 //! The job holder: the process that has the files of a job in memory, one on each node, for all
 //! processes of the job there. It reads the files or receives them from another node, and sends
-//! them to others.
+//! them to others. The reader compares a sample of each tree with its index for all nodes, and
+//! passes on the result of the check of the whole tree, which the holder of its view makes.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use quell_job::{Environment, JobNode, JobSettings, OpenedFile, OwnLink};
+use quell_index::Sampler;
+use quell_job::{Environment, JobNode, JobSettings, Meeting, OpenedFile, OwnLink, SharedBytes};
+use quell_mount_spec::{Ownership, TrustedUse};
+use quell_posix::{Dir, PosixDir};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, errno};
-use quell_wire::job::{FileAttributes, FileState};
+use quell_wire::job::{CheckResult, FileAttributes, FileState, RESULT_BYTES_MAX};
 
 use crate::failure::Failure;
+use crate::freshness::decision;
+use crate::freshness::results::Results;
+use crate::freshness::sample::sample;
+use crate::freshness::stale::StaleReport;
 use crate::holder::handshake::{HolderContext, end_process};
 use crate::holder::served::Served;
 use crate::holder::signals::Signals;
 use crate::id_map::{IdMap, UNMAPPED};
-use crate::inputs::{InputFile, Origin};
-use crate::protocol::job_files::{FileInMemory, FilesInMemory};
-use crate::protocol::plan::JobPlan;
+use crate::inputs::{InputFile, Origin, root_of};
+use crate::protocol::job_files::{FileInMemory, FilesInMemory, JobInput};
+use crate::protocol::plan::{JobCheck, JobMeeting, JobPlan, SampleResult};
 use crate::protocol::report::{HolderReport, JobNodeReport, JobReport};
 use crate::resources::check_available;
 use crate::socket::server::{Holder, Need, Service};
+use crate::trust::check_input_trust;
 use crate::waiting::Waiting;
 
 /// How long the job holder serves other nodes after the programs of its own node have ended.
@@ -34,6 +44,8 @@ const SERVE_AFTER_END: Duration = Duration::from_secs(60);
 const PROGRESS_LIMIT: Duration = Duration::from_secs(30);
 /// How long the removal of the link may take before the process ends without it.
 const REMOVE_LIMIT: Duration = Duration::from_secs(2);
+/// The interval at which the reader looks for results of checks of whole trees.
+const READ_RESULT_INTERVAL: Duration = Duration::from_secs(1);
 /// The length of the magic numbers of indexes and boot images.
 const MAGIC_BYTES: usize = 8;
 
@@ -50,7 +62,10 @@ impl JobFiles {
     pub fn create(context: &HolderContext, plan: &JobPlan) -> Result<JobFiles, Failure> {
         let settings = JobSettings {
             job: plan.job.clone(),
-            directory: plan.directory.clone(),
+            meeting: match &plan.meeting {
+                JobMeeting::Directory(directory) => Meeting::Directory(directory.clone()),
+                JobMeeting::Process(text) => Meeting::Process(text.clone()),
+            },
             files: plan.files.clone(),
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             interface: plan.interface.clone(),
@@ -76,6 +91,8 @@ impl JobFiles {
         let watched = signals.clone();
         let waiting = Waiting::for_creator(limit, context.creator, print.clone(), end);
         let environment = HolderEnvironment {
+            context,
+            plan,
             waiting: waiting.or_if(move || lock(&watched).requests() > 0),
             print: Box::new(print),
             link,
@@ -98,7 +115,7 @@ impl JobFiles {
 
 /// Starts the node in a thread of its own. The kernel delivers a signal to the first thread, which
 /// could not handle it while it waits for a file server.
-fn start(settings: &JobSettings, environment: &HolderEnvironment) -> Result<JobNode, Failure> {
+fn start(settings: &JobSettings, environment: &HolderEnvironment<'_>) -> Result<JobNode, Failure> {
     std::thread::scope(|scope| {
         let starting = std::thread::Builder::new()
             .name("job".into())
@@ -134,7 +151,9 @@ fn listen(context: &HolderContext, signals: &Signals) -> Result<Holder, Failure>
 }
 
 /// The part of the process that opens files and prints messages.
-struct HolderEnvironment {
+struct HolderEnvironment<'a> {
+    context: &'a HolderContext,
+    plan: &'a JobPlan,
     waiting: Waiting,
     print: Box<dyn Fn(&str) + Send + Sync>,
     /// The link that this process has created.
@@ -144,7 +163,7 @@ struct HolderEnvironment {
     groups: IdMap,
 }
 
-impl Environment for HolderEnvironment {
+impl Environment for HolderEnvironment<'_> {
     fn open(&self, path: &Path) -> Result<OpenedFile, String> {
         let open =
             |path: &Path| self.waiting.watch(path, || InputFile::open(path)).map_err(|e| e.to_string());
@@ -208,6 +227,11 @@ impl Environment for HolderEnvironment {
         Ok(())
     }
 
+    fn sample(&self, files: &[SharedBytes]) -> Vec<Option<CheckResult>> {
+        let sample_of = |file| if self.plan.samples { self.sample_of(file) } else { None };
+        files.iter().map(sample_of).collect()
+    }
+
     fn watch_read(&self, path: &Path, file: &File, operation: &mut dyn FnMut()) {
         self.waiting.watch_read(file, path, operation);
     }
@@ -222,6 +246,33 @@ impl Environment for HolderEnvironment {
 
     fn print(&self, message: &str) {
         (self.print)(message);
+    }
+}
+
+impl HolderEnvironment<'_> {
+    /// Compares a sample of the tree of an index with the index. Returns `None` for a boot image,
+    /// and for an index that cannot be used: each node then finds the reason itself.
+    fn sample_of(&self, file: &SharedBytes) -> Option<CheckResult> {
+        let of_this_process = (&self.users, &self.groups);
+        let copy = FileInMemory::new(file, None, of_this_process.0, of_this_process.1);
+        let JobInput { file, .. } = copy.open(std::process::id()).ok()?;
+        let mut magic = [0; MAGIC_BYTES];
+        file.file.read_exact_at(&mut magic, 0).ok()?;
+        if magic != quell_index::format::MAGIC {
+            return None;
+        }
+        let image = Arc::new(file.index().ok()?);
+        let source = self.plan.source.clone().unwrap_or_else(|| root_of(&image));
+        let tree = self.waiting.watch(&source, || PosixDir::start(&source)).ok()?;
+        // The index is not trusted yet. Until here, only the path of the tree was taken from it.
+        let owner = Ownership::from(&self.waiting.watch(&source, || tree.stat_self()).ok()?);
+        let trusted = self.context.plan.trusted();
+        check_input_trust(&trusted, &file, TrustedUse::Index, Some((&source, &owner))).ok()?;
+        let mut sampler = Sampler::new(image.clone(), Arc::new(tree), random_seed());
+        let directory = &self.context.address.directory;
+        let differences = sample(&self.waiting, directory, &image, &source, &mut sampler);
+        let result = serde_json::to_vec(&StaleReport::from_differences(&differences, false)).ok()?;
+        (result.len() <= RESULT_BYTES_MAX).then_some(CheckResult(result))
     }
 }
 
@@ -247,6 +298,20 @@ struct ServedFiles<'a> {
     /// Those of this process.
     users: IdMap,
     groups: IdMap,
+}
+
+impl ServedFiles<'_> {
+    /// Returns the checks of a file that one node makes for all. A node that has read the files
+    /// without others makes all checks itself.
+    fn check_of(&self, position: usize) -> Option<JobCheck> {
+        let CheckResult(sample) = self.node.samples.get(position)?.as_ref()?;
+        Some(JobCheck {
+            is_reader: self.node.is_reader(),
+            // A result that cannot be read is one of a node with another version of Quell.
+            sample: serde_json::from_slice(sample).ok().map(|stale| SampleResult { stale }),
+            result: result_path(self.context, position),
+        })
+    }
 }
 
 impl Service for ServedFiles<'_> {
@@ -275,7 +340,10 @@ impl Service for ServedFiles<'_> {
 
     fn shared(&self) -> Option<String> {
         let (users, groups) = (&self.users, &self.groups);
-        let files = self.node.files.iter().map(|file| FileInMemory::new(file, users, groups)).collect();
+        let file = |(position, file): (usize, &SharedBytes)| {
+            FileInMemory::new(file, self.check_of(position), users, groups)
+        };
+        let files = self.node.files.iter().enumerate().map(file).collect();
         serde_json::to_string(&FilesInMemory { holder: std::process::id(), files }).ok()
     }
 
@@ -310,11 +378,87 @@ impl Served for JobFiles {
         let JobFiles { plan, node, holder, signals } = self;
         let (users, groups) = (IdMap::of_users(), IdMap::of_groups());
         let mut served = ServedFiles { context, plan: &plan, node: &node, signals: &signals, users, groups };
-        let ended = holder.serve(None, Duration::from_secs(3600), &mut served);
+        let is_serving = AtomicBool::new(true);
+        remove_results(context, &node);
+        let ended = std::thread::scope(|scope| {
+            let exchanging = std::thread::Builder::new()
+                .name("checks".into())
+                .spawn_scoped(scope, || exchange_checks(context, &node, &is_serving));
+            // Without the thread the other nodes get no result of the check of the whole tree.
+            if let Err(error) = &exchanging {
+                tracing::debug!(%error, "the results of checks are not passed on");
+            }
+            let ended = holder.serve(None, Duration::from_secs(3600), &mut served);
+            is_serving.store(false, Ordering::Relaxed);
+            if let Ok(thread) = &exchanging {
+                thread.thread().unpark();
+            }
+            ended
+        });
+        remove_results(context, &node);
         node.end(SERVE_AFTER_END, || lock(&signals).requests() > 0);
         ended?;
         Ok(())
     }
+}
+
+/// Returns the path of the result of the check of a whole tree, for the processes of this node.
+fn result_path(context: &HolderContext, position: usize) -> PathBuf {
+    Results::path_of_job(&context.address.directory, &context.address.key, position)
+}
+
+/// Removes the results of this process, and those of an earlier one.
+fn remove_results(context: &HolderContext, node: &JobNode) {
+    for position in 0..node.files.len() {
+        Results::at(&result_path(context, position)).forget();
+    }
+}
+
+/// Passes the results of checks of whole trees from the view's holder of the reader to the views'
+/// holders of the other nodes, until the job holder stops serving.
+fn exchange_checks(context: &HolderContext, node: &JobNode, is_serving: &AtomicBool) {
+    let mut missing: Vec<u32> =
+        (0..).zip(&node.samples).filter(|(_, s)| s.is_some()).map(|(i, _)| i).collect();
+    let begun = Instant::now();
+    let is_reader = node.is_reader();
+    for attempt in 0.. {
+        if missing.is_empty() || begun.elapsed() >= decision::AWAIT_TIMEOUT {
+            return;
+        }
+        // On the reader, the files are local.
+        let until = Instant::now()
+            + if is_reader { READ_RESULT_INTERVAL } else { decision::poll_pause(attempt, random_seed()) };
+        while is_serving.load(Ordering::Relaxed) && Instant::now() < until {
+            std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
+        }
+        if !is_serving.load(Ordering::Relaxed) {
+            return;
+        }
+        let results = |position: u32| Results::at(&result_path(context, position as usize));
+        if is_reader {
+            missing.retain(|position| match results(*position).read() {
+                Some(stale) => {
+                    let result = serde_json::to_vec(&stale).expect("a result is always JSON");
+                    node.publish_check(*position, result);
+                    false
+                }
+                None => true,
+            });
+        } else {
+            for (position, result) in node.checked(&missing) {
+                missing.retain(|missing| *missing != position);
+                if let Ok(stale) = serde_json::from_slice(&result) {
+                    results(position).publish(&stale);
+                }
+            }
+        }
+    }
+}
+
+/// Returns a number that differs between processes and calls.
+fn random_seed() -> u64 {
+    let time = std::time::UNIX_EPOCH.elapsed().map_or(1, |time| time.subsec_nanos());
+    u64::from(std::process::id()) << 32 | u64::from(time)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::freshness::stale::StaleReport;
 
 /// A request to a holder.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -123,6 +124,47 @@ pub struct TreePlan {
     /// The directory that the user named, without symbolic links. The index must be an index of
     /// this directory.
     pub named: Option<PathBuf>,
+    /// The checks of other nodes of the job, if these have sent the index.
+    pub job_check: Option<JobCheck>,
+}
+
+/// The comparisons of a tree with its index that one node makes for all nodes of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobCheck {
+    /// Whether this node makes them.
+    pub is_reader: bool,
+    /// The result of the sample, if it was made.
+    pub sample: Option<SampleResult>,
+    /// The file in the runtime directory with the result of the check of the whole tree. On the
+    /// reader it is written by that check, on the other nodes by the job holder.
+    pub result: PathBuf,
+}
+
+/// The result of the comparison of a sample of a tree with its index. A type of its own, because
+/// JSON does not distinguish an absent result from one without a difference.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleResult {
+    /// The differences, if there are any.
+    pub stale: Option<StaleReport>,
+}
+
+/// The place at which the nodes of a job find one another.
+#[derive(Clone, Serialize, Deserialize)]
+pub enum JobMeeting {
+    /// A directory that the nodes share.
+    Directory(PathBuf),
+    /// The process of `quell job run`, by the text that it passes in the environment.
+    Process(String),
+}
+
+impl std::fmt::Debug for JobMeeting {
+    /// The text of a process has a key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            JobMeeting::Directory(directory) => f.debug_tuple("Directory").field(directory).finish(),
+            JobMeeting::Process(_) => f.debug_tuple("Process").finish_non_exhaustive(),
+        }
+    }
 }
 
 /// Files that the nodes of a job read once.
@@ -130,10 +172,14 @@ pub struct TreePlan {
 pub struct JobPlan {
     /// The identifier of the job.
     pub job: String,
-    /// The directory of the meeting point, which the nodes share.
-    pub directory: PathBuf,
+    /// The place of the meeting point.
+    pub meeting: JobMeeting,
     /// The files, by absolute path.
     pub files: Vec<PathBuf>,
+    /// The directory of the tree, if it is not the one of the index.
+    pub source: Option<PathBuf>,
+    /// Whether the reader compares a sample of each tree with its index for all nodes.
+    pub samples: bool,
     /// The network interface to use; any if it is `None`.
     pub interface: Option<String>,
     /// The time, in milliseconds, after which a node that gets no answer from another node stops

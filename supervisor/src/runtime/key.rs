@@ -11,7 +11,7 @@ use crate::protocol::plan::Plan;
 use crate::protocol::transfer::Address;
 
 /// The version of the messages between processes and holders. It must change with them.
-const PROTOCOL: &str = "protocol 4";
+const PROTOCOL: &str = "protocol 5";
 
 /// Returns the key of a holder for exactly this plan and job, in the caller's namespaces. `job` is
 /// `None` for a holder that is not shared.
