@@ -152,6 +152,9 @@ class Programs:
             add(f"{work}: wall", "s", direct[0], seconds, note="direct is on a quiet node")
         add(f"{title}: output", "", None, None, "identical", len(outputs) == 1)
         shutil.rmtree(tree)
+        # The copy of the directory takes a lookup for each file beside the tree of the next program.
+        index.unlink()
+        image.unlink()
 
     def rows(self):
         for title, make in (("node application", self.node), ("Java", self.java), ("R with dplyr", self.r), ("C++ headers", self.compiler),
