@@ -152,7 +152,7 @@ class Programs:
             add(f"{work}: wall", "s", direct[0], seconds, note="direct is on a quiet node")
         add(f"{title}: output", "", None, None, "identical", len(outputs) == 1)
         shutil.rmtree(tree)
-        # The copy of the directory takes a lookup for each file beside the tree of the next program.
+        # With --above copy, each file beside the tree of the next program takes a lookup.
         index.unlink()
         image.unlink()
 

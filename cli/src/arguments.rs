@@ -328,7 +328,7 @@ pub enum Via {
 /// The directories above covered trees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AboveArg {
-    /// Those of the file system. Its client looks up their names again and again.
+    /// The original directories. The client of their file system looks up their names repeatedly.
     Live,
     /// Read-only copies in memory, with the names that they have at the start. Entries beside the
     /// trees are the originals, but no file can be renamed or linked from one to another.
@@ -904,9 +904,9 @@ pub struct LogArgs {
     #[arg(long, value_name = "auto|none|SECONDS", value_parser = kernel_caching)]
     pub kernel_cache: Option<KernelCaching>,
     /// The form in which files begin in a single store: as a container, or as one object, which
-    /// needs fewer requests to the store. `object` is experimental: its speed was not measured, and
-    /// it was not tested with power failures of real devices, on Lustre, CephFS or NFS, and with
-    /// several nodes for days [default: container].
+    /// needs fewer requests to the store. `object` is experimental: its speed was not measured on a
+    /// quiet machine, and it was not tested with power failures of real devices, on Lustre, CephFS
+    /// or NFS, or with several nodes for days [default: container].
     #[arg(long, value_name = "FORM", value_enum)]
     pub new_files: Option<NewFilesArg>,
 }

@@ -14,7 +14,7 @@ use crate::stage::{Mounted, Stage, eventually, has, is_mounted, is_root};
 use crate::trees::{noise, set_mode};
 
 /// Variable with the form in which files begin in all tests of log mounts: `object`, or `container`
-/// without the variable. Some tests examine containers, and fail with `object`.
+/// without the variable. Tests that examine containers are skipped with `object`.
 const NEW_FILES: &str = "QUELL_TEST_NEW_FILES";
 
 /// A store, and its mounts.

@@ -179,7 +179,7 @@ fn remove_ended_sockets(runtime: &Path) {
             connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
         };
         if is_ours && is_refused() {
-            // What cannot be removed is only a file in the runtime directory.
+            // A file that cannot be removed does no harm in the runtime directory.
             let _ = std::fs::remove_dir_all(directory_of_locks(&path));
             let _ = std::fs::remove_file(&path);
         }

@@ -1,6 +1,6 @@
-//! The number of this process, which is known without a system call. It is in a page that is zero
-//! in a child (`MADV_WIPEONFORK`), so that it is right in a process that was created by `_Fork` or
-//! clone(2), without the handlers of fork(2), as well.
+//! The number of this process, without a system call. It is kept in a page that the kernel fills
+//! with zeros in a child (`MADV_WIPEONFORK`), so it is also right in a process that `_Fork` or
+//! clone(2) has created, without the handlers of fork(2).
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -30,7 +30,7 @@ pub fn process_id() -> u32 {
 fn page() -> Option<&'static AtomicU32> {
     let known = PAGE.load(Ordering::Acquire);
     // SAFETY: a page that was published is mapped for the life of the process, and has zeros or
-    // what `process_id` has stored.
+    // the number that `process_id` has stored.
     if let Some(page) = unsafe { known.as_ref() } {
         return Some(page);
     }

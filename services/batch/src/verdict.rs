@@ -84,7 +84,7 @@ impl Verdict {
     /// Decodes the verdict about the batch or the part of `task`.
     ///
     /// # Errors
-    /// `Damaged` if the bytes are none, or if it is one about another batch.
+    /// `Damaged` if the bytes are not a verdict, or if the verdict is about another batch.
     pub fn decode(bytes: &[u8], task: &VerificationTask) -> Result<Verdict> {
         if bytes.len() > VERDICT_BYTES_MAX {
             return Err(refused("it is too long"));
