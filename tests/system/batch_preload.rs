@@ -125,8 +125,9 @@ fn processes_that_the_program_leaves_running_lose_access() {
     let stage = Stage::new();
     let (store, dir) = (stage.batch_store(), stage.dir("job"));
     let script = r#"
-        (exec > /dev/null 2>&1; while [ ! -e $1/../end ]; do sleep 0.02; done
-         echo late > $1/late; echo $? > $1/../status) &
+        beside=${1%/*}
+        (exec > /dev/null 2>&1; while [ ! -e $beside/end ]; do sleep 0.02; done
+         echo late > $1/late; echo $? > $beside/status) &
         echo > $1/in-time
     "#;
     stage.run(&mut stage.preloaded_script(&store, &dir, &[], script)).expect(0);

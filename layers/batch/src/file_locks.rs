@@ -3,17 +3,23 @@
 //! docs/formats/batch-protocol.md describes the directory.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use quell_posix::{LockedRange, OFFSET_MAX, OpenFile, PosixDir, RangeLocks, WritableDir};
 use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, HeldLock, LockMode, LockOwner, LockScope, Result, TO_END, errno};
 
 /// The byte of a lock file that represents the whole file, for flock(2).
-const WHOLE_FILE: u64 = OFFSET_MAX;
-/// The number of times that a lock file is opened again because another process has removed it.
-const OPENS_MAX: usize = 100;
+const WHOLE_FILE: u64 = OFFSET_MAX - 1;
+/// The byte of which each owner that has the lock file open holds a shared lock. Only an owner with
+/// an exclusive lock of this byte removes the file.
+const IN_USE: u64 = OFFSET_MAX;
+/// The number of times that a lock file is opened again because another process removes it.
+const OPENS_MAX: usize = 1000;
+const OPEN_AGAIN: Duration = Duration::from_millis(1);
 
 /// The locks of the owners in this process.
 pub(crate) struct FileLocks {
@@ -43,19 +49,11 @@ impl FileLocks {
         let (first, last) = bytes_of(scope)?;
         let range = LockedRange { first, last, mode };
         let mut held = lock(&self.held);
-        for _ in 0..OPENS_MAX {
-            let file = match held.remove(&(number, owner)) {
-                Some(file) => file,
-                None => self.open(number)?,
-            };
-            let is_locked = locks_of(&*file)?.try_lock_on_node(range)?;
-            // A process that holds no lock may have opened the file before another one removed it.
-            if file.stat()?.nlink > 0 {
-                held.insert((number, owner), file);
-                return Ok(is_locked);
-            }
-        }
-        Err(Error::new(ErrorKind::Busy, "lock", number.to_string()))
+        let file = match held.entry((number, owner)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(self.open(number)?),
+        };
+        locks_of(&**file)?.try_lock_on_node(range)
     }
 
     /// Removes the locks of `owner` in `scope` of a file.
@@ -75,12 +73,17 @@ impl FileLocks {
     /// # Errors
     /// Those of fcntl(2) and unlink(2).
     pub(crate) fn release(&self, number: u64, owner: LockOwner) -> Result<()> {
-        let Some(file) = lock(&self.held).remove(&(number, owner)) else { return Ok(()) };
-        let locks = locks_of(&*file)?;
-        locks.unlock(0, OFFSET_MAX)?;
-        // Only a process with this lock removes the file, and later owners notice the removal.
-        let all = LockedRange { first: 0, last: OFFSET_MAX, mode: LockMode::Exclusive };
-        if !locks.try_lock_on_node(all)? || file.stat()?.nlink == 0 {
+        let mut held = lock(&self.held);
+        let Entry::Occupied(entry) = held.entry((number, owner)) else { return Ok(()) };
+        let locks = locks_of(&**entry.get())?;
+        locks.unlock(0, WHOLE_FILE)?;
+        // Of several owners that release the file at the same time, the last one gets this lock.
+        locks.unlock(IN_USE, IN_USE)?;
+        let in_use = LockedRange { first: IN_USE, last: IN_USE, mode: LockMode::Exclusive };
+        let is_last = locks.try_lock_on_node(in_use)?;
+        // Closed after the removal.
+        let file = entry.remove();
+        if !is_last || file.stat()?.nlink == 0 {
             return Ok(());
         }
         match self.dir.remove(name(number).as_bytes()) {
@@ -104,12 +107,7 @@ impl FileLocks {
         let (first, last) = bytes_of(scope)?;
         let range = LockedRange { first, last, mode };
         let held = lock(&self.held);
-        let known = match held.get(&(number, owner)) {
-            // The owner has no locks, and another process has removed the file.
-            Some(file) if file.stat()?.nlink == 0 => None,
-            known => known,
-        };
-        let found = match known {
+        let found = match held.get(&(number, owner)) {
             Some(file) => locks_of(&**file)?.conflicting_on_node(range)?,
             None => match self.dir.open_writable_file(name(number).as_bytes()) {
                 Ok(file) => locks_of(&*file)?.conflicting_on_node(range)?,
@@ -120,20 +118,31 @@ impl FileLocks {
         Ok(found.map(|found| HeldLock { scope: scope_of(found, scope), mode: found.mode }))
     }
 
-    /// Opens the lock file of a file, and creates it if it does not exist.
+    /// Opens the lock file of a file, creates it if it does not exist, and locks the byte `IN_USE`.
     fn open(&self, number: u64) -> Result<Box<dyn OpenFile>> {
         let name = name(number);
+        let in_use = LockedRange { first: IN_USE, last: IN_USE, mode: LockMode::Shared };
         for _ in 0..OPENS_MAX {
-            match self.dir.open_writable_file(name.as_bytes()) {
-                Err(error) if error.kind == ErrorKind::NotFound => {}
-                opened => return Ok(opened?),
+            let Some(file) = self.open_or_create(name.as_bytes())? else { continue };
+            // Another process may be about to remove the file, or has removed it.
+            if locks_of(&*file)?.try_lock_on_node(in_use)? && file.stat()?.nlink > 0 {
+                return Ok(file);
             }
-            match self.dir.create_file(name.as_bytes(), 0o600) {
-                Err(error) if error.kind == ErrorKind::Exists => {}
-                created => return Ok(created?),
-            }
+            std::thread::sleep(OPEN_AGAIN);
         }
         Err(Error::new(ErrorKind::Busy, "lock", name))
+    }
+
+    /// Returns `None` if another process has created and removed the file in the meantime.
+    fn open_or_create(&self, name: &[u8]) -> Result<Option<Box<dyn OpenFile>>> {
+        match self.dir.open_writable_file(name) {
+            Err(error) if error.kind == ErrorKind::NotFound => {}
+            opened => return Ok(Some(opened?)),
+        }
+        match self.dir.create_file(name, 0o600) {
+            Err(error) if error.kind == ErrorKind::Exists => Ok(None),
+            created => Ok(Some(created?)),
+        }
     }
 }
 
@@ -151,8 +160,9 @@ fn bytes_of(scope: LockScope) -> Result<(u64, u64)> {
     match scope {
         LockScope::WholeFile => Ok((WHOLE_FILE, WHOLE_FILE)),
         LockScope::Everything => Ok((0, WHOLE_FILE)),
-        LockScope::Bytes { first, last } if first <= last && first < WHOLE_FILE => {
-            Ok((first, last.min(WHOLE_FILE - 1)))
+        // The last two bytes of a file share a byte of the lock file.
+        LockScope::Bytes { first, last } if first <= last && first <= WHOLE_FILE => {
+            Ok((first.min(WHOLE_FILE - 1), last.min(WHOLE_FILE - 1)))
         }
         LockScope::Bytes { first, .. } => Err(Error::new(ErrorKind::InvalidInput, "lock", first.to_string())),
     }
@@ -167,3 +177,7 @@ fn scope_of(found: LockedRange, wanted: LockScope) -> LockScope {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "file_locks_test.rs"]
+mod tests;
