@@ -1,4 +1,4 @@
-//! Tests of the locks of files of a name space on this node, with one set of locks for each process.
+//! Tests of the locks of files on this node, with one set of locks for each process.
 
 use std::fs::{self, File};
 use std::path::Path;
