@@ -16,9 +16,11 @@ mod dir;
 mod lock_support;
 mod posix;
 mod private_dir;
+mod scope_bytes;
 mod span;
 
 pub use credentials::{Acting, assume, assumed, has_root_power};
 pub use dir::{Dir, LockedRange, OFFSET_MAX, OpenFile, RangeLocks, Stat, WritableDir, WritableFile};
 pub use posix::{PosixDir, move_descriptors, moved};
 pub use private_dir::open_private_dir;
+pub use scope_bytes::ScopeBytes;

@@ -8,15 +8,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use quell_posix::{LockedRange, OFFSET_MAX, OpenFile, PosixDir, RangeLocks, WritableDir};
+use quell_posix::{LockedRange, OFFSET_MAX, OpenFile, PosixDir, RangeLocks, ScopeBytes, WritableDir};
 use quell_threads::lock;
-use quell_vfs::{Error, ErrorKind, HeldLock, LockMode, LockOwner, LockScope, Result, TO_END, errno};
+use quell_vfs::{Error, ErrorKind, HeldLock, LockMode, LockOwner, LockScope, Result, errno};
 
 /// The byte of a lock file that represents the whole file, for flock(2).
 const WHOLE_FILE: u64 = OFFSET_MAX - 1;
 /// The byte of which each owner that has the lock file open holds a shared lock. Only an owner with
 /// an exclusive lock of this byte removes the file.
 const IN_USE: u64 = OFFSET_MAX;
+const SCOPES: ScopeBytes = ScopeBytes::new(WHOLE_FILE);
 /// The number of times that a lock file is opened again because another process removes it.
 const OPENS_MAX: usize = 1000;
 const OPEN_AGAIN: Duration = Duration::from_millis(1);
@@ -46,7 +47,7 @@ impl FileLocks {
         scope: LockScope,
         mode: LockMode,
     ) -> Result<bool> {
-        let (first, last) = bytes_of(scope)?;
+        let (first, last) = SCOPES.of(scope)?;
         let range = LockedRange { first, last, mode };
         let mut held = lock(&self.held);
         let file = match held.entry((number, owner)) {
@@ -61,7 +62,7 @@ impl FileLocks {
     /// # Errors
     /// `InvalidInput` for an invalid scope; those of fcntl(2).
     pub(crate) fn unlock(&self, number: u64, owner: LockOwner, scope: LockScope) -> Result<()> {
-        let (first, last) = bytes_of(scope)?;
+        let (first, last) = SCOPES.of(scope)?;
         match lock(&self.held).get(&(number, owner)) {
             Some(file) => locks_of(&**file)?.unlock(first, last),
             None => Ok(()),
@@ -104,7 +105,7 @@ impl FileLocks {
         scope: LockScope,
         mode: LockMode,
     ) -> Result<Option<HeldLock>> {
-        let (first, last) = bytes_of(scope)?;
+        let (first, last) = SCOPES.of(scope)?;
         let range = LockedRange { first, last, mode };
         let held = lock(&self.held);
         let found = match held.get(&(number, owner)) {
@@ -115,7 +116,7 @@ impl FileLocks {
                 Err(error) => return Err(error),
             },
         };
-        Ok(found.map(|found| HeldLock { scope: scope_of(found, scope), mode: found.mode }))
+        Ok(found.map(|found| HeldLock { scope: SCOPES.scope(found, scope), mode: found.mode }))
     }
 
     /// Opens the lock file of a file, creates it if it does not exist, and locks the byte `IN_USE`.
@@ -153,29 +154,6 @@ fn name(number: u64) -> String {
 
 fn locks_of(file: &dyn OpenFile) -> Result<&dyn RangeLocks> {
     file.locks().ok_or_else(|| Error::new(ErrorKind::Os(errno::ENOLCK), "lock", ""))
-}
-
-/// Returns the first and the last byte of the lock file that represent a scope.
-fn bytes_of(scope: LockScope) -> Result<(u64, u64)> {
-    match scope {
-        LockScope::WholeFile => Ok((WHOLE_FILE, WHOLE_FILE)),
-        LockScope::Everything => Ok((0, WHOLE_FILE)),
-        // The last two bytes of a file share a byte of the lock file.
-        LockScope::Bytes { first, last } if first <= last && first <= WHOLE_FILE => {
-            Ok((first.min(WHOLE_FILE - 1), last.min(WHOLE_FILE - 1)))
-        }
-        LockScope::Bytes { first, .. } => Err(Error::new(ErrorKind::InvalidInput, "lock", first.to_string())),
-    }
-}
-
-/// Returns the scope of a lock that conflicts with one of scope `wanted`.
-fn scope_of(found: LockedRange, wanted: LockScope) -> LockScope {
-    match (found.first, wanted) {
-        (WHOLE_FILE, _) | (_, LockScope::WholeFile) => LockScope::WholeFile,
-        (first, _) => {
-            LockScope::Bytes { first, last: if found.last >= WHOLE_FILE - 1 { TO_END } else { found.last } }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use quell_vfs::TO_END;
+
 use super::*;
 
 const FILE: u64 = 7;

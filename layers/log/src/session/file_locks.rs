@@ -6,14 +6,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_posix::LockedRange;
-use quell_vfs::{Error, ErrorKind, HeldLock, LockMode, LockOwner, LockScope, Result, TO_END, errno};
+use quell_posix::{LockedRange, ScopeBytes};
+use quell_vfs::{Error, ErrorKind, HeldLock, LockMode, LockOwner, LockScope, Result, errno};
 
 use crate::container::{Container, LockFile, WHOLE_FILE};
 use crate::format::ACCESS;
 use crate::locks::{Rank, RankedMutex};
 use crate::session::locked_bytes::LockedBytes;
 
+/// The bytes of `access`.
+const SCOPES: ScopeBytes = ScopeBytes::new(WHOLE_FILE);
 /// The number of times that `access` is opened again because root has replaced it meanwhile.
 const OPENS_MAX: usize = 16;
 
@@ -52,7 +54,7 @@ impl FileLocks {
         scope: LockScope,
         mode: LockMode,
     ) -> Result<bool> {
-        let (first, last) = bytes_of(scope)?;
+        let (first, last) = SCOPES.of(scope)?;
         self.with_owner(self.entry(owner), owner, |state| {
             let is_locked = state.try_lock(container, LockedRange { first, last, mode })?;
             if is_locked && state.file(container)?.locks()?.needs_sync_between_nodes() {
@@ -74,7 +76,7 @@ impl FileLocks {
 
     /// Removes the locks of `owner` in `scope`.
     pub fn unlock(&self, owner: LockOwner, scope: LockScope) -> Result<()> {
-        let (first, last) = bytes_of(scope)?;
+        let (first, last) = SCOPES.of(scope)?;
         let Some(entry) = self.owners.lock().get(&owner).cloned() else { return Ok(()) };
         self.with_owner(entry, owner, |state| state.unlock(first, last))
     }
@@ -102,11 +104,11 @@ impl FileLocks {
         scope: LockScope,
         mode: LockMode,
     ) -> Result<Option<HeldLock>> {
-        let (first, last) = bytes_of(scope)?;
+        let (first, last) = SCOPES.of(scope)?;
         let found = self.with_owner(self.entry(owner), owner, |state| {
             state.conflicting(container, LockedRange { first, last, mode })
         })?;
-        Ok(found.map(|found| HeldLock { scope: scope_of(found, scope), mode: found.mode }))
+        Ok(found.map(|found| HeldLock { scope: SCOPES.scope(found, scope), mode: found.mode }))
     }
 
     fn entry(&self, owner: LockOwner) -> Arc<Owner> {
@@ -188,27 +190,5 @@ impl OwnerState {
             self.file = Some(LockFile::open(&**container.dir()?)?);
         }
         Ok(self.file.as_ref().expect("it was opened"))
-    }
-}
-
-/// Returns the first and the last byte of `access` that represent a scope.
-fn bytes_of(scope: LockScope) -> Result<(u64, u64)> {
-    match scope {
-        LockScope::WholeFile => Ok((WHOLE_FILE, WHOLE_FILE)),
-        LockScope::Everything => Ok((0, WHOLE_FILE)),
-        LockScope::Bytes { first, last } if first <= last && first < WHOLE_FILE => {
-            Ok((first, last.min(WHOLE_FILE - 1)))
-        }
-        LockScope::Bytes { first, .. } => Err(Error::new(ErrorKind::InvalidInput, "lock", first.to_string())),
-    }
-}
-
-/// Returns the scope of a lock that conflicts with one of scope `wanted`.
-fn scope_of(found: LockedRange, wanted: LockScope) -> LockScope {
-    match (found.first, wanted) {
-        (WHOLE_FILE, _) | (_, LockScope::WholeFile) => LockScope::WholeFile,
-        (first, _) => {
-            LockScope::Bytes { first, last: if found.last >= WHOLE_FILE - 1 { TO_END } else { found.last } }
-        }
     }
 }
