@@ -71,7 +71,7 @@ impl Fixture {
         self.status()["auxiliary_servers"].as_array().expect("a list").clone()
     }
 
-    /// Ends the server, removes what is left of verifications, and checks the store.
+    /// Ends the server, removes the files that remain from verifications, and checks the store.
     fn end(self, server: Running) {
         server.signal(Signal::TERM);
         server.wait().expect(0);

@@ -30,7 +30,7 @@ const SCRIPT: &str = r#"
     cd /
     cat "$2/home/written"; ls -A "$2/apps""#;
 
-/// Prints what a program finds in the copied directories and beside them.
+/// Prints the entries that a program finds in the copied directories and beside them.
 const PROGRAM: &str = r#"
     touch "$2/started"
     for attempt in $(seq 600); do if [ -e "$2/changed" ]; then break; fi; sleep 0.1; done

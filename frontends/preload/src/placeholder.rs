@@ -361,7 +361,7 @@ fn has_more_than_header(found: &rustix::fs::Stat) -> bool {
     found.st_blocks as u64 * BLOCK_BYTES > header_bytes.next_multiple_of(page_bytes())
 }
 
-/// Returns the user who has created a placeholder, if it has no data before the header.
+/// Returns the creator of a placeholder, if it has no data before the header.
 pub fn owner_if_empty(fd: BorrowedFd<'_>) -> Option<u32> {
     let found = rustix::fs::fstat(fd).ok()?;
     (!has_more_than_header(&found)).then_some(found.st_uid)

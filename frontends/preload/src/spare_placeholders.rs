@@ -34,7 +34,7 @@ struct Spares {
 /// A placeholder without data, at position 0.
 struct Spare {
     fd: ManuallyDrop<OwnedFd>,
-    /// The user who has created it.
+    /// The user that has created it.
     uid: u32,
 }
 

@@ -322,7 +322,7 @@ impl Auxiliary for StoreVerifiers<'_> {
             {
                 return Ok(Some(verdict));
             }
-            // The rest of what the auxiliary server has written is removed as garbage.
+            // The other files of the auxiliary server are removed as garbage.
             let _ = remove_verification(self.dir, verification);
             match outcome {
                 Outcome::Lost => {}

@@ -357,7 +357,7 @@ impl Shared {
         Err(busy())
     }
 
-    /// Makes visible what other clients have changed since the file was opened.
+    /// Makes the changes of other clients since the open visible.
     pub(crate) fn read_inode_again(&self, node: &Node, state: &mut FileState) -> Result<()> {
         if !self.name_space.is_shared() {
             return Ok(());

@@ -60,7 +60,7 @@ struct State {
     /// It has ended, and will do nothing more to its object.
     is_done: bool,
 
-    /// The next step of each of two nodes, what it knows of the object, and its container.
+    /// The next step of each of two nodes, and the state of the object that it has seen.
     step: [u8; 2],
     seen: [Option<u8>; 2],
     /// The number of frames that were acknowledged when the truncation began, and written when it

@@ -3,7 +3,7 @@
 //! the store. Afterwards the file must be as if the operations had been performed one after the
 //! other, and a killed one completely or not at all.
 
-#[allow(dead_code, reason = "each test program takes what it needs")]
+#[allow(dead_code, reason = "each test program uses a part of it")]
 mod mounted;
 
 use std::cell::Cell;
@@ -227,7 +227,7 @@ impl Scene {
     }
 
     /// Fails unless the files are as one of `expected`.
-    fn check(&self, expected: &[Model], what: &dyn Debug) {
+    fn check(&self, expected: &[Model], case: &dyn Debug) {
         let same = |found: &Option<State>, expected: &Option<State>| match (found, expected) {
             (Some(found), Some(expected)) => {
                 let time = expected.time.and(found.time);
@@ -235,7 +235,7 @@ impl Scene {
             }
             (found, expected) => found == expected,
         };
-        let found = self.found().unwrap_or_else(|error| panic!("{what:?}: {error}"));
+        let found = self.found().unwrap_or_else(|error| panic!("{case:?}: {error}"));
         let is_right = expected.iter().any(|model| same(&found.f, &model.f) && same(&found.g, &model.g));
         let short = |model: &Model| {
             let one = |state: &Option<State>| {
@@ -247,7 +247,7 @@ impl Scene {
             format!("f {:?}, g {:?}", one(&model.f), one(&model.g))
         };
         let expected: Vec<_> = expected.iter().map(short).collect();
-        assert!(is_right, "{what:?}:\nfound    {}\nexpected {expected:#?}", short(&found));
+        assert!(is_right, "{case:?}:\nfound    {}\nexpected {expected:#?}", short(&found));
     }
 }
 
@@ -393,7 +393,7 @@ fn perform_at_the_same_time(form: Form, act: Act, other: Act, has_other: bool) {
             let _ = file.close(); // fails if the file was removed
         }
         let done = result.lock().unwrap().take();
-        let what = (form, act, other, has_other, at);
+        let case = (form, act, other, has_other, at);
         was_done = done.is_some();
         // Only one mount at a time changes owners as root.
         let is_owner = |act: Act| matches!(act, Act::Chown(_) | Act::Chgrp(_));
@@ -402,14 +402,14 @@ fn perform_at_the_same_time(form: Form, act: Act, other: Act, has_other: bool) {
             |error: &quell_vfs::Error| is_absent(error) || may_be_busy && error.kind == ErrorKind::Busy;
         let second = match &done {
             Some(Err(error)) => {
-                assert!(is_expected(error), "{what:?}: {error}");
+                assert!(is_expected(error), "{case:?}: {error}");
                 false
             }
             Some(Ok(())) => true,
             None => false,
         };
         if let Err(error) = &first {
-            assert!(is_expected(error), "{what:?}: {error}");
+            assert!(is_expected(error), "{case:?}: {error}");
         }
         let (one, two) = ((act, first.is_ok()), (other, second));
         let mut orders = vec![after(&scene.model, &[one, two]), after(&scene.model, &[two, one])];
@@ -425,9 +425,9 @@ fn perform_at_the_same_time(form: Form, act: Act, other: Act, has_other: bool) {
             }
             orders.push(after(&late, &[one]));
         }
-        scene.check(&orders, &what);
+        scene.check(&orders, &case);
         at += 1;
-        assert!(at < 200, "{what:?}");
+        assert!(at < 200, "{case:?}");
     }
 }
 
@@ -495,13 +495,13 @@ fn an_operation_that_is_killed_is_performed_or_not_and_another_mount_continues()
                     || perform(&scene.a, first, act),
                 );
                 was_killed = killed.1;
-                let what = (form, act, *other, at);
+                let case = (form, act, *other, at);
                 let b = mount(&scene.store);
                 let second = perform(&b, None, *other);
                 if let Err(error) = &second {
                     // The memory store keeps the lock, because the killed process still exists.
                     let is_locked = act == Act::Lock && error.kind == ErrorKind::Busy;
-                    assert!(is_absent(error) || is_locked, "{what:?}: {error}");
+                    assert!(is_absent(error) || is_locked, "{case:?}: {error}");
                 }
                 let two = (*other, second.is_ok());
                 let mut expected = vec![after(&scene.model, &[(act, true), two])];
@@ -520,13 +520,13 @@ fn an_operation_that_is_killed_is_performed_or_not_and_another_mount_continues()
                     expected.push(after(&without, &[two]));
                     expected.push(after(&without, &[(act, true), two]));
                 }
-                scene.check(&expected, &what);
+                scene.check(&expected, &case);
                 // The killed process closes nothing.
                 let Scene { store, a, first, model } = scene;
                 let _killed = ManuallyDrop::new((a, first));
                 drop((store, model));
                 at += 1;
-                assert!(at < 400, "{what:?}");
+                assert!(at < 400, "{case:?}");
             }
         }
     }
@@ -545,21 +545,21 @@ fn an_operation_that_fails_once_for_lack_of_space_is_performed_by_the_next_attem
                 || perform(&scene.a, first, act),
             );
             has_failed = failed;
-            let what = (form, act, at);
+            let case = (form, act, at);
             let done = match result {
                 Ok(()) => Ok(()),
                 Err(_) => perform(&scene.a, first, act),
             };
             if let Err(error) = &done {
                 // The first attempt was performed.
-                assert!(is_absent(error), "{what:?}: {error}");
+                assert!(is_absent(error), "{case:?}: {error}");
             }
             if let Some(first) = first {
                 let _ = first.close();
             }
-            scene.check(&[after(&scene.model, &[(act, true)])], &what);
+            scene.check(&[after(&scene.model, &[(act, true)])], &case);
             at += 1;
-            assert!(at < 400, "{what:?}");
+            assert!(at < 400, "{case:?}");
         }
     }
 }

@@ -226,7 +226,7 @@ impl Object {
     }
 }
 
-/// Makes what was written visible to other nodes, as close(2) does, while the file stays open: NFS
+/// Makes written data visible to other nodes, as close(2) does, while the file stays open: NFS
 /// and MooseFS write the data back when any descriptor is closed. An error of this is reported by
 /// the next sync, as for all files that are closed.
 pub(crate) fn show_to_other_nodes(file: &dyn OpenFile) -> Result<()> {
